@@ -80,7 +80,7 @@ class EndpointPool:
         small request that is first sent to each server to find out how it returns token ids; None if they are not
         needed. Raises BadInput when an endpoint has no model."""
         urls = [(endpoint, url) for endpoint in endpoints for url in endpoint.urls]
-        self.servers = [self._server(*place, model, len(urls)) for place in urls]
+        self.servers = [self._server(*pair, model, len(urls)) for pair in urls]
         self._say, self._clock, self._probe = say, clock, probe
         self._answered_at = clock()
         self._changed = threading.Condition()
@@ -166,7 +166,7 @@ class EndpointPool:
             names = ", ".join(server.label for server in self.servers)
             raise Unavailable(
                 f"None of the endpoints has answered for {PATIENCE:.0f} s: {names}.",
-                "What was finished is kept; retry when they answer again.",
+                "Finished rows are kept; retry when they answer again.",
             )
 
     def _release(self, server: Server, error: Exception | None = None, tokens: int = 0) -> None:

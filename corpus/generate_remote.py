@@ -53,7 +53,9 @@ def generate_remote(
     """
     endpoints = [endpoints] if isinstance(endpoints, Endpoint) else endpoints
     if options.api == "completions" and served is None:
-        raise BadInput("Plain completions need the base that the endpoint serves: its template is rendered here.")
+        raise BadInput(
+            "Plain completions need the base that the endpoint serves, whose chat template is rendered here."
+        )
     pool = EndpointPool(endpoints, model, reporter.log, probe=_probe(options, served))
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
@@ -275,7 +277,7 @@ class _RemoteRun:
             count = self.failed_in_a_row
             raise Unavailable(
                 f"{self._endpoint_names}: {count} rows in a row failed, the last with: {reason}.",
-                "What was finished is kept; retry when it answers again.",
+                "Finished rows are kept; retry when it answers again.",
             )
 
     def _reason(self, error: Exception) -> str:

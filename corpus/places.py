@@ -73,10 +73,10 @@ class Folder:
 
 
 class Shelf:
-    """A ShardFolder in a store that all machines share, under the key prefix `place`."""
+    """A ShardFolder in a store that all machines share, under the key prefix `prefix`."""
 
-    def __init__(self, store: Store, place: str):
-        self.store, self.place = store, place
+    def __init__(self, store: Store, prefix: str):
+        self.store, self.prefix = store, prefix
 
     def report(self, key: str) -> dict[str, Any] | None:
         """The report is written last, so a shard with one is complete."""
@@ -99,10 +99,10 @@ class Shelf:
             self.store.delete(name)
 
     def clear(self) -> None:
-        self.store.delete(self.place)
+        self.store.delete(self.prefix)
 
     def _file(self, key: str) -> str:
-        return f"{self.place}/{key}.jsonl"
+        return f"{self.prefix}/{key}.jsonl"
 
     def _report_path(self, key: str) -> str:
-        return f"{self.place}/{key}.json"
+        return f"{self.prefix}/{key}.json"

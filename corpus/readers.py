@@ -65,7 +65,7 @@ def detect(path: Path) -> str:
 def _has_text(path: Path) -> bool:
     """Whether a file that begins with many blanks has any other content."""
     with open(path, "rb") as handle:
-        return any(piece.removeprefix(BOM).strip() for piece in iter(lambda: handle.read(1 << 16), b""))
+        return any(chunk.removeprefix(BOM).strip() for chunk in iter(lambda: handle.read(1 << 16), b""))
 
 
 def _detect_json(head: bytes, suffix: str, path: Path) -> str:
@@ -77,7 +77,7 @@ def _detect_json(head: bytes, suffix: str, path: Path) -> str:
         return "jsonl" if _is_object(next(iter(head.splitlines()), b"")) else "json"
     if head[:1] == b"{":
         return "jsonl"
-    raise BadInput(f"{path.name}: not a kind of file that is known here; give {FORMATS}.")
+    raise BadInput(f"{path.name}: unknown file format; give {FORMATS}.")
 
 
 def _is_object(line: bytes) -> bool:

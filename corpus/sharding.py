@@ -74,9 +74,14 @@ def begun_by_one(folder: Path) -> bool:
 
 
 def land(
-    work: Path, source: str | Path, options: GenerateOptions, generated: Mapping[str, Any], key: str, place: ShardFolder
+    work: Path,
+    source: str | Path,
+    options: GenerateOptions,
+    generated: Mapping[str, Any],
+    key: str,
+    storage: ShardFolder,
 ) -> dict[str, Any]:
-    """Store the shard's rows in folder `work` in `place` as one file, in the order of their prompts. Returns the
+    """Store the shard's rows in folder `work` in `storage` as one file, in the order of their prompts. Returns the
     shard's report:
 
     `key`, `prompts`, `rows`, `tokens`, `finish`, `labels`, `failed` ([{id, reason}]), `left_out` (failed rows by kind),
@@ -84,37 +89,37 @@ def land(
     Conflict when a prompt has neither an answer nor an error.
     """
     lines = {json.loads(line)["id"]: line for _, _, line in _lines(work)}
-    wanted = [row.id for row in to_answer(source, options, set())]
+    row_ids = [row.id for row in to_answer(source, options, set())]
     failed = [each for each in generated["failed"] if each["id"] not in lines]
-    if missing := set(wanted) - set(lines) - {each["id"] for each in failed}:
+    if missing := set(row_ids) - set(lines) - {each["id"] for each in failed}:
         raise Conflict(f"{len(missing)} prompts of this shard have no answer, the first is {min(missing)}; retry.")
-    answered = [lines[row_id] for row_id in wanted if row_id in lines]
+    answered = [lines[row_id] for row_id in row_ids if row_id in lines]
     file = work / "landing"
     with new_path(file) as temporary, open(temporary, "wb") as out:
         out.writelines(answered)
-    report = {"key": key, "prompts": len(wanted), **_count_rows(answered), "failed": failed}
+    report = {"key": key, "prompts": len(row_ids), **_count_rows(answered), "failed": failed}
     report |= {"seconds": generated["seconds"], "retries": generated.get("retries", 0), "sha256": file_sha256(file)}
     report |= {"left_out": generated.get("left_out", {})}
-    place.put(key, file, report)
+    storage.put(key, file, report)
     return report
 
 
-def landed(parts: Sequence[ShardPart], place: ShardFolder, folder: Path) -> dict[str, dict[str, Any]]:
-    """{key: report} of the finished parts, in `place` or, from an earlier assembly, in the data set's folder."""
+def landed(parts: Sequence[ShardPart], storage: ShardFolder, folder: Path) -> dict[str, dict[str, Any]]:
+    """{key: report} of the finished parts, in `storage` or, from an earlier assembly, in the data set's folder."""
     earlier = {each["key"]: each for each in read_summary(folder).get("shards", [])}
     stored = {key: each for key, each in earlier.items() if (folder / each["file"]).exists()}
-    reports = {part.key: place.report(part.key) or stored.get(part.key) for part in parts}
+    reports = {part.key: storage.report(part.key) or stored.get(part.key) for part in parts}
     return {key: report for key, report in reports.items() if report}
 
 
 def assemble(
-    parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]], place: ShardFolder, folder: Path
+    parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]], storage: ShardFolder, folder: Path
 ) -> list[ShardPart]:
     """Copy finished parts to the data set's folder, with SHA256SUMS, and delete its other shards. Returns the parts
     whose file does not match the report's checksum: they were removed and must be generated again."""
     folder.mkdir(parents=True, exist_ok=True)
     damaged = [
-        part for part in parts if part.key in reports and not _fetch_part(part, reports[part.key], place, folder)
+        part for part in parts if part.key in reports and not _fetch_part(part, reports[part.key], storage, folder)
     ]
     sums = {part.file: reports[part.key]["sha256"] for part in parts if part.key in reports and part not in damaged}
     if not damaged:
@@ -218,17 +223,17 @@ def _count_rows(lines: Sequence[bytes]) -> dict[str, Any]:
     return {"rows": len(lines), "tokens": tokens, "finish": dict(finish), "labels": dict(labels)}
 
 
-def _fetch_part(part: ShardPart, report: Mapping[str, Any], place: ShardFolder, folder: Path) -> bool:
+def _fetch_part(part: ShardPart, report: Mapping[str, Any], storage: ShardFolder, folder: Path) -> bool:
     """Copy the part's file to the folder; False, after removing it, if its checksum does not match."""
     target = folder / part.file
-    if place.report(part.key):
-        place.fetch(part.key, target)
+    if storage.report(part.key):
+        storage.fetch(part.key, target)
     elif not target.exists():
         (folder / str(report["file"])).replace(target)  # its number changed when the generation was extended
     if file_sha256(target) == report["sha256"]:
         return True
     target.unlink()
-    place.drop(part.key)
+    storage.drop(part.key)
     return False
 
 

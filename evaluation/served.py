@@ -68,7 +68,7 @@ class _Session:
     endpoint: Endpoint
     drafting: EndpointPool
     plain: EndpointPool | None
-    asked: ServedRequest
+    options: ServedRequest
     reporter: Reporter
     server: str = ""
     before: Scrape = Scrape()
@@ -80,7 +80,7 @@ def evaluate_served(
     endpoint: Endpoint,
     questions: Sequence[dict[str, Any]],
     reporter: Reporter,
-    asked: ServedRequest | None = None,
+    options: ServedRequest | None = None,
     *,
     model: str = "",
     plain_model: str = "",
@@ -93,9 +93,9 @@ def evaluate_served(
     """
     if not questions:
         raise BadInput("There is no question to evaluate on.")
-    endpoint, asked = replace(endpoint, url=endpoint.urls[0]), asked or ServedRequest()
+    endpoint, options = replace(endpoint, url=endpoint.urls[0]), options or ServedRequest()
     plain = EndpointPool([endpoint], plain_model) if plain_model else None
-    session = _Session(endpoint, EndpointPool([endpoint], model), plain, asked, reporter)
+    session = _Session(endpoint, EndpointPool([endpoint], model), plain, options, reporter)
     session.server = _server(session)
     _warm_up(session)
     session.before = scrape(endpoint)
@@ -154,7 +154,7 @@ def _turn(session: _Session, chat: Conversation) -> None:
     answered.id, answered.turn, answered.messages = chat.id, len(chat.answers), chat.messages()
     if session.plain:
         plain, answered.plain_tokens, answered.plain_seconds, _ = _ask(session, session.plain, chat)
-        answered.same = plain == text if session.asked.temperature == 0 else None
+        answered.same = plain == text if session.options.temperature == 0 else None
         session.before = scrape(session.endpoint) if session.before.counters else session.before
     session.done.append(answered)
     chat.answers.append(text)
@@ -163,14 +163,14 @@ def _turn(session: _Session, chat: Conversation) -> None:
 
 def _ask(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
     """(text, tokens, seconds of the successful request, whole response)."""
-    asked = session.asked
-    extra: dict[str, Any] = {"top_p": asked.top_p} if asked.top_p < 1 else {}
-    if asked.temperature > 0:
-        extra["seed"] = row_seed(asked.seed, chat.id, len(chat.answers)) & 0x7FFFFFFF
+    options = session.options
+    extra: dict[str, Any] = {"top_p": options.top_p} if options.top_p < 1 else {}
+    if options.temperature > 0:
+        extra["seed"] = row_seed(options.seed, chat.id, len(chat.answers)) & 0x7FFFFFFF
     if session.server == "sglang":
         extra["extra_body"] = META_INFO
-    options = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, **extra}
-    reply, _ = pool.ask(threading.Event(), messages=chat.messages(), **options)
+    fields = {"max_tokens": options.max_tokens, "temperature": options.temperature, **extra}
+    reply, _ = pool.ask(threading.Event(), messages=chat.messages(), **fields)
     return reply.text, reply.tokens, reply.seconds, reply.body
 
 
@@ -185,7 +185,7 @@ def _from_counters(session: _Session) -> PublishedAcceptance | None:
 
 
 def _result(session: _Session) -> dict[str, Any]:
-    done, asked = session.done, session.asked
+    done, options = session.done, session.options
     gauge = None if any(each.acceptance for each in done) else scrape(session.endpoint).gauge
     by = ", ".join(sorted({each.by for each in done} - {""})) or ("gauge" if gauge is not None else "")
     if not by:
@@ -202,10 +202,10 @@ def _result(session: _Session) -> dict[str, Any]:
         "identical_to_plain": _identical(done),
         "per_category": {name: _figures([each for each in done if each.category == name]) for name in categories},
         "failed": session.failed[:100],
-        "max_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "seed": asked.seed,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "seed": options.seed,
         "source": {**pool, "server": SERVERS.get(session.server, ""), "by": by},
     }
 

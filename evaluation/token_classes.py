@@ -41,8 +41,8 @@ def _class(piece: str, text: str, previous: str) -> str:
 
 
 def _word(piece: str, core: str, text: str, previous: str) -> str:
-    goes_on = piece[0] == core[0] and text[-1:].isalpha()
-    if goes_on and previous in (NAMES, WORDS):
+    continues = piece[0] == core[0] and text[-1:].isalpha()
+    if continues and previous in (NAMES, WORDS):
         return previous
     begins = not text.rstrip(" ") or text.rstrip(" ")[-1] in ENDS_SENTENCE
     return NAMES if core[0].isupper() and not begins and core != "I" else WORDS

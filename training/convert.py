@@ -202,7 +202,7 @@ class TrainableDraft(PreTrainedModel):
             [n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected]
         )
         if strict and (wrong := [*keys.missing_keys, *keys.unexpected_keys]):
-            raise BadInput(f"The state dict is none of this draft (first wrong tensor: {wrong[0]}).")
+            raise BadInput(f"The state dict does not belong to this draft (first wrong tensor: {wrong[0]}).")
         self.draft.load_state_dict(state_dict, strict=False)
         return keys
 

@@ -77,22 +77,22 @@ def train(
     info: dict[str, Any] | None = None,
     known: Known | None = None,
     sums: Sums = NO_SUMS,
-    elsewhere: Elsewhere | None = None,
+    states_location: Elsewhere | None = None,
 ) -> TrainResult:
     """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
 
-    Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder with
-    states, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the run starts
-    from the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. `known`:
-    checksums that the base's files are verified against, cached in `sums`. `elsewhere`: the server and the folder that
-    `config` names for hidden states. Raises Cancelled, with the state saved, when the reporter requests a stop; Damaged
-    when the base's or the data's files do not match their checksums.
+    Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder
+    with states, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the run
+    starts from the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint.
+    `known`: checksums that the base's files are verified against, cached in `sums`. `states_location`: the server
+    and the folder that `config` names for hidden states. Raises Cancelled, with the state saved, when the reporter
+    requests a stop; Damaged when the base's or the data's files do not match their checksums.
     """
     if known is not None:
         check_base(base_path, known, sums)
     with plain_errors(), fsdp_switch(pick_device(config.device)) as sharded:
         report = reporter or Silent()
-        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, sharded, elsewhere)
+        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, sharded, states_location)
         return trainer.run(resume_from)
 
 
@@ -108,7 +108,7 @@ class Trainer:
         reporter: Reporter,
         info: dict[str, Any],
         sharded: bool = False,
-        elsewhere: Elsewhere | None = None,
+        states_location: Elsewhere | None = None,
     ):
         self.started, self.sampling_seconds = time.monotonic(), 0.0
         self.config, self.out_dir, self.reporter = config, out_dir, reporter
@@ -123,7 +123,7 @@ class Trainer:
         training, held, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
         self.watch = CarrierWatch(reporter, config.hidden_states)
-        self.prefetcher = connected(config, elsewhere, base, self.info["base_sha256"], training, self.watch)
+        self.prefetcher = connected(config, states_location, base, self.info["base_sha256"], training, self.watch)
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
         if not isinstance(base, Frame):
@@ -330,9 +330,9 @@ class Trainer:
         started = time.monotonic()
         size = sum(t.numel() * t.element_size() for t in self._features(number).values())
         seconds = time.monotonic() - started
-        room = self.config.cache_features_mb * 2**20 + int(self.config.cache_disk_gb * 1e9)
+        cache_bytes = self.config.cache_features_mb * 2**20 + int(self.config.cache_disk_gb * 1e9)
         epochs = self.total_steps * self.config.accumulate * self.accelerator.num_processes / len(self.stream)
-        self.reporter.log(advice(len(self.stream), size, seconds, epochs or self.config.epochs, room))
+        self.reporter.log(advice(len(self.stream), size, seconds, epochs or self.config.epochs, cache_bytes))
 
     def _store(self, part: float) -> FeatureStore:
         """A store with `part` of the config's memory and disk, which all processes share."""

@@ -168,5 +168,5 @@ def test_a_gathered_state_dict_is_stored_by_the_names_of_a_checkpoint(base, conv
     assert not (tmp_path / "not").exists()
     restored = tensors(speculoos.load(tmp_path / "saved", base=base).draft)
     assert restored.keys() == own_tensors(draft.draft).keys() and all((v == 0.25).all() for v in restored.values())
-    with pytest.raises(BadInput, match="none of this draft .first wrong tensor"):
+    with pytest.raises(BadInput, match="does not belong to this draft .first wrong tensor"):
         draft.load_state_dict({"odd": torch.zeros(1)})

@@ -69,13 +69,13 @@ class Threaded:
         """Queue a task; it is retried while it raises Away."""
         return self._daemons.call(self._with_retries, task)
 
-    def result(self, begun: Future) -> Any:
+    def result(self, pending: Future) -> Any:
         """Wait for a task and report the wait. Raises what the task raised, or Cancelled."""
-        while not begun.done():
-            if wait([begun], POLL_SECONDS).not_done:
+        while not pending.done():
+            if wait([pending], POLL_SECONDS).not_done:
                 self._watch.poll(self._error)
         self._watch.answered()
-        return begun.result()
+        return pending.result()
 
     def close(self) -> None:
         """Stop retrying, end the threads and close the client."""
@@ -106,8 +106,8 @@ class Direct:
     def begin(self, request: StatesRequest) -> StatesRequest:
         return request
 
-    def result(self, begun: StatesRequest) -> HiddenStates:
-        return self._client.states(begun)
+    def result(self, pending: StatesRequest) -> HiddenStates:
+        return self._client.states(pending)
 
     def close(self) -> None:
         pass

@@ -52,7 +52,7 @@ class LocalClient:
 
 def connected(
     config: TrainConfig,
-    elsewhere: Elsewhere | None,
+    location: Elsewhere | None,
     base: Any,
     sha256: str,
     conversations: Sequence[TokenisedConversation],
@@ -65,46 +65,46 @@ def connected(
     """
     if not (config.hidden_states or config.hidden_states_store):
         return None
-    elsewhere = elsewhere or Elsewhere()
-    client = _client(config, elsewhere, base, sha256)
+    location = location or Elsewhere()
+    client = _client(config, location, base, sha256)
     if not isinstance(base, Frame):
         return Direct(client)
-    carrier = Threaded(client, watch)
+    prefetcher = Threaded(client, watch)
     rows = [conversation.token_ids for conversation in conversations]
-    watch.reporter.log(carrier.result(carrier.call(lambda: client.check(rows))))
-    base.ask = make_ask(base, carrier)
-    return carrier
+    watch.reporter.log(prefetcher.result(prefetcher.call(lambda: client.check(rows))))
+    base.ask = make_ask(base, prefetcher)
+    return prefetcher
 
 
-def _client(config: TrainConfig, elsewhere: Elsewhere, base: Any, sha256: str) -> Client:
-    client = _server(config, elsewhere, base, sha256) if isinstance(base, Frame) else LocalClient(base)
+def _client(config: TrainConfig, location: Elsewhere, base: Any, sha256: str) -> Client:
+    client = _server(config, location, base, sha256) if isinstance(base, Frame) else LocalClient(base)
     if not config.hidden_states_store:
         assert client is not None
         return client
-    if elsewhere.folder is None:
+    if location.folder is None:
         raise BadInput("hidden_states_store: it has no folder.")
-    return StoredStates(KeptStates(elsewhere.folder, sha256, base.dtype, base.hidden_size), client)
+    return StoredStates(KeptStates(location.folder, sha256, base.dtype, base.hidden_size), client)
 
 
-def _server(config: TrainConfig, elsewhere: Elsewhere, base: Any, sha256: str) -> Client | None:
+def _server(config: TrainConfig, location: Elsewhere, base: Any, sha256: str) -> Client | None:
     """The server's client; None when only the store is used."""
     if config.hidden_states == STORED:
         return None
-    if elsewhere.server is None:
+    if location.server is None:
         raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
-    if elsewhere.server.kind == "speculoos":
-        return ReferenceClient(elsewhere.server, base, sha256)
-    return {"vllm": VllmClient, "sglang": SglangClient}[elsewhere.server.kind](elsewhere.server, base)
+    if location.server.kind == "speculoos":
+        return ReferenceClient(location.server, base, sha256)
+    return {"vllm": VllmClient, "sglang": SglangClient}[location.server.kind](location.server, base)
 
 
-def source_of(config: TrainConfig, method: Any, base: Any, carrier: Carrier | None) -> StatesSource:
+def source_of(config: TrainConfig, method: Any, base: Any, prefetcher: Carrier | None) -> StatesSource:
     """The source of hidden states for a stream of batches."""
-    if carrier is None:
+    if prefetcher is None:
         return LocalSource(method)
-    return RemoteSource(method, base, carrier, config.hidden_states_ahead if isinstance(base, Frame) else 0)
+    return RemoteSource(method, base, prefetcher, config.hidden_states_ahead if isinstance(base, Frame) else 0)
 
 
-def make_ask(base: Frame, carrier: Carrier) -> Any:
+def make_ask(base: Frame, prefetcher: Carrier) -> Any:
     """A function that requests hidden states of whole rows, for `base.ask`."""
 
     def ask(input_ids: Tensor, lengths: Tensor | None, layers: Sequence[int]) -> States:
@@ -112,7 +112,7 @@ def make_ask(base: Frame, carrier: Carrier) -> Any:
             lengths = torch.full((len(input_ids),), input_ids.shape[1], device=input_ids.device)
         batch = Batch(input_ids, torch.ones_like(input_ids, dtype=torch.bool), lengths)
         wanted = StatesWanted(tuple(layers))
-        hidden, aux = spread(carrier.result(carrier.begin(asked_of(batch, wanted))), batch, wanted, base)
+        hidden, aux = spread(prefetcher.result(prefetcher.begin(asked_of(batch, wanted))), batch, wanted, base)
         return hidden, tuple(aux[0].split(base.hidden_size, -1)) if aux else ()
 
     return ask

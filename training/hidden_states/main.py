@@ -61,10 +61,10 @@ def serve(
         torch.set_num_threads(threads)
     base, sha256 = prepared(folder, dtype, device, known, sums)
     port = listening.getsockname()[1]
-    giver = Giver(base, sha256, name or Path(folder).name, limits or RequestLimits())
-    app = create_app(giver, port, address.token)
+    engine = Giver(base, sha256, name or Path(folder).name, limits or RequestLimits())
+    app = create_app(engine, port, address.token)
     host = f"[{address.host}]" if ":" in address.host else address.host
-    say(f"Hidden states of {giver.name} ({base.device}, {giver.facts()['dtype']}) at http://{host}:{port}")
+    say(f"Hidden states of {engine.name} ({base.device}, {engine.facts()['dtype']}) at http://{host}:{port}")
     config = uvicorn.Config(
         app, http=BoundedConnection, log_level="warning", access_log=False, timeout_keep_alive=IDLE_SECONDS
     )

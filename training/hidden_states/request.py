@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from speculoos.errors import BadInput, Conflict
 from training.hidden_states.wire import StatesRequest
 
-Position = Annotated[int, Field(ge=0, lt=1 << 31)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=1 << 31)]
 FEW_LAYERS = 3
 """Layers that may be requested of any base model: the three of an EAGLE-3 draft may coincide in a small model."""
 
@@ -30,9 +30,9 @@ class StatesBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    rows: list[list[Position]] = Field(min_length=1)
-    layers: list[Position] = []
-    places: list[list[Position]] | None = None
+    rows: list[list[NonNegativeInt]] = Field(min_length=1)
+    layers: list[NonNegativeInt] = []
+    places: list[list[NonNegativeInt]] | None = None
     base_sha256: str = ""
 
 

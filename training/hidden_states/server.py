@@ -77,7 +77,7 @@ class StatesTokenRequired:
         await app(scope, receive, send)
 
 
-def create_app(giver: Giver, port: int, token: str = "") -> FastAPI:
+def create_app(engine: Giver, port: int, token: str = "") -> FastAPI:
     """The server as an ASGI app. Without a `token`, only programs on this machine may use it (and no web page)."""
     app = FastAPI(title="Speculoos hidden states", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(Exception, _failed)
@@ -89,11 +89,11 @@ def create_app(giver: Giver, port: int, token: str = "") -> FastAPI:
 
     @app.get("/v1/base")
     async def base() -> dict[str, Any]:
-        return giver.facts()
+        return engine.facts()
 
     @app.post("/v1/hidden_states")
     async def hidden_states(request: Request) -> Response:
-        answer = await run_in_threadpool(giver.compute, await request.body())
+        answer = await run_in_threadpool(engine.compute, await request.body())
         if answer is None:
             return error_response(503, BUSY, {"Retry-After": "1"})
         return Response(answer, media_type=TYPE)

@@ -33,7 +33,7 @@ def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
         named = {"hidden_states": "engine"} if engine else {}
         elsewhere = Elsewhere(engine.server(**settings.pop("server", {}))) if engine else None
         config = train_config(**{**SHORT, **named, **settings})
-        train(config, tiny_base, dataset, tmp_path / f"{bool(engine)}", None, notes, elsewhere=elsewhere)
+        train(config, tiny_base, dataset, tmp_path / f"{bool(engine)}", None, notes, states_location=elsewhere)
 
     return go
 

@@ -65,11 +65,11 @@ def test_heads_learn_the_same_from_them_without_the_base(made: Path, tiny_base: 
     folders = tiny_base, made / "answers"
     train(train_config("medusa", **SHORT), *folders, tmp_path / "here", reporter=here)
     alone = train_config("medusa", **SHORT, hidden_states="stored", hidden_states_store="kept")
-    train(alone, *folders, tmp_path / "stored", reporter=stored, elsewhere=Elsewhere(None, made / "kept"))
+    train(alone, *folders, tmp_path / "stored", reporter=stored, states_location=Elsewhere(None, made / "kept"))
     check_same(here, stored)
 
 
 def test_other_methods_need_the_base(made: Path, tiny_base: Path, tmp_path: Path) -> None:
     alone = train_config("eagle3", **SHORT, hidden_states="stored", hidden_states_store="kept")
     with pytest.raises(NotFound, match="lacks the hidden states"):
-        train(alone, tiny_base, made / "answers", tmp_path / "out", elsewhere=Elsewhere(None, made / "kept"))
+        train(alone, tiny_base, made / "answers", tmp_path / "out", states_location=Elsewhere(None, made / "kept"))
