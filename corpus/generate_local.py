@@ -67,8 +67,7 @@ def generate_local(
     `rows`, `tokens` (generated), `seconds`, `tokens_per_second` (both of this call), `finish` (answers by finish
     reason), `failed` ([{id, reason}]), `left_out` (failed rows by kind), `complete` (False when the time limit stopped
     it; truncated answers are kept from 16 tokens on), `dtype`. Hidden states of kept rows are stored in `keep`. Raises
-    Unavailable for too little disk space or memory, Cancelled when the reporter requests a stop; finished rows are
-    kept.
+    Unavailable for too little disk space or memory, Cancelled after a stop request; finished rows are kept.
     """
     card = card or read_card(base.path)
     total = count_answers(source, options)

@@ -53,9 +53,7 @@ def generate_remote(
     """
     endpoints = [endpoints] if isinstance(endpoints, Endpoint) else endpoints
     if options.api == "completions" and served is None:
-        raise BadInput(
-            "Plain completions need the base that the endpoint serves, whose chat template is rendered here."
-        )
+        raise BadInput("Plain completions need the base that the endpoint serves, to render its chat template.")
     pool = EndpointPool(endpoints, model, reporter.log, probe=_probe(options, served))
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:

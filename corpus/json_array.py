@@ -42,8 +42,7 @@ class JsonArray:
                 raise ValueError(f"a name and a colon are missing in line {self.line}")
             if key == "data" and self.opens("["):
                 for number, record in enumerate(self.elements(), 1):
-                    part = {"part": 0} if isinstance(record, Record) else {}
-                    yield replace(record, line=number, **part)
+                    yield replace(record, line=number, **({"part": 0} if isinstance(record, Record) else {}))
                 return
             self._skip_whitespace()
             before = self.offset

@@ -17,13 +17,7 @@ from speculoos.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "zip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-}
+PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 FORMATS = "JSONL, JSON, CSV or parquet"
 RECORD_LINES = 10_000
 """Maximum lines of one CSV row: an unclosed quote would consume the rest of the file."""
@@ -50,7 +44,7 @@ def detect(path: Path) -> str:
         head = handle.read(4096)
     if head[:4] == b"PAR1":
         return "parquet"
-    if compression := next((name for mark, name in COMPRESSED.items() if head.startswith(mark)), ""):
+    if compression := next((name for mark, name in PACKED.items() if head.startswith(mark)), ""):
         raise BadInput(f"{path.name}: is packed ({compression}); unpack it, and give the {FORMATS} file that is in it.")
     if head[:2] in UTF16:
         raise BadInput(f"{path.name}: is UTF-16; save it as UTF-8.")

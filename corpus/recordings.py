@@ -180,13 +180,11 @@ def _tensors(path: Path, prompts: str | Path | None, limit: int | None) -> Itera
         raise BadInput(
             f"{path.name}: holds outputs as tensor([[…]]) without prompts; give the JSONL of prompts with --prompts."
         )
-    prompt_rows = [row for row in parsed_rows(prompts, _prompt_record, ("prompt",)) if isinstance(row, Recording)]
+    rows = [row for row in parsed_rows(prompts, _prompt_record, ("prompt",)) if isinstance(row, Recording)]
     outputs = TENSOR.findall(path.read_text(encoding="utf-8", errors="replace"))
-    if len(outputs) > len(prompt_rows):
-        raise BadInput(
-            f"{path.name}: has {len(outputs)} outputs and {Path(prompts).name} only {len(prompt_rows)} prompts."
-        )
-    pairs = islice(zip(prompt_rows, outputs, strict=False), limit)
+    if len(outputs) > len(rows):
+        raise BadInput(f"{path.name}: has {len(outputs)} outputs and {Path(prompts).name} only {len(rows)} prompts.")
+    pairs = islice(zip(rows, outputs, strict=False), limit)
     return (_tensor(number, row, output) for number, (row, output) in enumerate(pairs, 1))
 
 

@@ -46,7 +46,5 @@ def _before_user(base: LoadedBase) -> list[int]:
     rendered = base.tokenizer.decode(render(base.tokenizer, [{"role": "user", "content": MARK}]))
     before, mark, _after = rendered.partition(MARK)
     if not mark or not before.strip():
-        raise Unsupported(
-            "This base's chat template writes nothing before the user's text, so it cannot write prompts."
-        )
+        raise Unsupported("This base's chat template writes nothing before the user's text: it cannot write prompts.")
     return base.tokenizer(before, add_special_tokens=False)["input_ids"]

@@ -23,9 +23,9 @@ from speculoos.sums import file_sha256
 
 REPORTED = 200
 """Maximum failed prompts listed in a report; all are counted."""
-IGNORED_OPTIONS = ("batch_size", "limit", "max_minutes", "first", "samples", "first_sample", "unique")
+IGNORED = ("batch_size", "limit", "max_minutes", "first", "samples", "first_sample", "unique")
 """Options that do not affect answers."""
-NEWER_OPTIONS = ("temperatures", "replace_system", "api", "drop_cut")
+NEWER = ("temperatures", "replace_system", "api", "drop_cut")
 """Options of later versions: with default values they are not part of the key, so that old keys stay valid."""
 DEFAULTS = GenerateOptions()
 
@@ -54,10 +54,8 @@ class ShardPart:
 def plan(source: str | Path, options: GenerateOptions, rows: int, **author: str) -> list[ShardPart]:
     """The parts of a generation, `rows` prompts each, sample after sample. `author` identifies the model (checksums of
     the base, names of endpoint and model). Reads the prompts once, without parsing them."""
-    recipe = {name: value for name, value in asdict(options).items() if name not in IGNORED_OPTIONS}
-    recipe = {
-        name: value for name, value in recipe.items() if name not in NEWER_OPTIONS or value != getattr(DEFAULTS, name)
-    }
+    recipe = {name: value for name, value in asdict(options).items() if name not in IGNORED}
+    recipe = {name: value for name, value in recipe.items() if name not in NEWER or value != getattr(DEFAULTS, name)}
     parts: list[ShardPart] = []
     ranges = list(_ranges(source, options.limit, rows))
     for sample in range(options.samples):
@@ -68,29 +66,23 @@ def plan(source: str | Path, options: GenerateOptions, rows: int, **author: str)
 
 
 def begun_by_one(folder: Path) -> bool:
-    """Whether an unsharded generation wrote rows to a data set's folder: its shard files have no keys in their
-    names."""
+    """Whether an unsharded generation wrote to the folder: then names of shard files have no keys."""
     return any(path.stem.count("-") == 1 for path in shard_files(folder))
 
 
 def land(
-    work: Path,
-    source: str | Path,
-    options: GenerateOptions,
-    generated: Mapping[str, Any],
-    key: str,
-    storage: ShardFolder,
+    work: Path, source: str | Path, options: GenerateOptions, last: Mapping[str, Any], key: str, storage: ShardFolder
 ) -> dict[str, Any]:
     """Store the shard's rows in folder `work` in `storage` as one file, in the order of their prompts. Returns the
     shard's report:
 
     `key`, `prompts`, `rows`, `tokens`, `finish`, `labels`, `failed` ([{id, reason}]), `left_out` (failed rows by kind),
-    `seconds`, `retries`, `sha256`. `generated` is the last report of `generate_local` or `generate_remote`. Raises
+    `seconds`, `retries`, `sha256`. `last` is the last report of `generate_local` or `generate_remote`. Raises
     Conflict when a prompt has neither an answer nor an error.
     """
     lines = {json.loads(line)["id"]: line for _, _, line in _lines(work)}
     row_ids = [row.id for row in to_answer(source, options, set())]
-    failed = [each for each in generated["failed"] if each["id"] not in lines]
+    failed = [each for each in last["failed"] if each["id"] not in lines]
     if missing := set(row_ids) - set(lines) - {each["id"] for each in failed}:
         raise Conflict(f"{len(missing)} prompts of this shard have no answer, the first is {min(missing)}; retry.")
     answered = [lines[row_id] for row_id in row_ids if row_id in lines]
@@ -98,8 +90,8 @@ def land(
     with new_path(file) as temporary, open(temporary, "wb") as out:
         out.writelines(answered)
     report = {"key": key, "prompts": len(row_ids), **_count_rows(answered), "failed": failed}
-    report |= {"seconds": generated["seconds"], "retries": generated.get("retries", 0), "sha256": file_sha256(file)}
-    report |= {"left_out": generated.get("left_out", {})}
+    report |= {"seconds": last["seconds"], "retries": last.get("retries", 0), "sha256": file_sha256(file)}
+    report |= {"left_out": last.get("left_out", {})}
     storage.put(key, file, report)
     return report
 
@@ -118,9 +110,7 @@ def assemble(
     """Copy finished parts to the data set's folder, with SHA256SUMS, and delete its other shards. Returns the parts
     whose file does not match the report's checksum: they were removed and must be generated again."""
     folder.mkdir(parents=True, exist_ok=True)
-    damaged = [
-        part for part in parts if part.key in reports and not _fetch_part(part, reports[part.key], storage, folder)
-    ]
+    damaged = [part for part in parts if part.key in reports and not _fetch(part, reports[part.key], storage, folder)]
     sums = {part.file: reports[part.key]["sha256"] for part in parts if part.key in reports and part not in damaged}
     if not damaged:
         _keep_only(folder, sums)
@@ -223,7 +213,7 @@ def _count_rows(lines: Sequence[bytes]) -> dict[str, Any]:
     return {"rows": len(lines), "tokens": tokens, "finish": dict(finish), "labels": dict(labels)}
 
 
-def _fetch_part(part: ShardPart, report: Mapping[str, Any], storage: ShardFolder, folder: Path) -> bool:
+def _fetch(part: ShardPart, report: Mapping[str, Any], storage: ShardFolder, folder: Path) -> bool:
     """Copy the part's file to the folder; False, after removing it, if its checksum does not match."""
     target = folder / part.file
     if storage.report(part.key):

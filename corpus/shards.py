@@ -82,8 +82,7 @@ def read_rows(folder: str | Path, limit: int | None = None, first: int = 0) -> I
 
 
 def read_lines(folder: str | Path) -> Iterator[tuple[Path, int, bytes]]:
-    """(shard, 1-based line, bytes) of all rows of a data set, in order. Raises NotFound and Damaged like
-    `read_rows`."""
+    """(shard, 1-based line, bytes) of all rows, in order. Raises NotFound and Damaged like `read_rows`."""
     files = shard_files(folder)
     if not files:
         raise NotFound(f"{folder}: no data set here (no shard-*.jsonl).")

@@ -66,8 +66,7 @@ class Telling:
             self._sample(LEFT_OUT, row.id, prompt, answer, kind=kind, reason=reason)
 
     def update(self, tokens: int | Mapping[str, int], last: bool = False) -> None:
-        """Report the status every few seconds; `tokens` generated since the start of this run, in total or by
-        server."""
+        """Report the status every few seconds; `tokens` are those of this run, in total or by server."""
         now = time.monotonic()
         if now - self._last < EVERY_SECONDS and not last:
             return
@@ -84,12 +83,9 @@ class Telling:
         """Tokens per second within the window, by server."""
         while len(self._points) > 1 and now - self._points[1][0] >= WINDOW_SECONDS:
             self._points.popleft()
-        start, start_tokens = self._points[0]
+        start, old = self._points[0]
         self._points.append((now, tokens))
-        return {
-            name: round((count - start_tokens.get(name, 0)) / max(now - start, 1e-9), 1)
-            for name, count in tokens.items()
-        }
+        return {name: round((count - old.get(name, 0)) / max(now - start, 1e-9), 1) for name, count in tokens.items()}
 
     def _sample(self, step: int, row_id: str, prompt: str, answer: Mapping[str, Any], **extra: str) -> None:
         text = "\n".join(filter(None, (answer.get("reasoning_content"), answer["content"])))

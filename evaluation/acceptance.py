@@ -77,8 +77,7 @@ class PromptResult:
     """Step times of all passes."""
     first_difference: int | None = None
     gap: float | None = None
-    """Plain decoding's logit of its own token minus that of the other run's token at the first difference; None if one
-    run had ended there."""
+    """Plain logit of plain decoding's token minus the other's at the first difference; None if one had ended."""
 
     def __post_init__(self) -> None:
         self.timing = StepTiming.of(self.speculative, self.plain)

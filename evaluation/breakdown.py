@@ -83,8 +83,7 @@ class Prompt:
 
 
 def worst_first(prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
-    """JSON rows ordered by ascending τ, the first WORST with their messages; without prompts that have no counted
-    step."""
+    """JSON rows of the prompts with counted steps, by ascending τ, the first WORST with their messages."""
     ranked = sorted((each for each in prompts if each.steps), key=lambda each: (each.tau, str(each.named)))
     rows, characters_left = [], MAX_CHARACTERS
     for number, each in enumerate(ranked[:MAX_PROMPTS]):

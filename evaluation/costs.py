@@ -1,5 +1,4 @@
-"""Costs of drafting and verification on one machine, in milliseconds: measured here, or read from another machine's
-file.
+"""Costs of drafting and verification on one machine, in milliseconds: measured, or read from another machine's file.
 
 The JSON file is written by `speculoos plan --keep FILE`; docs/planner.md explains its keys:
 

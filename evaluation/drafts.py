@@ -1,5 +1,4 @@
-"""Drafts for replay, with a target that returns recorded tokens: with the base model, or without it if the draft needs
-no hidden states."""
+"""Drafts for replay, with a target that returns recorded tokens; only drafts without hidden states need no base."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,16 +48,13 @@ def small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", d
     """A small model with the same tokenizer as the recorded model, without that model."""
     if is_checkpoint(folder):
         raise BadInput(f"{folder}: is a checkpoint made for a base; give BASE@CHECKPOINT, or a model's folder.")
-    draft_model = load_base(folder, decoding_dtype(dtype, device), device)
+    model = load_base(folder, decoding_dtype(dtype, device), device)
     _check(options, ("depth", "tree"))
     tree = options.get("tree")
     shape = shape_from_choices(tree) if tree else chain_shape(int(options.get("depth", 4)))
-    draft_target = fast_target(draft_model, MAX_LENGTH)
-    reader = Reader(draft_model.tokenizer, draft_model.eos_ids, draft_model.vocab_size)
-    return Opened(
-        RecordedTarget(reader, draft_target.max_length),
-        lambda: StandaloneDrafter(draft_target, shape, draft_model.vocab_size),
-    )
+    target = fast_target(model, MAX_LENGTH)
+    reader = Reader(model.tokenizer, model.eos_ids, model.vocab_size)
+    return Opened(RecordedTarget(reader, target.max_length), lambda: StandaloneDrafter(target, shape, model.vocab_size))
 
 
 def prompt_lookup(folder: Path, options: dict[str, Any]) -> Opened:

@@ -85,9 +85,8 @@ class Meter:
         self.rows, self.batches = tuple(sorted({1, *rows})), tuple(sorted({1, *batches}))
         base = target.base
         self.hidden_size = hidden_size
-        self.repeated = (
-            RepeatedBatch(base, prompt, max(self.batches), max(self.rows)) if max(self.batches) > 1 else None
-        )
+        largest = max(self.batches)
+        self.repeated = RepeatedBatch(base, prompt, largest, max(self.rows)) if largest > 1 else None
         self.truncated = self._truncated(base, layers) if isinstance(target.forward, FastForward) else {}
         self.drafters = _drafters(target, draft, space) if draft is not None and space else {}
         self.taken: dict[tuple[str, Any, int], list[float]] = defaultdict(list)

@@ -82,8 +82,7 @@ def plan(
     """Predicted throughput of every shape, JSON-able: see `surface`. `costs` of another machine and `curves` of a
     stored trace replace measurements.
 
-    Repacks the base's weights in place (fast_target). Raises Cancelled between measurements, BadInput for missing
-    figures.
+    Repacks the base's weights (fast_target). Raises Cancelled between measurements, BadInput for missing figures.
     """
     choices = choices or Choices()
     if not questions:
@@ -158,10 +157,7 @@ def _reachable(costs: Costs, curves: Curves | None) -> list[DraftShape]:
     for shape in curves.trees():
         if shape.nodes <= max_nodes and _speed(shape, costs, 1) > _speed(trees.get(shape.nodes), costs, 1):
             trees[shape.nodes] = shape
-    return [
-        *(shape for shape in curves.chains() if shape.nodes <= max_nodes),
-        *(trees[nodes] for nodes in sorted(trees)),
-    ]
+    return [*(chain for chain in curves.chains() if chain.nodes <= max_nodes), *(trees[n] for n in sorted(trees))]
 
 
 def _speed(shape: DraftShape | None, costs: Costs, batch: int) -> float:
@@ -253,10 +249,8 @@ def _shapes_verdict(plan_result: dict[str, Any]) -> str:
     fastest = next(shape for shape in plan_result["shapes"] if shape["name"] == name)
     figures = fastest["by_batch"]["1"]
     share = figures["draft_ms"] / figures["step_ms"]
-    sentence = (
-        f"For one sequence a {name} is fastest: {figures['speedup']:.2f} × plain, τ {fastest['tau']:.2f}; {share:.0%} "
-    )
-    sentence += "of its step is drafting."
+    sentence = f"For one sequence a {name} is fastest: {figures['speedup']:.2f} × plain, τ {fastest['tau']:.2f}; "
+    sentence += f"{share:.0%} of its step is drafting."
     batches = [int(batch) for batch in plan_result["best"]]
     if plan_result["stops_at"]:
         return f"{sentence} From {plan_result['stops_at']} sequences at once on plain decoding is faster."

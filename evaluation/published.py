@@ -1,6 +1,5 @@
 """Acceptance figures published by servers: fields of a response, or Prometheus counters and gauges.
 
-
 | server | with each answer | counters | gauge |
 | --- | --- | --- | --- |
 | Speculoos | `speculation_summary` | | |

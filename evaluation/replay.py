@@ -141,8 +141,7 @@ def result(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
 
 
 def _prompt(row: Replayed) -> Prompt:
-    """Figures of one prompt; without messages for raw prompts and prompts recorded as ids only, which a chat cannot
-    repeat."""
+    """Figures of one prompt; without messages if a chat cannot repeat it (raw, or recorded as ids only)."""
     can_run_again = row.recording.prompt.strip() and not row.recording.raw
     messages = [{"role": m["role"], "content": m["content"]} for m in row.recording.messages] if can_run_again else []
     return Prompt.of({"id": row.recording.id, "turn": 0, "category": ""}, row.steps, messages)
@@ -205,23 +204,19 @@ def _probabilities(row: Replayed, piece: Callable[[int], str]) -> Iterator[tuple
             children = [n for n, p in enumerate(step.drafted.parents) if p == parent]
             if not children or index >= len(row.recording.logprobs):
                 break
-            tokens = [step.drafted.tokens[n] for n in children]
-            yield depth, _total_probability(row.recording.logprobs[index], tokens, piece)
+            yield depth, _sum_p(row.recording.logprobs[index], [step.drafted.tokens[n] for n in children], piece)
             index, parent = index + 1, node
 
 
-def _total_probability(
-    logprobs: Sequence[tuple[str | int, float]], tokens: Sequence[int], piece: Callable[[int], str]
-) -> float:
+def _sum_p(logprobs: Sequence[tuple[str | int, float]], tokens: Sequence[int], piece: Callable[[int], str]) -> float:
     by_token = dict(logprobs)
     values = (by_token.get(token, by_token.get(piece(token), -math.inf)) for token in dict.fromkeys(tokens))
     return min(sum(math.exp(logprob) for logprob in values), 1.0)
 
 
 def projected(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
-    """The steps with predicted times on the machine of `costs`, and the resulting figures: `projected_speedup` over
-    plain decoding, `projected_tokens_per_second`, `projected_step_ms`. Without drafting costs, the drafting time
-    measured here is used."""
+    """The steps with predicted times on the machine of `costs` (without drafting costs: the drafting time measured
+    here), and `projected_speedup` over plain decoding, `projected_tokens_per_second`, `projected_step_ms`."""
     rows = [replace(row, steps=[_retimed(step, costs) for step in row.steps]) for row in done.rows]
     counted = [step for row in rows for step in row.steps if step.counted]
     tokens = sum(len(step.tokens) for step in counted)

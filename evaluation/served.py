@@ -1,5 +1,4 @@
-"""Evaluate a server on a question set: the speed seen by a client, and the acceptance published by the server. Does not
-import torch.
+"""Evaluate a server: the speed seen by a client, and the acceptance published by the server. Does not import torch.
 
 Questions are sent one at a time, so that the difference of the server's counters belongs to one answer. Other clients
 disturb the counters, but not servers that return figures with each answer.
@@ -225,9 +224,8 @@ def _breakdown(done: Sequence[ServedAnswer]) -> dict[str, Any]:
         for each in with_acceptance
     ]
     figures = {"per_prompt": worst_first(prompts)} if prompts else {}
-    return figures | (
-        {"lengths": lengths} if (lengths := _lengths([each.acceptance for each in with_acceptance])) else {}
-    )
+    lengths = _lengths([each.acceptance for each in with_acceptance])
+    return figures | ({"lengths": lengths} if lengths else {})
 
 
 def _lengths(with_acceptance: Sequence[PublishedAcceptance]) -> list[int]:

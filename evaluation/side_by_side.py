@@ -6,8 +6,7 @@ from decoding.step import Step
 
 
 def side_by_side(first: Iterator[Step], second: Iterator[Step]) -> tuple[list[Step], list[Step]]:
-    """All steps of both. The generation with fewer tokens takes the next step, so that both have similar text
-    length."""
+    """All steps of both. The one with fewer tokens takes the next step, so that both texts have similar length."""
     steps: tuple[list[Step], list[Step]] = ([], [])
     sources, tokens, open_ = (first, second), [0, 0], [0, 1]
     last = 1

@@ -40,7 +40,7 @@ TASKS = {
     "rag": "retrieval-augmented generation",
 }
 """{Spec-Bench category: one of the six tasks for which its figures are reported (Xia et al. 2024, section 4)}."""
-COMPLETION_PROMPT = "Complete this Python function.\n\n```python\n{}\n```"
+COMPLETE = "Complete this Python function.\n\n```python\n{}\n```"
 Question = tuple[list[str], str, list[str]]
 """(user turns, category, reference answers)."""
 
@@ -133,8 +133,7 @@ def _humaneval(record: dict[str, Any]) -> Question:
     if filled(record.get("turns")):
         return _turns(record), "code", _answers(record)
     _require(record, "task_id")
-    prompt = COMPLETION_PROMPT.format(_text(record, "prompt").strip("\n"))
-    return [prompt], "code", [_optional(record, "canonical_solution")]
+    return [COMPLETE.format(_text(record, "prompt").strip("\n"))], "code", [_optional(record, "canonical_solution")]
 
 
 def _gsm8k(record: dict[str, Any]) -> Question:

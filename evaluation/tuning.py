@@ -69,8 +69,7 @@ def tune(
     """The best tree for `draft` on this machine, from answers of up to `max_tokens` to the first turns of `questions`,
     which are truncated to fit the context. `counts`: report progress.
 
-    Repacks the base's weights in place (fast_target). Raises Cancelled between questions when the reporter requests a
-    stop.
+    Repacks the base's weights (fast_target). Raises Cancelled between questions when the reporter requests a stop.
     """
     target, load = fast_target(base, MAX_LENGTH), Load()
     space = METHODS[draft.method].load("drafter").tuning(draft)

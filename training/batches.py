@@ -138,7 +138,7 @@ def load_conversations(
     for tokens in result.read():
         _check_tokenizer(folder, tokens.words, other_tokenizer, vocab_size)
         report.dropped.update(tokens.dropped.values())
-        rows = (_stored_conversation(tokens, index, max_length, report) for index in range(len(tokens)))
+        rows = (_from_file(tokens, index, max_length, report) for index in range(len(tokens)))
         conversations += [row for row in rows if row]
     _check_not_empty(folder, conversations, report)
     return conversations, report
@@ -215,11 +215,11 @@ def _row(line: str, shard: Path, number: int) -> dict[str, Any]:
     return row
 
 
-TOKENIZER_HINT = "generate the data with this base, or train the base the data was made with."
+HINT = "generate the data with this base, or train the base the data was made with."
 
 
 def _other_tokenizer(folder: Any) -> BadInput:
-    return BadInput(f"The data in {folder} was made with another tokenizer than the base's; {TOKENIZER_HINT}")
+    return BadInput(f"The data in {folder} was made with another tokenizer than the base's; {HINT}")
 
 
 def _check_tokenizer(folder: Any, words: Mapping[str, Any], other_tokenizer: bool, vocab_size: int) -> None:
@@ -227,9 +227,7 @@ def _check_tokenizer(folder: Any, words: Mapping[str, Any], other_tokenizer: boo
     if words["own"] and other_tokenizer:
         raise _other_tokenizer(folder)
     if vocab_size and words["largest"] >= vocab_size:
-        raise BadInput(
-            f"The data in {folder} holds token id {words['largest']}, the base has {vocab_size}; {TOKENIZER_HINT}"
-        )
+        raise BadInput(f"The data in {folder} holds token id {words['largest']}, the base has {vocab_size}; {HINT}")
 
 
 def keep(
@@ -241,9 +239,7 @@ def keep(
     return _truncate(ids, mask, masked.source, *fields, max_length, report)
 
 
-def _stored_conversation(
-    tokens: Tokens, index: int, max_length: int, report: DataReport
-) -> TokenisedConversation | None:
+def _from_file(tokens: Tokens, index: int, max_length: int, report: DataReport) -> TokenisedConversation | None:
     """The same for a row read from a token file."""
     ids, mask = tokens.row(index)
     fields = (tokens.words["ids"][index], tokens.group(index), tokens.words["categories"][index])

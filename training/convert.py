@@ -61,11 +61,9 @@ def conversations_from(
     (default: 2048, or the base's maximum if smaller). Raises BadInput for a bad row, or a length above the maximum."""
     if max_length is not None and max_length > base.max_length:
         raise too_long(base.max_length, max_length)
-    max_tokens = max_length or min(SETTINGS["max_length"].default, base.max_length)
+    limit = max_length or min(SETTINGS["max_length"].default, base.max_length)
     report = DataReport()
-    conversations = (
-        keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), max_tokens, report) for row in rows
-    )
+    conversations = (keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), limit, report) for row in rows)
     return [conversation for conversation in conversations if conversation]
 
 

@@ -103,8 +103,7 @@ def unrolled_hits(
 ) -> Outcome:
     """Greedy hits at depths 1…depth of a chain drafted from every position, each step reading its own features.
 
-    The input tokens are the data's: as long as the chain is correct they equal the drafted ones; afterwards hits do not
-    matter.
+    The input tokens are the data's: they equal the drafted ones while the chain is correct; later hits do not matter.
     """
     row, position = features["row"], features["position"]
     labels = features["labels"][row, position][:, :depth]

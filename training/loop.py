@@ -254,19 +254,18 @@ class Trainer:
         self.wrapped.eval()
         with unsharded(self.method):
             count = len(self.held)
-            result = measure(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
+            acc = measure(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
         tensors = self._draft_tensors()
         self.best["worse"] += 1
-        better = result.tau > self.best["tau"]
+        better = acc.tau > self.best["tau"]
         if better:
-            best = {"tau": result.tau, "step": self.step, "worse": 0}
-            self.best = {**best, "top1": result.top1(), "tree": result.tree_tau()}
+            self.best = {"tau": acc.tau, "step": self.step, "worse": 0, "top1": acc.top1(), "tree": acc.tree_tau()}
         if self.main:
-            self.reporter.metrics(self.step, {**eval_values(result, self.method.depth_name), **self._chart_axes()})
+            self.reporter.metrics(self.step, {**eval_values(acc, self.method.depth_name), **self._chart_axes()})
             self._sample(tensors, last)
             if better:
                 self._save_draft("best", self._figures(), tensors)
-        return result
+        return acc
 
     def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
         """Log greedy answers to the first held-out prompts, generated with the current draft: at the first and the last

@@ -16,7 +16,7 @@ from typing import Any
 from speculoos.errors import BadInput
 
 Message = dict[str, Any]
-EXTRA_FIELDS = ("reasoning_content", "tool_calls", "tool_call_id", "name")
+OPTIONAL = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 """Optional fields of a message besides role and content."""
 ANSWER_FIELDS = ("content", "reasoning_content", "tool_calls")
 SOURCES = ("tokens", "marks", "prefixes")
@@ -150,8 +150,7 @@ def _messages(row: Mapping[str, Any]) -> list[Message]:
     if not any(m.get("role") == "assistant" and any(m.get(key) for key in ANSWER_FIELDS) for m in messages):
         raise BadInput("no answer to learn from")
     return [
-        {"role": str(m.get("role")), "content": str(m.get("content") or "")}
-        | {k: m[k] for k in EXTRA_FIELDS if m.get(k)}
+        {"role": str(m.get("role")), "content": str(m.get("content") or "")} | {k: m[k] for k in OPTIONAL if m.get(k)}
         for m in messages
     ]
 

@@ -104,10 +104,8 @@ def load_tensors(draft: Any, tensors: Mapping[str, Tensor]) -> Any:
     """`draft.load_state_dict(tensors, strict=False)` for full tensors, which are sharded if the draft is."""
     if not any(map(_is_sharded, draft.parameters())):
         return draft.load_state_dict(tensors, strict=False)
-    current = draft_tensors(draft)
-    parts = {
-        name: distribute_like(value, current[name]) if name in current else value for name, value in tensors.items()
-    }
+    own = draft_tensors(draft)
+    parts = {name: distribute_like(full, own[name]) if name in own else full for name, full in tensors.items()}
     with _implicit_replication(draft):
         return draft.load_state_dict(parts, strict=False)
 

@@ -94,9 +94,7 @@ def asked_of(batch: Batch, wanted: StatesWanted) -> StatesRequest:
     rows = tuple(row[:length].int().cpu() for row, length in zip(batch.input_ids, lengths, strict=True))
     if wanted.positions is None:
         return StatesRequest(rows, wanted.layers)
-    positions = (
-        row[:length].nonzero()[:, 0].int().cpu() for row, length in zip(wanted.positions, lengths, strict=True)
-    )
+    positions = (row[:n].nonzero()[:, 0].int().cpu() for row, n in zip(wanted.positions, lengths, strict=True))
     return StatesRequest(rows, wanted.layers, tuple(positions))
 
 

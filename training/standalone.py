@@ -52,8 +52,7 @@ class StandaloneMethod(nn.Module):
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
-        """input_ids, mask [B, L]; hidden [M, H] of the base at counted positions; row, position [N] where the engine
-        drafts."""
+        """input_ids, mask [B, L]; hidden [M, H] of the base at counted positions; row, position [N] of drafting."""
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {

@@ -70,9 +70,7 @@ class Connection:
         except httpx.TransportError as error:
             raise Away(_reason(error)) from None
         except httpx.HTTPError as error:
-            raise Unavailable(
-                f"The server of hidden states “{self.name}” sent an invalid response ({error})."
-            ) from None
+            raise Unavailable(f"The server of hidden states “{self.name}”: invalid response ({error}).") from None
         if content is None:
             raise BadInput(
                 f"The server of hidden states “{self.name}” answers {path} with more than the {max_bytes / 1e6:,.1f} "

@@ -82,8 +82,6 @@ class EngineClient:
         """The final norm of the last layer's output [n, H]: the head's input."""
         norm = self.base.final_norm
         if norm is None:
-            raise Unsupported(
-                f"The final norm of {type(self.base.model).__name__} is unknown; train it without a server."
-            )
+            raise Unsupported(f"{type(self.base.model).__name__}: its final norm is unknown; train without a server.")
         with torch.no_grad():
             return norm(last_layer.to(self.base.device, self.base.dtype))

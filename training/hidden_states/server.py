@@ -117,8 +117,6 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
     if out_of_memory(error):
-        return error_response(
-            500, "The server of hidden states has no memory for that many tokens; lower batch_tokens."
-        )
+        return error_response(500, "The server of hidden states is out of memory for this request; lower batch_tokens.")
     log.error("Unexpected error", exc_info=error)
     return error_response(500, "The server of hidden states could not finish this request; its log says why.")

@@ -2,8 +2,7 @@
 response to a completion names a safetensors file in a shared folder, which is locked while it is written.
 
 The file holds `hidden_states` [tokens, columns, H] and `token_ids`. For the layer ids the server was started with, a
-column is the *input* of layer i (our 0-based output i − 1), before any norm; the last column is the last layer's
-output.
+column is the *input* of layer i (our 0-based output i − 1), before any norm; the last one is the last layer's output.
 """
 
 import fcntl

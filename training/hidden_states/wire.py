@@ -104,12 +104,10 @@ def computed(base: Any, request: StatesRequest) -> HiddenStates:
         hidden, aux = base.forward_hidden(ids, layers=request.layers, lengths=lengths)
     real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     joined_aux = torch.cat([each[real] for each in aux], -1) if aux else hidden.new_zeros(request.tokens, 0)
-    return HiddenStates(
-        hidden[real] if request.positions is None else hidden[position_mask(request.positions, ids)], joined_aux
-    )
+    return HiddenStates(hidden[real if request.positions is None else mask_of(request.positions, ids)], joined_aux)
 
 
-def position_mask(positions: Sequence[Tensor], ids: Tensor) -> Tensor:
+def mask_of(positions: Sequence[Tensor], ids: Tensor) -> Tensor:
     """The positions of each row as a mask: bool [B, L], the shape of `ids`."""
     mask = torch.zeros_like(ids, dtype=torch.bool)
     for row, selected in enumerate(positions):
