@@ -1,9 +1,9 @@
-"""Answered conversations out of records (`corpus.shapes` has their forms): what a model may be trained on as it is.
+"""Parse answered conversations, ready for training, from records (formats: `corpus.shapes`).
 
-System turns, tool messages, tool calls, declared tools and reasoning stay with the messages, under the names that chat
-templates know. A greeting that opens a conversation and a question that ends it are left out: nothing asks for the
-one, nothing answers the other. An answer may say how it ended: `finish` or `finish_reason` in its message or in the
-row (a list has one for each answer, one text is the last answer's), ModelOpt's `truncated` in the row.
+System turns, tool messages, tool calls, declared tools and reasoning are kept, under the names that chat templates use.
+A greeting before the first question and questions after the last answer are dropped. The finish reason of an answer may
+be `finish` or `finish_reason` in its message or in the row (a list has one per answer, a string is the last answer's),
+or ModelOpt's `truncated` in the row.
 """
 
 import json
@@ -24,13 +24,12 @@ ALL_ROLES = ROLES | TOOL | CALL
 REASONING = ("reasoning_content", "reasoning", "thinking")
 FINISH = ("finish", "finish_reason")
 CUT = ("length", "max_tokens", "max_length", "model_length")
-"""What servers say of an answer that a limit ended."""
+"""Finish reasons of truncated answers."""
 ANSWERED_FIELDS = FIELDS | {"tools", "truncated", *FINISH}
 
 
 class AnsweredTokens(Protocol):
-    """Token ids of a conversation, and half-open spans of those a draft learns from; `source` says how they are
-    known."""
+    """Token ids of a conversation, half-open spans of those in the loss, and the source of the mask."""
 
     token_ids: Sequence[int]
     source: str
@@ -41,8 +40,8 @@ class AnsweredTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRow:
-    """One conversation that ends with an answer; `finish` says of each answer whether a limit cut it ("length") or it
-    ended by itself ("stop"), `masked` its tokens once they are known."""
+    """One conversation that ends with an answer. `finish` of each answer: "length" (truncated) or "stop"; `masked`: its
+    tokens, once tokenised."""
 
     line: int
     messages: list[Message]
@@ -55,11 +54,11 @@ class AnsweredRow:
 
     @property
     def cut(self) -> int:
-        """Answers that a limit cut."""
+        """Number of truncated answers."""
         return self.finish.count("length")
 
     def to_json(self) -> dict[str, Any]:
-        """The line of a data set folder."""
+        """The row in a data set folder."""
         row = {"id": row_id(self.line, self.part), "messages": self.messages, "finish": self.finish}
         extra = {"tools": self.tools, "category": self.category, "source": {"line": self.line, **self.source}}
         if self.masked:
@@ -70,12 +69,12 @@ class AnsweredRow:
 def read_answered(
     files: Files, max_rows: int = DEFAULT_MAX_ROWS, mapping: Mapping[str, str] | None = None
 ) -> Iterator[AnsweredRow | BadRow]:
-    """Every row of files of answered conversations, good or bad, in order: see `corpus.mapping.mapped_rows`."""
+    """All rows, good or bad, of files of answered conversations, in order: see `corpus.mapping.mapped_rows`."""
     return mapped_rows(files, parse, ANSWERED_FIELDS, mapping, max_rows=max_rows)
 
 
 def parse(line: int, value: Any) -> AnsweredRow:
-    """The conversation of one record. Raises BadRecord where it holds none that can be learned from."""
+    """The conversation of one record. Raises BadRecord when it has none to learn from."""
     record = record_of(value)
     turns = messages_of(record, _message)
     endings = _endings(record, turns)
@@ -90,7 +89,7 @@ def parse(line: int, value: Any) -> AnsweredRow:
 
 
 def _message(item: Any, where: str) -> Message:
-    """One message with all that a chat template may write; its `finish` goes out again in `_trimmed`."""
+    """One message with all fields that chat templates use, and `finish`, which `_endings` removes."""
     if not isinstance(item, dict):
         raise BadRecord(f"{where}: expected a message, found {kind_of(item)}")
     name = str(item.get("role") or item.get("from")).strip().lower()
@@ -102,12 +101,12 @@ def _message(item: Any, where: str) -> Message:
         if isinstance(item.get(key), str) and item[key]:
             message[key] = item[key]
     if message["role"] == "assistant":
-        message |= _of_answer(item, where)
+        message |= _answer_fields(item, where)
     return message
 
 
-def _of_answer(item: Mapping[str, Any], where: str) -> Message:
-    """What only answers have: reasoning, calls of tools, how it ended."""
+def _answer_fields(item: Mapping[str, Any], where: str) -> Message:
+    """Fields of answers only: reasoning, tool calls, finish reason."""
     fields: Message = {}
     if reasoning := next((item[key] for key in REASONING if filled(item.get(key))), None):
         fields["reasoning_content"] = text_of(reasoning, where)
@@ -119,7 +118,7 @@ def _of_answer(item: Mapping[str, Any], where: str) -> Message:
 
 
 def _tools(value: Any) -> list[dict[str, Any]]:
-    """What the model was told it could call."""
+    """The declared tools."""
     tools = list_of(value, "tools") if not isinstance(value, str) or value.lstrip().startswith("[") else None
     if tools is None or not all(isinstance(tool, dict) for tool in tools):
         raise BadRecord("tools: expected a list of objects")
@@ -127,31 +126,31 @@ def _tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    """A call of a tool, its arguments as an object: templates write them as JSON themselves."""
+    """A tool call with its arguments as an object, since templates serialise them to JSON."""
     if not isinstance(call, dict):
         raise BadRecord(f"{where}: expected a tool call, found {kind_of(call)}")
     function = call.get("function") if isinstance(call.get("function"), dict) else call
     arguments = function.get("arguments")
-    with suppress(ValueError, RecursionError):  # what is no JSON is a text, and the template writes that
+    with suppress(ValueError, RecursionError):  # arguments that are not JSON remain a string
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    named = {"name": str(function.get("name", "")), "arguments": arguments}
-    return {"type": "function", "function": named} | ({"id": call["id"]} if isinstance(call.get("id"), str) else {})
+    signature = {"name": str(function.get("name", "")), "arguments": arguments}
+    return {"type": "function", "function": signature} | ({"id": call["id"]} if isinstance(call.get("id"), str) else {})
 
 
 def _endings(record: Mapping[str, Any], turns: list[Message]) -> list[str]:
-    """How each answer of `turns` ended, "" where nothing is said."""
+    """The finish reason of each answer in `turns`, "" if unknown."""
     endings = [turn.pop("finish", "") for turn in turns if turn["role"] == "assistant"]
-    said = next((record[key] for key in FINISH if filled(record.get(key))), None)
-    if isinstance(said, list):
-        first = max(len(endings) - len(said), 0)  # a greeting that opened the chat was asked of nobody
-        endings[first:] = [str(ending) for ending in said[: len(endings)]]
-    elif endings and (said in CUT or record.get("truncated") is True):
+    value = next((record[key] for key in FINISH if filled(record.get(key))), None)
+    if isinstance(value, list):
+        first = max(len(endings) - len(value), 0)  # the list may have no entry for a greeting
+        endings[first:] = [str(ending) for ending in value[: len(endings)]]
+    elif endings and (value in CUT or record.get("truncated") is True):
         endings[-1] = "length"
     return endings
 
 
 def _trimmed(turns: list[Message], endings: list[str]) -> tuple[list[Message], list[str]]:
-    """From the first question to the last answer, system turns before it kept, with how each answer ended."""
+    """The system turns and everything from the first question to the last answer, and its finish reasons."""
     first = next((i for i, turn in enumerate(turns) if turn["role"] in ("user", "tool")), len(turns))
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
     if last < first:
@@ -162,12 +161,12 @@ def _trimmed(turns: list[Message], endings: list[str]) -> tuple[list[Message], l
 
 
 def _check(messages: list[Message]) -> None:
-    """Refuse empty turns, and more than a row may hold."""
+    """Raise BadRecord for empty turns and oversized rows."""
     for message in messages:
-        role, said = message["role"], message["content"].strip()
-        if role == "user" and not said:
+        role, content = message["role"], message["content"].strip()
+        if role == "user" and not content:
             raise BadRecord("a user turn is empty")
-        if role == "assistant" and not (said or message.get("reasoning_content") or message.get("tool_calls")):
+        if role == "assistant" and not (content or message.get("reasoning_content") or message.get("tool_calls")):
             raise BadRecord("no answer: an assistant turn is empty")
     users = [message["content"] for message in messages if message["role"] == "user"]
     others = [m["content"] + m.get("reasoning_content", "") for m in messages if m["role"] != "user"]

@@ -1,6 +1,6 @@
-"""Many answers at once with one base: prompts laid end to end, one token a forward, finished rows replaced as they end.
+"""Continuous batching with one base model: packed prefill, one token per forward, finished rows replaced at once.
 
-Knows a base and token ids; not files or jobs. Row i of the running answers is sequence i of the cache.
+Works on token ids, without files or jobs. Row i of the running answers is sequence i of the cache.
 """
 
 import random
@@ -18,15 +18,14 @@ from models.runtime.forward import fastest
 from models.runtime.interface import Forward, Inputs, Scored, Selection
 
 PREFILL_ROWS = 2048
-"""Prompt tokens per forward, or one prompt where that is longer: bounds the memory of activations."""
+"""Maximum prompt tokens per forward (a single longer prompt is allowed): bounds the memory of activations."""
 WORTH_SHARING = 16
-"""Tokens that a prompt begins with like another one from which on they are copied and not computed again: system
-prompts, further samples of one prompt."""
+"""Minimum length of a prefix shared with another prompt (system prompt, another sample) to copy its KV cache."""
 
 
 @dataclass(eq=False)
 class BatchAnswer:
-    """One answer in the making. `tag` is the caller's; `numbers` gives its random draws."""
+    """One answer being generated. `tag` is the caller's; `numbers` is its random generator."""
 
     prompt: list[int]
     max_tokens: int
@@ -36,10 +35,10 @@ class BatchAnswer:
     tokens: list[int] = field(default_factory=list)
     finish: str = ""
     hidden: list[torch.Tensor] = field(default_factory=list)
-    """The head's input [H] that gave each token, where they are kept."""
+    """The head's input [H] for each token, if hidden states are kept."""
 
     def take(self, token: int, eos_ids: frozenset[int]) -> None:
-        """Append a token; an end-of-turn token belongs to the answer and ends it."""
+        """Append a token; an end-of-turn token is part of the answer and ends it."""
         self.tokens.append(token)
         if token in eos_ids:
             self.finish = "stop"
@@ -54,20 +53,20 @@ def answer_all(
     top_p: float = 1.0,
     keep_hidden: bool = False,
 ) -> Iterator[tuple[list[BatchAnswer], list[BatchAnswer]]]:
-    """Yield after every forward (answers that just ended, answers still running), until `source` is dry.
+    """Yield (finished answers, running answers) after every forward, until `source` is exhausted.
 
-    `source(n)` gives up to n new answers, [] when there are none now; it is asked whenever a quarter of the batch is
-    free. The caller may stop at any yield. With `keep_hidden` answers bring their hidden states. The first call takes
-    the base's weights over (`models.runtime.forward.fastest`).
+    `source(n)` returns up to n new answers, [] if it has none; it is called whenever a quarter of the batch is free.
+    The caller may stop at any yield. With `keep_hidden`, answers include hidden states. The first call repacks the
+    base's weights in place (`models.runtime.forward.fastest`).
     """
     batch = _Batch(base, fastest(base), batch_size, top_p, keep_hidden)
-    few = max(1, batch_size // 4)
+    min_free = max(1, batch_size // 4)
     while True:
         free = batch_size - len(batch.answers)
-        fresh = source(free) if free >= few else []
-        if not fresh and not batch.answers:
+        new = source(free) if free >= min_free else []
+        if not new and not batch.answers:
             return
-        yield (batch.admit(fresh) if fresh else batch.step()), list(batch.answers)
+        yield (batch.admit(new) if new else batch.step()), list(batch.answers)
 
 
 class _Batch:
@@ -78,29 +77,29 @@ class _Batch:
         self.cache = KVCache.for_batch(base.num_layers, base.max_length, size)
         self.answers: list[BatchAnswer] = []
 
-    def admit(self, fresh: Sequence[BatchAnswer]) -> list[BatchAnswer]:
-        """Prefill new answers' prompts and put them beside the running ones; those that ended at once."""
-        for group in _groups(fresh):
+    def admit(self, new: Sequence[BatchAnswer]) -> list[BatchAnswer]:
+        """Prefill the prompts of new answers and add them to the batch; returns those that ended at once."""
+        for group in _groups(new):
             while group:
                 wave, group = self._wave(group) if self.forward.ragged else (group, [])
                 self._prefill(wave)
         return self._drop_ended()
 
     def _wave(self, group: Sequence[BatchAnswer]) -> tuple[list[BatchAnswer], list[BatchAnswer]]:
-        """Whose prompts are prefilled now, and who waits because one of those begins like it, further than a running
-        one does."""
+        """Split into answers to prefill now and answers to prefill later, because a prompt of this wave shares a longer
+        prefix with them than any running one."""
         wave: list[BatchAnswer] = []
         later: list[BatchAnswer] = []
         for answer in group:
-            known, soon = (_longest_shared(answer.prompt, others)[1] for others in (self.answers, wave))
-            (later if soon - known >= WORTH_SHARING else wave).append(answer)
+            cached, in_wave = (_longest_prefix(answer.prompt, others)[1] for others in (self.answers, wave))
+            (later if in_wave - cached >= WORTH_SHARING else wave).append(answer)
         return wave, later
 
     def _prefill(self, group: Sequence[BatchAnswer]) -> None:
         first = self.cache.admit(len(group))
         if self.forward.ragged:
             for sequence, answer in enumerate(group, first):
-                source, shared = _longest_shared(answer.prompt, self.answers)
+                source, shared = _longest_prefix(answer.prompt, self.answers)
                 if shared >= WORTH_SHARING:
                     self.cache.copy(source, sequence, shared)
         starts = self.cache.lengths[first:]
@@ -108,15 +107,15 @@ class _Batch:
         self.answers += group
 
     def step(self) -> list[BatchAnswer]:
-        """One token for every running answer; those that ended."""
+        """Generate one token for every running answer; returns those that ended."""
         self._forward([answer.tokens[-1:] for answer in self.answers], 0, self.answers)
         return self._drop_ended()
 
     @torch.inference_mode()
-    def _forward(self, texts: Sequence[Sequence[int]], first: int, answers: Sequence[BatchAnswer]) -> None:
-        """The next token of `answers`, whose new `texts` go into the cache."""
-        starts = self.cache.lengths[first : first + len(texts)]
-        inputs = Inputs.batch(texts, starts, self.base.device, first)
+    def _forward(self, token_lists: Sequence[Sequence[int]], first: int, answers: Sequence[BatchAnswer]) -> None:
+        """Add `token_lists` to the cache of `answers` and sample the next token of each."""
+        starts = self.cache.lengths[first : first + len(token_lists)]
+        inputs = Inputs.batch(token_lists, starts, self.base.device, first)
         greedy = all(answer.temperature <= 0 for answer in answers)
         scored = self.forward(inputs, self.cache, Selection(last_only=True, best_only=greedy))
         self.cache.stage(*inputs.counts, first=first)
@@ -129,7 +128,7 @@ class _Batch:
                 answer.hidden.append(hidden)
 
     def _tokens(self, scored: Scored, answers: Sequence[BatchAnswer]) -> list[int]:
-        """Each by its own temperature; the greedy ones draw no number."""
+        """The next tokens, each sampled with its answer's temperature; greedy ones consume no random number."""
         sampled = all(answer.temperature > 0 for answer in answers)
         best: list[int] = [-1] * len(answers) if sampled else scored.best.tolist()
         for temperature in {answer.temperature for answer in answers if answer.temperature > 0}:
@@ -141,7 +140,7 @@ class _Batch:
         return best
 
     def _drop_ended(self) -> list[BatchAnswer]:
-        """Take ended answers out; the last running one moves into each one's place, in the cache too."""
+        """Remove ended answers; the last running one moves to each freed row, in the cache too."""
         ended = []
         for row in reversed(range(len(self.answers))):
             if self.answers[row].finish:
@@ -152,21 +151,21 @@ class _Batch:
         return ended[::-1]
 
 
-def _longest_shared(prompt: Sequence[int], others: Sequence[BatchAnswer]) -> tuple[int, int]:
-    """Which of the others' prompts begins like `prompt` the furthest, and how far; its last token is never shared,
-    since somebody must compute what comes next."""
-    source, longest, most = 0, 0, len(prompt) - 1
+def _longest_prefix(prompt: Sequence[int], others: Sequence[BatchAnswer]) -> tuple[int, int]:
+    """(index of the prompt among `others` with the longest common prefix, its length). The last token is never shared,
+    since its output must be computed."""
+    source, longest, max_shared = 0, 0, len(prompt) - 1
     for number, other in enumerate(others):
         shared = common_prefix(prompt, other.prompt)
         if shared > longest:
-            source, longest = number, min(shared, most)
-        if longest == most:
+            source, longest = number, min(shared, max_shared)
+        if longest == max_shared:
             break
     return source, longest
 
 
 def _groups(answers: Sequence[BatchAnswer]) -> Iterator[list[BatchAnswer]]:
-    """Answers whose prompts are prefilled together, in order."""
+    """Groups of answers whose prompts are prefilled in one forward, in order."""
     group, rows = [], 0
     for answer in answers:
         if group and rows + len(answer.prompt) > PREFILL_ROWS:

@@ -1,8 +1,8 @@
-"""Several OpenAI-compatible servers asked as one: each request goes to one that answers, by load.
+"""A load-balanced pool of OpenAI-compatible servers: each request goes to the least loaded available server.
 
-One that does not answer is left out for a moment, longer each time, and comes back with a single request (as a circuit
-breaker does, half open). A request that it lost goes to another one, so no answer is lost, and none is taken twice.
-A single server is asked with the client's own retries, which know `Retry-After`.
+A failing server is paused with exponential backoff and retried with a single request (a half-open circuit breaker). Its
+failed requests are sent to other servers, so each request gets exactly one answer. A pool of a single server relies on
+the client's own retries, which honour `Retry-After`.
 """
 
 import threading
@@ -20,34 +20,34 @@ from speculoos.redaction import cut
 from speculoos.settings import Endpoint
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds a server is left out after the first failure, and at most; each time twice as long."""
+"""Seconds a server is paused after the first failure, doubled after each further one, and the maximum."""
 PATIENCE = 120.0
-"""Seconds in which not one of several servers answers, after which the work is given up."""
-LOOK = 0.25
-PASSING = (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError)
-"""What says something about a server's moment, not about the request."""
+"""Seconds without any response from any server of a pool, after which requests fail."""
+POLL_SECONDS = 0.25
+RETRYABLE_ERRORS = (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError)
+"""Temporary errors of a server; the request itself may be valid."""
 
 
 class Server:
-    """One base URL: how many requests it has now, how often it failed in a row, and until when it is left out."""
+    """One base URL with its running requests, consecutive failures and pause."""
 
     def __init__(self, endpoint: Endpoint, url: str, label: str, model: str, retries: int):
         self.endpoint, self.label, self.model = endpoint, label, model
         self.busy = self.failures = self.tokens = 0
-        self.out_until = self.next_at = 0.0
+        self.paused_until = self.next_at = 0.0
         self.form: dict[str, Any] | None = None
-        """With what it is asked for token ids; None until it was tried, {} where it says none."""
-        self.trying = threading.Lock()
+        """Request fields that make it return token ids; None before the probe, {} if it returns none."""
+        self.probe_lock = threading.Lock()
         key = endpoint.key or "none"
         self.client = openai.OpenAI(base_url=url, api_key=key, timeout=endpoint.timeout, max_retries=retries)
 
-    def takes(self, at: float) -> bool:
-        """Whether it may have one more request; after a failure only one, until that is answered."""
-        most = 1 if self.failures else self.endpoint.concurrency
-        return self.busy < most and at >= max(self.out_until, self.next_at)
+    def can_take(self, at: float) -> bool:
+        """Whether it accepts another request; after a failure, only one at a time."""
+        limit = 1 if self.failures else self.endpoint.concurrency
+        return self.busy < limit and at >= max(self.paused_until, self.next_at)
 
-    def took(self, at: float) -> None:
-        """It has one more request; the next may come once its rate allows."""
+    def started(self, at: float) -> None:
+        """Count a new request and apply the rate limit."""
         self.busy += 1
         if self.endpoint.requests_per_minute:
             self.next_at = max(at, self.next_at) + 60 / self.endpoint.requests_per_minute
@@ -57,11 +57,11 @@ class Server:
         return self.busy / self.endpoint.concurrency
 
     def failed(self, at: float, pause: float) -> bool:
-        """Leave it out; False when it is out already (requests that were under way together fail together)."""
-        if at < self.out_until:
+        """Pause the server; False if it is paused already (concurrent requests fail together)."""
+        if at < self.paused_until:
             return False
         self.failures += 1
-        self.out_until = at + max(pause, min(FIRST_PAUSE * 2 ** (self.failures - 1), LONGEST_PAUSE))
+        self.paused_until = at + max(pause, min(FIRST_PAUSE * 2 ** (self.failures - 1), LONGEST_PAUSE))
         return True
 
 
@@ -76,55 +76,55 @@ class EndpointPool:
         clock: Callable[[], float] = time.monotonic,
         probe: dict[str, Any] | None = None,
     ):
-        """`model` is asked for in place of the endpoints' own; `say(message, level)` hears of servers that go and come
-        back. `probe`: a small request, with which each server is asked first how it says token ids; None: they are not
-        wanted. Raises BadInput when a model is named nowhere."""
-        places = [(endpoint, url) for endpoint in endpoints for url in endpoint.urls]
-        self.servers = [self._server(*place, model, len(places)) for place in places]
+        """`model` replaces the endpoints' own; `say(message, level)` reports failing and recovered servers. `probe`: a
+        small request that is first sent to each server to find out how it returns token ids; None if they are not
+        needed. Raises BadInput when an endpoint has no model."""
+        urls = [(endpoint, url) for endpoint in endpoints for url in endpoint.urls]
+        self.servers = [self._server(*pair, model, len(urls)) for pair in urls]
         self._say, self._clock, self._probe = say, clock, probe
         self._answered_at = clock()
         self._changed = threading.Condition()
 
     @property
     def most_retries(self) -> int:
-        """Of one request, beside the client's own: a request that takes every server too long must end."""
+        """Maximum retries of one request, besides the client's own, so that an unanswerable request ends."""
         return sum(server.endpoint.retries + 1 for server in self.servers) if len(self.servers) > 1 else 0
 
     @property
     def slots(self) -> int:
-        """Requests that may be under way at once."""
+        """Maximum concurrent requests."""
         return sum(server.endpoint.concurrency for server in self.servers)
 
     @property
     def tokens(self) -> dict[str, int]:
-        """{server: tokens that it has generated}."""
+        """{server: generated tokens}."""
         return {server.label: server.tokens for server in self.servers}
 
     def config(self) -> dict[str, str]:
-        """Whom answers come from, for `dataset.json`: names of endpoints and of models."""
+        """Names of the endpoints and models, for `dataset.json`."""
         names, models = [server.endpoint.name for server in self.servers], [server.model for server in self.servers]
         return {"endpoint": ",".join(dict.fromkeys(names)), "model": ",".join(dict.fromkeys(models))}
 
-    def ask(self, stopped: threading.Event, **asked: Any) -> tuple[Reply, int]:
-        """(an answer, retries) to a chat, or with a `prompt` to a plain completion. Raises what a server said of the
-        request, or what became of it when each server had it `retries` times more; Unavailable when no server answers
-        any more, Cancelled once `stopped` is set."""
+    def ask(self, stopped: threading.Event, **request: Any) -> tuple[Reply, int]:
+        """(reply, retries) to a chat completion, or with a `prompt` to a plain completion. Raises the client's error
+        when the request is invalid or all retries failed, Unavailable when no server responds, Cancelled once `stopped`
+        is set."""
         retries = 0
         while True:
-            server = self._take(stopped)
+            server = self._acquire(stopped)
             try:
-                reply, again = _sent(server, self._form(server), asked)
-            except PASSING as error:
-                self._give_back(server, error)
+                reply, client_retries = _send(server, self._form(server), request)
+            except RETRYABLE_ERRORS as error:
+                self._release(server, error)
                 if retries >= self.most_retries:
                     raise
                 retries += 1
             except BaseException:
-                self._give_back(server)
+                self._release(server)
                 raise
             else:
-                self._give_back(server, tokens=reply.tokens)
-                return reply, retries + again
+                self._release(server, tokens=reply.tokens)
+                return reply, retries + client_retries
 
     def _server(self, endpoint: Endpoint, url: str, model: str, count: int) -> Server:
         if not (model := model or endpoint.model):
@@ -133,32 +133,32 @@ class EndpointPool:
         label = f"{endpoint.name} {number}" if len(endpoint.urls) > 1 else endpoint.name
         return Server(endpoint, url, label, model, endpoint.retries if count == 1 else 0)
 
-    def _take(self, stopped: threading.Event) -> Server:
+    def _acquire(self, stopped: threading.Event) -> Server:
         with self._changed:
             while not stopped.is_set():
                 at = self._clock()
-                if free := [server for server in self.servers if server.takes(at)]:
+                if free := [server for server in self.servers if server.can_take(at)]:
                     server = min(free, key=lambda server: server.load)
-                    server.took(at)
+                    server.started(at)
                     return server
                 self._check_patience(at)
-                self._changed.wait(self._pause(at))
+                self._changed.wait(self._wait_time(at))
         raise Cancelled("Stopped at your request.")
 
-    def _pause(self, at: float) -> float:
-        """Until a server's rate allows another request, as far as that is soon."""
-        soon = [server.next_at - at for server in self.servers if server.next_at > at]
-        return max(0.001, min([LOOK, *soon]))
+    def _wait_time(self, at: float) -> float:
+        """Seconds until a server's rate limit allows another request, at most POLL_SECONDS."""
+        waits = [server.next_at - at for server in self.servers if server.next_at > at]
+        return max(0.001, min([POLL_SECONDS, *waits]))
 
     def _form(self, server: Server) -> dict[str, Any]:
-        """With what a server is asked for token ids, found out by the first request to it."""
+        """Request fields that make a server return token ids, found with the probe on first use."""
         if self._probe is None:
             return {}
-        with server.trying:
+        with server.probe_lock:
             if server.form is None:
-                server.form = _form_of(server, self._probe)
+                server.form = _find_form(server, self._probe)
                 if not server.form:
-                    self._say(f"{server.label} says no token ids; its answers are tokenised for training.", "warning")
+                    self._say(f"{server.label} sends no token ids; its answers are tokenised for training.", "warning")
             return server.form
 
     def _check_patience(self, at: float) -> None:
@@ -166,18 +166,18 @@ class EndpointPool:
             names = ", ".join(server.label for server in self.servers)
             raise Unavailable(
                 f"None of the endpoints has answered for {PATIENCE:.0f} s: {names}.",
-                "What was finished is kept; retry when they answer again.",
+                "Finished rows are kept; retry when they answer again.",
             )
 
-    def _give_back(self, server: Server, error: Exception | None = None, tokens: int = 0) -> None:
-        """The request is over; without an `error` the server is well."""
+    def _release(self, server: Server, error: Exception | None = None, tokens: int = 0) -> None:
+        """Record the end of a request; without an `error` the server is healthy."""
         with self._changed:
             server.busy -= 1
             server.tokens += tokens
-            news = self._failed(server, error) if error and len(self.servers) > 1 else self._well(server)
+            notice = self._failed(server, error) if error and len(self.servers) > 1 else self._succeeded(server)
             self._changed.notify()
-        if news:
-            self._say(*news)
+        if notice:
+            self._say(*notice)
 
     def _failed(self, server: Server, error: Exception) -> tuple[str, str] | None:
         first = server.failures == 0
@@ -185,53 +185,52 @@ class EndpointPool:
             return f"{server.label} does not answer ({plain_reason(error)}); the others go on without it.", "warning"
         return None
 
-    def _well(self, server: Server) -> tuple[str, str] | None:
+    def _succeeded(self, server: Server) -> tuple[str, str] | None:
         self._answered_at = self._clock()
-        back, server.failures, server.out_until = server.failures > 0, 0, 0.0
-        return (f"{server.label} answers again.", "info") if back else None
+        recovered, server.failures, server.paused_until = server.failures > 0, 0, 0.0
+        return (f"{server.label} answers again.", "info") if recovered else None
 
 
-def _sent(server: Server, form: dict[str, Any], asked: dict[str, Any]) -> tuple[Reply, int]:
-    """(the answer of a server, its client's own retries)."""
-    kind = server.client.completions if "prompt" in asked else server.client.chat.completions
-    extra = {**form, **asked.get("extra_body", {})}
-    raw = kind.with_raw_response.create(model=server.model, **{**asked, "extra_body": extra or None})
+def _send(server: Server, form: dict[str, Any], request: dict[str, Any]) -> tuple[Reply, int]:
+    """(reply of a server, the client's own retries)."""
+    kind = server.client.completions if "prompt" in request else server.client.chat.completions
+    extra = {**form, **request.get("extra_body", {})}
+    raw = kind.with_raw_response.create(model=server.model, **{**request, "extra_body": extra or None})
     body = _json(raw.http_response)
     return replace(reply_of(body), body=body, seconds=raw.elapsed.total_seconds()), raw.retries_taken
 
 
 def _json(response: Any) -> Any:
-    """Raises ValueError where there is none."""
     try:
         return response.json()
     except (ValueError, RecursionError):
         raise ValueError("an answer that is no JSON") from None
 
 
-def _form_of(server: Server, probe: dict[str, Any]) -> dict[str, Any]:
-    """The first form upon which a server says token ids, {} for none: those it does not know it refuses, or ignores."""
+def _find_form(server: Server, probe: dict[str, Any]) -> dict[str, Any]:
+    """The first of FORMS with which a server returns token ids, {} for none; unknown fields are rejected or ignored."""
     for form in FORMS:
         with suppress(openai.BadRequestError, openai.UnprocessableEntityError):
-            if _sent(server, form, probe)[0].ids:
+            if _send(server, form, probe)[0].ids:
                 return form
     return {}
 
 
 def plain_reason(error: Exception) -> str:
-    """One short line: the status and what the endpoint said."""
+    """One short line: the status and the endpoint's error message."""
     if isinstance(error, openai.APITimeoutError):
         return "no answer within the time limit"
     if isinstance(error, openai.APIConnectionError):
         return "no connection"
     body = getattr(error, "body", None)
-    said = body.get("message") if isinstance(body, dict) else None
-    text = cut(str(said or error).splitlines()[0], 200) if str(said or error) else type(error).__name__
+    message = body.get("message") if isinstance(body, dict) else None
+    text = cut(str(message or error).splitlines()[0], 200) if str(message or error) else type(error).__name__
     status = getattr(error, "status_code", None)
     return f"{status} {text}" if status and not text.startswith(str(status)) else text
 
 
 def _retry_after(error: Exception) -> float:
-    """Seconds that the server asked for, two minutes at most; 0 where it did not."""
+    """Seconds of the Retry-After header, at most PATIENCE; 0 without one."""
     response = getattr(error, "response", None)
     text = response.headers.get("retry-after", "") if response is not None else ""
     return min(float(text), PATIENCE) if text.replace(".", "", 1).isdigit() else 0.0

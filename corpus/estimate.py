@@ -1,6 +1,6 @@
-"""What a generation will take, said and checked before it starts: disk and memory by arithmetic, time once measured.
+"""Estimate a generation's disk and memory usage, and check it before the start.
 
-The page's earlier estimate knows rows only; here the base is loaded and prompts can be counted in its tokens.
+More exact than the estimate of the page, since the base is loaded and prompts can be tokenised.
 """
 
 import shutil
@@ -18,13 +18,13 @@ from speculoos.errors import SpeculoosError, Unavailable
 
 SAMPLE = 64
 BYTES_PER_TOKEN = 14
-"""A stored token: its text, and its id in JSON (measured: 13.6 on English answers of the starter)."""
+"""Bytes of a stored token: text, and id in JSON (measured: 13.6 on English answers of the starter model)."""
 SPARE_DISK = 200 * 10**6
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Rows to answer, tokens that will be made at most, and bytes of disk and of memory beside the loaded base."""
+    """Rows to answer, maximum new tokens, bytes of disk, and bytes of memory in addition to the loaded base."""
 
     rows: int
     tokens: int
@@ -32,39 +32,38 @@ class Needs:
     memory: int
 
     def sentence(self) -> str:
-        """For the log."""
         return (
             f"{self.rows} prompts, at most {self.tokens:,} new tokens: up to {self.disk / 1e6:,.0f} MB of disk and "
-            f"{self.memory / 1e6:,.0f} MB of memory beside the model."
+            f"{self.memory / 1e6:,.0f} MB of memory in addition to the model."
         )
 
 
 def needs(base: LoadedBase, source: str | Path, options: GenerateOptions, rows: int) -> Needs:
-    """Estimate from the first 64 prompts: their turns, their tokens, and the longest of them.
+    """Extrapolate from the turns and tokens of the first 64 prompts.
 
-    Memory is two key-value caches of a full batch (a batch is copied when rows change) and one prefill's activations:
+    Memory is two KV caches of a full batch (a batch is copied when rows change) and one prefill's activations:
     2 · batch · length · (2 · layers · key width) · bytes, plus batch · prompt · 8 · hidden · bytes.
     """
     sample = list(islice(to_answer(source, options, set()), SAMPLE))
     turns = sum(len(c.users) for c in sample) / max(len(sample), 1)
     lengths = [sum(_tokens(base, text) for text in (c.system, *c.users)) + 16 * len(c.users) for c in sample] or [0]
     prompt, longest = sum(lengths) / len(lengths), max(lengths)
-    most = max(len(c.users) for c in sample) if sample else 1
-    width = min(longest + most * options.max_tokens, base.max_length)
+    turns_max = max(len(c.users) for c in sample) if sample else 1
+    length = min(longest + turns_max * options.max_tokens, base.max_length)
     size = torch.empty((), dtype=base.dtype).element_size()
-    cache = 2 * options.batch_size * width * _cache_width(base.config) * size
+    cache = 2 * options.batch_size * length * _cache_width(base.config) * size
     prefill = options.batch_size * longest * 8 * base.hidden_size * size
     tokens = round(rows * turns * options.max_tokens)
     return Needs(rows, tokens, round((tokens + rows * prompt) * BYTES_PER_TOKEN), round(cache + prefill))
 
 
 def check(needed: Needs, base: LoadedBase, folder: str | Path) -> None:
-    """Raise Unavailable when the disk or the memory does not hold what is needed."""
+    """Raise Unavailable when there is not enough disk space or memory."""
     free = shutil.disk_usage(Path(folder)).free
     if needed.disk + SPARE_DISK > free:
         raise Unavailable(
             f"The answers may take {needed.disk / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB left; "
-            "take fewer prompts or tokens, or free some space."
+            "use fewer prompts or tokens, or free some space."
         )
     memory = _free_memory(base.device)
     if needed.memory > memory:

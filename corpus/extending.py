@@ -1,4 +1,4 @@
-"""More rows into a data set that is in use: they gather beside it, and come in together when all are there."""
+"""Add rows to a data set in use: they are collected in a work folder and moved in together at the end."""
 
 import shutil
 from pathlib import Path
@@ -9,8 +9,8 @@ from speculoos.sums import SUMS
 
 
 def begin(folder: Path, work: Path) -> Path:
-    """A folder `work` that holds what data set `folder` holds, and what an earlier attempt added to that. Its writer
-    goes on there; the data set stays as it is."""
+    """Prepare the folder `work` with the content of data set `folder`, plus the rows of an earlier attempt, for a
+    writer to continue. The data set itself is not changed."""
     work.mkdir(parents=True, exist_ok=True)
     if not (work / SUMS).exists():
         for file in [*shard_files(folder), *(path for path in [folder / SUMS] if path.exists())]:
@@ -19,7 +19,7 @@ def begin(folder: Path, work: Path) -> Path:
 
 
 def land(work: Path, folder: Path) -> None:
-    """Bring what `work` holds into data set `folder`, its sums and its summary last. Done twice it changes nothing."""
+    """Move the content of `work` into data set `folder`, checksums and summary last. Idempotent."""
     for file in [*shard_files(work), work / SUMS, work / SUMMARY]:
         link_or_copy(file, folder / file.name)
     shutil.rmtree(work.parent, ignore_errors=True)

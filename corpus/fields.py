@@ -1,4 +1,4 @@
-"""What a field of a record holds: texts, lists, labels, each looked at, with the reason where it is something else."""
+"""Validated access to the fields of a record: texts, lists, labels. Raises BadRecord with the reason."""
 
 import json
 from typing import Any
@@ -7,15 +7,15 @@ from corpus.records import MAX_ROW_BYTES, too_long
 
 MAX_TURNS = 200
 MAX_LABEL = 200
-"""Most characters of a category, and of what says where a row came from."""
+"""Maximum characters of a category and of origin fields."""
 
 
 class BadRecord(Exception):
-    """Why the record at hand cannot be used."""
+    """The record is unusable; the message is the reason."""
 
 
 def check_text(row: dict[str, Any]) -> None:
-    """Prompts are looked at with their place; all else of a row must be text that can be written too."""
+    """Raise BadRecord when a row cannot be written as UTF-8 JSON. Prompts are checked by `text_of`, with the field."""
     try:
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
@@ -25,7 +25,7 @@ def check_text(row: dict[str, Any]) -> None:
 
 
 def text_of(value: Any, where: str) -> str:
-    """A text, or the texts of a list of parts."""
+    """A text, or the joined texts of a list of parts."""
     if isinstance(value, list):
         value = "".join(_part(part, where) for part in value)
     if not isinstance(value, str):
@@ -44,7 +44,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def list_of(value: Any, key: str) -> list[Any]:
-    """A list, or the JSON text of one, as CSV cells hold them."""
+    """A list, or its JSON text, as in CSV cells; any other text becomes one user message."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -58,7 +58,7 @@ def list_of(value: Any, key: str) -> list[Any]:
 
 
 def check_size(*texts: list[str]) -> None:
-    """Refuse too many turns (the first list) and too long rows (all lists)."""
+    """Raise BadRecord for too many turns (the first list) or a too long row (all lists)."""
     if len(texts[0]) > MAX_TURNS:
         raise BadRecord(f"{len(texts[0])} user turns; at most {MAX_TURNS} are taken")
     if sum(len(text) for group in texts for text in group) > MAX_ROW_BYTES:
@@ -66,23 +66,23 @@ def check_size(*texts: list[str]) -> None:
 
 
 def category_of(record: dict[str, Any]) -> str:
-    """By which figures are grouped; "" where it says none."""
+    """The category by which figures are grouped, "" if none."""
     return str(record["category"])[:MAX_LABEL] if filled(record.get("category")) else ""
 
 
 def origin_of(record: dict[str, Any]) -> dict[str, Any]:
-    """Where the row came from, as far as it says: its own id and data set."""
+    """The origin of a row: its own id and data set, if present."""
     keys = ("id", "question_id", "conversation_id", "dataset", "source")
     labels = {k: record[k] for k in keys if isinstance(record.get(k), str | int) and filled(record[k])}
     return {k: value[:MAX_LABEL] if isinstance(value, str) else value for k, value in labels.items()}
 
 
 def filled(value: Any) -> bool:
-    """Whether a field says anything."""
+    """Whether a field is neither None nor an empty text or list."""
     return value is not None and value != "" and value != []
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in words."""
+    """The type of a JSON value, for error messages."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     return names.get(type(value), "nothing" if value is None else type(value).__name__)

@@ -1,5 +1,5 @@
-"""The first rows of a file as an import would read them, and the columns it has. For a limited child
-(speculoos.limited): foreign files are read here before anybody asked for the import."""
+"""Preview of an import: the first rows and the columns of a file. Runs in a child process with limits
+(speculoos.limited), since it reads untrusted files."""
 
 from itertools import islice
 from pathlib import Path
@@ -14,28 +14,23 @@ from corpus.rows import BadRow
 from corpus.shapes import FIELDS
 
 LONGEST = 2_000
-"""Characters of a message that are shown."""
+"""Maximum characters of a message that are shown."""
 COLUMNS = 60
 ROWS = 5
 SEARCHED = 10_000
 
 
 def look(path: str, with_answers: bool, mapping: dict[str, str]) -> dict[str, Any]:
-    """{"columns": names, "rows": [{"line", "messages"} or {"line", "reason"}]} of the first rows.
-
-    Raises BadInput where the file cannot be read at all.
-    """
+    """{"columns": names, "rows": [{"line", "messages"} or {"line", "reason"}]} of the first rows. Raises BadInput when
+    the file cannot be read."""
     parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
     read = islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), ROWS)
-    return {"columns": columns(path), "rows": [_shown(row) for row in read]}
+    return {"columns": columns(path), "rows": [_display(row) for row in read]}
 
 
 def nothing_kept(path: str, with_answers: bool, mapping: dict[str, str]) -> str:
-    """Why an import would drop every row of a file: what is wrong with the first; "" where it keeps one. Of a longer
-    file the first SEARCHED rows count.
-
-    Raises BadInput where the file cannot be read at all.
-    """
+    """The reason why an import would drop all rows (of the first SEARCHED ones): the error of the first row; "" if any
+    row is good. Raises BadInput when the file cannot be read."""
     parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
     first = None
     for row in islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), SEARCHED):
@@ -46,7 +41,7 @@ def nothing_kept(path: str, with_answers: bool, mapping: dict[str, str]) -> str:
 
 
 def columns(path: str) -> list[str]:
-    """Names of the fields of the first records, as they are written there, in the order in which they come."""
+    """Field names of the first records, unchanged and in order of appearance."""
     names: dict[str, None] = {}
     for record in islice(read_records(path), ROWS):
         if not isinstance(record, Broken) and isinstance(record.value, dict):
@@ -54,7 +49,7 @@ def columns(path: str) -> list[str]:
     return list(names)[:COLUMNS]
 
 
-def _shown(row: Any) -> dict[str, Any]:
+def _display(row: Any) -> dict[str, Any]:
     if isinstance(row, BadRow):
         return {"line": row.line, "reason": row.reason}
     messages = [{"role": m["role"], "content": m["content"][:LONGEST]} for m in _with_references(row)]
@@ -62,11 +57,11 @@ def _shown(row: Any) -> dict[str, Any]:
 
 
 def _with_references(row: Any) -> list[dict[str, Any]]:
-    """Of a prompt, the answers that came along after the turns they answer."""
-    given = list(getattr(row, "reference", ()))
-    found: list[dict[str, Any]] = []
+    """The row's messages, with reference answers after the user turns they belong to."""
+    references = list(getattr(row, "reference", ()))
+    messages: list[dict[str, Any]] = []
     for message in row.messages:
-        found.append(message)
-        if message["role"] == "user" and given and (text := given.pop(0)):
-            found.append({"role": "reference", "content": text})
-    return found
+        messages.append(message)
+        if message["role"] == "user" and references and (text := references.pop(0)):
+            messages.append({"role": "reference", "content": text})
+    return messages

@@ -1,7 +1,7 @@
-"""Answers to a prompt set by the local base: batched, turn by turn, with the exact token ids kept.
+"""Answer a prompt set with the local base model: batched, turn by turn, with exact token ids.
 
-Finished rows are in shards within a minute; a later call with the same folder goes on with the rest. Greedy answers
-do not depend on the batch but for rounding; sampled ones use random numbers that belong to the row.
+Finished rows are written to shards within a minute; another call with the same folder continues with the rest. Greedy
+answers do not depend on the batch except for rounding; sampled ones use random numbers derived from the row.
 """
 
 import time
@@ -29,13 +29,13 @@ from training.hidden_states.kept import KeptStates
 
 FLUSH_SECONDS = 20.0
 POOL = 8  # batches whose prompts are sorted by length together
-WORTH_KEEPING = 16  # tokens of an answer that the clock cut short
+WORTH_KEEPING = 16  # minimum tokens of an answer truncated by the time limit
 
 
 def generation_dtype(device: str = "cpu") -> str:
-    """bfloat16 where it is faster: on GPUs, and on CPUs that multiply in it; float32 elsewhere.
+    """bfloat16 where it is faster (GPUs, and CPUs with native support), else float32.
 
-    Measured on two cores with AVX512-BF16, batch 32, SmolLM2-135M: 353 tokens a second against 214.
+    Measured on two cores with AVX512-BF16, batch 32, SmolLM2-135M: 353 tokens per second instead of 214.
     """
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return "bfloat16"
@@ -45,7 +45,7 @@ def generation_dtype(device: str = "cpu") -> str:
 
 @dataclass(eq=False)
 class _Turn:
-    """A conversation whose next answer is being made. `ids` is everything the base saw or wrote so far."""
+    """A conversation whose next answer is being generated. `ids` are all token ids so far, prompts and answers."""
 
     conversation: Conversation
     ids: list[int] = field(default_factory=list)
@@ -64,25 +64,25 @@ def generate_local(
 ) -> dict[str, Any]:
     """Answer the prompts of data set `source` into data set `folder`; returns the report:
 
-    `rows`, `tokens` (generated), `seconds`, `tokens_per_second` (both of this call), `finish` (answers by how they
-    ended), `failed` ([{id, reason}]), `left_out` (those by kind), `complete` (False when the clock stopped it; answers
-    it cut short are kept from 16 tokens on), `dtype`. `keep` takes the hidden states of the rows that are kept. Raises
-    Unavailable when disk or memory will not do, Cancelled, after saving what is finished, when the reporter says stop.
+    `rows`, `tokens` (generated), `seconds`, `tokens_per_second` (both of this call), `finish` (answers by finish
+    reason), `failed` ([{id, reason}]), `left_out` (failed rows by kind), `complete` (False when the time limit stopped
+    it; truncated answers are kept from 16 tokens on), `dtype`. Hidden states of kept rows are stored in `keep`. Raises
+    Unavailable for too little disk space or memory, Cancelled after a stop request; finished rows are kept.
     """
     card = card or read_card(base.path)
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
-        _say_needs(base, source, folder, options, reporter, total - len(shards.done))
+        _check_needs(base, source, folder, options, reporter, total - len(shards.done))
         run = _LocalRun(base, shards, options, reporter, total, keep)
-        run.go(to_answer(source, options, shards.done))
-        run.telling.now(run.tokens, last=True)
+        run.run(to_answer(source, options, shards.done))
+        run.status.update(run.tokens, last=True)
     report = run.report()
     sums = {"base_sha256": card.get("weights_sha256", ""), "tokenizer_sha256": card.get("tokenizer_sha256", "")}
     return close(folder, options, report, source=Path(source).name, **sums)
 
 
 class _LocalRun:
-    """One call's state: what waits, what ended, what was counted."""
+    """State of one call: queued answers and counters."""
 
     def __init__(
         self,
@@ -96,23 +96,23 @@ class _LocalRun:
         self.base, self.shards, self.options, self.reporter, self.total = base, shards, options, reporter, total
         self.keep = keep
         self.ready: list[BatchAnswer] = []
-        self.telling = Telling(reporter, shards.folder)
+        self.status = Telling(reporter, shards.folder)
         self.finish: dict[str, int] = {}
         self.tokens, self.complete = 0, True
         self.started = time.monotonic()
 
-    def go(self, rows: Iterator[Conversation]) -> None:
+    def run(self, rows: Iterator[Conversation]) -> None:
         def source(count: int) -> list[BatchAnswer]:
             return self._next(rows, count)
 
         options = self.options
         for ended, running in answer_all(self.base, source, options.batch_size, options.top_p, self.keep is not None):
             for answer in ended:
-                self._ended(answer)
+                self._finish_answer(answer)
             self._report_progress()
             check_stop(self.reporter)
             if options.max_minutes is not None and self.seconds > options.max_minutes * 60:
-                self._cut(running)
+                self._keep_truncated(running)
                 return
 
     @property
@@ -127,47 +127,47 @@ class _LocalRun:
             "seconds": round(self.seconds, 1),
             "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
             "finish": self.finish,
-            "failed": self.telling.failed,
-            "left_out": dict(self.telling.kinds),
+            "failed": self.status.failed,
+            "left_out": dict(self.status.kinds),
             "complete": self.complete,
             "dtype": str(self.base.dtype).removeprefix("torch."),
         }
 
     def _next(self, rows: Iterator[Conversation], count: int) -> list[BatchAnswer]:
-        """Up to `count` answers to make; prompts of like length lie together, within a pool of some batches."""
+        """Up to `count` answers to generate; prompts are sorted by length within a pool of POOL batches."""
         if not self.ready:
             for conversation in islice(rows, POOL * self.options.batch_size):
                 self._queue(_Turn(conversation))
             self.ready.sort(key=lambda answer: len(answer.prompt), reverse=True)
-        taken, self.ready = self.ready[:count], self.ready[count:]
-        return taken
+        batch, self.ready = self.ready[:count], self.ready[count:]
+        return batch
 
     def _queue(self, turn: _Turn) -> None:
-        """Make the next answer of a conversation ready, or report why it cannot be made."""
+        """Queue the next answer of a conversation, or report why it cannot be generated."""
         conversation = turn.conversation
         try:
             turn.ids = self._prompt(turn)
         except SpeculoosError as error:
-            self.telling.left_out(conversation, FAILED, str(error))
+            self.status.add_omitted(conversation, FAILED, str(error))
             return
-        room = self.base.max_length - len(turn.ids)
-        if room < 1:
-            self.telling.left_out(
+        remaining = self.base.max_length - len(turn.ids)
+        if remaining < 1:
+            self.status.add_omitted(
                 conversation, FAILED, f"{len(turn.ids)} prompt tokens; this base takes {self.base.max_length}"
             )
             return
         numbers = row_numbers(self.options.seed, conversation.id, len(conversation.answers))
         temperature = self.options.temperature_of(conversation.id)
-        self.ready.append(BatchAnswer(turn.ids, min(self.options.max_tokens, room), numbers, turn, temperature))
+        self.ready.append(BatchAnswer(turn.ids, min(self.options.max_tokens, remaining), numbers, turn, temperature))
 
     def _prompt(self, turn: _Turn) -> list[int]:
-        """The ids before the next answer: the exact ids so far and what the template puts between two turns."""
+        """The prompt ids of the next answer: the exact ids so far, and the template's tokens between two turns."""
         messages = turn.conversation.messages()
         if not turn.ids:
             return render(self.base.tokenizer, messages)
         return turn.ids + after_answer(self.base.tokenizer, self.base.eos_ids, messages, turn.ids[-1])
 
-    def _ended(self, answer: BatchAnswer) -> None:
+    def _finish_answer(self, answer: BatchAnswer) -> None:
         turn: _Turn = answer.tag
         conversation = turn.conversation
         self.tokens += len(answer.tokens)
@@ -180,41 +180,41 @@ class _LocalRun:
         if not conversation.complete:
             self._queue(turn)
         elif problem := conversation.problem(self.options):
-            self.telling.left_out(conversation, *problem)
+            self.status.add_omitted(conversation, *problem)
         else:
-            self._keep_states(turn)
+            self._store_hidden_states(turn)
             self._keep(conversation.to_json(token_ids=turn.ids, loss_spans=turn.spans))
 
-    def _keep_states(self, turn: _Turn) -> None:
-        """Before its row is: what is finished has them. The one at t gave token t + 1."""
+    def _store_hidden_states(self, turn: _Turn) -> None:
+        """Store hidden states before the row, so that finished rows have them. The one at t predicted token t + 1."""
         if self.keep:
-            places = [at - 1 for start, end in turn.spans for at in range(start, end)]
-            self.keep.write_answers(turn.ids, places, torch.stack(turn.hidden))
+            positions = [at - 1 for start, end in turn.spans for at in range(start, end)]
+            self.keep.write_answers(turn.ids, positions, torch.stack(turn.hidden))
 
     def _keep(self, row: dict[str, Any]) -> None:
         self.shards.add(row)
-        self.telling.made(row, sum(end - start for start, end in row["loss_spans"]))
+        self.status.add_row(row, sum(end - start for start, end in row["loss_spans"]))
 
-    def _cut(self, running: list[BatchAnswer]) -> None:
-        """The clock ended the run: keep what is worth keeping of the conversations in the making, without EOS."""
+    def _keep_truncated(self, running: list[BatchAnswer]) -> None:
+        """At the time limit: keep running conversations whose last answer has at least WORTH_KEEPING tokens."""
         self.complete = False
         for answer in running:
             conversation = answer.tag.conversation
             if len(answer.tokens) >= WORTH_KEEPING:
                 answer.finish = "length"
                 conversation.users = conversation.users[: len(conversation.answers) + 1]
-                self._ended(answer)
+                self._finish_answer(answer)
 
     def _report_progress(self) -> None:
-        self.telling.now(self.tokens)
-        done = len(self.shards.done) + len(self.telling.failed)
+        self.status.update(self.tokens)
+        done = len(self.shards.done) + len(self.status.failed)
         note = f"{self.tokens / max(self.seconds, 1e-9):.0f} tokens/s"
         self.reporter.progress(done, self.total, "rows", note)
 
 
-def _say_needs(
+def _check_needs(
     base: LoadedBase, source: str | Path, folder: str | Path, options: GenerateOptions, reporter: Reporter, rows: int
 ) -> None:
-    needed = needs(base, source, options, rows)
-    reporter.log(needed.sentence())
-    check(needed, base, folder)
+    estimate = needs(base, source, options, rows)
+    reporter.log(estimate.sentence())
+    check(estimate, base, folder)

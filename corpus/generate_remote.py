@@ -1,8 +1,7 @@
-"""Answers to a prompt set through an OpenAI-compatible endpoint that the operator named in the settings.
+"""Answer a prompt set through OpenAI-compatible endpoints from the settings.
 
-Threads ask, with the client's own retries; this one writes, so every row arrives once, in any order, and rows that
-still come after a stop are dropped. The key is read from the environment when the client is made and appears nowhere
-else.
+Worker threads send the requests; the calling thread writes the rows, each once and in any order, and drops those that
+arrive after a stop. API keys are read from the environment when the client is created and never logged.
 """
 
 import queue
@@ -46,20 +45,20 @@ def generate_remote(
 ) -> dict[str, Any]:
     """Answer the prompts of data set `source` into `folder` with `model` (default each endpoint's); returns the report:
 
-    `rows`, `tokens` (as the endpoint counts them), `seconds`, `finish`, `failed` ([{id, reason}]), `left_out` (those by
-    kind), `labels` (answered rows by how their labels are known), `retries` (of rows that were answered), `complete`.
-    `served` is the base behind the endpoints: token ids are then asked for and kept. Rows that failed after all retries
-    are left out and tried again by the next call. Raises Unavailable when an endpoint refuses everything, Cancelled
-    when the reporter says stop; what is finished is kept.
+    `rows`, `tokens` (as counted by the endpoint), `seconds`, `finish`, `failed` ([{id, reason}]), `left_out` (failed
+    rows by kind), `labels` (answered rows by label source), `retries` (of answered rows), `complete`. With `served`,
+    the base model behind the endpoints, token ids are requested and stored. Rows that failed after all retries are
+    omitted; the next call tries them again. Raises Unavailable when an endpoint rejects all requests, Cancelled when
+    the reporter requests a stop; finished rows are kept.
     """
     endpoints = [endpoints] if isinstance(endpoints, Endpoint) else endpoints
     if options.api == "completions" and served is None:
-        raise BadInput("Plain completions need the base that the endpoint serves: its template is rendered here.")
+        raise BadInput("Plain completions need the base that the endpoint serves, to render its chat template.")
     pool = EndpointPool(endpoints, model, reporter.log, probe=_probe(options, served))
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
         run = _RemoteRun(pool, shards, options, reporter, total, served)
-        run.go(to_answer(source, options, set(shards.done)))
+        run.run(to_answer(source, options, set(shards.done)))
     report = run.report()
     sums = {"base_sha256": "", "tokenizer_sha256": ""}
     if served:
@@ -68,18 +67,18 @@ def generate_remote(
 
 
 def _probe(options: GenerateOptions, served: ServedBase | None) -> dict[str, Any] | None:
-    """A request for one token, which shows how a server says token ids."""
+    """A request for one token, to find out how a server returns token ids."""
     if served is None:
         return None
-    asked: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0}
+    limits: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0}
     if options.api == "completions":
-        return {"prompt": served.render(HELLO), **asked}
-    return {"messages": HELLO, **asked}
+        return {"prompt": served.render(HELLO), **limits}
+    return {"messages": HELLO, **limits}
 
 
 @dataclass
 class _Row:
-    """A row on its way: its token ids, what the endpoint counted, and why it failed, if it did."""
+    """A row being answered: its token ids, the endpoint's token count, and the error if it failed."""
 
     conversation: Conversation
     trail: Trail | None = None
@@ -88,7 +87,7 @@ class _Row:
     error: Exception | None = None
 
     def take(self, reply: Reply, prompt: list[int] | None) -> None:
-        """The next answer of the conversation, and its ids; `prompt` is what our template makes of what was asked."""
+        """Add the next answer and its ids; `prompt` are the prompt ids by our chat template."""
         if self.trail is not None and prompt is not None:
             self.trail.take(prompt, reply)
         if reply.reasoning:
@@ -98,14 +97,14 @@ class _Row:
         self.tokens += reply.tokens
 
     def to_json(self) -> dict[str, Any]:
-        """The line of a data set folder."""
-        known = self.trail.to_json() if self.trail else {}
-        return self.conversation.to_json(answer_tokens=self.tokens, **known)
+        """The row in a data set folder."""
+        extra = self.trail.to_json() if self.trail else {}
+        return self.conversation.to_json(answer_tokens=self.tokens, **extra)
 
 
-class _Asking:
-    """Threads that share the rows and put each into `ended`, answered or not; None for a thread that found no more,
-    an error for one that could not read on."""
+class _RequestThreads:
+    """Threads that answer the rows and put each into the queue `results`: answered or failed rows, None for a finished
+    thread, an exception if the rows cannot be read."""
 
     def __init__(
         self,
@@ -115,29 +114,29 @@ class _Asking:
         served: ServedBase | None = None,
     ):
         self.pool, self.options, self.served = pool, options, served
-        self.ended: queue.SimpleQueue[_Row | Exception | None] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[_Row | Exception | None] = queue.SimpleQueue()
         self.stopped = threading.Event()
         self.threads = pool.slots
         self._rows, self._lock = rows, threading.Lock()
 
     def start(self) -> None:
-        for _ in range(self.threads):  # daemons: one that waits for an answer does not keep a stopped program
-            threading.Thread(target=self._ask_on, daemon=True).start()
+        for _ in range(self.threads):  # daemon threads do not keep the process alive
+            threading.Thread(target=self._work, daemon=True).start()
 
-    def _ask_on(self) -> None:
+    def _work(self) -> None:
         end: Exception | None = None
         try:
             while not self.stopped.is_set() and (row := self._next()) is not None:
-                self.ended.put(self._answered(row))
-        except Exception as error:  # the prompts cannot be read on
+                self.results.put(self._answer(row))
+        except Exception as error:  # the prompts cannot be read
             end = error
-        self.ended.put(end)
+        self.results.put(end)
 
     def _next(self) -> Conversation | None:
         with self._lock:
             return next(self._rows, None)
 
-    def _answered(self, conversation: Conversation) -> _Row:
+    def _answer(self, conversation: Conversation) -> _Row:
         """All turns of one row."""
         row = _Row(conversation, Trail(self.served) if self.served else None)
         try:
@@ -145,28 +144,28 @@ class _Asking:
                 reply, retries, prompt = self._request(row)
                 row.take(reply, prompt)
                 row.retries += retries
-        except Cancelled:  # asked to stop: the row is nobody's failure
+        except Cancelled:  # a stop is not a failure of the row
             pass
         except Exception as error:
             row.error = error
         return row
 
     def _request(self, row: _Row) -> tuple[Reply, int, list[int] | None]:
-        """(an answer, retries, the prompt's ids by our template). What has no effect is not sent: some servers refuse
-        fields they do not know."""
-        asked, options = row.conversation, self.options
+        """(reply, retries, prompt ids by our template). Options without effect are not sent: some servers reject
+        unknown fields."""
+        conversation, options = row.conversation, self.options
         extra: dict[str, Any] = {"top_p": options.top_p} if options.top_p < 1 else {}
-        if (temperature := options.temperature_of(asked.id)) > 0:
-            extra["seed"] = row_seed(options.seed, asked.id, len(asked.answers)) & 0x7FFFFFFF
+        if (temperature := options.temperature_of(conversation.id)) > 0:
+            extra["seed"] = row_seed(options.seed, conversation.id, len(conversation.answers)) & 0x7FFFFFFF
         limits = {"max_tokens": options.max_tokens, "temperature": temperature, **extra}
         if options.api == "completions" and row.trail:
-            prompt = row.trail.continued(asked)
+            prompt = row.trail.continued(conversation)
             return *self.pool.ask(self.stopped, prompt=prompt, **limits), prompt
-        reply, retries = self.pool.ask(self.stopped, messages=asked.messages(), **limits)
+        reply, retries = self.pool.ask(self.stopped, messages=conversation.messages(), **limits)
         return reply, retries, self._rendered(row)
 
     def _rendered(self, row: _Row) -> list[int] | None:
-        """What our template makes of a chat; None where it is not needed, or refuses."""
+        """The prompt ids by our template; None if not needed, or if the template rejects the messages."""
         if row.trail is None or row.trail.wrong:
             return None
         try:
@@ -177,7 +176,7 @@ class _Asking:
 
 
 class _RemoteRun:
-    """One call's state: what was counted and written."""
+    """State of one call: counters and the shard writer."""
 
     def __init__(
         self,
@@ -192,26 +191,26 @@ class _RemoteRun:
         self.reporter, self.total = reporter, total
         self.labels, self.finish = Counter[str](), Counter[str]()
         self.tokens = self.retries = self.failed_in_a_row = 0
-        self.telling = Telling(reporter, shards.folder)
+        self.status = Telling(reporter, shards.folder)
         self.started, self.complete = time.monotonic(), True
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def go(self, rows: Iterator[Conversation]) -> None:
-        """Write rows as they end, until the threads find no more, the time is over or someone asks to stop."""
-        asking = _Asking(self.pool, self.options, rows, self.served)
-        asking.start()
+    def run(self, rows: Iterator[Conversation]) -> None:
+        """Write finished rows until the threads end, the time limit is reached or a stop is requested."""
+        requests = _RequestThreads(self.pool, self.options, rows, self.served)
+        requests.start()
         try:
-            running = asking.threads
+            running = requests.threads
             while running:
                 check_stop(self.reporter)
-                self.telling.now(self.pool.tokens)
+                self.status.update(self.pool.tokens)
                 if self._out_of_time():
-                    asking.stopped.set()
+                    requests.stopped.set()
                 try:
-                    row = asking.ended.get(timeout=WATCH_SECONDS)
+                    row = requests.results.get(timeout=WATCH_SECONDS)
                 except queue.Empty:
                     continue
                 if isinstance(row, _Row):
@@ -221,8 +220,8 @@ class _RemoteRun:
                 else:
                     running -= 1
         finally:
-            asking.stopped.set()
-            self.telling.now(self.pool.tokens, last=True)
+            requests.stopped.set()
+            self.status.update(self.pool.tokens, last=True)
 
     def report(self) -> dict[str, Any]:
         """See `generate_remote`."""
@@ -232,8 +231,8 @@ class _RemoteRun:
             "seconds": round(self.seconds, 1),
             "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
             "finish": dict(self.finish),
-            "failed": self.telling.failed,
-            "left_out": dict(self.telling.kinds),
+            "failed": self.status.failed,
+            "left_out": dict(self.status.kinds),
             "labels": dict(self.labels),
             "retries": self.retries,
             "complete": self.complete,
@@ -247,7 +246,7 @@ class _RemoteRun:
             self.tokens += row.tokens
             self.retries += row.retries
             if problem := row.conversation.problem(self.options):
-                self.telling.left_out(row.conversation, *problem)
+                self.status.add_omitted(row.conversation, *problem)
             else:
                 self._keep(row)
         self._report_progress()
@@ -256,27 +255,27 @@ class _RemoteRun:
         self.finish.update(row.conversation.finish)
         record = row.to_json()
         self.shards.add(record)
-        self.telling.made(record, row.tokens)
+        self.status.add_row(record, row.tokens)
         kind = row.trail.kind if row.trail else TEXT
         self.labels[kind] += 1
         if kind in WHY and self.labels[kind] == 1:
-            told = f"{row.conversation.id}: {WHY[kind]}; such rows are counted, and tokenised from their text."
-            self.reporter.log(told, "warning")
+            message = f"{row.conversation.id}: {WHY[kind]}; such rows are counted, and tokenised from their text."
+            self.reporter.log(message, "warning")
 
     def _failed(self, row: Conversation, error: Exception) -> None:
         if isinstance(error, Unavailable):
             raise error
         reason = self._reason(error)
         if isinstance(error, REFUSALS):
-            refuse = "refuse" if "," in self._who else "refuses"
-            raise Unavailable(f"{self._who} {refuse}: {reason}.", "Check its url, model and key.")
-        self.telling.left_out(row, FAILED, reason)
+            refuse = "refuse" if "," in self._endpoint_names else "refuses"
+            raise Unavailable(f"{self._endpoint_names} {refuse}: {reason}.", "Check its url, model and key.")
+        self.status.add_omitted(row, FAILED, reason)
         self.failed_in_a_row += 1
         if self.failed_in_a_row >= max(GIVE_UP_AFTER, self.pool.slots):
             count = self.failed_in_a_row
             raise Unavailable(
-                f"{self._who}: {count} rows in a row failed, the last with: {reason}.",
-                "What was finished is kept; retry when it answers again.",
+                f"{self._endpoint_names}: {count} rows in a row failed, the last with: {reason}.",
+                "Finished rows are kept; retry when it answers again.",
             )
 
     def _reason(self, error: Exception) -> str:
@@ -286,7 +285,7 @@ class _RemoteRun:
         return text
 
     @property
-    def _who(self) -> str:
+    def _endpoint_names(self) -> str:
         names = [repr(name) for name in self.pool.config()["endpoint"].split(",")]
         return ("Endpoint " if len(names) == 1 else "Endpoints ") + ", ".join(names)
 
@@ -298,6 +297,6 @@ class _RemoteRun:
         return False
 
     def _report_progress(self) -> None:
-        failed = len(self.telling.failed)
+        failed = len(self.status.failed)
         note = f"{self.retries} retries, {failed} failed" if self.retries or failed else ""
         self.reporter.progress(len(self.shards.done) + failed, self.total, "rows", note)

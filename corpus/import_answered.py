@@ -1,5 +1,5 @@
-"""A file of answered conversations into a data set that trains at once: each rendered, tokenised and masked as the base
-would have written it, with what its report needs for pages: lengths, and what a draft vocabulary would cover."""
+"""Import a file of answered conversations as a data set ready for training: rendered, tokenised and masked with the
+base's chat template. The report includes lengths and the coverage of draft vocabularies."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,11 +14,9 @@ from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
 
 SIZES = tuple(2**n for n in range(8, 18))
-"""Draft vocabularies whose coverage is counted: 256 … 131,072 tokens."""
-
-
+"""Draft vocabulary sizes whose coverage is reported: 256 … 131,072 tokens."""
 Masking = Callable[[dict[str, Any]], AnsweredTokens]
-"""A row with `messages` and `finish` → its tokens; raises BadInput, without naming the row, where there are none."""
+"""(row with `messages` and `finish`) → its tokens; raises BadInput, without naming the row, for an unusable one."""
 
 
 def import_answered(
@@ -34,10 +32,10 @@ def import_answered(
     mapping: Mapping[str, str] | None = None,
     **summary: Any,
 ) -> dict[str, Any]:
-    """Read a file, or several of `size` bytes, into the data set folder `folder`; returns the report of
-    `import_prompts` with `tokens`,
-    `answer_tokens` (in the loss), `cut_answers`, `mask_sources` (rows by how their mask is known), `lengths` ([most
-    tokens, rows] by powers of two) and `coverage` ([size, part of answer tokens among that many commonest]).
+    """Import a file, or several of `size` bytes in total, into the data set folder `folder`. Returns the report of
+    `import_prompts` with `tokens`, `answer_tokens` (in the loss), `cut_answers`, `mask_sources` (rows by mask source),
+    `lengths` ([max tokens, rows] by powers of two) and `coverage` ([size, fraction of answer tokens covered by the
+    most frequent `size` tokens]).
 
     `summary` goes to `dataset.json`: the base's and its tokenizer's sha256. Raises BadInput as `import_prompts` does.
     """
@@ -49,8 +47,8 @@ def import_answered(
 def tokenised_rows(
     rows: Iterable[AnsweredRow | BadRow], masking: Masking, limit: int | None = None
 ) -> Iterator[AnsweredRow | BadRow]:
-    """Rows with their tokens, the first `limit` good ones; one that the template refuses, or in which nothing would be
-    learned, is a bad one."""
+    """Rows with their tokens, up to `limit` good ones. A row that the template rejects, or without tokens in the loss,
+    is a bad one."""
     good = 0
     for row in rows:
         if limit is not None and good >= limit:
@@ -81,12 +79,11 @@ class AnsweredReport(ImportReport):
         self.used: Counter[int] = Counter()
 
     def add(self, row: Any) -> None:
-        """Count a row."""
         super().add(row)
         if isinstance(row, BadRow):
             return
         ids = row.masked.token_ids
-        self.size += 8 * len(ids)  # as text
+        self.size += 8 * len(ids)  # approximate size as JSON
         self.tokens += len(ids)
         self.cut_answers += row.cut
         self.mask_sources[row.masked.source] += 1
@@ -108,7 +105,7 @@ class AnsweredReport(ImportReport):
         }
 
     def _coverage(self) -> list[tuple[int, float]]:
-        """Part of the answers' tokens that the commonest ones make up, until they make up all."""
+        """[(size, fraction of answer tokens covered)] up to the size that covers all."""
         counts = [count for _, count in self.used.most_common()]
         sizes = [size for size in SIZES if size < len(counts)] + [len(counts)]
         return [(size, round(sum(counts[:size]) / max(self.answer_tokens, 1), 4)) for size in sizes]

@@ -1,4 +1,4 @@
-"""A prompt file into a data set folder, with a report of every row that was left out."""
+"""Import a prompt file into a data set folder, with a report of all omitted rows."""
 
 import json
 from collections import Counter
@@ -16,9 +16,9 @@ from speculoos.reporting import Reporter, check_stop
 
 REPORTED = 200
 CATEGORIES = 10_000
-"""Most categories that are counted."""
+"""Maximum number of counted categories."""
 UNPACKED, UNPACKED_TIMES = 1 << 30, 100
-"""A file may become a data set of so many bytes, or of so many times its own size."""
+"""Maximum size of the data set: bytes, or multiple of the file's size, whichever is larger."""
 EVERY = 500
 
 
@@ -33,13 +33,13 @@ def import_prompts(
     max_rows: int = DEFAULT_MAX_ROWS,
     mapping: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Read a file, or several of `size` bytes together, into the data set folder `folder`; `mapping` says which of its
-    columns is what, where it calls them otherwise (`corpus.mapping`). Returns the report:
+    """Import a file, or several of `size` bytes in total, into the data set folder `folder`; `mapping` assigns columns
+    with other names to fields (`corpus.mapping`). Returns the report:
 
     `rows_read`, `rows` (good), `bad_rows`, `bad` (the first 200 as {line, reason}; all are in `bad.jsonl`),
-    `turns` (rows by number of user turns), `categories`, `characters`, `lengths_in_characters` ([most, rows] by powers
+    `turns` (rows by number of user turns), `categories`, `characters`, `lengths_in_characters` ([max, rows] by powers
     of two).
-    Raises BadInput when a file cannot be read or none holds a prompt; nothing is left behind then.
+    Raises BadInput when a file cannot be read or none contains a prompt; the folder is not created then.
     """
     source = PromptSource.of(files, original_name, size, "prompt")
     return write_rows(
@@ -49,7 +49,7 @@ def import_prompts(
 
 @dataclass(frozen=True)
 class PromptSource:
-    """What is imported: its name for people, its bytes, and what one good row of it is called."""
+    """The imported file: display name, size in bytes, and the noun for one row."""
 
     name: str
     size: int
@@ -57,9 +57,9 @@ class PromptSource:
 
     @classmethod
     def of(cls, files: Files, name: str, size: int | None, noun: str) -> "PromptSource":
-        """Of one file what is not given is found by itself."""
-        one = files if isinstance(files, str | Path) else ""
-        return cls(name or Path(one).name, _size(one) if size is None else size, noun)
+        """For a single file, an empty name and a size of None are taken from it."""
+        path = files if isinstance(files, str | Path) else ""
+        return cls(name or Path(path).name, _size(path) if size is None else size, noun)
 
 
 def write_rows(
@@ -70,16 +70,16 @@ def write_rows(
     report: "ImportReport",
     **summary: Any,
 ) -> dict[str, Any]:
-    """Write good rows into the data set folder `folder`, bad ones into its `bad.jsonl`; `summary` goes to
-    `dataset.json` with the report, which is returned. Raises BadInput when no row is good."""
-    most = max(UNPACKED, UNPACKED_TIMES * source.size)
+    """Write good rows to the data set folder `folder` and bad ones to its `bad.jsonl`; `dataset.json` gets `summary`
+    and the report, which is returned. Raises BadInput when no row is good."""
+    max_size = max(UNPACKED, UNPACKED_TIMES * source.size)
     with new_folder(Path(folder), replace=True) as building, new_file(building / "bad.jsonl") as bad:
         with ShardWriter(building) as shards:
             for row in rows:
                 report.add(row)
-                if report.size > most:
+                if report.size > max_size:
                     raise BadInput(
-                        f"{source.name}: unpacks to more than {most >> 20:,} MiB; give a smaller part of it."
+                        f"{source.name}: unpacks to more than {max_size >> 20:,} MiB; give a smaller part of it."
                     )
                 if isinstance(row, BadRow):
                     bad.write(json.dumps({"line": row.line, "reason": row.reason}, ensure_ascii=False) + "\n")
@@ -96,7 +96,7 @@ def write_rows(
 
 
 class ImportReport:
-    """Counts of an import."""
+    """Statistics of an import."""
 
     def __init__(self) -> None:
         self.rows = self.bad_rows = self.characters = self.size = 0
@@ -110,7 +110,6 @@ class ImportReport:
         return self.rows + self.bad_rows
 
     def add(self, row: Any) -> None:
-        """Count a row."""
         if isinstance(row, BadRow):
             self.bad_rows += 1
             if len(self.bad) < REPORTED:
@@ -140,7 +139,7 @@ class ImportReport:
 
 
 def bucket(length: int) -> int:
-    """The power of two that is no less than a length, by which lengths are counted."""
+    """The smallest power of two that is at least `length`, for histograms."""
     return 1 << max(length - 1, 0).bit_length()
 
 
@@ -148,7 +147,7 @@ def _size(path: str | Path) -> int:
     try:
         return Path(path).stat().st_size
     except OSError:
-        return 0  # the reader says what is wrong with it
+        return 0  # the reader reports the error
 
 
 def _check(source: PromptSource, report: dict[str, Any]) -> None:

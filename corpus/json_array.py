@@ -1,4 +1,4 @@
-"""JSON arrays, and objects that hold one, read element by element: a file needs the memory of its largest element."""
+"""Streaming reader of JSON arrays, and of objects that contain one: memory is bounded by the largest element."""
 
 import io
 import json
@@ -10,33 +10,33 @@ from typing import Any
 from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
 
 CHUNK = 1 << 16
-HALVES = re.compile("[\udc80-\udcff]")
+SURROGATES = re.compile("[\udc80-\udcff]")
 
 
 class JsonArray:
-    """Reads from `text`, whose bytes that are not UTF-8 came through as lone surrogates (errors=surrogateescape)."""
+    """Reads from `text`, opened with errors=surrogateescape: invalid UTF-8 bytes become lone surrogates."""
 
     def __init__(self, text: io.TextIOBase):
         self.text, self.buffer, self.at, self.line = text, "", 0, 1
-        self.taken = 0  # characters passed so far
+        self.offset = 0  # characters passed so far
         self.decoder = json.JSONDecoder()
 
     def opens(self, mark: str) -> bool:
-        """True when the next character that is no space is `mark`, which is then passed over."""
-        if self._peek() != mark:
+        """Consume the next non-space character if it is `mark`; whether it was."""
+        if self._skip_whitespace() != mark:
             return False
         self._advance(self.at + 1)
         return True
 
     def members(self) -> Iterator[Record | Broken]:
-        """One JSON object: a single record, or {"data": [record, …]} as some exports have it, numbered from 1.
+        """One JSON object: a single record, or {"data": [record, …]}, numbered from 1.
 
-        Raises ValueError or RecursionError where the object is broken or, without such a list, too long.
+        Raises ValueError or RecursionError when the object is invalid or, without such a list, too long.
         """
         fields: dict[str, Any] = {}
         size, more = 0, not self.opens("}")
         while more:
-            self._peek()
+            self._skip_whitespace()
             key = self._value()
             if not isinstance(key, str) or not self.opens(":"):
                 raise ValueError(f"a name and a colon are missing in line {self.line}")
@@ -44,16 +44,16 @@ class JsonArray:
                 for number, record in enumerate(self.elements(), 1):
                     yield replace(record, line=number, **({"part": 0} if isinstance(record, Record) else {}))
                 return
-            self._peek()
-            before = self.taken
+            self._skip_whitespace()
+            before = self.offset
             fields[key] = self._value()
-            size += self.taken - before
+            size += self.offset - before
             if size > MAX_ROW_BYTES:
                 raise ValueError(f"one object {too_long()}")
             more = self.opens(",")
             if not more and not self.opens("}"):
                 raise ValueError(f"a comma or }} is missing in line {self.line}")
-        if self._peek():
+        if self._skip_whitespace():
             raise ValueError(f"something follows the object in line {self.line}")
         yield _checked(1, fields)
 
@@ -62,7 +62,7 @@ class JsonArray:
             return
         start = part = 0
         while True:
-            self._peek()
+            self._skip_whitespace()
             start, part = self.line, part + 1 if self.line == start else 0
             try:
                 value = self._value()
@@ -75,7 +75,7 @@ class JsonArray:
                     yield Broken(self.line, "broken JSON: a comma or ] is missing, the rest of the file is not read")
                 return
 
-    def _peek(self) -> str:
+    def _skip_whitespace(self) -> str:
         while True:
             end = self.at
             while end < len(self.buffer) and self.buffer[end] in " \t\r\n":
@@ -88,7 +88,7 @@ class JsonArray:
         while True:
             try:
                 value, end = self.decoder.raw_decode(self.buffer, self.at)
-                if end < len(self.buffer) or not self._more():  # a number at the buffer's end may go on
+                if end < len(self.buffer) or not self._more():  # a number at the buffer's end may continue
                     self._advance(end)
                     return value
             except json.JSONDecodeError:
@@ -98,18 +98,18 @@ class JsonArray:
                     raise
 
     def _more(self) -> bool:
-        piece = self.text.read(max(CHUNK, len(self.buffer) - self.at))
-        self.buffer, self.at = self.buffer[self.at :] + piece, 0
-        return bool(piece)
+        chunk = self.text.read(max(CHUNK, len(self.buffer) - self.at))
+        self.buffer, self.at = self.buffer[self.at :] + chunk, 0
+        return bool(chunk)
 
     def _advance(self, end: int) -> None:
         self.line += self.buffer.count("\n", self.at, end)
-        self.taken += end - self.at
+        self.offset += end - self.at
         self.at = end
 
 
 def reason_of(error: Exception) -> str:
-    """Python's reason without its place, whose word some reasons end in."""
+    """The message of a JSON error, without its position."""
     return error.msg.removesuffix(" at") if isinstance(error, json.JSONDecodeError) else str(error)
 
 
@@ -119,11 +119,11 @@ def _array_reason(error: Exception) -> str:
 
 
 def _checked(line: int, value: Any, part: int = 0) -> Record | Broken:
-    """Bytes that are not UTF-8 came through as lone surrogates; they belong to this record alone."""
+    """The record, or a Broken one if it contains lone surrogates, i.e. invalid UTF-8."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except RecursionError:
         return Broken(line, "nested too deeply")
-    if HALVES.search(text):
+    if SURROGATES.search(text):
         return Broken(line, "wrong encoding: some bytes are not UTF-8")
     return Record(line, value, part)

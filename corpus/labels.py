@@ -1,5 +1,5 @@
-"""Exact labels of answers that an endpoint made: the token ids it says, looked at with the tokenizer of the base that
-it serves. Ids that cannot be are counted and left out; such a row keeps its text, which is tokenised for training."""
+"""Exact labels of answers from an endpoint: the token ids it returns, verified with the tokenizer of the base that it
+serves. Invalid ids are counted and dropped; such a row keeps its text, which is tokenised for training."""
 
 import threading
 from collections.abc import Collection
@@ -10,48 +10,47 @@ from corpus.conversations import EXACT, Conversation
 from corpus.replies import Reply
 from models.chat import after_answer, render
 
-ABSENT, RANGE, WORDS, PROMPT = "no ids said", "unknown ids", "ids of another text", "ids of another prompt"
+ABSENT, RANGE, TEXT_MISMATCH, PROMPT = "no ids said", "unknown ids", "ids of another text", "ids of another prompt"
 """Kinds of rows without exact labels."""
 WHY = {
-    RANGE: "the endpoint says token ids that the base's tokenizer does not have",
-    WORDS: "the endpoint's token ids do not read as its answer",
-    PROMPT: "the endpoint's prompt is not what the base's chat template makes of the messages",
+    RANGE: "the endpoint sends token ids that the base's tokenizer does not have",
+    TEXT_MISMATCH: "the endpoint's token ids do not decode to its answer",
+    PROMPT: "the endpoint's prompt differs from the messages rendered with the base's chat template",
 }
-"""What is said of those whose ids are wrong."""
+"""Messages for wrong ids."""
 
 
 @dataclass(frozen=True)
 class ServedBase:
-    """The base that an endpoint serves: what turns its chats into token ids and back."""
+    """The base model that an endpoint serves: converts chats to token ids and back."""
 
     tokenizer: Any
     eos_ids: Collection[int]
     base_sha256: str = ""
     tokenizer_sha256: str = ""
-    turn: Any = field(default_factory=threading.Lock, repr=False, compare=False)
-    """Threads that ask take turns at the tokenizer: not every one may be used by several at once."""
+    lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+    """Serialises access to the tokenizer, since not every tokenizer is thread-safe."""
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
-        """The prompt's ids. Raises BadInput or Unsupported for messages that the template refuses."""
-        with self.turn:
+        """The prompt's ids. Raises BadInput or Unsupported for messages that the template rejects."""
+        with self.lock:
             return render(self.tokenizer, messages)
 
     def after_answer(self, messages: list[dict[str, str]], last: int) -> list[int]:
-        """Ids between an answer that ended with token `last` and the next one: see `models.chat.after_answer`."""
-        with self.turn:
+        """Ids between an answer that ended with token `last` and the next answer: see `models.chat.after_answer`."""
+        with self.lock:
             return after_answer(self.tokenizer, self.eos_ids, messages, last)
 
     def reads(self, ids: list[int]) -> str | None:
-        """Their text; None where an id is not the tokenizer's."""
-        with self.turn:
+        """The decoded text; None when an id is out of range."""
+        with self.lock:
             known = all(0 <= i < len(self.tokenizer) for i in ids)
             return self.tokenizer.decode(ids, skip_special_tokens=True) if known else None
 
 
 @dataclass
 class Trail:
-    """The ids of one conversation so far, prompts and answers, and half-open spans of the answers. `wrong` says why
-    there are none."""
+    """Token ids of one conversation so far, and half-open spans of the answers. `wrong`: why there are none, or ""."""
 
     base: ServedBase
     ids: list[int] = field(default_factory=list)
@@ -59,18 +58,18 @@ class Trail:
     wrong: str = ""
 
     def prompt(self, conversation: Conversation) -> list[int]:
-        """What the base's template makes of everything said so far."""
+        """The conversation rendered with the base's chat template."""
         return self.base.render(conversation.messages())
 
     def continued(self, conversation: Conversation) -> list[int]:
-        """As `prompt`, with the exact ids of earlier answers in place of their texts, where they are known."""
+        """Like `prompt`, but with the exact ids of earlier answers if known."""
         if not self.ids:
             return self.prompt(conversation)
         return self.ids + self.base.after_answer(conversation.messages(), self.ids[-1])
 
     def take(self, prompt: list[int], reply: Reply) -> None:
-        """An answer to `prompt`, which is ours. Where the prompt does not hold an earlier answer token for token (the
-        template left its reasoning out, say), that answer is read here and not learned."""
+        """Add an answer to our `prompt`. Earlier answers that the prompt does not repeat token for token (e.g. because
+        the template drops reasoning) are excluded from the loss."""
         self.wrong = self.wrong or self._problem(prompt, reply)
         if self.wrong:
             self.ids, self.spans = [], []
@@ -81,12 +80,12 @@ class Trail:
         self.ids = prompt + reply.ids
 
     def to_json(self) -> dict[str, Any]:
-        """What stands in the conversation's row."""
+        """The labels' fields in the conversation's row."""
         return {"labels": self.wrong} if self.wrong else {"token_ids": self.ids, "loss_spans": self.spans}
 
     @property
     def kind(self) -> str:
-        """How the labels are known."""
+        """The label source, or the kind of error."""
         return self.wrong or EXACT
 
     def _problem(self, prompt: list[int], reply: Reply) -> str:
@@ -95,18 +94,18 @@ class Trail:
         if (text := self.base.reads(reply.ids)) is None:
             return RANGE
         if not _reads_as(text, reply):
-            return WORDS
+            return TEXT_MISMATCH
         same = reply.prompt_ids == prompt if reply.prompt_ids else reply.prompt_tokens in (0, len(prompt))
         return "" if same else PROMPT
 
 
 def _reads_as(decoded: str, reply: Reply) -> bool:
-    """Whether ids read as an answer. Servers take white space off its ends, half a character off its end, and the marks
-    around its reasoning out."""
-    said, text = _plain(decoded), _plain(reply.text)
+    """Whether decoded ids match an answer. Servers strip white space, an incomplete character at the end, and the
+    markers around reasoning."""
+    decoded, text = _plain(decoded), _plain(reply.text)
     if not reply.reasoning:
-        return said == text
-    return said.endswith(text) and _plain(reply.reasoning) in said[: len(said) - len(text)]
+        return decoded == text
+    return decoded.endswith(text) and _plain(reply.reasoning) in decoded[: len(decoded) - len(text)]
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How long the rows of a data set are, and how many answers a limit cut: counted from its shards when it is whole."""
+"""Statistics of a finished data set: lengths of rows, and the number of truncated answers."""
 
 import json
 from collections import Counter
@@ -10,11 +10,11 @@ from corpus.importing import bucket
 from corpus.shards import read_lines
 
 COUNTED = 100_000
-"""Rows that are counted: enough to see how they are spread, soon done in a set of millions."""
+"""Maximum rows counted: enough for the distribution, and fast for data sets of millions of rows."""
 
 
 def count_lengths(folder: str | Path) -> dict[str, Any]:
-    """`lengths` ([most tokens, rows] by powers of two; empty where rows hold no token ids) and `cut_answers`."""
+    """`lengths` ([max tokens, rows] by powers of two; empty if rows have no token ids) and `cut_answers`."""
     lengths, cut = Counter[int](), 0
     for _, _, line in islice(read_lines(folder), COUNTED):
         row = json.loads(line)

@@ -1,8 +1,8 @@
-"""Rows out of a parquet file, in bounded memory: a file of a few hundred bytes can stand for gigabytes.
+"""Read rows of a parquet file in bounded memory: a file of a few hundred bytes can expand to gigabytes.
 
-Repeated values are written once and counted, so a value of 4 MB a thousand times takes no more room in the file than
-one. Strings are therefore read as dictionaries (each value once), the length of every row is told from them, and only
-rows that are short enough become Python objects, a few megabytes at a time.
+Parquet stores repeated values once, so a value of 4 MB repeated a thousand times is a small file. Strings are therefore
+read as dictionaries (each value once), row lengths are computed from them, and only rows below the limit are converted
+to Python objects, a few megabytes at a time.
 """
 
 from collections.abc import Collection, Iterator
@@ -20,21 +20,21 @@ from speculoos.errors import BadInput
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
-"""About how much of a row group is decoded at once, by the sizes the file gives."""
+"""Approximate bytes of a row group decoded at once, by the sizes in the file's metadata."""
 PIECE_BYTES = 8 << 20
-"""How much of a batch becomes Python objects at once."""
+"""Bytes of a batch converted to Python objects at once."""
 GROUP_BYTES = 64 << 20
 """A row group with rows longer than MAX_ROW_BYTES on average is read up to this size."""
 VALUES, VALUES_A_ROW = 4_000_000, 1000
-"""Most values of one column in a row group: so many, or so many for each of its rows."""
+"""Maximum values of one column in a row group: absolute, or per row if that is more."""
 ELEMENT_BYTES = 16
-"""What an element of a list counts beside its own bytes: a million empty texts are not nothing."""
+"""Bytes counted for each list element in addition to its content: a million empty texts need memory too."""
 
 
 def read_parquet(path: Path, fields: Collection[str] | None = None) -> Iterator[Record | Broken]:
-    """Every row, numbered from 1; of the columns only those whose name, in lower case, is in `fields`.
+    """All rows, numbered from 1, with the columns whose lower-case name is in `fields`.
 
-    Raises BadInput where the file is broken, MemoryError where its pages are larger than they say.
+    Raises BadInput when the file is broken, MemoryError when its pages are larger than declared.
     """
     rows = 0
     try:
@@ -60,19 +60,19 @@ def _columns(file: pq.ParquetFile, fields: Collection[str] | None) -> list[str]:
 
 
 def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -> Iterator[Record | Broken]:
-    """The rows of one row group, `before` of the file's rows coming before it."""
+    """The rows of one row group; `before` is the number of rows before it in the file."""
     group = file.metadata.row_group(number)
-    mine = [i for i in range(group.num_columns) if _belongs(group.column(i).path_in_schema, columns)]
-    chunks = [group.column(i) for i in mine]
-    size = sum(_size(group.column(i), file.schema.column(i).length) for i in mine)
-    if reason := _refused(group.num_rows, size, chunks):
+    selected = [i for i in range(group.num_columns) if _belongs(group.column(i).path_in_schema, columns)]
+    chunks = [group.column(i) for i in selected]
+    size = sum(_size(group.column(i), file.schema.column(i).length) for i in selected)
+    if reason := _limit_error(group.num_rows, size, chunks):
         yield Broken(before + 1, f"{reason}; rows {before + 1} to {before + group.num_rows} are left out")
         return
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(size, 1)))
-    at = before + 1
+    first_row = before + 1
     for batch in file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
-        yield from _rows(batch, at)
-        at += batch.num_rows
+        yield from _rows(batch, first_row)
+        first_row += batch.num_rows
 
 
 def _belongs(path: str, columns: list[str]) -> bool:
@@ -80,11 +80,11 @@ def _belongs(path: str, columns: list[str]) -> bool:
 
 
 def _size(chunk: Any, width: int | None) -> int:
-    """Bytes of a column chunk decoded with each text there once; values of a fixed `width` are there each time."""
+    """Bytes of a decoded column chunk: each distinct text once, every value of fixed `width`."""
     return chunk.total_uncompressed_size + max(width or 0, 8) * chunk.num_values
 
 
-def _refused(rows: int, size: int, chunks: list[Any]) -> str:
+def _limit_error(rows: int, size: int, chunks: list[Any]) -> str:
     """Why a row group cannot be read in bounded memory; "" when it can."""
     if size > GROUP_BYTES and size > MAX_ROW_BYTES * rows:
         return too_long()
@@ -95,7 +95,7 @@ def _refused(rows: int, size: int, chunks: list[Any]) -> str:
 
 
 def _rows(batch: pa.RecordBatch, first: int) -> Iterator[Record | Broken]:
-    """A batch's rows as objects, a piece at a time; those that are too long never become one."""
+    """The rows of a batch as objects, converted in pieces; too long rows are never converted."""
     sizes = sum((_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
     start = 0
     while start < len(sizes):
@@ -103,21 +103,21 @@ def _rows(batch: pa.RecordBatch, first: int) -> Iterator[Record | Broken]:
             yield Broken(first + start, too_long())
             start += 1
             continue
-        end = start + _fitting(sizes[start:])
+        end = start + _count_fitting(sizes[start:])
         for offset, value in enumerate(batch.slice(start, end - start).to_pylist()):
             yield Record(first + start + offset, value)
         start = end
 
 
-def _fitting(sizes: np.ndarray) -> int:
-    """How many rows, at least one, come before a long one and before PIECE_BYTES are full."""
+def _count_fitting(sizes: np.ndarray) -> int:
+    """Number of rows, at least one, before the next too long row that fit in PIECE_BYTES."""
     long = np.flatnonzero(sizes > MAX_ROW_BYTES)
     short = sizes[: long[0]] if len(long) else sizes
     return max(1, int(np.searchsorted(np.cumsum(short), PIECE_BYTES, side="right")))
 
 
 def _bytes(array: pa.Array) -> np.ndarray:
-    """Bytes of each entry of a column: of its texts, and ELEMENT_BYTES for each element of a list."""
+    """Bytes of each entry of a column: its texts, plus ELEMENT_BYTES per list element."""
     kind = array.type
     if types.is_dictionary(kind):
         known = np.append(_bytes(array.dictionary), 0)

@@ -1,6 +1,6 @@
-"""Prompts out of records (`corpus.shapes` has their forms).
+"""Parse prompts from records (formats: `corpus.shapes`).
 
-A `system` field goes first. Answers that came along are kept as `reference`, one for each user turn.
+A `system` field becomes the first message. Answers in the record are kept as `reference`, one per user turn.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt: user turns (after an optional system message), and `reference` with an answer or "" for each."""
+    """One prompt: an optional system message, user turns, and `reference` with an answer or "" for each turn."""
 
     line: int
     messages: list[dict[str, str]]
@@ -35,7 +35,7 @@ class Row:
         return row_id(self.line, self.part)
 
     def to_json(self) -> dict[str, Any]:
-        """The line of a data set folder."""
+        """The row in a data set folder."""
         row = {"id": self.id, "messages": self.messages}
         extra = {"category": self.category, "reference": self.reference, "source": {"line": self.line, **self.source}}
         return row | {key: value for key, value in extra.items() if value}
@@ -47,12 +47,12 @@ def read_prompts(
     max_rows: int = DEFAULT_MAX_ROWS,
     mapping: Mapping[str, str] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """Every row of prompt files, good or bad, in order: see `corpus.mapping.mapped_rows`."""
+    """All rows, good or bad, of prompt files, in order: see `corpus.mapping.mapped_rows`."""
     return mapped_rows(files, parse, FIELDS, mapping, limit, max_rows)
 
 
 def parse(line: int, value: Any) -> Row:
-    """The Row of one record. Raises an error whose text is the reason when it holds no prompt."""
+    """The prompt of one record. Raises BadRecord when it has none."""
     record = record_of(value)
     turns, answers = _pair(messages_of(record, _message))
     system = [text_of(record["system"], "system")] if filled(record.get("system")) else []
@@ -77,10 +77,8 @@ def _message(item: Any, where: str) -> dict[str, str]:
 
 
 def _pair(messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[str]]:
-    """System and user messages as they are, and the answer ("" if none) after each user turn.
-
-    A leading answer has no question; what a chat begins with there is a greeting, so it is left out.
-    """
+    """System and user messages, and the answer ("" if none) to each user turn. An answer before the first question (a
+    greeting) is dropped."""
     questions = [m for m in messages if m["role"] != "assistant"]
     answers: list[str] = []
     for message in messages:

@@ -1,7 +1,7 @@
-"""Records out of files: JSONL, JSON, CSV and parquet, streamed, each with the line it came from.
+"""Streaming readers of JSONL, JSON, CSV and parquet files; each record has its line number.
 
-Knows file formats and their bounds, not what a prompt looks like. A record that cannot be read is a `Broken`
-with a reason, and reading goes on with the next one.
+Handles formats and limits, not the content of records. An unreadable record is returned as `Broken` with a reason, and
+reading continues with the next one.
 """
 
 import csv
@@ -18,17 +18,17 @@ from speculoos.errors import BadInput
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
-KNOWN = "JSONL, JSON, CSV or parquet"
+FORMATS = "JSONL, JSON, CSV or parquet"
 RECORD_LINES = 10_000
-"""Most lines of one CSV row: a quote that is never closed would swallow the file."""
+"""Maximum lines of one CSV row: an unclosed quote would consume the rest of the file."""
 BLANK_LINES = 1_000_000
-"""Most blank lines of a file, which are no rows and are not counted as such."""
+"""Maximum blank lines of a file, which are not counted as rows."""
 
 
 def read_records(path: str | Path, fields: Collection[str] | None = None) -> Iterator[Record | Broken]:
-    """Every record of a file, in order. Raises BadInput when the file as a whole cannot be read.
+    """All records of a file, in order. Raises BadInput when the file as a whole is unreadable.
 
-    Where a file has columns that can be left unread, only those whose name in lower case is in `fields` are read.
+    Of columnar files, only the columns whose lower-case name is in `fields` are read.
     """
     path = Path(path)
     try:
@@ -39,13 +39,13 @@ def read_records(path: str | Path, fields: Collection[str] | None = None) -> Ite
 
 
 def detect(path: Path) -> str:
-    """jsonl, json, csv or parquet, by the first bytes, then by the ending of the name."""
+    """jsonl, json, csv or parquet, by the first bytes, then by the file extension."""
     with open(path, "rb") as handle:
         head = handle.read(4096)
     if head[:4] == b"PAR1":
         return "parquet"
-    if packed := next((name for mark, name in PACKED.items() if head.startswith(mark)), ""):
-        raise BadInput(f"{path.name}: is packed ({packed}); unpack it, and give the {KNOWN} file that is in it.")
+    if compression := next((name for mark, name in PACKED.items() if head.startswith(mark)), ""):
+        raise BadInput(f"{path.name}: is packed ({compression}); unpack it, and give the {FORMATS} file that is in it.")
     if head[:2] in UTF16:
         raise BadInput(f"{path.name}: is UTF-16; save it as UTF-8.")
     if not head.removeprefix(BOM).strip() and not _has_text(path):
@@ -57,9 +57,9 @@ def detect(path: Path) -> str:
 
 
 def _has_text(path: Path) -> bool:
-    """Whether anything but blanks follows where a file begins with many of them."""
+    """Whether a file that begins with many blanks has any other content."""
     with open(path, "rb") as handle:
-        return any(piece.removeprefix(BOM).strip() for piece in iter(lambda: handle.read(1 << 16), b""))
+        return any(chunk.removeprefix(BOM).strip() for chunk in iter(lambda: handle.read(1 << 16), b""))
 
 
 def _detect_json(head: bytes, suffix: str, path: Path) -> str:
@@ -71,7 +71,7 @@ def _detect_json(head: bytes, suffix: str, path: Path) -> str:
         return "jsonl" if _is_object(next(iter(head.splitlines()), b"")) else "json"
     if head[:1] == b"{":
         return "jsonl"
-    raise BadInput(f"{path.name}: not a kind of file that is known here; give {KNOWN}.")
+    raise BadInput(f"{path.name}: unknown file format; give {FORMATS}.")
 
 
 def _is_object(line: bytes) -> bool:
@@ -83,7 +83,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def lines_of(handle: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """(number, bytes) of each line; None for one longer than MAX_ROW_BYTES, whose rest is skipped unread."""
+    """(number, bytes) of each line; None for a line longer than MAX_ROW_BYTES, which is skipped."""
     number = 0
     while line := handle.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -96,7 +96,7 @@ def lines_of(handle: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _jsonl(path: Path) -> Iterator[Record | Broken]:
-    blank = _Blanks(path)
+    blanks = _Blanks(path)
     with open(path, "rb") as handle:
         for number, line in lines_of(handle):
             if line is None:
@@ -104,11 +104,11 @@ def _jsonl(path: Path) -> Iterator[Record | Broken]:
             elif line.strip():
                 yield _json_line(number, line.removeprefix(BOM) if number == 1 else line)
             else:
-                blank.count()
+                blanks.count()
 
 
 class _Blanks:
-    """Counts blank lines. Raises BadInput at too many: they take time and are nothing."""
+    """Counts blank lines and raises BadInput for too many."""
 
     def __init__(self, path: Path):
         self.path, self.lines = path, 0
@@ -127,24 +127,24 @@ def _json_line(number: int, line: bytes) -> Record | Broken:
     except RecursionError:
         return Broken(number, "nested too deeply")
     except ValueError as error:
-        return Broken(number, f"broken JSON: {_where(error)}")
+        return Broken(number, f"broken JSON: {_json_error(error)}")
 
 
-def _where(error: ValueError) -> str:
-    """Python's reason with the column; its own line number would be taken for the file's."""
-    place = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-    return reason_of(error) + place
+def _json_error(error: ValueError) -> str:
+    """Python's message with the column, without its line number, which is not that of the file."""
+    column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+    return reason_of(error) + column
 
 
 def _json(path: Path) -> Iterator[Record | Broken]:
     with open(path, "rb") as raw:
         text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape")
         reader = JsonArray(text)
-        yield from reader.elements() if reader.opens("[") else _whole(path, reader)
+        yield from reader.elements() if reader.opens("[") else _json_object(path, reader)
 
 
-def _whole(path: Path, reader: JsonArray) -> Iterator[Record | Broken]:
-    """A file that is no array: one object, or nothing that has a record."""
+def _json_object(path: Path, reader: JsonArray) -> Iterator[Record | Broken]:
+    """A JSON file with a single object. Raises BadInput for other values."""
     if not reader.opens("{"):
         raise BadInput(f"{path.name}: broken JSON: neither an array nor an object.")
     try:
@@ -157,7 +157,7 @@ def _whole(path: Path, reader: JsonArray) -> Iterator[Record | Broken]:
 
 def _csv(path: Path) -> Iterator[Record | Broken]:
     csv.field_size_limit(MAX_ROW_BYTES)
-    blank = _Blanks(path)
+    blanks = _Blanks(path)
     with open(path, "rb") as handle:
         source = _CsvLines(handle)
         reader = csv.reader(source, delimiter=_delimiter(path), strict=True)
@@ -166,11 +166,11 @@ def _csv(path: Path) -> Iterator[Record | Broken]:
             if item:
                 yield item
             else:
-                blank.count()
+                blanks.count()
 
 
 def _header(path: Path, reader: Any, source: "_CsvLines") -> list[str]:
-    """Names of the columns. Without them no row means anything, so a broken header ends the reading."""
+    """Names of the columns. Raises BadInput for a broken header, since rows are meaningless without it."""
     try:
         return [name.strip() for name in next(reader, [])]
     except csv.Error as error:
@@ -178,7 +178,7 @@ def _header(path: Path, reader: Any, source: "_CsvLines") -> list[str]:
 
 
 def _delimiter(path: Path) -> str:
-    """Tab for .tsv; a semicolon where the header has those and no comma, as spreadsheets write it in Europe."""
+    """Tab for .tsv; semicolon if the header has semicolons and no comma, as in European spreadsheets; else comma."""
     if path.suffix.lower() == ".tsv":
         return "\t"
     with open(path, "rb") as handle:
@@ -187,17 +187,16 @@ def _delimiter(path: Path) -> str:
 
 
 class _CsvLines:
-    """Decoded lines for csv.reader, which joins them into rows; `problem` is what was wrong since the last row.
+    """Decoded lines for csv.reader, which joins them into rows; `problem` is an error in the current row.
 
-    Knows where the last quote was opened that is not closed yet, and ends a row that grows without end because of it.
+    Tracks where the last unclosed quote was opened, and ends a row that exceeds the limits because of it.
     """
 
     def __init__(self, handle: BinaryIO):
         self.lines, self.number = lines_of(handle), 0
-        self.begin()
+        self.start_row()
 
-    def begin(self) -> None:
-        """A new row."""
+    def start_row(self) -> None:
         self.problem, self.size, self.first, self.read = "", 0, self.number + 1, []
 
     def __iter__(self) -> "_CsvLines":
@@ -212,7 +211,7 @@ class _CsvLines:
         return self.read[-1]
 
     def unclosed(self, where: str) -> str:
-        """The sentence on a quote that was not closed: the last one of the row, doubled ones (text) aside."""
+        """The message for an unclosed quote: the last one of the row, ignoring doubled (escaped) ones."""
         before = "".join(self.read).replace('""', "").rpartition('"')[0]
         return f"a quote that opens in line {self.first + before.count(chr(10))} is not closed {where}"
 
@@ -233,7 +232,7 @@ def _csv_reason(error: csv.Error, source: _CsvLines) -> str:
 
 def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | Broken | bool | None:
     """The next row; False for a blank line, None at the end."""
-    source.begin()
+    source.start_row()
     start = source.first
     try:
         cells = next(reader)
@@ -252,7 +251,7 @@ def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | Brok
 
 
 def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[Record | Broken]:
-    from corpus.parquet_rows import read_parquet  # numpy and pyarrow, for those who have such files
+    from corpus.parquet_rows import read_parquet  # imports numpy and pyarrow only when needed
 
     return read_parquet(path, fields)
 

@@ -1,14 +1,14 @@
-"""Recorded outputs of a model: what it was asked and what it wrote, for judging drafts without it. Knows no model.
+"""Read recorded prompts and outputs of a model, to evaluate drafts without running it. Supported sources:
 
-- A data set folder: conversations, whose `token_ids` and `loss_spans`, where there are any, are taken as they are.
-- JSONL, JSON, CSV, parquet: conversations, or prompt and answer (`corpus.answered`), as `speculoos replay record`
-  writes them too.
-- Text of `tensor([[…]])`, as the demo of *Decoding Speculative Decoding* has it: the ids of one output each. Prompts
-  lie in a JSONL of `{"prompt"}` beside it, in the same order, and are gone on with as they are.
+- A data set folder: conversations, with their `token_ids` and `loss_spans` if present.
+- JSONL, JSON, CSV, parquet: conversations, or prompt and answer (`corpus.answered`), as written by `speculoos replay
+  record`.
+- Text of `tensor([[…]])`, as in the demo of *Decoding Speculative Decoding*: the token ids of one output each. The
+  prompts are in a separate JSONL of `{"prompt"}`, in the same order, and are continued as plain text.
 
-A record may bring `prompt_ids`, `token_ids` (of the output), `raw` (the prompt is a text to go on with, no chat) and
-`logprobs`: for each token of the output the likeliest ones with their log-probabilities, as [[token or id, logprob], …]
-or as OpenAI's chat answers have them.
+A record may have `prompt_ids`, `token_ids` (of the output), `raw` (the prompt is plain text to continue, not a chat)
+and `logprobs`: for each output token the top tokens with their log-probabilities, as [[token or id, logprob], …] or in
+the format of OpenAI's chat completions.
 """
 
 import math
@@ -28,25 +28,25 @@ from speculoos.errors import BadInput
 
 OWN_FIELDS = ANSWERED_FIELDS | {"prompt_ids", "token_ids", "logprobs", "raw"}
 TENSOR = re.compile(r"tensor\(\s*\[\[([^\[\]]*)\]\]")
-MOST_IDS = 1 << 31
-LONGEST_ID = len(str(MOST_IDS))
-LEAST = -1e30
-"""A log-probability below is none, unless it is minus infinity."""
-Likely = list[tuple[str | int, float]]
-"""Tokens, as text or id, with their log-probabilities."""
+MAX_ID = 1 << 31
+MAX_ID_DIGITS = len(str(MAX_ID))
+MIN_LOGPROB = -1e30
+"""Lower bound of valid log-probabilities, except minus infinity."""
+TopLogprobs = list[tuple[str | int, float]]
+"""Top tokens, as text or id, with their log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One output. `messages` are what was asked (of a raw one a single user turn that holds the text); ids are None
-    where they are not recorded; `logprobs` has one entry a token, or none at all. `line`, `part`: where it stood."""
+    """One output. `messages` are the prompt (for `raw`, a single user turn with the text); ids are None if not
+    recorded; `logprobs` has one entry per output token, or is empty. `line` and `part`: position in the file."""
 
     id: str
     messages: list[Message]
     output: str = ""
     prompt_ids: list[int] | None = None
     token_ids: list[int] | None = None
-    logprobs: tuple[Likely, ...] = ()
+    logprobs: tuple[TopLogprobs, ...] = ()
     finish: str = "length"
     raw: bool = False
     line: int = 0
@@ -54,17 +54,17 @@ class Recording:
 
     @property
     def prompt(self) -> str:
-        """The last thing that was asked."""
+        """The last user message."""
         return next((m["content"] for m in reversed(self.messages) if m["role"] == "user"), "")
 
 
 def read_recordings(
     path: str | Path, prompts: str | Path | None = None, limit: int | None = None, raw: bool = False
 ) -> Iterator[Recording | BadRow]:
-    """The recordings of a file or data set folder, at most `limit`, and the rows that hold none.
+    """The recordings of a file or data set folder, at most `limit`, and the bad rows.
 
-    `prompts` is the file that goes with one of tensors; `raw`: every prompt is a text to go on with. Raises BadInput
-    for a file that cannot be read.
+    `prompts` is the prompts file of a file of tensors; `raw`: continue all prompts as plain text. Raises BadInput for
+    an unreadable file.
     """
     path = Path(path)
     if path.is_dir():
@@ -78,17 +78,17 @@ def read_recordings(
 
 def _record(line: int, value: Any, raw: bool) -> Recording:
     record = record_of(value)
-    messages, output, finish = _said(line, record)
-    ids, likely = _ids(record, "token_ids"), _logprobs(record.get("logprobs"))
-    if ids is not None and likely and len(likely) != len(ids):
-        raise BadRecord(f"logprobs: {len(likely)} entries for {len(ids)} tokens")
+    messages, output, finish = _messages_and_output(line, record)
+    ids, logprobs = _ids(record, "token_ids"), _logprobs(record.get("logprobs"))
+    if ids is not None and logprobs and len(logprobs) != len(ids):
+        raise BadRecord(f"logprobs: {len(logprobs)} entries for {len(ids)} tokens")
     name = str(record.get("id") or row_id(line))[:200]
     raw = raw or record.get("raw") is True
-    return Recording(name, messages, output, _ids(record, "prompt_ids"), ids, likely, finish, raw, line)
+    return Recording(name, messages, output, _ids(record, "prompt_ids"), ids, logprobs, finish, raw, line)
 
 
-def _said(line: int, record: dict[str, Any]) -> tuple[list[Message], str, str]:
-    """(what was asked, the output, how it ended); ids may stand in for either text."""
+def _messages_and_output(line: int, record: dict[str, Any]) -> tuple[list[Message], str, str]:
+    """(prompt messages, output, finish reason); token ids may replace either text."""
     try:
         row = parse(line, record)
     except BadRecord:
@@ -101,65 +101,65 @@ def _said(line: int, record: dict[str, Any]) -> tuple[list[Message], str, str]:
 
 
 def _ids(record: dict[str, Any], key: str) -> list[int] | None:
-    """Token ids; None where there are none."""
+    """Token ids; None without the field. Raises BadRecord for invalid ones."""
     value = record.get(key)
     if value is None:
         return None
-    if not isinstance(value, list) or not value or any(type(i) is not int or not 0 <= i < MOST_IDS for i in value):
+    if not isinstance(value, list) or not value or any(type(i) is not int or not 0 <= i < MAX_ID for i in value):
         raise BadRecord(f"{key}: expected a list of token ids")
     return value
 
 
-def _logprobs(value: Any) -> tuple[Likely, ...]:
-    """Ours, or OpenAI's `{"content": [{"token", "logprob", "top_logprobs"}]}`."""
+def _logprobs(value: Any) -> tuple[TopLogprobs, ...]:
+    """Log-probabilities in our format, or OpenAI's `{"content": [{"token", "logprob", "top_logprobs"}]}`."""
     if isinstance(value, dict):
         value = value.get("content")
     if not filled(value):
         return ()
     if not isinstance(value, list):
-        raise BadRecord("logprobs: expected a list, one entry a token")
-    return tuple(_likely(entry) for entry in value)
+        raise BadRecord("logprobs: expected a list with one entry per token")
+    return tuple(_top_logprobs(entry) for entry in value)
 
 
-def _likely(entry: Any) -> Likely:
+def _top_logprobs(entry: Any) -> TopLogprobs:
     if isinstance(entry, dict):
         others = entry.get("top_logprobs") or []
         entry = [(e.get("token"), e.get("logprob")) for e in [entry, *others] if isinstance(e, dict)]
-    if not isinstance(entry, list) or not all(_is_likely(pair) for pair in entry):
+    if not isinstance(entry, list) or not all(_is_logprob(pair) for pair in entry):
         raise BadRecord("logprobs: expected [token, log-probability] pairs for each token")
     return [(_token(token), float(logprob)) for token, logprob in dict(map(tuple, entry)).items()]
 
 
 def _token(token: str | int) -> str | int:
-    """vLLM writes ids as texts, `token_id:42`, when it is asked for ids."""
+    """vLLM returns ids as text, `token_id:42`, when ids are requested."""
     number = token.removeprefix("token_id:") if isinstance(token, str) else ""
     return int(number) if _is_id(number) and token != number else token
 
 
 def _is_id(text: str) -> bool:
-    return text.isdecimal() and len(text) <= LONGEST_ID
+    return text.isdecimal() and len(text) <= MAX_ID_DIGITS
 
 
-def _is_likely(pair: Any) -> bool:
+def _is_logprob(pair: Any) -> bool:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         return False
     token, logprob = pair
-    known = type(token) in (str, int) and type(logprob) in (int, float)
-    return known and (LEAST < logprob <= 1e-6 or logprob == -math.inf)
+    types_match = type(token) in (str, int) and type(logprob) in (int, float)
+    return types_match and (MIN_LOGPROB < logprob <= 1e-6 or logprob == -math.inf)
 
 
 def _of_row(row: dict[str, Any]) -> Iterator[Recording]:
-    """Every answer of a data set's conversation."""
+    """All answers of a data set's conversation."""
     ids, spans = row.get("token_ids"), row.get("loss_spans") or []
     answers = [number for number, message in enumerate(row["messages"]) if message["role"] == "assistant"]
     finish = row.get("finish") or []
-    for number, at in enumerate(answers):
+    for number, index in enumerate(answers):
         known = ids is not None and len(spans) == len(answers)
         start, end = spans[number] if known else (0, 0)
         yield Recording(
             id=row["id"] + (f"-{number}" if number else ""),
-            messages=row["messages"][:at],
-            output=row["messages"][at]["content"],
+            messages=row["messages"][:index],
+            output=row["messages"][index]["content"],
             prompt_ids=ids[:start] if known else None,
             token_ids=ids[start:end] if known else None,
             finish=finish[number] if number < len(finish) else "stop",
@@ -180,24 +180,24 @@ def _tensors(path: Path, prompts: str | Path | None, limit: int | None) -> Itera
         raise BadInput(
             f"{path.name}: holds outputs as tensor([[…]]) without prompts; give the JSONL of prompts with --prompts."
         )
-    asked = [row for row in parsed_rows(prompts, _asked, ("prompt",)) if isinstance(row, Recording)]
+    rows = [row for row in parsed_rows(prompts, _prompt_record, ("prompt",)) if isinstance(row, Recording)]
     outputs = TENSOR.findall(path.read_text(encoding="utf-8", errors="replace"))
-    if len(outputs) > len(asked):
-        raise BadInput(f"{path.name}: has {len(outputs)} outputs and {Path(prompts).name} only {len(asked)} prompts.")
-    pairs = islice(zip(asked, outputs, strict=False), limit)
+    if len(outputs) > len(rows):
+        raise BadInput(f"{path.name}: has {len(outputs)} outputs and {Path(prompts).name} only {len(rows)} prompts.")
+    pairs = islice(zip(rows, outputs, strict=False), limit)
     return (_tensor(number, row, output) for number, (row, output) in enumerate(pairs, 1))
 
 
-def _tensor(number: int, asked: Recording, output: str) -> Recording | BadRow:
-    """The prompt with the ids between a tensor's brackets."""
+def _tensor(number: int, prompt: Recording, output: str) -> Recording | BadRow:
+    """The prompt with the output's token ids, parsed from the text between a tensor's brackets."""
     parts = [part.strip() for part in output.split(",") if part.strip()]
     if not parts or not all(map(_is_id, parts)):
         return BadRow(number, "a tensor holds something else than token ids" if parts else "a tensor is empty")
-    return Recording(asked.id, asked.messages, token_ids=list(map(int, parts)), raw=True, line=number)
+    return Recording(prompt.id, prompt.messages, token_ids=list(map(int, parts)), raw=True, line=number)
 
 
-def _asked(line: int, value: Any) -> Recording:
-    """A prompt to go on with."""
+def _prompt_record(line: int, value: Any) -> Recording:
+    """A prompt to continue as plain text."""
     record = record_of(value)
     if not filled(record.get("prompt")):
         raise BadRecord("no prompt: expected an object with a text called prompt")

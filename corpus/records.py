@@ -1,4 +1,4 @@
-"""What a reader gives: a record with the line it came from, or why there is none."""
+"""Results of the file readers: a record with its line, or an error."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,16 +7,14 @@ MAX_ROW_BYTES = 1 << 20
 
 
 def too_long() -> str:
-    """The reason of a record that is longer than MAX_ROW_BYTES."""
+    """The reason for a record longer than MAX_ROW_BYTES."""
     return f"longer than {MAX_ROW_BYTES >> 20} MiB"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: `line` is 1-based (the row number in parquet), `value` what the file holds there.
-
-    `part` tells records of one line apart: an array is often written without any line break.
-    """
+    """One record: 1-based `line` (the row number in parquet) and parsed `value`. `part` numbers the records of one
+    line, since JSON arrays are often written without line breaks."""
 
     line: int
     value: Any
@@ -25,7 +23,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A record that could not be read, and why."""
+    """An unreadable record and the reason."""
 
     line: int
     reason: str

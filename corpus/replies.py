@@ -1,6 +1,6 @@
-"""What an OpenAI-compatible server answered, and the token ids that some of them say beside it.
+"""Parse completions of OpenAI-compatible servers, and the token ids that some of them return:
 
-| server | asked with | says the prompt's | and the answer's |
+| server | request | prompt ids | answer ids |
 | --- | --- | --- | --- |
 | vLLM, our own | `return_token_ids` | `prompt_token_ids`, of the choice in plain completions | choice: `token_ids` |
 | SGLang | `return_token_ids` | choice: `prompt_token_ids` | choice: `token_ids` |
@@ -15,16 +15,16 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"return_token_ids": True},
     {"return_meta_info": True, "return_prompt_token_ids": True, "logprobs": True},
 )
-"""What token ids are asked for with, in the order in which a server is tried."""
+"""Request fields for token ids, in the order in which they are tried."""
 REASONING = ("reasoning_content", "reasoning")
-MOST_TOKENS = 1 << 31
-"""A server that counts more tokens than this in an answer counts nothing."""
+MAX_TOKENS = 1 << 31
+"""Larger token counts are ignored as invalid."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer. `ids` and `prompt_ids` are None where the server says none; `tokens` and `prompt_tokens` are what it
-    counted, 0 where it did not."""
+    """One answer. `ids` and `prompt_ids` are None if the server returns none; `tokens` and `prompt_tokens` are its
+    counts, 0 if missing."""
 
     text: str
     finish: str
@@ -34,26 +34,26 @@ class Reply:
     ids: list[int] | None = None
     prompt_ids: list[int] | None = None
     body: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """All of it, for what servers say beside the answer."""
+    """The whole response."""
     seconds: float = field(default=0.0, compare=False)
-    """From the request that was answered to the answer's end."""
+    """From the request to the end of the response."""
 
 
 def reply_of(body: Any) -> Reply:
-    """The first choice of a chat completion, or of a plain one. Raises ValueError where there is none, or its text is
-    none."""
+    """The first choice of a chat completion or plain completion. Raises ValueError without a choice, or for text that
+    is not valid Unicode."""
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise ValueError("an answer without choices")
     choice, usage = choices[0], body.get("usage")
     message = choice.get("message") if isinstance(choice.get("message"), dict) else {"content": choice.get("text")}
-    counted = usage if isinstance(usage, dict) else {}
+    usage_fields = usage if isinstance(usage, dict) else {}
     return Reply(
         text=_text(message.get("content")),
         finish=_text(choice.get("finish_reason")) or "stop",
-        reasoning=next((said for key in REASONING if (said := _text(message.get(key)))), ""),
-        tokens=_count(counted.get("completion_tokens")),
-        prompt_tokens=_count(counted.get("prompt_tokens")),
+        reasoning=next((text for key in REASONING if (text := _text(message.get(key)))), ""),
+        tokens=_count(usage_fields.get("completion_tokens")),
+        prompt_tokens=_count(usage_fields.get("prompt_tokens")),
         ids=_ids(choice.get("token_ids")) or _ids(_from_meta(choice)),
         prompt_ids=_ids(choice.get("prompt_token_ids")) or _ids(body.get("prompt_token_ids")),
     )
@@ -61,21 +61,21 @@ def reply_of(body: Any) -> Reply:
 
 def _from_meta(choice: Mapping[str, Any]) -> Any:
     meta = choice.get("meta_info")
-    said = meta.get("output_token_logprobs") if isinstance(meta, dict) else None
-    if not isinstance(said, list) or not all(isinstance(each, list | tuple) and len(each) > 1 for each in said):
+    entries = meta.get("output_token_logprobs") if isinstance(meta, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(each, list | tuple) and len(each) > 1 for each in entries):
         return None
-    return [each[1] for each in said]
+    return [each[1] for each in entries]
 
 
 def _ids(value: Any) -> list[int] | None:
-    """A list of whole numbers with something in it."""
+    """The value if it is a non-empty list of integers, else None."""
     if not isinstance(value, list) or not value or not all(type(each) is int for each in value):
         return None
     return value
 
 
 def _text(value: Any) -> str:
-    """Text that can be written to a file. Raises ValueError for half of a character."""
+    """A text, "" for other values. Raises ValueError for a lone surrogate, which cannot be written to a file."""
     if not isinstance(value, str):
         return ""
     try:
@@ -86,4 +86,4 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    return value if type(value) is int and 0 < value < MOST_TOKENS else 0
+    return value if type(value) is int and 0 < value < MAX_TOKENS else 0

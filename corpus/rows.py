@@ -1,4 +1,4 @@
-"""Rows of a file or of several, good and bad, in order: what a parser makes of each record."""
+"""Parse the records of one or several files into rows, good or bad, in order."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,20 +12,20 @@ from speculoos.errors import BadInput
 
 Good = TypeVar("Good")
 Files = str | Path | Iterable[Path]
-"""One file, or several that are read one after the other; such are asked for when their turn comes."""
+"""One file, or several that are read in order; an iterable is consumed lazily."""
 DEFAULT_MAX_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that was left out: where it stands and why."""
+    """An omitted row: its line and the reason."""
 
     line: int
     reason: str
 
 
 def row_id(line: int, part: int = 0) -> str:
-    """A row's id in its data set; `part` tells rows of one line apart."""
+    """A row's id in its data set; `part` distinguishes rows of one line."""
     return f"line-{line:07d}" + (f"-{part}" if part else "")
 
 
@@ -36,20 +36,20 @@ def parsed_rows(
     limit: int | None = None,
     max_rows: int = DEFAULT_MAX_ROWS,
 ) -> Iterator[Good | BadRow]:
-    """`parse(line, value)` of every record, or why there is none; stops after `limit` good rows. Lines of a second file
-    are counted on from the first's.
+    """`parse(line, value)` of every record, or a BadRow; stops after `limit` good rows. Line numbers continue across
+    files.
 
-    `parse` gives a dataclass with a field `part` and raises BadRecord; of a file of columns only `fields` are read.
-    Raises BadInput when a file cannot be read at all, or there are more than `max_rows` rows and no `limit` was given.
+    `parse` returns a dataclass with a field `part` or raises BadRecord; of columnar files only `fields` are read.
+    Raises BadInput when a file is unreadable, or for more than `max_rows` rows without a `limit`.
     """
     good = 0
     for count, record in enumerate(_records(files, fields), 1):
         if limit is not None and good >= limit:
             return
         if count > max_rows:
-            named = f"{Path(files).name}: has" if isinstance(files, str | Path) else "The files have"
+            subject = f"{Path(files).name}: has" if isinstance(files, str | Path) else "The files have"
             raise BadInput(
-                f"{named} more than {max_rows:,} rows; set a limit, or raise what may be read from one file (on the "
+                f"{subject} more than {max_rows:,} rows; set a limit, or raise what may be read from one file (on the "
                 "Settings page, or SPECULOOS_MAX_ROWS)."
             )
         row = _row(record, parse)

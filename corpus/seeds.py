@@ -1,14 +1,14 @@
-"""Random numbers that belong to an answer: to its seed, row and turn, whatever else is made beside it. No torch."""
+"""Random numbers of an answer, a function of seed, row and turn only. Does not import torch."""
 
 import hashlib
 import random
 
 
 def row_numbers(seed: int, row_id: str, turn: int) -> random.Random:
-    """Random numbers for one answer: the same whatever batch or shard the row is in, and after a resume."""
+    """Random generator of one answer, independent of batch, shard and resumes."""
     return random.Random(row_seed(seed, row_id, turn))
 
 
 def row_seed(seed: int, row_id: str, turn: int) -> int:
-    """A 64-bit seed for one answer of one row."""
+    """64-bit seed of one answer."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{row_id}/{turn}".encode()).digest()[:8], "big")

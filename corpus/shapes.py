@@ -1,6 +1,6 @@
-"""The shapes in which people have conversations, as messages in one form. What one message may be, the caller says.
+"""Convert conversations in common formats to a uniform list of messages. The caller parses the single messages.
 
-| key | shape |
+| key | format |
 | --- | --- |
 | `conversations`, `conversation`, `messages` | list of {from, value} or {role, content}; roles in any case |
 | `turns` | list of user turns (MT-Bench); `reference` lists the answers |
@@ -20,14 +20,14 @@ FIELDS = frozenset(
         *("system", "category", "id", "question_id", "conversation_id", "dataset", "source", *ANSWER_KEYS),
     )
 )
-"""Every key that is looked at, in lower case: what a file of columns holds besides is never read."""
+"""All keys that are used, in lower case; other columns are not read."""
 Message = dict[str, Any]
 MessageReader = Callable[[Any, str], Message]
-"""(an item of a list of messages, where it stands) → {"role", "content", …}; raises BadRecord."""
+"""(item of a list of messages, its path for errors) → {"role", "content", …}; raises BadRecord."""
 
 
 def record_of(value: Any) -> dict[str, Any]:
-    """A record with its keys in lower case; a bare text is a prompt. Raises BadRecord for anything else."""
+    """A record with its keys in lower case; a plain text is a prompt. Raises BadRecord for other values."""
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, dict):
@@ -36,7 +36,7 @@ def record_of(value: Any) -> dict[str, Any]:
 
 
 def messages_of(record: dict[str, Any], read: MessageReader) -> list[Message]:
-    """The record's messages in one form: [{"role", "content", …}, …]. Raises BadRecord where there are none."""
+    """The record's messages as [{"role", "content", …}, …]. Raises BadRecord when there are none."""
     for key in ("conversations", "conversation", "messages"):
         if filled(record.get(key)):
             return _chat(list_of(record[key], key), key, read)

@@ -1,7 +1,6 @@
-"""The files of a data set folder: numbered shards of JSON lines, each written whole or not at all, their SHA256SUMS,
-and `dataset.json`.
+"""The files of a data set folder: numbered JSONL shards, written atomically, their SHA256SUMS, and `dataset.json`.
 
-Rows may come in any order; what is finished is known by row id, so generation goes on where it stopped.
+Rows may be written in any order; finished rows are identified by id, so an interrupted generation can continue.
 """
 
 import hashlib
@@ -25,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class ShardWriter:
-    """Collects rows and writes a shard when `rows` are there or `seconds` have passed since the last one.
+    """Collects rows and writes a shard after `rows` rows or `seconds` since the last shard.
 
-    Use as a context manager: what is left is written on leaving, also after an error, so finished work is kept.
-    A folder that has shards already is continued; a row whose id is there already is left out. A shard of an unfinished
-    set whose sum does not hold is removed, so that its rows are made again.
+    A context manager: pending rows are written on exit, also after an error. Existing shards are kept, and rows with an
+    existing id are skipped. In an unfinished data set, shards with a wrong checksum are removed, so that their rows are
+    generated again.
     """
 
     def __init__(self, folder: str | Path, rows: int = ROWS_PER_SHARD, seconds: float = float("inf")):
@@ -48,7 +47,7 @@ class ShardWriter:
         self.flush()
 
     def add(self, row: dict[str, Any]) -> bool:
-        """Take a row; False when one with its id was taken before."""
+        """Add a row; False if a row with its id exists."""
         if row["id"] in self.done:
             return False
         self.done.add(row["id"])
@@ -58,7 +57,7 @@ class ShardWriter:
         return True
 
     def flush(self) -> None:
-        """Write what is pending as one shard."""
+        """Write the pending rows as one shard."""
         self.last = time.monotonic()
         if not self.pending:
             return
@@ -76,14 +75,14 @@ def shard_files(folder: str | Path) -> list[Path]:
 
 
 def read_rows(folder: str | Path, limit: int | None = None, first: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows of a data set from number `first` (from 0) on, at most `limit`; those before are not parsed. Raises NotFound
-    for a folder without shards, Damaged where its sums or counts do not hold, BadInput for a broken line."""
+    """At most `limit` rows of a data set from index `first` on; earlier ones are not parsed. Raises NotFound for a
+    folder without shards, Damaged when checksums or counts do not match, BadInput for a broken line."""
     for line in islice(read_lines(folder), first, None if limit is None else first + limit):
         yield _parsed(*line)
 
 
 def read_lines(folder: str | Path) -> Iterator[tuple[Path, int, bytes]]:
-    """(shard, 1-based line, its bytes) of every row of a data set, in order. Raises NotFound and Damaged as above."""
+    """(shard, 1-based line, bytes) of all rows, in order. Raises NotFound and Damaged like `read_rows`."""
     files = shard_files(folder)
     if not files:
         raise NotFound(f"{folder}: no data set here (no shard-*.jsonl).")
@@ -93,23 +92,23 @@ def read_lines(folder: str | Path) -> Iterator[tuple[Path, int, bytes]]:
 
 
 def count_rows(folder: str | Path) -> int:
-    """Rows in all shards, without parsing them."""
+    """Number of rows in all shards, without parsing them."""
     return sum(1 for file in shard_files(folder) for _ in _lines_of(file))
 
 
 def done_ids(folder: str | Path) -> set[str]:
-    """Ids of the rows that are in the folder already."""
+    """Ids of all rows in the folder."""
     return {_parsed(*line)["id"] for file in shard_files(folder) for line in _lines_of(file)}
 
 
 def write_summary(folder: str | Path, **values: Any) -> dict[str, Any]:
-    """Write `dataset.json`: `kind` (prompts or conversations), counts, and whose tokens they are."""
+    """Write `dataset.json`: `kind` (prompts or conversations), counts, and the checksums of base and tokenizer."""
     write_json(Path(folder) / SUMMARY, values)
     return values
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
-    """`dataset.json`, {} while the data set is not finished."""
+    """The content of `dataset.json`, {} while the data set is unfinished."""
     return read_json(Path(folder) / SUMMARY)
 
 
@@ -126,10 +125,10 @@ def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _whole_shards(folder: Path) -> dict[str, str]:
-    """{shard: sha256}; taken anew for one that a killed writer, or an earlier version, left without."""
-    wrong = {} if (folder / SUMMARY).exists() else differing(folder)
-    for name, why in wrong.items():
-        log.warning("%s %s: its rows are made again", folder / name, why)
+    """{shard: sha256}; computed for shards without a recorded checksum (killed writer, earlier version)."""
+    damaged = {} if (folder / SUMMARY).exists() else differing(folder)
+    for name, why in damaged.items():
+        log.warning("%s %s: its rows are generated again", folder / name, why)
         (folder / name).unlink(missing_ok=True)
     known = _known_sums(folder)
     sums = {path.name: known.get(path.name) or file_sha256(path) for path in shard_files(folder)}
@@ -139,7 +138,7 @@ def _whole_shards(folder: Path) -> dict[str, str]:
 
 
 def write_sums(folder: Path, sums: Mapping[str, str], more: bool = False) -> None:
-    """SHA256SUMS of {file name: sha256}; with `more`, beside those that are in it."""
+    """Write SHA256SUMS from {file name: sha256}; with `more`, existing entries are kept."""
     known = _known_sums(folder) if more else {}
     with new_file(folder / SUMS) as handle:
         handle.write(lines({**known, **sums}))

@@ -1,9 +1,9 @@
-"""What a running generation says of itself for its page: counters and speeds now and then, the first answers, and the
-first rows of each kind that are left out.
+"""Live status of a running generation for its page: counters, speeds, the first answers, and the first omitted rows of
+each kind.
 
-Counters are metrics at step 0, each overwriting the one before (`now/rows`, `now/tokens`, `now/bytes`,
-`now/left_out/KIND`; `now/speed` and `now/speed/SERVER` in tokens a second); `generate/tokens_per_second` is for a
-chart, by seconds. Samples are at step ANSWER or LEFT_OUT.
+Counters are metrics at step 0, which are overwritten (`now/rows`, `now/tokens`, `now/bytes`, `now/left_out/KIND`;
+`now/speed` and `now/speed/SERVER` in tokens per second); `generate/tokens_per_second` is charted over seconds. Samples
+are at step ANSWER or LEFT_OUT.
 """
 
 import json
@@ -19,34 +19,34 @@ from speculoos.reporting import Reporter
 
 EVERY_SECONDS = 2.0
 WINDOW_SECONDS = 30.0
-"""Of which a speed is the mean."""
+"""Averaging window of speeds."""
 SHOWN = 3
-"""First answers, and first rows of a kind that are left out."""
+"""Number of answers shown, and of omitted rows per kind."""
 ANSWER, LEFT_OUT = 0, 1
-"""Steps of samples: what they are."""
+"""The step of a sample is its kind."""
 LONGEST = 1500
-"""Characters of a text that is shown."""
+"""Maximum characters of a shown text."""
 ALL = ""
 
 
 class Telling:
-    """One run's. `made(row, tokens)` and `left_out(…)` at each row, `now(tokens)` whenever there is time.
+    """Status of one run. Call `add_row` or `add_omitted` for each row, and `update` regularly.
 
-    `failed` are the ids and reasons of the rows left out, `kinds` how many of each kind.
+    `failed` are the ids and reasons of omitted rows, `kinds` their number by kind.
     """
 
     def __init__(self, reporter: Reporter, folder: str | Path):
-        """What an earlier attempt left in `folder` counts as made."""
+        """Rows of earlier attempts in `folder` are counted."""
         self._reporter = reporter
-        self._rows, self._tokens, self._bytes = _made_before(Path(folder))
+        self._rows, self._tokens, self._bytes = _count_existing(Path(folder))
         self._shown = SHOWN if self._rows else 0
         self.failed: list[dict[str, str]] = []
         self.kinds: Counter[str] = Counter()
-        self._began = self._last = time.monotonic()
-        self._points: deque[tuple[float, dict[str, int]]] = deque([(self._began, {})])
+        self._started = self._last = time.monotonic()
+        self._points: deque[tuple[float, dict[str, int]]] = deque([(self._started, {})])
 
-    def made(self, row: Mapping[str, Any], tokens: int) -> None:
-        """A row that is kept, with so many generated tokens."""
+    def add_row(self, row: Mapping[str, Any], tokens: int) -> None:
+        """Count a finished row with `tokens` generated tokens."""
         self._rows, self._tokens = self._rows + 1, self._tokens + tokens
         self._bytes += len(json.dumps(row, ensure_ascii=False).encode()) + 1
         if self._shown < SHOWN:
@@ -54,8 +54,8 @@ class Telling:
             messages = row["messages"]
             self._sample(ANSWER, row["id"], messages[-2]["content"], messages[-1], finish=row["finish"][-1])
 
-    def left_out(self, row: Conversation, kind: str, reason: str) -> None:
-        """A row that is not kept, and why: counted, and the first of a kind logged and shown."""
+    def add_omitted(self, row: Conversation, kind: str, reason: str) -> None:
+        """Count an omitted row with its reason; the first ones of each kind are logged and shown."""
         self.failed.append({"id": row.id, "reason": reason})
         self.kinds[kind] += 1
         if self.kinds[kind] <= NAMED:
@@ -65,35 +65,35 @@ class Telling:
             prompt = row.users[max(len(row.answers) - 1, 0)]
             self._sample(LEFT_OUT, row.id, prompt, answer, kind=kind, reason=reason)
 
-    def now(self, tokens: int | Mapping[str, int], last: bool = False) -> None:
-        """Say how it is, every few seconds: `tokens` generated since the start of this run, in all or by server."""
-        at = time.monotonic()
-        if at - self._last < EVERY_SECONDS and not last:
+    def update(self, tokens: int | Mapping[str, int], last: bool = False) -> None:
+        """Report the status every few seconds; `tokens` are those of this run, in total or by server."""
+        now = time.monotonic()
+        if now - self._last < EVERY_SECONDS and not last:
             return
-        self._last = at
+        self._last = now
         by_server = {ALL: tokens} if isinstance(tokens, int) else {**tokens, ALL: sum(tokens.values())}
-        speeds = self._speeds(at, by_server)
-        counted = {"rows": self._rows, "tokens": self._tokens, "bytes": self._bytes}
-        counted |= {f"left_out/{kind}": count for kind, count in self.kinds.items()}
-        counted |= {"speed" + (f"/{name[:60]}" if name else ""): speed for name, speed in speeds.items()}
-        self._reporter.metrics(0, {f"now/{name}": float(value) for name, value in counted.items()})
-        self._reporter.metrics(int(at - self._began), {"generate/tokens_per_second": speeds[ALL]})
+        speeds = self._speeds(now, by_server)
+        values = {"rows": self._rows, "tokens": self._tokens, "bytes": self._bytes}
+        values |= {f"left_out/{kind}": count for kind, count in self.kinds.items()}
+        values |= {"speed" + (f"/{name[:60]}" if name else ""): speed for name, speed in speeds.items()}
+        self._reporter.metrics(0, {f"now/{name}": float(value) for name, value in values.items()})
+        self._reporter.metrics(int(now - self._started), {"generate/tokens_per_second": speeds[ALL]})
 
-    def _speeds(self, at: float, tokens: dict[str, int]) -> dict[str, float]:
-        """Tokens a second lately."""
-        while len(self._points) > 1 and at - self._points[1][0] >= WINDOW_SECONDS:
+    def _speeds(self, now: float, tokens: dict[str, int]) -> dict[str, float]:
+        """Tokens per second within the window, by server."""
+        while len(self._points) > 1 and now - self._points[1][0] >= WINDOW_SECONDS:
             self._points.popleft()
-        since, before = self._points[0]
-        self._points.append((at, tokens))
-        return {name: round((count - before.get(name, 0)) / max(at - since, 1e-9), 1) for name, count in tokens.items()}
+        start, old = self._points[0]
+        self._points.append((now, tokens))
+        return {name: round((count - old.get(name, 0)) / max(now - start, 1e-9), 1) for name, count in tokens.items()}
 
-    def _sample(self, step: int, row_id: str, prompt: str, answer: Mapping[str, Any], **more: str) -> None:
+    def _sample(self, step: int, row_id: str, prompt: str, answer: Mapping[str, Any], **extra: str) -> None:
         text = "\n".join(filter(None, (answer.get("reasoning_content"), answer["content"])))
-        self._reporter.sample(step, {"id": row_id, "prompt": prompt[:LONGEST], "text": text[:LONGEST], **more})
+        self._reporter.sample(step, {"id": row_id, "prompt": prompt[:LONGEST], "text": text[:LONGEST], **extra})
 
 
-def _made_before(folder: Path) -> tuple[int, int, int]:
-    """(rows, tokens, bytes) in a folder."""
+def _count_existing(folder: Path) -> tuple[int, int, int]:
+    """(rows, tokens, bytes) of existing rows in a folder."""
     rows = tokens = size = 0
     for _, _, line in read_lines(folder) if shard_files(folder) else ():
         row = json.loads(line)

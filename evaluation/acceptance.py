@@ -1,10 +1,10 @@
-"""Acceptance and speed of a draft on questions, beside plain decoding by the same engine; greedy or sampled.
+"""Acceptance and speed of a draft on questions, compared with plain decoding by the same engine; greedy or sampled.
 
-Both ways run side by side, a step of one and a step of the other, on caches of their own, so that a machine that slows
-down slows both. `speedup` comes of medians of step times and τ, with an interval (`evaluation.estimate`); the tokens a
-second are all tokens over all time, prefill included, and `end_to_end_speedup` is their ratio. Where the clock alone
-leaves the speedup uncertain the prompts run again. Above temperature 0 both ways sample, each with numbers of its own
-text: their answers have one distribution, and are not the same.
+Both run alternately, step by step, with separate KV caches, so that a slowdown of the machine affects both. `speedup`
+is computed from medians of step times and τ, with an interval (`evaluation.estimate`); tokens per second are all tokens
+over the whole time, prefill included, and `end_to_end_speedup` is their ratio. Prompts are repeated while timing noise
+leaves the speedup uncertain. Above temperature 0 both sample with different random numbers: their answers have the same
+distribution but differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,14 +37,14 @@ from speculoos.reporting import Reporter, check_stop
 MAX_LENGTH = 4096
 WARM_UP_TOKENS = 8
 NOISE = 0.02
-"""Relative standard error of the speedup, by the clock alone, above which the prompts run again …"""
+"""The prompts are repeated if timing alone gives the speedup a larger relative standard error."""
 PASSES = 3
-"""… so many times in all at most, and no longer than so many times the first pass took."""
+"""Maximum passes over the prompts, and maximum total time as a multiple of the first pass."""
 
 
 @dataclass(frozen=True)
 class AcceptanceSampling:
-    """How both ways choose tokens; greedy by default. Raises BadInput for a temperature or top-p that cannot be."""
+    """Sampling options of both runs; greedy by default. Raises BadInput for an invalid temperature or top-p."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -58,13 +58,12 @@ class AcceptanceSampling:
         return self.temperature == 0
 
     def config(self, max_tokens: int, seed: int, **more: Any) -> GenerateConfig:
-        """Of one answer."""
         return GenerateConfig(max_tokens, self.temperature, top_p=self.top_p, seed=seed % 2**63, **more)
 
 
 @dataclass
 class PromptResult:
-    """One prompt: both runs, and where they first differ (None when nowhere)."""
+    """Both runs of one prompt, and the index where they first differ (None if equal)."""
 
     id: str
     category: str
@@ -75,10 +74,10 @@ class PromptResult:
     turn: int = 0
     messages: list[dict[str, str]] = field(default_factory=list)
     timing: StepTiming = field(init=False)
-    """Of this run and of those that repeated it."""
+    """Step times of all passes."""
     first_difference: int | None = None
     gap: float | None = None
-    """What plain decoding held against the other run's token where they part, in logits; None where one had ended."""
+    """Plain logit of plain decoding's token minus the other's at the first difference; None if one had ended."""
 
     def __post_init__(self) -> None:
         self.timing = StepTiming.of(self.speculative, self.plain)
@@ -90,20 +89,20 @@ class PromptResult:
 
 @dataclass
 class _Bench:
-    """What every prompt is measured with."""
+    """State shared by all prompts of an evaluation."""
 
     target: Target
     plain: Target
-    """The same base with a cache of its own."""
+    """The same base with a separate KV cache."""
     draft: Any
     options: dict[str, Any]
     max_tokens: int
     reporter: Reporter
     done: list[PromptResult] = field(default_factory=list)
     passes: int = 1
-    asked: int = 0
-    to_ask: int = 0
-    """Questions in the worst case, so that progress never falls back; one that is repeated counts again."""
+    completed: int = 0
+    total: int = 0
+    """Maximum number of questions, repetitions included, so that the progress never decreases."""
     skipped: list[str] = field(default_factory=list)
     sampling: AcceptanceSampling = AcceptanceSampling()
 
@@ -122,47 +121,45 @@ def evaluate(
     options: dict[str, Any] | None = None,
     sampling: AcceptanceSampling | None = None,
 ) -> dict[str, Any]:
-    """Measure `draft` (or the drafter that `options` name, or none) on rows with `messages`; JSON-able result:
+    """Measure `draft` (or the drafter named in `options`, or none) on rows with `messages`. Returns a JSON-able dict:
 
-    `mean_accepted_length` (τ), `speedup`, each with `…_interval` ([low, high] at 95 %), `timing_noise` (the clock's
-    part of the speedup's relative standard error), `other_load` and `busy` (`evaluation.load`), `passes`,
-    `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`, `identical_to_plain` (token for token, ties aside; None
-    where tokens were sampled), `ties` (prompts that first differ between two tokens whose plain logits lie within
-    1e-3), `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`,
-    `differences`, where and how it was measured, and of what drafts where it does well (`evaluation.breakdown`) and
-    `per_prompt`, the lowest τ first. Later turns of a question follow plain's answers, so both ways see the same
-    prompts.
-    Raises Cancelled between prompts when the reporter says stop, Unavailable where the figures cannot be: then the
-    machine was busy.
+    `mean_accepted_length` (τ), `speedup`, each with `…_interval` ([low, high] at 95 %), `timing_noise` (the relative
+    standard error of the speedup due to timing), `other_load` and `busy` (`evaluation.load`), `passes`,
+    `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`, `identical_to_plain` (token for token, except for ties;
+    None with sampling), `ties` (prompts whose first difference is between two tokens with plain logits within 1e-3),
+    `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`, `differences`, the
+    conditions of the measurement, and, with a draft, `evaluation.breakdown` and `per_prompt`, lowest τ first. Later
+    turns of a question follow plain decoding's answers, so both runs have the same prompts.
+    Raises Cancelled between prompts when the reporter requests a stop, Unavailable when the figures are impossible
+    because the machine was busy.
     """
     if not questions:
         raise BadInput("There is no question to evaluate on.")
     target, plain = fast_target(base, MAX_LENGTH), fast_target(base, MAX_LENGTH)
-    bench = _Bench(
-        target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling or AcceptanceSampling()
-    )
-    bench.to_ask = len(questions) * (PASSES if bench.speculates else 1)
+    sampling = sampling or AcceptanceSampling()
+    bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling)
+    bench.total = len(questions) * (PASSES if bench.speculates else 1)
     _warm_up(bench)
     began, load = monotonic(), Load()
     for row in questions:
         before = len(bench.done)
         _question(bench, row)
-        _say_result(bench, bench.done[before:])
-        _say_asked(bench, _first_pass_note(bench))
+        _report_result(bench, bench.done[before:])
+        _count_question(bench, _first_pass_note(bench))
         check_stop(reporter)
     if not bench.done:
         raise BadInput("Every question is too long for this base; give shorter ones.")
     _repeat(bench, until=began + PASSES * (monotonic() - began))
-    reporter.progress(bench.asked, bench.asked, "questions")
-    found = result(bench.done)
-    found |= load.figures(reporter, found.get("timing_noise") or 0.0)
+    reporter.progress(bench.completed, bench.completed, "questions")
+    figures = result(bench.done)
+    figures |= load.figures(reporter, figures.get("timing_noise") or 0.0)
     if not bench.sampling.greedy:
-        found |= {"identical_to_plain": None, "ties": 0, "differences": []}
-    return found | _conditions(bench) | (_breakdown(bench) if bench.speculates else {})
+        figures |= {"identical_to_plain": None, "ties": 0, "differences": []}
+    return figures | _conditions(bench) | (_breakdown(bench) if bench.speculates else {})
 
 
 def _breakdown(bench: _Bench) -> dict[str, Any]:
-    """Where the draft does well, and the prompts where it does worst."""
+    """Breakdown of the acceptance, and the prompts with the lowest τ."""
     answers = [measured.speculative for measured in bench.done]
     prompts = (
         Prompt.of({"id": m.id, "turn": m.turn, "category": m.category}, m.speculative, m.messages) for m in bench.done
@@ -171,7 +168,7 @@ def _breakdown(bench: _Bench) -> dict[str, Any]:
 
 
 def result(measured: Sequence[PromptResult]) -> dict[str, Any]:
-    """The figures of `evaluate` from what was measured."""
+    """The figures of `evaluate` from the measured prompts."""
     apart = [m for m in measured if m.first_difference is not None]
     categories = sorted({m.category for m in measured if m.category})
     return {
@@ -185,13 +182,13 @@ def result(measured: Sequence[PromptResult]) -> dict[str, Any]:
 
 
 def _figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
-    found = _whole_figures(measured)
-    first = {"mean_accepted_length": found["mean_accepted_length"], "speedup": found["end_to_end_speedup"]}
-    return {**first, **_estimated(measured), **found}
+    figures = _whole_figures(measured)
+    leading = {"mean_accepted_length": figures["mean_accepted_length"], "speedup": figures["end_to_end_speedup"]}
+    return {**leading, **_estimated(measured), **figures}
 
 
 def _whole_figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
-    """All tokens over all time, and τ; no intervals."""
+    """Totals over all prompts, and τ, without intervals."""
     drafted, plain = _summary(measured), summarize(s for m in measured for s in m.plain)
     speed, plain_speed = drafted.tokens_per_second, plain.tokens_per_second
     return {
@@ -205,7 +202,7 @@ def _whole_figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
 
 
 def _estimated(measured: Sequence[PromptResult]) -> dict[str, Any]:
-    """The figures that have intervals; none where no answer had a whole step."""
+    """The figures with intervals; None intervals when no answer has a complete step."""
     if all(m.speculative is m.plain for m in measured):
         return {"speedup": 1.0, "speedup_interval": [1.0, 1.0], "mean_accepted_length_interval": [1.0, 1.0]}
     figures = estimate([m.timing for m in measured])
@@ -241,13 +238,13 @@ def _conditions(bench: _Bench) -> dict[str, Any]:
 
 
 def _warm_up(bench: _Bench) -> None:
-    """Both ways once, unmeasured: storage is made and libraries pick their kernels."""
+    """Run both once without measuring: buffers are allocated and libraries select their kernels."""
     prompt = render(bench.target.base.tokenizer, [{"role": "user", "content": "Say hello to everybody here."}])
     _both(bench, prompt, WARM_UP_TOKENS, 0)
 
 
 def _question(bench: _Bench, row: dict[str, Any]) -> None:
-    """All turns of one question; the first one only where the base has no chat template."""
+    """Measure all turns of one question; only the first one if the base has no chat template."""
     tokenizer = bench.target.base.tokenizer
     system, users = turns(row)
     messages: list[dict[str, str]] = []
@@ -267,23 +264,23 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
         check_stop(bench.reporter)
 
 
-def _say_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
-    """One question's figures, to be shown while the others are still measured."""
+def _report_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
+    """Report one question's figures while the others are still measured."""
     if turns_done:
         first = turns_done[0]
-        told = {"question": first.id, "category": first.category, **_whole_figures(turns_done)}
-        bench.reporter.sample(bench.asked + 1, told)
+        sample = {"question": first.id, "category": first.category, **_whole_figures(turns_done)}
+        bench.reporter.sample(bench.completed + 1, sample)
 
 
 def _first_pass_note(bench: _Bench) -> str:
-    """τ so far, and how often a busy machine may make the questions repeat."""
+    """τ so far, and the maximum number of passes."""
     tau = f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else ""
     return ", ".join(filter(None, (tau, f"pass 1 of at most {PASSES}" if bench.speculates else "")))
 
 
-def _say_asked(bench: _Bench, note: str) -> None:
-    bench.asked += 1
-    bench.reporter.progress(bench.asked, bench.to_ask, "questions", note)
+def _count_question(bench: _Bench, note: str) -> None:
+    bench.completed += 1
+    bench.reporter.progress(bench.completed, bench.total, "questions", note)
 
 
 def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int], seed: int) -> PromptResult:
@@ -298,7 +295,7 @@ def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int], seed: int) ->
 
 
 def _both(bench: _Bench, prompt: list[int], max_tokens: int, seed: int) -> tuple[list[Step], list[Step]]:
-    """Plain's steps and the drafter's, each from an empty cache; the same list where nothing is drafted."""
+    """(plain steps, drafted steps), each from an empty cache; the same list twice without a draft."""
     config = bench.sampling.config(max_tokens, seed, should_stop=bench.reporter.stop_requested)
     plain = _generation(bench.plain, make_drafter(bench.plain), prompt, config)
     if not bench.speculates:
@@ -314,9 +311,9 @@ def _generation(target: Target, drafter: Drafter, prompt: list[int], config: Gen
 
 
 def _repeat(bench: _Bench, until: float) -> None:
-    """The prompts again, while the clock leaves the speedup uncertain or makes it impossible, and until that time of
-    the monotonic clock. Raises Unavailable when the speedup is impossible still."""
-    while bench.speculates and (figures := estimate([m.timing for m in bench.done])) and _doubtful(figures):
+    """Repeat the prompts while the speedup is uncertain or impossible, until the monotonic time `until`. Raises
+    Unavailable when it is still impossible."""
+    while bench.speculates and (figures := estimate([m.timing for m in bench.done])) and _is_doubtful(figures):
         if bench.passes == PASSES or monotonic() > until:
             if figures.impossible:
                 raise Unavailable(
@@ -331,13 +328,13 @@ def _repeat(bench: _Bench, until: float) -> None:
             plain, speculative = _both(bench, measured.prompt, bench.max_tokens, measured.seed)
             measured.timing = measured.timing.joined(StepTiming.of(speculative, plain))
             if following is None or following.turn == 0:
-                _say_asked(bench, f"noisy, repeating ({bench.passes} of {PASSES})")
+                _count_question(bench, f"noisy, repeating ({bench.passes} of {PASSES})")
             check_stop(bench.reporter)
             if monotonic() > until:
                 break
 
 
-def _doubtful(figures: AcceptanceEstimate) -> bool:
+def _is_doubtful(figures: AcceptanceEstimate) -> bool:
     return figures.noise > NOISE or figures.impossible
 
 

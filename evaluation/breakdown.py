@@ -1,5 +1,5 @@
-"""Where a draft does well and where not: how long accepted paths are, acceptance by place in the answer and by kind of
-token, and the prompts with the lowest τ. From steps that were made anyway; small enough for a row.
+"""Breakdown of a draft's acceptance: accepted lengths, acceptance by position in the answer and by token class, and the
+prompts with the lowest τ. Computed from existing steps; small enough to be stored in a database row.
 """
 
 from collections import Counter
@@ -12,16 +12,16 @@ from decoding.step import Step
 from evaluation.token_classes import CLASSES, classes
 
 PLACES = (0, 16, 32, 64, 128, 256, 512, 1024)
-"""Where spans of an answer begin, in tokens."""
-MOST_PROMPTS = 100
+"""Start positions of the spans of an answer, in tokens."""
+MAX_PROMPTS = 100
 WORST = 12
-"""Prompts whose messages are kept, so that they can be run again …"""
-MOST_CHARACTERS = 24_000
-"""… as long as all of them together are no longer."""
+"""Number of prompts stored with their messages, so that they can be run again."""
+MAX_CHARACTERS = 24_000
+"""Maximum total characters of those messages."""
 
 
 def breakdown(answers: Sequence[Sequence[Step]], piece: Callable[[int], str]) -> dict[str, Any]:
-    """Of the drafted answers, each a list of steps; `piece` gives a token's own text. JSON-able."""
+    """Breakdown of drafted answers, each a list of steps; `piece` maps a token id to its text. JSON-able."""
     steps = [step for answer in answers for step in answer]
     shares = acceptance_by_rank(steps)
     return {
@@ -33,33 +33,33 @@ def breakdown(answers: Sequence[Sequence[Step]], piece: Callable[[int], str]) ->
 
 
 def lengths(steps: Iterable[Step]) -> list[int]:
-    """How many counted steps gave 1, 2, … tokens."""
-    counted = Counter(len(step.tokens) for step in steps if step.counted)
-    return [counted[length] for length in range(1, max(counted, default=0) + 1)]
+    """Number of counted steps that emitted 1, 2, … tokens."""
+    counts = Counter(len(step.tokens) for step in steps if step.counted)
+    return [counts[length] for length in range(1, max(counts, default=0) + 1)]
 
 
 def by_position(answers: Iterable[Sequence[Step]]) -> list[dict[str, Any]]:
-    """τ of the counted steps that begin in each span of the answers."""
+    """τ of the counted steps, by the span of the answer in which they begin."""
     steps, tokens = Counter[int](), Counter[int]()
     for answer in answers:
-        at = 0
+        position = 0
         for step in answer:
             if step.counted and step.tokens:
-                span = max(start for start in PLACES if start <= at)
+                span = max(start for start in PLACES if start <= position)
                 steps[span] += 1
                 tokens[span] += len(step.tokens)
-            at += len(step.tokens)
+            position += len(step.tokens)
     return [{"from": span, "steps": steps[span], "tau": round(tokens[span] / steps[span], 4)} for span in sorted(steps)]
 
 
 def by_class(answers: Iterable[Sequence[Step]], piece: Callable[[int], str]) -> list[dict[str, Any]]:
-    """Tokens of each kind, and how many of them had been drafted; the prefill's token cannot have been."""
+    """Number of tokens and of drafted tokens by token class, without the prefill's token."""
     tokens, drafted = Counter[str](), Counter[str]()
     for answer in answers:
         emitted = [(token, step.kind) for step in answer for token in step.tokens]
         kinds = classes(piece(token.id) for token, _ in emitted)
-        for (token, made), kind in zip(emitted, kinds, strict=True):
-            if made != "prefill":
+        for (token, step_kind), kind in zip(emitted, kinds, strict=True):
+            if step_kind != "prefill":
                 tokens[kind] += 1
                 drafted[kind] += token.origin == "draft"
     return [{"class": kind, "tokens": tokens[kind], "drafted": drafted[kind]} for kind in CLASSES if tokens[kind]]
@@ -67,8 +67,7 @@ def by_class(answers: Iterable[Sequence[Step]], piece: Callable[[int], str]) -> 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt's figures: what it is called (`id`, `turn`, `category`), its counts, and its messages where it can be
-    asked again."""
+    """One prompt's figures: `named` (`id`, `turn`, `category`), its counts, and its messages if it can be run again."""
 
     named: dict[str, Any]
     tau: float
@@ -78,18 +77,18 @@ class Prompt:
 
     @classmethod
     def of(cls, named: dict[str, Any], steps: Sequence[Step], messages: list[dict[str, str]]) -> "Prompt":
-        """From the steps of its answer."""
+        """The figures computed from the steps of the answer."""
         summary = summarize(steps)
         return cls(named, summary.mean_accepted_length, summary.tokens, summary.verifications, messages)
 
 
 def worst_first(prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
-    """Rows, the lowest τ first, the first of them with their messages. Prompts without a counted step are left out."""
-    known = sorted((each for each in prompts if each.steps), key=lambda each: (each.tau, str(each.named)))
-    made, room = [], MOST_CHARACTERS
-    for number, each in enumerate(known[:MOST_PROMPTS]):
-        made.append({**each.named, "tau": round(each.tau, 4), "tokens": each.tokens, "steps": each.steps})
-        room -= sum(len(message["content"]) for message in each.messages)
-        if number < WORST and room >= 0 and each.messages:
-            made[-1]["messages"] = each.messages
-    return made
+    """JSON rows of the prompts with counted steps, by ascending τ, the first WORST with their messages."""
+    ranked = sorted((each for each in prompts if each.steps), key=lambda each: (each.tau, str(each.named)))
+    rows, characters_left = [], MAX_CHARACTERS
+    for number, each in enumerate(ranked[:MAX_PROMPTS]):
+        rows.append({**each.named, "tau": round(each.tau, 4), "tokens": each.tokens, "steps": each.steps})
+        characters_left -= sum(len(message["content"]) for message in each.messages)
+        if number < WORST and characters_left >= 0 and each.messages:
+            rows[-1]["messages"] = each.messages
+    return rows

@@ -1,6 +1,6 @@
-"""What drafting and verifying cost on one machine, in milliseconds: measured here, or read from a file of another's.
+"""Costs of drafting and verification on one machine, in milliseconds: measured, or read from another machine's file.
 
-The file (JSON) is what `speculoos plan --keep FILE` writes; docs/planner.md says what each key means:
+The JSON file is written by `speculoos plan --keep FILE`; docs/planner.md explains its keys:
 
     {"machine": {…}, "target_ms": {"1": {"1": 31.0, "4": 32.5}, "8": {…}}, "other_ms": 0.3,
      "draft_ms": {"chain": {"1": 1.2, "5": 5.9}, "tree": {…}}, "pass_ms": {"1": 1.1, "8": 1.6},
@@ -20,15 +20,15 @@ from speculoos.errors import BadInput
 
 Points = dict[int, float]
 KEY = re.compile("[1-9][0-9]{0,8}")
-MOST_MS = 1e9
-"""A step takes less: eleven days."""
+MAX_MS = 1e9
+"""Upper bound for times in a file."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds. `target`: sequences → rows of each → one forward. `draft`: chain or tree → depth → drafting for one
-    sequence. `passes`: rows → one pass of the draft network. `standalone`: layers → sequences → one drafted token each.
-    `other`: the rest of a step. `standalone_hidden_size`: the width of those drafts, 0 for the base's."""
+    """Costs in milliseconds. `target`: sequences → rows per sequence → one forward. `draft`: chain or tree → depth →
+    drafting for one sequence. `passes`: rows → one pass of the draft network. `standalone`: layers → sequences → one
+    drafted token per sequence. `other`: rest of a step. `standalone_hidden_size`: 0 for the base's."""
 
     target: dict[int, Points]
     draft: dict[str, Points] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Costs:
 
     @property
     def batches(self) -> list[int]:
-        """Numbers of sequences that were measured."""
+        """Measured batch sizes."""
         return sorted(self.target)
 
     def verify(self, rows: int, batch: int) -> float:
@@ -48,29 +48,29 @@ class Costs:
         return interpolate(self.target[batch], rows)
 
     def drafting(self, shape: DraftShape, batch: int) -> float:
-        """Drafting `shape` for each of `batch` sequences: what it costs for one, and what the draft's passes cost more
-        with the others' rows in them."""
+        """Drafting `shape` for each of `batch` sequences: the cost for one, plus the additional cost of the draft's
+        passes with the rows of all sequences."""
         if shape.depth == 0:
             return 0.0
-        lines = self.draft.get(shape.kind) or self.draft.get(CHAIN) or {}
-        if not lines:
-            raise BadInput("These figures have no draft_ms, so no draft's speed can be told.")
-        more = sum(self._passing(rows * batch) - self._passing(rows) for rows in shape.levels) if self.passes else 0.0
-        return _along(lines, shape.depth) + max(more, 0.0)
+        points = self.draft.get(shape.kind) or self.draft.get(CHAIN) or {}
+        if not points:
+            raise BadInput("These figures have no draft_ms, so a draft's speed cannot be predicted.")
+        extra = sum(self._pass_ms(rows * batch) - self._pass_ms(rows) for rows in shape.levels) if self.passes else 0.0
+        return _extrapolate(points, shape.depth) + max(extra, 0.0)
 
-    def _passing(self, rows: int) -> float:
-        return _along(self.passes, rows)
+    def _pass_ms(self, rows: int) -> float:
+        return _extrapolate(self.passes, rows)
 
     def step(self, shape: DraftShape, batch: int = 1) -> float:
-        """A whole step."""
+        """One step: drafting, verification and the rest."""
         return self.verify(shape.nodes, batch) + self.drafting(shape, batch) + self.other
 
     def standalone_step(self, layers: int, depth: int) -> float:
-        """A step of one sequence with a chain of `depth` from a draft that is `layers` layers of this base."""
+        """A step of one sequence with a chain of `depth` from a standalone draft of `layers` layers."""
         return self.verify(depth + 1, 1) + depth * self.standalone[layers][1] + self.other
 
     def to_json(self) -> dict[str, Any]:
-        """The file's form."""
+        """The content of the file."""
         return {
             "machine": self.machine,
             "target_ms": _rounded(self.target),
@@ -83,7 +83,7 @@ class Costs:
 
     @classmethod
     def from_json(cls, data: Any, name: str = "the file") -> "Costs":
-        """Raises BadInput that names the key that is wrong."""
+        """Parse a file's content. Raises BadInput that names the invalid key."""
         if not isinstance(data, dict) or "target_ms" not in data:
             raise BadInput(f"{name}: expected an object with target_ms: sequences → rows of each → milliseconds.")
         target = _table(data, "target_ms", name)
@@ -110,7 +110,7 @@ class Costs:
 
 
 def read_costs(path: str | Path) -> Costs:
-    """Another machine's figures. Raises BadInput for a file that holds none."""
+    """Read another machine's costs. Raises BadInput for an invalid file."""
     path = Path(path).expanduser()
     try:
         return Costs.from_json(json.loads(path.read_text(encoding="utf-8")), path.name)
@@ -120,13 +120,13 @@ def read_costs(path: str | Path) -> Costs:
         raise BadInput(f"{path.name}: is no JSON ({error}).") from None
 
 
-def _along(points: Mapping[int, float], at: int) -> float:
-    """As `interpolate`; beyond the last point along the straight line of the last two."""
-    known = sorted(points)
-    if at <= known[-1] or len(known) < 2:
-        return interpolate(points, at)
-    a, b = known[-2:]
-    return points[b] + (at - b) * max((points[b] - points[a]) / (b - a), 0.0)
+def _extrapolate(points: Mapping[int, float], x: int) -> float:
+    """`interpolate`, with linear extrapolation from the last two points."""
+    xs = sorted(points)
+    if x <= xs[-1] or len(xs) < 2:
+        return interpolate(points, x)
+    a, b = xs[-2:]
+    return points[b] + (x - b) * max((points[b] - points[a]) / (b - a), 0.0)
 
 
 def _table(data: dict[str, Any], key: str, name: str) -> dict[int, Points]:
@@ -145,7 +145,7 @@ def _numbered(value: Any, where: str) -> Iterator[tuple[int, Any]]:
 
 
 def _number(value: Any, where: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < MOST_MS:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < MAX_MS:
         raise BadInput(f"{where}: expected milliseconds, got {value!r}.")
     return float(value)
 

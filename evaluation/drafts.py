@@ -1,4 +1,4 @@
-"""A draft with a target that says what was recorded: with its base, or alone where it needs no hidden states."""
+"""Drafts for replay, with a target that returns recorded tokens; only drafts without hidden states need no base."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Opened:
-    """`make` gives a new drafter for each recording."""
+    """A target, and `make`, which creates a drafter for each recording."""
 
     target: ForcedTarget | RecordedTarget
     make: Callable[[], Drafter]
 
     def costs(self) -> Costs | None:
-        """What forwards of the base cost here, where it is here, at the length of the last recording."""
+        """Measured costs of the base's forwards at the length of the last recording; None without a base."""
         if not isinstance(self.target, ForcedTarget) or not self.target.ids:
             return None
         forward = measure_forward(self.target, rounds=ROUNDS)
@@ -39,36 +39,36 @@ class Opened:
 
 
 def with_base(base: LoadedBase, draft: Any, options: dict[str, Any]) -> Opened:
-    """A draft with the base that it was made for."""
+    """A draft with its base model."""
     target = forced_target(base, MAX_LENGTH)
     return Opened(target, lambda: make_drafter(target, draft, options))
 
 
 def small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> Opened:
-    """A small model that shares the tokens of whoever wrote the recording, alone."""
+    """A small model with the same tokenizer as the recorded model, without that model."""
     if is_checkpoint(folder):
         raise BadInput(f"{folder}: is a checkpoint made for a base; give BASE@CHECKPOINT, or a model's folder.")
-    small = load_base(folder, decoding_dtype(dtype, device), device)
+    model = load_base(folder, decoding_dtype(dtype, device), device)
     _check(options, ("depth", "tree"))
     tree = options.get("tree")
     shape = shape_from_choices(tree) if tree else chain_shape(int(options.get("depth", 4)))
-    own = fast_target(small, MAX_LENGTH)
-    reader = Reader(small.tokenizer, small.eos_ids, small.vocab_size)
-    return Opened(RecordedTarget(reader, own.max_length), lambda: StandaloneDrafter(own, shape, small.vocab_size))
+    target = fast_target(model, MAX_LENGTH)
+    reader = Reader(model.tokenizer, model.eos_ids, model.vocab_size)
+    return Opened(RecordedTarget(reader, target.max_length), lambda: StandaloneDrafter(target, shape, model.vocab_size))
 
 
 def prompt_lookup(folder: Path, options: dict[str, Any]) -> Opened:
-    """Prompt lookup, for which a tokenizer is enough."""
-    found = load_tokenizer(folder)
-    reader = Reader(found, read_eos_ids(folder, found), len(found))
+    """Prompt lookup, which needs only a tokenizer."""
+    tokenizer = load_tokenizer(folder)
+    reader = Reader(tokenizer, read_eos_ids(folder, tokenizer), len(tokenizer))
     lookup = {name: value for name, value in options.items() if name != "drafter"}
     _check(lookup, ("depth", "width", "max_ngram", "min_ngram"))
     return Opened(RecordedTarget(reader, MAX_LENGTH), lambda: NgramDrafter(**lookup))
 
 
 def _check(options: dict[str, Any], known: tuple[str, ...]) -> None:
-    if wrong := set(options) - set(known):
-        raise BadInput(f"--set {sorted(wrong)[0]}: this draft takes {', '.join(known)}.")
+    if unknown := set(options) - set(known):
+        raise BadInput(f"--set {sorted(unknown)[0]}: this draft takes {', '.join(known)}.")
     for name, value in options.items():
         if name != "tree" and (type(value) is not int or not 1 <= value <= 1024):
             raise BadInput(f"--set {name}: expected a whole number from 1 to 1024, got {value!r}.")

@@ -1,10 +1,10 @@
-"""Speedup and τ with intervals, out of step times that a busy machine has disturbed.
+"""Robust estimates of speedup and τ with intervals, from step times of a possibly busy machine.
 
     speedup = Σ tokens · plain step / Σ verifications · drafted step
 
-summed over prompts, each step time the median of its prompt's. With one kind of prompt that is τ · plain / drafted
-(Leviathan et al. 2023, section 3.3, with c measured): a median holds while less than half of the steps are disturbed,
-and plain and drafted steps of a prompt were taken in turns. Prefill is left out.
+summed over prompts, where each step time is the median of its prompt. For a single prompt this is τ · plain / drafted
+(Leviathan et al. 2023, section 3.3, with c measured). A median is robust while less than half of the steps are
+disturbed, and the plain and drafted steps of a prompt alternate. Prefill is excluded.
 
 Intervals are percentiles of a bootstrap in two stages (Davison & Hinkley 1997, section 3.8): prompts, then the steps of
 each, with replacement.
@@ -26,7 +26,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class StepTiming:
-    """One prompt's steps: tokens of each counted verification with its milliseconds, and those of plain steps. All
+    """Steps of one prompt: tokens and milliseconds of each counted verification, and milliseconds of plain steps. All
     float64 [steps]."""
 
     tokens: np.ndarray
@@ -43,9 +43,9 @@ class StepTiming:
         )
 
     def joined(self, other: "StepTiming") -> "StepTiming":
-        """The steps of both: the same prompt, measured again."""
+        """The steps of two measurements of the same prompt."""
         return StepTiming(
-            self.tokens,  # greedy, or sampled with the same seed: the same tokens again tell nothing new
+            self.tokens,  # the same tokens in every pass
             np.concatenate([self.drafted, other.drafted]),
             np.concatenate([self.plain, other.plain]),
         )
@@ -57,33 +57,33 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class AcceptanceEstimate:
-    """Figures with their 95 % intervals; `noise` is the standard error that timing alone gives the speedup, relative
-    to it. Step times are medians over all steps, in milliseconds."""
+    """Figures with their 95 % intervals; `noise` is the relative standard error of the speedup due to timing. Step
+    times are medians over all steps, in milliseconds."""
 
     speedup: float
     speedup_interval: Interval
     tau: float
     tau_interval: Interval
     bound: float
-    """Upper end of the interval of the speedup that there were if verifications cost what plain steps cost."""
+    """Upper end of the interval of the speedup if a verification cost the same as a plain step."""
     noise: float
     plain_ms: float
     drafted_ms: float
 
     @property
     def impossible(self) -> bool:
-        """Whether drafting seems to gain more than it saves steps: no verification is cheaper than a plain step, so the
-        speedup cannot exceed `bound`, and the machine was busy with something else."""
+        """Whether the speedup exceeds `bound`. A verification is never cheaper than a plain step, so the measurement
+        was disturbed by other load."""
         return self.speedup_interval[0] > self.bound
 
 
 def milliseconds(step: Step) -> float:
-    """All of a step's time."""
+    """Total time of a step."""
     return step.ms_draft + step.ms_verify + step.ms_other
 
 
 def estimate(timings: Sequence[StepTiming]) -> AcceptanceEstimate | None:
-    """The figures of several prompts; None when no prompt has a whole step."""
+    """The figures over several prompts; None when no prompt has a complete step."""
     timings = [timing for timing in timings if timing.usable]
     if not timings:
         return None
@@ -106,7 +106,7 @@ def estimate(timings: Sequence[StepTiming]) -> AcceptanceEstimate | None:
 
 @dataclass(frozen=True)
 class _Columns:
-    """What each prompt comes to, [prompts, draws]: tokens, and the medians of its steps' times; `counts` [prompts, 1]
+    """Per prompt, [prompts, draws]: tokens, and medians of plain and drafted step times; `counts` [prompts, 1]:
     verifications."""
 
     tokens: np.ndarray
@@ -116,13 +116,13 @@ class _Columns:
 
     @classmethod
     def of(cls, timings: Sequence[StepTiming]) -> "_Columns":
-        """As they were measured; one draw."""
+        """The measured values, as a single draw."""
         rows = [(t.tokens.sum(), np.median(t.plain), np.median(t.drafted), len(t.tokens)) for t in timings]
         return cls(*(column[:, None] for column in np.array(rows).T))
 
     @classmethod
     def drawn(cls, timings: Sequence[StepTiming], draw: np.random.Generator) -> "_Columns":
-        """Each prompt's steps drawn anew, with replacement."""
+        """Bootstrap draws: each prompt's steps resampled with replacement."""
         tokens, plain, drafted = [], [], []
         for timing in timings:
             steps = draw.integers(len(timing.tokens), size=(DRAWS, len(timing.tokens)))
@@ -133,11 +133,11 @@ class _Columns:
         return cls(np.stack(tokens), np.stack(plain), np.stack(drafted), counts)
 
     def speedup(self, weights: np.ndarray | float = 1.0) -> np.ndarray:
-        """[draws], with `weights` [prompts, draws] times each prompt."""
+        """[draws], with each prompt weighted by `weights` [prompts, draws]."""
         return (weights * self.tokens * self.plain).sum(0) / (weights * self.counts * self.drafted).sum(0)
 
     def tau(self, weights: np.ndarray | float = 1.0) -> np.ndarray:
-        """[draws]."""
+        """[draws], weighted like `speedup`."""
         return (weights * self.tokens).sum(0) / (weights * self.counts + 0 * self.tokens).sum(0)
 
 

@@ -1,4 +1,4 @@
-"""Where figures were measured: processor, threads, device, versions. A figure without these cannot be compared."""
+"""Description of the machine of a measurement: processor, threads, device, versions."""
 
 import os
 import platform
@@ -30,5 +30,5 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return named or platform.machine()
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.machine()

@@ -1,10 +1,10 @@
-"""The planner: which drafting pays on a machine, before anything is trained or served.
+"""The planner: predicts which drafting pays on a machine, before anything is trained or served.
 
-    tokens a second = sequences · τ · 1000 / (verify(nodes, sequences) + drafting(shape, sequences) + the rest)
+    tokens per second = sequences · τ · 1000 / (verify(nodes, sequences) + drafting(shape, sequences) + rest of step)
 
-for every chain and tree that traces tell the τ of, and for standalone drafts that are still to be cut from the base.
-Yan et al. 2024 (*Decoding Speculative Decoding*): what limits is the draft's latency rather than its accuracy, so its
-cost is measured first, and the acceptance that would pay for it is what is asked.
+for every chain and tree whose τ is known from traces, and for standalone drafts made of the base's layers.
+Yan et al. 2024 (*Decoding Speculative Decoding*): a draft is limited by its latency more than by its accuracy. So its
+cost is measured first, and the acceptance rate at which it breaks even is computed.
 """
 
 from collections.abc import Sequence
@@ -37,16 +37,16 @@ TEXT = 128
 LAYERS = (2, 4, 8)
 ROUNDS = 5
 PLAN_DRAWS = 200
-"""Of the bootstrap that gives speedups their intervals."""
-MEASURED, GIVEN = "measured here", "of another machine"
+"""Bootstrap draws for the intervals of speedups."""
+MEASURED, OTHER_MACHINE = "measured here", "of another machine"
 NEVER = "Speculation does not pay on this machine with this draft, not for one sequence either."
-SURE = 0.999
-"""Acceptance above which a draft counts as one that cannot pay."""
+MAX_ACCEPTANCE = 0.999
+"""A draft that needs a higher acceptance rate cannot pay."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What is measured and planned for."""
+    """What to measure and to plan for."""
 
     batches: tuple[int, ...] = BATCHES
     layers: tuple[int, ...] = LAYERS
@@ -57,13 +57,13 @@ class Choices:
 
 
 class Progress:
-    """How far a plan is."""
+    """Progress of a plan."""
 
     def __init__(self, reporter: Reporter, total: int):
         self.reporter, self.total, self.done = reporter, total, 0
 
     def step(self, note: str) -> None:
-        """One more. Raises Cancelled when the reporter says stop."""
+        """Count one measurement. Raises Cancelled when the reporter requests a stop."""
         self.done += 1
         self.reporter.progress(self.done, self.total, "measurements", note)
         check_stop(self.reporter)
@@ -80,9 +80,9 @@ def plan(
     choices: Choices | None = None,
 ) -> dict[str, Any]:
     """Predicted throughput of every shape, JSON-able: see `surface`. `costs` of another machine and `curves` of a
-    stored trace stand in for what would be measured here.
+    stored trace replace measurements.
 
-    Takes the base's weights over (fast_target). Raises Cancelled between measurements, BadInput where figures lack.
+    Repacks the base's weights (fast_target). Raises Cancelled between measurements, BadInput for missing figures.
     """
     choices = choices or Choices()
     if not questions:
@@ -90,9 +90,9 @@ def plan(
     target = fast_target(base, MAX_LENGTH)
     prompts = prompts_of(base, questions, target.max_length - choices.max_tokens)
     space = space_of(draft)
-    asked = 0 if draft is None or curves is not None else len(prompts) * (1 if draft.method == "draft" else 2)
-    progress = Progress(reporter, asked + choices.rounds * (costs is None))
-    basis = MEASURED if costs is None else GIVEN
+    runs = 0 if draft is None or curves is not None else len(prompts) * (1 if draft.method == "draft" else 2)
+    progress = Progress(reporter, runs + choices.rounds * (costs is None))
+    basis = MEASURED if costs is None else OTHER_MACHINE
     if curves is None and draft is not None:
         curves = measure_curves(target, draft, space, prompts, choices.max_tokens, progress)
     if costs is None:
@@ -100,44 +100,44 @@ def plan(
         sizes = {"layers": choices.layers, "hidden_size": choices.draft_hidden_size}
         meter = Meter(target, text, draft, space, batches=choices.batches, **sizes)
         meter.round()
-        meter.taken.clear()  # storage is made and libraries pick their kernels
+        meter.taken.clear()  # the first round only allocates buffers and lets libraries select kernels
         load = Load()
         for _ in range(choices.rounds):
             meter.round()
             progress.step("forwards")
         costs = meter.costs()
-        found = predicted(costs, curves, basis)
-        _add_intervals(found, meter, _reachable(costs, curves))
-        return found | load.figures(reporter, found["timing_noise"])
+        result = predicted(costs, curves, basis)
+        _add_intervals(result, meter, _reachable(costs, curves))
+        return result | load.figures(reporter, result["timing_noise"])
     return predicted(costs, curves, basis)
 
 
-def _add_intervals(found: dict[str, Any], meter: Meter, shapes: Sequence[DraftShape]) -> None:
-    """Give each of the `shapes` the 95 % interval of its speedup for one sequence, by a bootstrap over the rounds of
-    timing, and the plan `timing_noise`, the largest relative standard error of them. τ counts as known."""
+def _add_intervals(result: dict[str, Any], meter: Meter, shapes: Sequence[DraftShape]) -> None:
+    """Add to each of the `shapes` the 95 % interval of its speedup for one sequence, by a bootstrap over the timing
+    rounds, and to the plan `timing_noise`, the largest relative standard error. τ is assumed to be exact."""
     draw = np.random.default_rng(SEED)
-    draws = [meter.drawn(draw) for _ in range(PLAN_DRAWS)]
+    draws = [meter.resampled(draw) for _ in range(PLAN_DRAWS)]
     plain, noise = DraftShape("plain"), 0.0
-    for row, shape in zip(found["shapes"], shapes, strict=True):
+    for row, shape in zip(result["shapes"], shapes, strict=True):
         speedups = np.array([_speed(shape, costs, 1) / _speed(plain, costs, 1) for costs in draws])
         row["by_batch"]["1"]["speedup_interval"] = [round(end, 3) for end in interval_of(speedups)]
         noise = max(noise, float(speedups.std() / speedups.mean()))
-    found["timing_noise"] = round(noise, 4)
+    result["timing_noise"] = round(noise, 4)
 
 
-def predicted(costs: Costs, curves: Curves | None, basis: str = GIVEN) -> dict[str, Any]:
-    """The surface with the costs it rests on; no model is needed for that."""
+def predicted(costs: Costs, curves: Curves | None, basis: str = OTHER_MACHINE) -> dict[str, Any]:
+    """The surface and the costs it is computed from; needs no model."""
     return {**surface(costs, curves), "costs": costs.to_json(), "basis": basis, "machine": costs.machine}
 
 
 def surface(costs: Costs, curves: Curves | None) -> dict[str, Any]:
-    """`plain` and `shapes` with their throughput for each number of sequences (`by_batch`), `best` of each, `stops_at`
-    (sequences from which on plain decoding is faster; None: not among the measured), `standalone` drafts with the
-    acceptance they need, and a `verdict` in words."""
+    """`plain` and `shapes` with their throughput by number of sequences (`by_batch`), the `best` shape of each,
+    `stops_at` (number of sequences from which on plain decoding is faster; None: not among the measured ones),
+    `standalone` drafts with their break-even acceptance rate, and a `verdict` in words."""
     plain = _row(DraftShape("plain"), costs)
     shapes = [_row(shape, costs) for shape in _reachable(costs, curves)]
     best = {str(batch): _best(shapes, batch) for batch in costs.batches}
-    made = {
+    plan_result = {
         "plain": plain,
         "shapes": shapes,
         "best": best,
@@ -145,23 +145,23 @@ def surface(costs: Costs, curves: Curves | None) -> dict[str, Any]:
         "standalone": [standalone(costs, layers) for layers in sorted(costs.standalone)],
         "acceptance": curves.to_json() if curves else None,
     }
-    return {**made, "verdict": verdict(made)}
+    return {**plan_result, "verdict": verdict(plan_result)}
 
 
 def _reachable(costs: Costs, curves: Curves | None) -> list[DraftShape]:
-    """Shapes whose forward was measured, and of trees of one size the depth that is fastest for one sequence."""
+    """Shapes within the measured forwards; of trees with the same size, the depth that is fastest for one sequence."""
     if curves is None:
         return []
-    most = max(costs.target[1])
+    max_nodes = max(costs.target[1])
     trees: dict[int, DraftShape] = {}
     for shape in curves.trees():
-        if shape.nodes <= most and _speed(shape, costs, 1) > _speed(trees.get(shape.nodes), costs, 1):
+        if shape.nodes <= max_nodes and _speed(shape, costs, 1) > _speed(trees.get(shape.nodes), costs, 1):
             trees[shape.nodes] = shape
-    return [*(shape for shape in curves.chains() if shape.nodes <= most), *(trees[nodes] for nodes in sorted(trees))]
+    return [*(chain for chain in curves.chains() if chain.nodes <= max_nodes), *(trees[n] for n in sorted(trees))]
 
 
 def _speed(shape: DraftShape | None, costs: Costs, batch: int) -> float:
-    """Tokens a second of all sequences."""
+    """Tokens per second of all sequences."""
     return batch * shape.tau * 1e3 / costs.step(shape, batch) if shape else 0.0
 
 
@@ -188,24 +188,24 @@ def _row(shape: DraftShape, costs: Costs) -> dict[str, Any]:
 
 def _best(shapes: Sequence[dict[str, Any]], batch: int) -> str:
     """Name of the fastest shape, or plain."""
-    top = max(shapes, key=lambda shape: shape["by_batch"][str(batch)]["speedup"], default=None)
-    return top["name"] if top and top["by_batch"][str(batch)]["speedup"] > 1 else "plain"
+    fastest = max(shapes, key=lambda shape: shape["by_batch"][str(batch)]["speedup"], default=None)
+    return fastest["name"] if fastest and fastest["by_batch"][str(batch)]["speedup"] > 1 else "plain"
 
 
 def stops_at(costs: Costs, best: dict[str, str]) -> int | None:
-    """The fewest sequences from which on plain decoding is the faster, as far as was measured."""
+    """The smallest measured number of sequences from which on plain decoding is faster, or None."""
     last = max((batch for batch in costs.batches if best[str(batch)] != "plain"), default=0)
     return next((batch for batch in costs.batches if batch > last), None)
 
 
 def standalone(costs: Costs, layers: int) -> dict[str, Any]:
-    """A draft of so many layers: what a token of it costs, the acceptance at which it breaks even with its best chain,
-    for one sequence, and what it would give at usual acceptances."""
+    """A standalone draft of `layers` layers, for one sequence: its cost per token, its break-even acceptance rate with
+    the best chain, and its speedup at common acceptance rates."""
     depths = [depth for depth in CHAINS if depth + 1 <= max(costs.target[1])]
     plain = costs.step(DraftShape("plain"))
 
     def speedup(acceptance: float) -> tuple[float, int]:
-        """(the best of all depths, that depth)."""
+        """(best speedup over all depths, its depth)."""
         steps = {depth: costs.standalone_step(layers, depth) for depth in depths}
         return max((expected_chain(acceptance, depth) * plain / ms, depth) for depth, ms in steps.items())
 
@@ -225,8 +225,8 @@ def standalone(costs: Costs, layers: int) -> dict[str, Any]:
 
 
 def _break_even(speedup: Any) -> float | None:
-    """The smallest acceptance at which the speedup is 1, by bisection; None where even a perfect draft loses."""
-    low, high = 0.0, SURE
+    """The smallest acceptance rate with a speedup of 1, by bisection; None if even a perfect draft is slower."""
+    low, high = 0.0, MAX_ACCEPTANCE
     if speedup(high) < 1:
         return None
     for _ in range(30):
@@ -235,31 +235,31 @@ def _break_even(speedup: Any) -> float | None:
     return high
 
 
-def verdict(made: dict[str, Any]) -> str:
+def verdict(plan_result: dict[str, Any]) -> str:
     """Two or three sentences."""
-    return " ".join(filter(None, (_of_shapes(made), _of_standalone(made["standalone"]))))
+    return " ".join(filter(None, (_shapes_verdict(plan_result), _standalone_verdict(plan_result["standalone"]))))
 
 
-def _of_shapes(made: dict[str, Any]) -> str:
-    if not made["shapes"]:
+def _shapes_verdict(plan_result: dict[str, Any]) -> str:
+    if not plan_result["shapes"]:
         return ""
-    name = made["best"]["1"]
+    name = plan_result["best"]["1"]
     if name == "plain":
         return NEVER
-    top = next(shape for shape in made["shapes"] if shape["name"] == name)
-    at = top["by_batch"]["1"]
-    share = at["draft_ms"] / at["step_ms"]
-    first = f"For one sequence a {name} is fastest: {at['speedup']:.2f} × plain, τ {top['tau']:.2f}; {share:.0%} "
-    first += "of its step is drafting."
-    batches = [int(batch) for batch in made["best"]]
-    if made["stops_at"]:
-        return f"{first} From {made['stops_at']} sequences at once on plain decoding is faster."
-    return first + (
+    fastest = next(shape for shape in plan_result["shapes"] if shape["name"] == name)
+    figures = fastest["by_batch"]["1"]
+    share = figures["draft_ms"] / figures["step_ms"]
+    sentence = f"For one sequence a {name} is fastest: {figures['speedup']:.2f} × plain, τ {fastest['tau']:.2f}; "
+    sentence += f"{share:.0%} of its step is drafting."
+    batches = [int(batch) for batch in plan_result["best"]]
+    if plan_result["stops_at"]:
+        return f"{sentence} From {plan_result['stops_at']} sequences at once on plain decoding is faster."
+    return sentence + (
         f" Speculation pays up to the {max(batches)} sequences at once that were tried." if len(batches) > 1 else ""
     )
 
 
-def _of_standalone(rows: Sequence[dict[str, Any]]) -> str:
+def _standalone_verdict(rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return ""
     parts = [
@@ -269,17 +269,17 @@ def _of_standalone(rows: Sequence[dict[str, Any]]) -> str:
         for row in rows
     ]
     width = rows[0].get("hidden_size")
-    named = f"Standalone drafts of hidden size {width}" if width else "Standalone drafts cut from this base"
-    return f"{named}: {', '.join(parts)}."
+    subject = f"Standalone drafts of hidden size {width}" if width else "Standalone drafts cut from this base"
+    return f"{subject}: {', '.join(parts)}."
 
 
 def space_of(draft: Any) -> TuningSpace | None:
-    """What can be set about a draft. Raises Unsupported for a method that does not say."""
+    """The tuning space of a draft. Raises Unsupported for a method without one."""
     if draft is None:
         return None
     module = METHODS[draft.method].load("drafter")
     if not hasattr(module, "tuning"):
-        raise Unsupported(f"The method {draft.method!r} does not say what there is to plan about its drafts.")
+        raise Unsupported(f"The method {draft.method!r} has no tuning space, so its drafts cannot be planned.")
     return module.tuning(draft)
 
 
@@ -291,7 +291,7 @@ def measure_curves(
     max_tokens: int,
     progress: Progress,
 ) -> Curves:
-    """What the draft gets right in answers of up to `max_tokens`: its deepest chain, then its widest tree."""
+    """Acceptance of the draft's deepest chain and widest tree, in answers of up to `max_tokens`."""
     chain = steps_of(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
     shares = chain_shares(chain, space.deepest)
     one_pass = draft.method == "medusa"
@@ -314,7 +314,7 @@ def steps_of(
     max_tokens: int,
     progress: Progress,
 ) -> list[Step]:
-    """Every step of answers to `prompts`."""
+    """All steps of the answers to `prompts`."""
     drafter, steps = make_drafter(target, draft, options), []
     for prompt in prompts:
         target.rewind(0)

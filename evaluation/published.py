@@ -1,4 +1,4 @@
-"""What servers say of their own acceptance: fields of an answer, or counters and gauges in Prometheus' form.
+"""Acceptance figures published by servers: fields of a response, or Prometheus counters and gauges.
 
 | server | with each answer | counters | gauge |
 | --- | --- | --- | --- |
@@ -7,7 +7,7 @@
 | SGLang | `meta_info` of a choice (`return_meta_info`) | | `sglang:spec_accept_length` |
 | TensorRT-LLM | `avg_decoded_tokens_per_iter` of a choice | | `trtllm_spec_decode_acceptance_length` |
 
-All of them count the token that the model itself adds: τ is tokens a verification, as everywhere here.
+All of them include the target model's own token: τ is tokens per verification, as everywhere in this project.
 """
 
 import math
@@ -23,20 +23,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from speculoos.settings import Endpoint
 
 METRICS = ("/metrics", "/prometheus/metrics")
-"""Where servers have them, beside their `/v1`."""
+"""Paths of the metrics, next to `/v1`."""
 POSITION = re.compile("[0-9]{1,2}")
-DEEPEST = 100
-"""Of an answer's acceptance by depth; what lies below is left out."""
-LARGEST, SECONDS = 8 << 20, 10.0
+MAX_DEPTH = 100
+"""Maximum depth of an answer's acceptance by depth; deeper ones are ignored."""
+MAX_BYTES, TIMEOUT = 8 << 20, 10.0
 VLLM = "vllm:spec_decode_num_"
 GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
 META_INFO = {"return_meta_info": True}
-"""What an SGLang server must be asked for its figures with."""
+"""Request fields with which SGLang returns its figures."""
 
 
 @dataclass(frozen=True)
 class PublishedAcceptance:
-    """Tokens that came of so many verifications; `accepted` counts drafted tokens that were taken, by depth."""
+    """Tokens, number of verifications, and `accepted` draft tokens by depth."""
 
     tokens: float = 0.0
     verifications: float = 0.0
@@ -49,7 +49,7 @@ class PublishedAcceptance:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was verified, in numbers that can be."""
+        """Whether there were verifications, and all numbers are finite."""
         return self.verifications > 0 and all(map(math.isfinite, (self.tokens, self.verifications, *self.accepted)))
 
     @property
@@ -59,45 +59,45 @@ class PublishedAcceptance:
 
 @dataclass(frozen=True)
 class Scrape:
-    """What a server's metrics say: counters since it began, and τ of its last while."""
+    """A server's metrics: counters since its start, and a gauge of its recent τ."""
 
     counters: PublishedAcceptance | None = None
     gauge: float | None = None
 
 
 def of_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | None:
-    """What a chat completion (as JSON) says of its own drafting; None when it says nothing."""
+    """The acceptance figures in a chat completion (JSON); None without any."""
     for read in (_speculoos, _vllm, _sglang, _tensorrt):
         try:
-            found = read(answer)
+            result = read(answer)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
             continue
-        if found.is_known:
-            return found
+        if result.is_known:
+            return result
     return None
 
 
 def scrape(endpoint: Endpoint) -> Scrape:
-    """The metrics of an endpoint's (first) server, asked for with its key and without following it elsewhere; nothing
-    where it has none."""
+    """The metrics of an endpoint's first server, requested with its key and without redirects; an empty Scrape without
+    any."""
     key = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-    with httpx.Client(timeout=SECONDS, follow_redirects=False, headers=key) as client:
+    with httpx.Client(timeout=TIMEOUT, follow_redirects=False, headers=key) as client:
         for address in addresses(endpoint.urls[0]):
-            found = read_metrics(_text(client, address))
-            if found != Scrape():
-                return found
+            result = read_metrics(_text(client, address))
+            if result != Scrape():
+                return result
     return Scrape()
 
 
 def addresses(url: str) -> list[str]:
-    """Where the metrics of the server at base URL `url` (…/v1) may be."""
+    """Possible addresses of the metrics of the server with base URL `url` (…/v1)."""
     parts = urlsplit(url)
     root = parts.path.rstrip("/").removesuffix("/v1")
     return [urlunsplit((parts.scheme, parts.netloc, root + path, "", "")) for path in METRICS]
 
 
 def read_metrics(text: str) -> Scrape:
-    """Counters and gauges of Prometheus' text form; nothing of what is not in it."""
+    """Parse counters and gauges from Prometheus' text format; an empty Scrape for invalid text."""
     values: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -111,8 +111,8 @@ def read_metrics(text: str) -> Scrape:
 
 def _counters(values: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> PublishedAcceptance | None:
     def total(name: str) -> float | None:
-        found = values.get(f"{VLLM}{name}_total")
-        return sum(value for _, value in found) if found else None
+        result = values.get(f"{VLLM}{name}_total")
+        return sum(value for _, value in result) if result else None
 
     drafts, accepted = total("drafts"), total("accepted_tokens")
     if drafts is None or accepted is None:
@@ -126,35 +126,35 @@ def _counters(values: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> Pu
 
 
 def _text(client: httpx.Client, address: str) -> str:
-    """A page of at most LARGEST bytes; "" where there is none."""
+    """The first MAX_BYTES bytes of a page, "" if it is unavailable."""
     page = bytearray()
     try:
         with client.stream("GET", address) as answer:
             if answer.status_code != 200:
                 return ""
-            for piece in answer.iter_bytes():
-                page += piece
-                if len(page) >= LARGEST:
+            for chunk in answer.iter_bytes():
+                page += chunk
+                if len(page) >= MAX_BYTES:
                     break
     except httpx.HTTPError:
         return ""
-    return page[:LARGEST].decode("utf-8", "replace")
+    return page[:MAX_BYTES].decode("utf-8", "replace")
 
 
 def _speculoos(answer: Mapping[str, Any]) -> PublishedAcceptance:
     summary = answer["speculation_summary"]
     verifications, rates = _count(summary["verifications"]), summary.get("acceptance_by_depth") or ()
-    taken, accepted = verifications, []
-    for rate in rates[:DEEPEST]:  # each of those whose parent was accepted; of trees, of those that had children
-        taken *= float(rate)
-        accepted.append(taken)
+    accepted_count, accepted = verifications, []
+    for rate in rates[:MAX_DEPTH]:  # relative to accepted parents (in trees: to those with children)
+        accepted_count *= float(rate)
+        accepted.append(accepted_count)
     return PublishedAcceptance(verifications * float(summary["mean_accepted_length"]), verifications, tuple(accepted))
 
 
 def _vllm(answer: Mapping[str, Any]) -> PublishedAcceptance:
-    found = answer["metrics"]["speculative_decoding"]
-    steps, accepted = _count(found["num_spec_steps"]), _count(found["num_accepted_draft_tokens"])
-    return PublishedAcceptance(steps + accepted, steps, _by_depth(found.get("acceptance_histogram")))
+    result = answer["metrics"]["speculative_decoding"]
+    steps, accepted = _count(result["num_spec_steps"]), _count(result["num_accepted_draft_tokens"])
+    return PublishedAcceptance(steps + accepted, steps, _by_depth(result.get("acceptance_histogram")))
 
 
 def _sglang(answer: Mapping[str, Any]) -> PublishedAcceptance:
@@ -170,12 +170,12 @@ def _tensorrt(answer: Mapping[str, Any]) -> PublishedAcceptance:
 
 
 def _by_depth(histogram: Any) -> tuple[float, ...]:
-    """Steps that accepted at least d tokens, from those that accepted exactly so many (a list, or by their number)."""
+    """Steps that accepted at least d tokens, from a histogram of accepted tokens (a list, or a dict by number)."""
     if isinstance(histogram, list):
         histogram = dict(enumerate(histogram))
     counts = {int(accepted): float(steps) for accepted, steps in (histogram or {}).items()}
-    deepest = min(max(counts, default=0), DEEPEST)
-    return tuple(sum(steps for taken, steps in counts.items() if taken >= depth) for depth in range(1, deepest + 1))
+    deepest = min(max(counts, default=0), MAX_DEPTH)
+    return tuple(sum(steps for accepted, steps in counts.items() if accepted >= d) for d in range(1, deepest + 1))
 
 
 def _count(value: Any) -> float:

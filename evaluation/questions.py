@@ -1,4 +1,4 @@
-"""Question sets: the built-in one, suites, prompt files and data sets. Knows rows, no model."""
+"""Question sets: the built-in one, suites, prompt files and data sets. Independent of models."""
 
 from collections.abc import Iterable
 from itertools import chain, zip_longest
@@ -15,27 +15,27 @@ BUILT_IN = Path(__file__).resolve().parent / "questions.jsonl"
 
 
 def built_in(limit: int | None = None) -> list[dict[str, Any]]:
-    """The first `limit` of the questions that come with the workbench: `id`, `messages`, `category`."""
+    """The first `limit` built-in questions: `id`, `messages`, `category`."""
     return read_questions(BUILT_IN, limit)
 
 
 def read_questions(
     path: str | Path, limit: int | None = None, reporter: Reporter | None = None
 ) -> list[dict[str, Any]]:
-    """Rows with `messages` (user turns) from a prompt file or a data set folder, at most `limit`: of a suite so many
-    of each category in turn, else the first ones.
+    """At most `limit` rows with `messages` (user turns) from a prompt file or a data set folder: of a suite evenly from
+    all categories, else the first ones.
 
-    Rows that hold no question are logged as warnings; raises BadInput when nothing is left.
+    Bad rows are logged as warnings; raises BadInput when there is no good one.
     """
     path = Path(path)
     rows = _from_folder(path, limit) if path.is_dir() else _from_file(path, limit, reporter or ConsoleReporter())
     if not rows:
-        raise BadInput(f"{path.name}: holds no question.")
+        raise BadInput(f"{path.name}: contains no question.")
     return rows
 
 
 def spread(rows: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """`limit` of the rows: the first of each category, then the second of each, …, in their own order again."""
+    """`limit` rows, taken in turn from each category, in their original order."""
     by_category: dict[str, list[int]] = {}
     rows = list(rows)
     for number, row in enumerate(rows):

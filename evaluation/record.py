@@ -1,4 +1,4 @@
-"""Recording a model's greedy answers, for replay: from a base here, or from an OpenAI-compatible endpoint."""
+"""Record a model's greedy answers for replay, from a local base model or an OpenAI-compatible endpoint."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """One answer; ids and probabilities where they are known."""
+    """One answer, with token ids and log-probabilities if known."""
 
     text: str
     finish: str
@@ -46,16 +46,16 @@ def record(
     model: str,
     at_once: int = 1,
 ) -> int:
-    """Write the answers to all turns of `questions`, a JSON line each (`corpus.recordings`); how many there are.
+    """Write the answers to all turns of `questions`, one JSON line each (`corpus.recordings`); returns their number.
 
-    The file appears whole or not at all. A question that fails is logged and left out; raises Unavailable when all do.
+    The file is written atomically. Failed questions are logged and omitted; raises Unavailable when all fail.
     """
     written, first = 0, ""
-    with new_file(path) as lines, ThreadPoolExecutor(at_once) as threads:
-        asked = threads.map(lambda row: _answered(answer, row, model, reporter), questions)
-        for number, (rows, problem) in enumerate(asked, 1):
+    with new_file(path) as file, ThreadPoolExecutor(at_once) as threads:
+        results = threads.map(lambda row: _answer_turns(answer, row, model, reporter), questions)
+        for number, (rows, problem) in enumerate(results, 1):
             first = first or problem
-            lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             written += len(rows)
             reporter.progress(number, len(questions), "questions")
         if not written:
@@ -64,80 +64,80 @@ def record(
     return written
 
 
-def _answered(
+def _answer_turns(
     answer: Answerer, row: dict[str, Any], model: str, reporter: Reporter
 ) -> tuple[list[dict[str, Any]], str]:
-    """(lines of all turns that were answered, what went wrong)."""
+    """(lines of all answered turns, error message or "")."""
     system, users = turns(row)
     messages: Messages = [{"role": "system", "content": system}] if system else []
-    made: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     try:
         for number, user in enumerate(users):
             check_stop(reporter)
             messages = [*messages, {"role": "user", "content": user}]
-            said = answer(messages)
-            messages = [*messages, {"role": "assistant", "content": said.text}]
-            made.append(_line(row, number, messages, said, model))
+            result = answer(messages)
+            messages = [*messages, {"role": "assistant", "content": result.text}]
+            lines.append(_line(row, number, messages, result, model))
     except Cancelled:
         raise
     except SpeculoosError as error:
         reporter.log(f"{row.get('id')}: left out, {error}", "warning")
-        return made, str(error)
-    return made, ""
+        return lines, str(error)
+    return lines, ""
 
 
-def _line(row: dict[str, Any], number: int, messages: Messages, said: RecordedAnswer, model: str) -> dict[str, Any]:
+def _line(row: dict[str, Any], number: int, messages: Messages, result: RecordedAnswer, model: str) -> dict[str, Any]:
     name = f"{row.get('id', '')}" + (f"-{number}" if number else "")
-    line = {"id": name, "messages": messages, "finish": said.finish, "source": {"model": model}}
-    known = {"prompt_ids": said.prompt_ids, "token_ids": said.token_ids, "logprobs": said.logprobs}
-    known["category"] = row.get("category")
-    return line | {key: value for key, value in known.items() if value}
+    line = {"id": name, "messages": messages, "finish": result.finish, "source": {"model": model}}
+    fields = {"prompt_ids": result.prompt_ids, "token_ids": result.token_ids, "logprobs": result.logprobs}
+    fields["category"] = row.get("category")
+    return line | {key: value for key, value in fields.items() if value}
 
 
 def of_base(base: LoadedBase, max_tokens: int, logprobs: int = 0) -> Answerer:
-    """Answers of a base here, plain and greedy; the `logprobs` likeliest tokens beside each. Not for two threads."""
+    """Plain greedy answers of a local base model, with the top `logprobs` tokens. Not thread-safe."""
     target = fast_target(base, MAX_LENGTH)
 
     def answer(messages: Messages) -> RecordedAnswer:
         prompt = render(base.tokenizer, messages)
         target.rewind(0)
-        most = min(max_tokens, target.max_length - len(prompt))
-        ids, likely = [], []
+        max_new = min(max_tokens, target.max_length - len(prompt))
+        ids, top_tokens = [], []
         row = target.prefill(prompt).logits[-1]
         while True:
             ids.append(int(row.argmax()))
             if logprobs:
-                likely.append(_likeliest(row, logprobs))
-            if len(ids) >= most or ids[-1] in base.eos_ids:
+                top_tokens.append(_top_tokens(row, logprobs))
+            if len(ids) >= max_new or ids[-1] in base.eos_ids:
                 break
             row = target.extend(ids[-1:], last_only=True).logits[-1]
         text = base.tokenizer.decode(ids, skip_special_tokens=True)
-        return RecordedAnswer(text, "stop" if ids[-1] in base.eos_ids else "length", prompt, ids, likely)
+        return RecordedAnswer(text, "stop" if ids[-1] in base.eos_ids else "length", prompt, ids, top_tokens)
 
     return answer
 
 
-def _likeliest(row: torch.Tensor, count: int) -> list[list[float]]:
+def _top_tokens(row: torch.Tensor, count: int) -> list[list[float]]:
     best = row.float().log_softmax(-1).topk(min(count, len(row)))
     return [[int(i), round(float(v), 5)] for v, i in zip(best.values, best.indices, strict=True)]
 
 
 def of_endpoint(endpoint: Endpoint, max_tokens: int, logprobs: int = 0, model: str = "") -> tuple[Answerer, int]:
-    """(answers of a server, temperature 0, how many may be asked for at once). Servers that give no log-probabilities
-    ignore the wish or refuse it, which says so."""
+    """(answerer with temperature 0, maximum concurrent requests). Servers without log-probabilities ignore or reject
+    the option."""
     pool = EndpointPool([endpoint], model)
-    wish = {"logprobs": True, "top_logprobs": min(logprobs, 20)} if logprobs else {}
+    options = {"logprobs": True, "top_logprobs": min(logprobs, 20)} if logprobs else {}
 
     def answer(messages: Messages) -> RecordedAnswer:
         try:
-            reply, _ = pool.ask(threading.Event(), messages=messages, max_tokens=max_tokens, temperature=0.0, **wish)
-            said = reply.body["choices"][0].get("logprobs") or {}
-            likely = [_pairs(entry) for entry in said.get("content") or ()]
+            reply, _ = pool.ask(threading.Event(), messages=messages, max_tokens=max_tokens, temperature=0.0, **options)
+            content = (reply.body["choices"][0].get("logprobs") or {}).get("content")
+            top_tokens = [_pairs(entry) for entry in content or ()]
         except SpeculoosError:
             raise
         except Exception as error:
             raise Unavailable(plain_reason(error)) from None
-        return RecordedAnswer(reply.text, reply.finish, logprobs=likely)
+        return RecordedAnswer(reply.text, reply.finish, logprobs=top_tokens)
 
     return answer, pool.slots
 
@@ -147,7 +147,7 @@ def _pairs(entry: dict[str, Any]) -> list[list[Any]]:
 
 
 def check_empty(path: Path) -> Path:
-    """A file that is not there yet. Raises BadInput."""
+    """The path with `~` expanded. Raises BadInput when it exists."""
     path = path.expanduser()
     if path.exists():
         raise BadInput(f"{path}: is there already; give another name, or remove it first.")

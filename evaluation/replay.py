@@ -1,8 +1,8 @@
-"""Replay: a draft judged on recorded outputs of its target, which need not be here. Greedy.
+"""Replay: evaluate a draft on recorded outputs of its target model, without running that model. Greedy.
 
-A step's drafted tokens are held against the recorded ones (Yan et al. 2024, *Decoding Speculative Decoding*, whose
-demo does so for chains): accepted is the longest drafted path that was recorded. It is the ordinary loop on a target
-that says what was recorded, so τ means what it means everywhere.
+Drafted tokens are compared with the recorded ones (Yan et al. 2024, *Decoding Speculative Decoding*, whose demo does
+this for chains): the longest drafted path that matches the recording is accepted. It is the ordinary decoding loop with
+a target that returns recorded tokens, so τ has its usual meaning.
 """
 
 import math
@@ -32,7 +32,7 @@ from speculoos.reporting import Reporter, check_stop
 
 @dataclass(frozen=True)
 class Replayed:
-    """One recording and the steps in which a draft would have reached its end."""
+    """One recording and the decoding steps that reproduce it with the draft."""
 
     recording: Recording
     prompt: list[int]
@@ -41,7 +41,7 @@ class Replayed:
 
 @dataclass
 class ReplayResult:
-    """What came of the recordings; `skipped` are ids with why they were left out."""
+    """The replayed recordings; `skipped` are (id, reason)."""
 
     rows: list[Replayed] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -52,8 +52,8 @@ class ReplayResult:
 
 
 def ids_of(recording: Recording, tokenizer: Any, eos_ids: frozenset[int]) -> tuple[list[int], list[int]]:
-    """(prompt, output) as token ids: recorded ones as they are, texts through the tokenizer (and, unless the prompt is
-    raw, its chat template), with the end-of-turn token where the output ended by itself."""
+    """(prompt, output) as token ids: recorded ids, else texts tokenised (and, unless the prompt is raw, rendered with
+    the chat template), with the end-of-turn token if the output was not truncated."""
     text = recording.messages[-1]["content"] if recording.raw else ""
     prompt = recording.prompt_ids
     if prompt is None:
@@ -79,9 +79,9 @@ def replay(
     total: int | None = None,
     max_tokens: int | None = None,
 ) -> ReplayResult:
-    """Draft along every recording (its first `max_tokens` tokens), each with a drafter of its own.
+    """Draft along every recording (its first `max_tokens` tokens), each with a new drafter.
 
-    Rows that do not fit are logged and left out; raises BadInput when none is left, Cancelled between rows.
+    Unusable rows are logged and skipped; raises BadInput when none is usable, Cancelled between rows.
     """
     done = ReplayResult()
     for number, row in enumerate(recordings, 1):
@@ -115,7 +115,7 @@ def _steps(
     if not output:
         raise BadInput("the output has no tokens.")
     if max(output) >= target.base.vocab_size:
-        raise BadInput(f"token id {max(output)} is none of this tokenizer's; the recording is another family's.")
+        raise BadInput(f"token id {max(output)} is not in this vocabulary; the recording is from another model family.")
     target.play(output)
     target.rewind(0)
     config = GenerateConfig(max_tokens=len(output), should_stop=reporter.stop_requested)
@@ -123,8 +123,8 @@ def _steps(
 
 
 def result(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
-    """JSON-able figures: τ with its interval, acceptance by depth, counts, where the draft does well and its worst
-    prompts, and, where probabilities were recorded, what sampling from them would accept."""
+    """JSON-able figures: τ with its interval, acceptance by depth, counts, `evaluation.breakdown`, the prompts with the
+    lowest τ, and, with recorded log-probabilities, the expected acceptance of sampling."""
     summary = summarize(done.steps)
     return {
         "mean_accepted_length": round(summary.mean_accepted_length, 4),
@@ -141,14 +141,14 @@ def result(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
 
 
 def _prompt(row: Replayed) -> Prompt:
-    """A raw prompt is a text to go on with, which no chat can ask again, nor one that was recorded as ids alone."""
-    known = row.recording.prompt.strip() and not row.recording.raw
-    asked = [{"role": m["role"], "content": m["content"]} for m in row.recording.messages] if known else []
-    return Prompt.of({"id": row.recording.id, "turn": 0, "category": ""}, row.steps, asked)
+    """Figures of one prompt; without messages if a chat cannot repeat it (raw, or recorded as ids only)."""
+    can_run_again = row.recording.prompt.strip() and not row.recording.raw
+    messages = [{"role": m["role"], "content": m["content"]} for m in row.recording.messages] if can_run_again else []
+    return Prompt.of({"id": row.recording.id, "turn": 0, "category": ""}, row.steps, messages)
 
 
 def _interval(done: ReplayResult) -> list[float] | None:
-    """95 %, by the bootstrap over recordings and steps that evaluations use."""
+    """95 % interval of τ, by the same bootstrap as evaluations."""
     figures = estimate([_untimed(row.steps) for row in done.rows])
     return [round(value, 4) for value in figures.tau_interval] if figures else None
 
@@ -159,64 +159,64 @@ def _untimed(steps: Sequence[Step]) -> StepTiming:
 
 
 def shown(row: Replayed, tokenizer: Any, source: str) -> dict[str, Any]:
-    """A replayed output as the Playground keeps its own answers: `messages`, `records`, `text`, `summary`."""
+    """A replayed output in the format of Playground answers: `messages`, `records`, `text`, `summary`."""
     stream = TextStream(tokenizer)
     records = list(stream.records(row.steps))
-    said = f"Replayed from {source}: the tokens are recorded ones, the draft was run again."
-    summary = summarize(row.steps).to_json() | {"notices": [said], "replayed": source}
-    asked = [{"role": m["role"], "content": m["content"]} for m in row.recording.messages]
-    return {"messages": asked, "records": records, "text": stream.text, "summary": summary}
+    notice = f"Replayed from {source}: the tokens are recorded ones, the draft was run again."
+    summary = summarize(row.steps).to_json() | {"notices": [notice], "replayed": source}
+    messages = [{"role": m["role"], "content": m["content"]} for m in row.recording.messages]
+    return {"messages": messages, "records": records, "text": stream.text, "summary": summary}
 
 
 def expected(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
-    """What lossless sampling from the recorded probabilities would accept of these trees; nothing where there are none.
+    """Expected acceptance of lossless sampling with these trees, from recorded probabilities; {} without any.
 
-    At depth d the mean, over verifications whose recorded path the draft has followed so far, of the probability that
-    one of the drafted children is taken: p summed over them. Tokens that were not among the recorded ones count 0, so
-    it is a lower bound.
+    At depth d: the mean probability, over verifications in which the draft followed the recorded path so far, that one
+    of the drafted children is sampled, i.e. the sum of their p. Tokens without a recorded probability count as 0, so
+    this is a lower bound.
     """
-    with_them = [row for row in done.rows if row.recording.logprobs]
-    if not with_them:
+    with_logprobs = [row for row in done.rows if row.recording.logprobs]
+    if not with_logprobs:
         return {}
     piece = piece_reader(tokenizer)
     by_depth: dict[int, list[float]] = {}
-    for row in with_them:
-        for depth, chance in _chances(row, piece):
-            by_depth.setdefault(depth, []).append(chance)
+    for row in with_logprobs:
+        for depth, probability in _probabilities(row, piece):
+            by_depth.setdefault(depth, []).append(probability)
     means = [float(np.mean(by_depth[depth])) for depth in sorted(by_depth)]
     length = 1.0 + sum(math.prod(means[:depth]) for depth in range(1, len(means) + 1))
     return {
         "expected_acceptance_by_depth": [round(mean, 4) for mean in means],
         "expected_accepted_length": round(length, 4),
-        "recordings_with_probabilities": len(with_them),
+        "recordings_with_probabilities": len(with_logprobs),
     }
 
 
-def _chances(row: Replayed, piece: Callable[[int], str]) -> Iterator[tuple[int, float]]:
-    """(depth, chance that a child is taken) of every counted verification, down the recorded path."""
-    said = 0
+def _probabilities(row: Replayed, piece: Callable[[int], str]) -> Iterator[tuple[int, float]]:
+    """(depth, probability that a child is sampled) of every counted verification, along the recorded path."""
+    position = 0
     for step in row.steps:
-        at, parent = said, -1
-        said += len(step.tokens)
+        index, parent = position, -1
+        position += len(step.tokens)
         if not step.counted or step.kind != "verify":
             continue
         for depth, node in enumerate((*step.accepted, None), 1):
             children = [n for n, p in enumerate(step.drafted.parents) if p == parent]
-            if not children or at >= len(row.recording.logprobs):
+            if not children or index >= len(row.recording.logprobs):
                 break
-            yield depth, _mass(row.recording.logprobs[at], [step.drafted.tokens[n] for n in children], piece)
-            at, parent = at + 1, node
+            yield depth, _sum_p(row.recording.logprobs[index], [step.drafted.tokens[n] for n in children], piece)
+            index, parent = index + 1, node
 
 
-def _mass(likely: Sequence[tuple[str | int, float]], tokens: Sequence[int], piece: Callable[[int], str]) -> float:
-    known = dict(likely)
-    chances = (known.get(token, known.get(piece(token), -math.inf)) for token in dict.fromkeys(tokens))
-    return min(sum(math.exp(logprob) for logprob in chances), 1.0)
+def _sum_p(logprobs: Sequence[tuple[str | int, float]], tokens: Sequence[int], piece: Callable[[int], str]) -> float:
+    by_token = dict(logprobs)
+    values = (by_token.get(token, by_token.get(piece(token), -math.inf)) for token in dict.fromkeys(tokens))
+    return min(sum(math.exp(logprob) for logprob in values), 1.0)
 
 
 def projected(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
-    """The steps with the times they would take where `costs` were measured, and what these come to: `speedup` over
-    plain decoding, `tokens_per_second`, `step_ms`. Drafting that `costs` do not know keeps the time it took here."""
+    """The steps with predicted times on the machine of `costs` (without drafting costs: the drafting time measured
+    here), and `projected_speedup` over plain decoding, `projected_tokens_per_second`, `projected_step_ms`."""
     rows = [replace(row, steps=[_retimed(step, costs) for step in row.steps]) for row in done.rows]
     counted = [step for row in rows for step in row.steps if step.counted]
     tokens = sum(len(step.tokens) for step in counted)

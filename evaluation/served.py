@@ -1,7 +1,7 @@
-"""What a server makes of a suite: the speed that a client sees, and the acceptance that the server publishes. No torch.
+"""Evaluate a server: the speed seen by a client, and the acceptance published by the server. Does not import torch.
 
-Questions are asked one after the other, so that counters before and after an answer are that answer's. Somebody else
-who uses the server meanwhile is counted too; answers that carry their own figures are not disturbed by that.
+Questions are sent one at a time, so that the difference of the server's counters belongs to one answer. Other clients
+disturb the counters, but not servers that return figures with each answer.
 """
 
 import threading
@@ -25,16 +25,16 @@ from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint
 
 SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "speculoos": "Speculoos"}
-"""Whom a server says its models are owned by."""
-SILENT = "This server says nothing of its acceptance; its speed alone is measured."
+"""{`owned_by` of a server's models: display name}."""
+NO_ACCEPTANCE = "This server says nothing of its acceptance; its speed alone is measured."
 FAILED_IN_A_ROW = 3
-CLOSE = 0.01
-"""How far the tokens that a server counts by depth may be from those it counts in all, as a share."""
+TOLERANCE = 0.01
+"""Maximum relative difference between a server's token counts by depth and its total."""
 
 
 @dataclass(frozen=True)
 class ServedRequest:
-    """How every question is asked."""
+    """Sampling options of all questions."""
 
     max_tokens: int = 128
     temperature: float = 0.0
@@ -44,14 +44,14 @@ class ServedRequest:
 
 @dataclass
 class ServedAnswer:
-    """One prompt: tokens and seconds with and (where it was asked for) without a draft."""
+    """One prompt: tokens and seconds with and (if requested) without a draft."""
 
     category: str
     tokens: int
     seconds: float
     acceptance: PublishedAcceptance | None
     by: str = ""
-    """What that comes from: `answers` or `counters`."""
+    """Source of `acceptance`: `answers` or `counters`."""
     plain_tokens: int = 0
     plain_seconds: float = 0.0
     same: bool | None = None
@@ -62,12 +62,12 @@ class ServedAnswer:
 
 @dataclass
 class _Session:
-    """One server being measured."""
+    """State of one server's evaluation."""
 
     endpoint: Endpoint
     drafting: EndpointPool
     plain: EndpointPool | None
-    asked: ServedRequest
+    options: ServedRequest
     reporter: Reporter
     server: str = ""
     before: Scrape = Scrape()
@@ -79,22 +79,22 @@ def evaluate_served(
     endpoint: Endpoint,
     questions: Sequence[dict[str, Any]],
     reporter: Reporter,
-    asked: ServedRequest | None = None,
+    options: ServedRequest | None = None,
     *,
     model: str = "",
     plain_model: str = "",
 ) -> dict[str, Any]:
-    """Ask `endpoint` (the first of its addresses) every question; the result has the keys of
-    `evaluation.acceptance.evaluate`, None for what the server does not say, and `source` (who was asked, and what its
-    figures come from: `answers`, `counters`, `gauge` or nothing). `plain_model` is the same base without a draft.
+    """Send all questions to the first address of `endpoint`. The result has the keys of
+    `evaluation.acceptance.evaluate`, None for unpublished figures, and `source` (endpoint, model, and the source of the
+    acceptance: `answers`, `counters`, `gauge` or ""). `plain_model` is the same base without a draft.
 
-    Raises Unavailable where it does not answer, BadInput without a question, Cancelled between prompts.
+    Raises Unavailable when it does not answer, BadInput without a question, Cancelled between prompts.
     """
     if not questions:
         raise BadInput("There is no question to evaluate on.")
-    endpoint, asked = replace(endpoint, url=endpoint.urls[0]), asked or ServedRequest()
+    endpoint, options = replace(endpoint, url=endpoint.urls[0]), options or ServedRequest()
     plain = EndpointPool([endpoint], plain_model) if plain_model else None
-    session = _Session(endpoint, EndpointPool([endpoint], model), plain, asked, reporter)
+    session = _Session(endpoint, EndpointPool([endpoint], model), plain, options, reporter)
     session.server = _server(session)
     _warm_up(session)
     session.before = scrape(endpoint)
@@ -108,7 +108,7 @@ def evaluate_served(
 
 
 def _server(session: _Session) -> str:
-    """A name of SERVERS, "" where nothing is known of it."""
+    """A key of SERVERS, "" for an unknown server."""
     try:
         models = session.drafting.servers[0].client.models.list().data
     except openai.OpenAIError as error:
@@ -119,8 +119,8 @@ def _server(session: _Session) -> str:
 
 
 def _warm_up(session: _Session) -> None:
-    """Each model once, unmeasured: connections are made, and what loads at the first request is loaded. What a server
-    refuses here is said of the first question."""
+    """One unmeasured request per model, to open connections and to trigger lazy loading. Errors are ignored here and
+    reported for the first question."""
     for pool in (session.drafting, session.plain):
         if pool is not None:
             with suppress(openai.OpenAIError, ValueError):
@@ -128,13 +128,13 @@ def _warm_up(session: _Session) -> None:
 
 
 def _question(session: _Session, row: dict[str, Any]) -> None:
-    """All turns of one question. One that is refused is left out and said."""
+    """Measure all turns of one question. A rejected question is logged and omitted."""
     chat = conversation(row)
     try:
         while not chat.complete:
             _turn(session, chat)
             check_stop(session.reporter)
-    except (openai.OpenAIError, ValueError) as error:  # or an answer that is none
+    except (openai.OpenAIError, ValueError) as error:  # ValueError: an invalid response
         reason = plain_reason(error)
         session.failed.append({"id": chat.id, "reason": reason})
         session.reporter.log(f"{chat.id}: left out, {reason}", "warning")
@@ -146,14 +146,14 @@ def _question(session: _Session, row: dict[str, Any]) -> None:
 
 def _turn(session: _Session, chat: Conversation) -> None:
     text, tokens, seconds, answer = _ask(session, session.drafting, chat)
-    own = of_answer(answer)
-    acceptance = own or _counted(session)
-    by = ("answers" if own else "counters") * bool(acceptance)
+    from_answer = of_answer(answer)
+    acceptance = from_answer or _from_counters(session)
+    by = ("answers" if from_answer else "counters") * bool(acceptance)
     answered = ServedAnswer(chat.category, tokens, seconds, acceptance, by)
     answered.id, answered.turn, answered.messages = chat.id, len(chat.answers), chat.messages()
     if session.plain:
         plain, answered.plain_tokens, answered.plain_seconds, _ = _ask(session, session.plain, chat)
-        answered.same = plain == text if session.asked.temperature == 0 else None
+        answered.same = plain == text if session.options.temperature == 0 else None
         session.before = scrape(session.endpoint) if session.before.counters else session.before
     session.done.append(answered)
     chat.answers.append(text)
@@ -161,34 +161,34 @@ def _turn(session: _Session, chat: Conversation) -> None:
 
 
 def _ask(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
-    """(text, tokens, seconds of the request that was answered, the whole answer)."""
-    asked = session.asked
-    extra: dict[str, Any] = {"top_p": asked.top_p} if asked.top_p < 1 else {}
-    if asked.temperature > 0:
-        extra["seed"] = row_seed(asked.seed, chat.id, len(chat.answers)) & 0x7FFFFFFF
+    """(text, tokens, seconds of the successful request, whole response)."""
+    options = session.options
+    extra: dict[str, Any] = {"top_p": options.top_p} if options.top_p < 1 else {}
+    if options.temperature > 0:
+        extra["seed"] = row_seed(options.seed, chat.id, len(chat.answers)) & 0x7FFFFFFF
     if session.server == "sglang":
         extra["extra_body"] = META_INFO
-    given = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, **extra}
-    reply, _ = pool.ask(threading.Event(), messages=chat.messages(), **given)
+    fields = {"max_tokens": options.max_tokens, "temperature": options.temperature, **extra}
+    reply, _ = pool.ask(threading.Event(), messages=chat.messages(), **fields)
     return reply.text, reply.tokens, reply.seconds, reply.body
 
 
-def _counted(session: _Session) -> PublishedAcceptance | None:
-    """What the server's counters grew by since the last look."""
+def _from_counters(session: _Session) -> PublishedAcceptance | None:
+    """The increase of the server's counters since the last scrape."""
     if session.before.counters is None:
         return None
-    now = scrape(session.endpoint)
-    found = now.counters - session.before.counters if now.counters else None
-    session.before = now
-    return found if found and found.is_known else None
+    current = scrape(session.endpoint)
+    difference = current.counters - session.before.counters if current.counters else None
+    session.before = current
+    return difference if difference and difference.is_known else None
 
 
 def _result(session: _Session) -> dict[str, Any]:
-    done, asked = session.done, session.asked
+    done, options = session.done, session.options
     gauge = None if any(each.acceptance for each in done) else scrape(session.endpoint).gauge
     by = ", ".join(sorted({each.by for each in done} - {""})) or ("gauge" if gauge is not None else "")
     if not by:
-        session.reporter.log(SILENT, "warning")
+        session.reporter.log(NO_ACCEPTANCE, "warning")
     categories = sorted({each.category for each in done if each.category})
     figures = _figures(done)
     if gauge is not None:
@@ -198,21 +198,21 @@ def _result(session: _Session) -> dict[str, Any]:
         **figures,
         "acceptance_by_depth": _by_depth(done),
         **_breakdown(done),
-        "identical_to_plain": _same(done),
+        "identical_to_plain": _identical(done),
         "per_category": {name: _figures([each for each in done if each.category == name]) for name in categories},
         "failed": session.failed[:100],
-        "max_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "seed": asked.seed,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "seed": options.seed,
         "source": {**pool, "server": SERVERS.get(session.server, ""), "by": by},
     }
 
 
 def _breakdown(done: Sequence[ServedAnswer]) -> dict[str, Any]:
-    """How long accepted paths are and the worst prompts, as far as the server says it of each answer. It does not say
-    which tokens it had drafted."""
-    known = [each for each in done if each.acceptance]
+    """Accepted lengths and the prompts with the lowest τ, if the server publishes them per answer. Drafted tokens are
+    not published."""
+    with_acceptance = [each for each in done if each.acceptance]
     prompts = [
         Prompt(
             {"id": each.id, "turn": each.turn, "category": each.category},
@@ -221,36 +221,37 @@ def _breakdown(done: Sequence[ServedAnswer]) -> dict[str, Any]:
             round(each.acceptance.verifications),
             each.messages,
         )
-        for each in known
+        for each in with_acceptance
     ]
-    found = {"per_prompt": worst_first(prompts)} if prompts else {}
-    return found | ({"lengths": lengths} if (lengths := _lengths([each.acceptance for each in known])) else {})
+    figures = {"per_prompt": worst_first(prompts)} if prompts else {}
+    lengths = _lengths([each.acceptance for each in with_acceptance])
+    return figures | ({"lengths": lengths} if lengths else {})
 
 
-def _lengths(known: Sequence[PublishedAcceptance]) -> list[int]:
-    """How many verifications gave 1, 2, … tokens: those that took one at a depth less those that took one at the next.
-    Nothing where depths are not published, or do not add up to the tokens (shares of a tree's depths need not)."""
-    if not known or not all(each.accepted for each in known):
+def _lengths(with_acceptance: Sequence[PublishedAcceptance]) -> list[int]:
+    """Number of verifications that emitted 1, 2, … tokens: differences of the accepted counts of consecutive depths. []
+    if depths are not published or inconsistent with the number of tokens (possible for trees)."""
+    if not with_acceptance or not all(each.accepted for each in with_acceptance):
         return []
-    taken = _taken(known)
-    counts = [round(now - after) for now, after in zip(taken, [*taken[1:], 0.0], strict=True)]
-    given, tokens = sum(n * count for n, count in enumerate(counts, 1)), sum(each.tokens for each in known)
-    return counts if min(counts) >= 0 and abs(given - tokens) <= CLOSE * tokens else []
+    accepted = _accepted_by_depth(with_acceptance)
+    counts = [round(this - deeper) for this, deeper in zip(accepted, [*accepted[1:], 0.0], strict=True)]
+    emitted, tokens = sum(n * count for n, count in enumerate(counts, 1)), sum(each.tokens for each in with_acceptance)
+    return counts if min(counts) >= 0 and abs(emitted - tokens) <= TOLERANCE * tokens else []
 
 
-def _taken(known: Sequence[PublishedAcceptance]) -> list[float]:
-    """Verifications, then those that took a drafted token at depth 1, 2, …"""
-    by_depth = map(sum, zip_longest(*(each.accepted for each in known), fillvalue=0.0))
-    return [sum(each.verifications for each in known), *by_depth]
+def _accepted_by_depth(with_acceptance: Sequence[PublishedAcceptance]) -> list[float]:
+    """Number of verifications, followed by the accepted draft tokens at depth 1, 2, …"""
+    by_depth = map(sum, zip_longest(*(each.accepted for each in with_acceptance), fillvalue=0.0))
+    return [sum(each.verifications for each in with_acceptance), *by_depth]
 
 
-def _same(done: Sequence[ServedAnswer]) -> bool | None:
-    known = [each.same for each in done if each.same is not None]
-    return all(known) if known else None
+def _identical(done: Sequence[ServedAnswer]) -> bool | None:
+    compared = [each.same for each in done if each.same is not None]
+    return all(compared) if compared else None
 
 
 def _figures(done: Sequence[ServedAnswer]) -> dict[str, Any]:
-    """Totals over prompts, with percentiles of a bootstrap over them."""
+    """Totals over prompts, with intervals from a bootstrap over prompts."""
     known = np.array([(a.acceptance.tokens, a.acceptance.verifications) for a in done if a.acceptance]).reshape(-1, 2)
     times = np.array([(a.tokens, a.seconds, a.plain_tokens, a.plain_seconds) for a in done], dtype=float)
     tokens, seconds, plain_tokens, plain_seconds = times.sum(0)
@@ -278,16 +279,16 @@ def _speedups(sums: np.ndarray) -> np.ndarray:
 
 
 def _interval(rows: np.ndarray, figure: Any) -> list[float] | None:
-    """95 % of `figure` over prompts drawn with replacement; None with fewer than two."""
+    """95 % bootstrap interval of `figure` over prompts; None with fewer than two."""
     if len(rows) < 2:
         return None
-    drawn = np.random.default_rng(SEED).integers(len(rows), size=(DRAWS, len(rows)))
-    values = figure(rows[drawn].sum(1))
+    draws = np.random.default_rng(SEED).integers(len(rows), size=(DRAWS, len(rows)))
+    values = figure(rows[draws].sum(1))
     values = values[np.isfinite(values)]
     return [round(float(value), 4) for value in np.percentile(values, LEVEL)] if len(values) else None
 
 
 def _by_depth(done: Sequence[ServedAnswer]) -> list[float]:
-    """Accepted of those whose parent was accepted, by depth."""
-    taken = _taken([each.acceptance for each in done if each.acceptance and each.acceptance.accepted])
-    return [round(after / before, 4) for before, after in zip(taken, taken[1:], strict=False) if before]
+    """Acceptance rate given an accepted parent, by depth."""
+    accepted = _accepted_by_depth([each.acceptance for each in done if each.acceptance and each.acceptance.accepted])
+    return [round(after / before, 4) for before, after in zip(accepted, accepted[1:], strict=False) if before]

@@ -1,4 +1,4 @@
-"""What a step may draft, and how much of it holds: chains and trees with their expected τ, read off traces."""
+"""Draft shapes (chains and trees) and their expected τ, computed from traces."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,13 @@ from speculoos.errors import BadInput
 CHAIN, TREE, PLAIN = "chain", "tree", "plain"
 CHAINS = (1, 2, 3, 4, 5)
 TREES = (4, 6, 8, 10, 12, 16)
-"""Nodes, with the root."""
+"""Nodes of trees, root included."""
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """`nodes` with the root, `tau` expected tokens a verification, `levels` rows of each of the draft's passes for one
-    sequence, `options` what `make_drafter` takes."""
+    """`nodes`: root included; `tau`: expected tokens per verification; `levels`: rows of each pass of the draft for one
+    sequence; `options`: arguments of `make_drafter`."""
 
     kind: Literal["plain", "chain", "tree"]
     nodes: int = 1
@@ -36,8 +36,8 @@ class DraftShape:
 
 @dataclass(frozen=True)
 class Curves:
-    """What a draft gets right: `chain` P(first d tokens hold), d from 1; of trees either `values` by choice (static) or
-    `sizes`: depth → nodes → τ (cut by score)."""
+    """Acceptance of a draft: `chain`: P(first d tokens accepted) for d = 1, 2, …; for trees either `values` by choice
+    (static) or `sizes`: depth → nodes → τ (pruned by score)."""
 
     chain: tuple[float, ...]
     sizes: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -51,16 +51,16 @@ class Curves:
         return {"chain": [round(share, 4) for share in self.chain], "verifications": self.verifications}
 
     def chains(self) -> list[DraftShape]:
-        """A chain of every depth."""
-        found = []
+        """Chains of all depths."""
+        shapes = []
         for depth in range(1, len(self.chain) + 1):
             options = chain_options(depth, self.dynamic)
             levels = (1,) if self.one_pass else (1,) * depth
-            found.append(DraftShape(CHAIN, depth + 1, depth, 1 + sum(self.chain[:depth]), levels, options))
-        return found
+            shapes.append(DraftShape(CHAIN, depth + 1, depth, 1 + sum(self.chain[:depth]), levels, options))
+        return shapes
 
     def trees(self) -> list[DraftShape]:
-        """Every size at every depth that it has room for."""
+        """Trees of all sizes and feasible depths."""
         return [*self._static(), *self._dynamic()]
 
     def _dynamic(self) -> Iterable[DraftShape]:
@@ -81,30 +81,30 @@ class Curves:
 
 
 def chain_options(depth: int, dynamic: bool) -> dict[str, Any]:
-    """What `make_drafter` takes for a chain of `depth`, of a draft whose trees are dynamic or not."""
+    """Arguments of `make_drafter` for a chain of `depth`; `dynamic`: whether the draft's trees are dynamic."""
     return {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if dynamic else {"tree": [[0] * depth]}
 
 
 def most_nodes(depth: int) -> int:
-    """Nodes that a dynamic tree of this depth can have: the root, its children, and `width` children of each of the
-    `width` best of every further level."""
+    """Maximum nodes of a dynamic tree: the root, its children, and `width` children of each of the `width` best nodes
+    of every further level."""
     width = WIDE["top_k"]
     return 1 + width + (depth - 1) * width * width
 
 
 def chain_shares(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
-    """P(first d drafted tokens hold) for d up to `depth`, of the counted verifications of a chain."""
+    """P(first d drafted tokens accepted) for d up to `depth`, over the counted verifications of a chain."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     if not counted:
-        raise BadInput("No verification was whole: longer answers or more prompts are needed.")
+        raise BadInput("No verification was complete: longer answers or more prompts are needed.")
     return tuple(sum(len(step.accepted) >= d for step in counted) / len(counted) for d in range(1, depth + 1))
 
 
 def curves_of_trace(steps: Sequence[Step]) -> Curves:
-    """What a recorded trace tells of chains and of trees within the tree that was drafted, cut by score."""
+    """Acceptance of chains and of trees within the drafted trees of a recorded trace, pruned by score."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     if not counted:
-        raise BadInput("This trace has no whole verification.")
+        raise BadInput("This trace has no complete verification.")
     values = values_from_steps(steps)
     deepest = max(max(step.drafted.depths, default=0) for step in counted)
     chain = tuple(values.get((0,) * depth, 0.0) for depth in range(1, deepest + 1))
@@ -115,10 +115,10 @@ def curves_of_trace(steps: Sequence[Step]) -> Curves:
 
 
 def curves_of_shares(by_depth: Sequence[float]) -> Curves:
-    """Chains alone, of an evaluation's acceptance by depth, each given the one before."""
+    """Chains only, from an evaluation's acceptance by depth (conditional on the previous depth)."""
     return Curves(tuple(math.prod(by_depth[:depth]) for depth in range(1, len(by_depth) + 1)))
 
 
 def expected_chain(acceptance: float, depth: int) -> float:
-    """τ of a chain whose every token holds with probability `acceptance` (Leviathan et al. 2023, equation 1)."""
+    """τ of a chain whose tokens are each accepted with probability `acceptance` (Leviathan et al. 2023, equation 1)."""
     return 1.0 + sum(acceptance**d for d in range(1, depth + 1))

@@ -1,4 +1,4 @@
-"""Two generations of one prompt, a step of one and a step of the other: whatever slows the machine slows both."""
+"""Run two generations of one prompt alternately, so that a slowdown of the machine affects both."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from decoding.step import Step
 
 
 def side_by_side(first: Iterator[Step], second: Iterator[Step]) -> tuple[list[Step], list[Step]]:
-    """Every step of both, in turns: whoever has fewer tokens goes on, so that both are at the same length of text."""
+    """All steps of both. The one with fewer tokens takes the next step, so that both texts have similar length."""
     steps: tuple[list[Step], list[Step]] = ([], [])
     sources, tokens, open_ = (first, second), [0, 0], [0, 1]
     last = 1

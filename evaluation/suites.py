@@ -1,7 +1,7 @@
-"""Suites as question sets: MT-Bench, HumanEval, GSM8K and Spec-Bench from the files people have. Knows rows, no model.
+"""Import of benchmark suites as question sets: MT-Bench, HumanEval, GSM8K and Spec-Bench from their published files.
 
-A suite is read strictly: one question that is not in its form ends the import, since figures on a part of a suite are
-not figures on that suite.
+Parsing is strict: one question in another format fails the import, since figures on a part of a suite are not figures
+on that suite.
 """
 
 import gzip
@@ -23,8 +23,8 @@ from speculoos.reporting import Reporter
 from speculoos.suites import SUITES
 
 GZIP = b"\x1f\x8b"
-UNPACKED = 64 << 20
-"""Most bytes that a packed file may unpack to."""
+MAX_UNPACKED = 64 << 20
+"""Maximum unpacked bytes of a gzip file."""
 FIELDS = frozenset(
     ("turns", "prompt", "question", "answer", "category", "reference", "canonical_solution", "question_id", "task_id")
 )
@@ -39,7 +39,7 @@ TASKS = {
     "math_reasoning": "mathematical reasoning",
     "rag": "retrieval-augmented generation",
 }
-"""Spec-Bench's categories, by the six tasks its figures are given for (Xia et al. 2024, section 4)."""
+"""{Spec-Bench category: one of the six tasks for which its figures are reported (Xia et al. 2024, section 4)}."""
 COMPLETE = "Complete this Python function.\n\n```python\n{}\n```"
 Question = tuple[list[str], str, list[str]]
 """(user turns, category, reference answers)."""
@@ -54,24 +54,24 @@ def import_suite(
     original_name: str = "",
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """Read the suite called `suite` from `path` into the data set folder `folder`; returns the report of
-    `corpus.importing.import_prompts`. Raises BadInput naming file, line and field where the file has another form."""
+    """Import `suite` from `path` into the data set folder `folder`; returns the report of
+    `corpus.importing.import_prompts`. Raises BadInput with file, line and field for a file in another format."""
     known(suite)
     name = original_name or Path(path).name
-    with _plain(Path(path), name) as file:
+    with _unpacked(Path(path), name) as file:
         rows = read_suite(file, suite, name, limit)
         source = PromptSource.of(path, name, None, "question")
         return write_rows(source, rows, folder, reporter, ImportReport(), kind="prompts", suite=suite)
 
 
 def known(suite: str) -> None:
-    """Raises BadInput for a name that is no suite's."""
+    """Raise BadInput for an unknown suite."""
     if suite not in SUITES:
         raise BadInput(f"There is no suite {suite!r}; known are {', '.join(SUITES)}.")
 
 
 def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> Iterator[Row]:
-    """The questions of a suite's file, at most `limit`. Raises BadInput at the first that has another form."""
+    """At most `limit` questions of a suite's file. Raises BadInput for the first one in another format."""
     for number, record in enumerate(read_records(path, FIELDS)):
         if limit is not None and number >= limit:
             return
@@ -82,13 +82,13 @@ def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> I
                 continue
         except BadRecord as bad:
             reason = str(bad)
-        wanted = SUITES[suite]
-        raise BadInput(f"{name}, line {record.line}: {reason}.", f"{wanted.title} is read from {wanted.form}.")
+        suite_info = SUITES[suite]
+        raise BadInput(f"{name}, line {record.line}: {reason}.", f"{suite_info.title} is read from {suite_info.form}.")
 
 
 @contextmanager
-def _plain(path: Path, name: str) -> Iterator[Path]:
-    """The file, or what is packed in it, as a file of a temporary folder."""
+def _unpacked(path: Path, name: str) -> Iterator[Path]:
+    """The file, or the content of a gzip file in a temporary folder."""
     try:
         with open(path, "rb") as handle:
             packed = handle.read(2) == GZIP
@@ -106,11 +106,11 @@ def _plain(path: Path, name: str) -> Iterator[Path]:
 def _unpack(path: Path, target: Path, name: str) -> None:
     try:
         with gzip.open(path) as packed:
-            content = packed.read(UNPACKED + 1)
+            content = packed.read(MAX_UNPACKED + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise BadInput(f"{name}: its packing (gzip) is damaged; get it again.") from None
-    if len(content) > UNPACKED:
-        raise BadInput(f"{name}: unpacks to more than {UNPACKED >> 20} MiB, which no suite does.")
+    if len(content) > MAX_UNPACKED:
+        raise BadInput(f"{name}: unpacks to more than {MAX_UNPACKED >> 20} MiB, which no suite does.")
     target.write_bytes(content)
 
 
@@ -132,7 +132,7 @@ def _mt_bench(record: dict[str, Any]) -> Question:
 def _humaneval(record: dict[str, Any]) -> Question:
     if filled(record.get("turns")):
         return _turns(record), "code", _answers(record)
-    _need(record, "task_id")
+    _require(record, "task_id")
     return [COMPLETE.format(_text(record, "prompt").strip("\n"))], "code", [_optional(record, "canonical_solution")]
 
 
@@ -158,7 +158,7 @@ READERS: dict[str, Callable[[dict[str, Any]], Question]] = {
 
 
 def _turns(record: dict[str, Any]) -> list[str]:
-    turns = _need(record, "turns")
+    turns = _require(record, "turns")
     if not isinstance(turns, list):
         raise BadRecord(f"turns: expected a list of texts, found {kind_of(turns)}")
     users = [text_of(turn, f"turns[{number}]") for number, turn in enumerate(turns)]
@@ -168,7 +168,7 @@ def _turns(record: dict[str, Any]) -> list[str]:
 
 
 def _category(record: dict[str, Any]) -> str:
-    text_of(_need(record, "category"), "category")
+    text_of(_require(record, "category"), "category")
     return category_of(record)
 
 
@@ -178,7 +178,7 @@ def _answers(record: dict[str, Any]) -> list[str]:
 
 
 def _text(record: dict[str, Any], key: str) -> str:
-    text = text_of(_need(record, key), key)
+    text = text_of(_require(record, key), key)
     if not text.strip():
         raise BadRecord(f"{key}: is empty")
     return text
@@ -188,8 +188,8 @@ def _optional(record: dict[str, Any], key: str) -> str:
     return record[key] if isinstance(record.get(key), str) else ""
 
 
-def _need(record: dict[str, Any], key: str) -> Any:
+def _require(record: dict[str, Any], key: str) -> Any:
     if not filled(record.get(key)):
-        found = ", ".join(sorted(record)[:8]) or "none"
-        raise BadRecord(f"{key}: is missing (there are {found})")
+        fields = ", ".join(sorted(record)[:8]) or "none"
+        raise BadRecord(f"{key}: is missing (there are {fields})")
     return record[key]

@@ -1,7 +1,7 @@
-"""Near ties: where two ways to compute the same logits may rightly pick different tokens.
+"""Near ties: positions where two ways to compute the same logits may legitimately select different tokens.
 
-A tree is scored in one forward and plain decoding one token at a time; their sums round differently, so two logits
-that lie closer than rounding may change places. Anything farther apart is a fault.
+A tree is verified in one forward, plain decoding computes one token at a time; sums round differently, so the order of
+two logits within the rounding error may change. A larger gap is a bug.
 """
 
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ TIE = 1e-3
 
 
 def gap_at(target: Target, prompt: Sequence[int], plain: Sequence[int], speculative: Sequence[int]) -> float | None:
-    """By how much the logit of plain decoding's token exceeds that of the other's where the two answers first part.
+    """Logit of plain decoding's token minus that of the other's token, where the two answers first differ.
 
-    The logits are those plain decoding had there: its tokens again, one a forward. None when one answer had ended.
-    Empties the target's cache of what it held.
+    The logits are recomputed as in plain decoding, one token per forward. None when one answer had ended. Overwrites
+    the target's cache.
     """
-    at = first_difference(plain, speculative)
-    if at is None or at >= min(len(plain), len(speculative)):
+    index = first_difference(plain, speculative)
+    if index is None or index >= min(len(plain), len(speculative)):
         return None
     target.rewind(0)
     logits = target.prefill(prompt).logits
-    for token in plain[:at]:
+    for token in plain[:index]:
         logits = target.extend([token]).logits
     row = logits[-1].float()
-    return float(row[plain[at]] - row[speculative[at]])
+    return float(row[plain[index]] - row[speculative[index]])
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """First index where two answers differ, a missing token included; None when they are equal."""
-    at = common_prefix(a, b)
-    return None if at == len(a) == len(b) else at
+    """First index where two answers differ (a missing token counts); None if equal."""
+    index = common_prefix(a, b)
+    return None if index == len(a) == len(b) else index

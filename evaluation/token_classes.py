@@ -1,7 +1,7 @@
-"""What kind of token each of an answer is: code, number, name, word, punctuation, another script. Plain Python.
+"""Classify the tokens of an answer: code, number, name, word, punctuation, other script. Plain Python.
 
-A token's kind comes of its own text and of what stands before it: inside a ``` fence everything is code; a capital
-letter within a sentence begins a name, which the pieces that follow without a space go on with.
+The class depends on the token's text and the text before it: everything inside a ``` fence is code; a capital letter
+within a sentence starts a name, which continues over the following tokens without a space.
 """
 
 import unicodedata
@@ -11,12 +11,12 @@ from functools import lru_cache
 CODE, NUMBERS, NAMES, WORDS = "code", "numbers", "names", "words"
 PUNCTUATION, SPACES, OTHER = "punctuation and signs", "spaces and line breaks", "other scripts"
 CLASSES = (CODE, NUMBERS, NAMES, WORDS, PUNCTUATION, OTHER, SPACES)
-FENCE, PART = "```", "\ufffd"
+FENCE, INCOMPLETE = "```", "\ufffd"
 ENDS_SENTENCE = frozenset('.!?:;\n*#-"“(')
 
 
 def classes(pieces: Iterable[str]) -> Iterator[str]:
-    """The class of every piece of one answer, in order."""
+    """The class of each token text of one answer, in order."""
     text, previous = "", ""
     for piece in pieces:
         previous = CODE if _in_code(text, piece) else _class(piece, text, previous)
@@ -25,7 +25,7 @@ def classes(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _in_code(text: str, piece: str) -> bool:
-    """Fences themselves count as code."""
+    """Whether the token is inside a fence, or part of one."""
     return text.count(FENCE) % 2 == 1 or (text[-2:] + piece).count(FENCE) > text[-2:].count(FENCE)
 
 
@@ -33,7 +33,7 @@ def _class(piece: str, text: str, previous: str) -> str:
     core = piece.strip()
     if not core:
         return SPACES
-    if PART in core or any(letter.isalpha() and not _is_latin(letter) for letter in core):
+    if INCOMPLETE in core or any(letter.isalpha() and not _is_latin(letter) for letter in core):
         return OTHER
     if any(letter.isalpha() for letter in core):
         return _word(piece, core, text, previous)
@@ -41,8 +41,8 @@ def _class(piece: str, text: str, previous: str) -> str:
 
 
 def _word(piece: str, core: str, text: str, previous: str) -> str:
-    goes_on = piece[0] == core[0] and text[-1:].isalpha()
-    if goes_on and previous in (NAMES, WORDS):
+    continues = piece[0] == core[0] and text[-1:].isalpha()
+    if continues and previous in (NAMES, WORDS):
         return previous
     begins = not text.rstrip(" ") or text.rstrip(" ")[-1] in ENDS_SENTENCE
     return NAMES if core[0].isupper() and not begins and core != "I" else WORDS

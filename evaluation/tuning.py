@@ -1,5 +1,5 @@
-"""Tuning a checkpoint's tree on this machine: traces of a wide tree, the measured cost of forwards and of drafting,
-then the tree with the most expected tokens per second (decoding.tuning). Greedy.
+"""Tune a checkpoint's tree for this machine: record traces of a wide tree, measure forwards and drafting, and select
+the tree with the most expected tokens per second (decoding.tuning). Greedy.
 """
 
 import statistics
@@ -29,20 +29,20 @@ from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
 ROUNDS = 7
-"""Times a forward of each size is measured."""
+"""Number of measurements of each forward size."""
 
 
 @dataclass(frozen=True)
 class TunedDraft:
-    """`drafting`: options for `make_drafter` (empty where plain decoding is faster). `plan`: how they were found.
-    `measured`: what it rests on, JSON-able, with which other trees can be reckoned (models.methods.expectation)."""
+    """`drafting`: options for `make_drafter`, empty if plain decoding is faster. `plan`: their derivation. `measured`:
+    the measurements, JSON-able, from which other trees can be evaluated (models.methods.expectation)."""
 
     drafting: dict[str, Any]
     plan: TreePlan
     measured: dict[str, Any] = field(default_factory=dict)
 
     def finding(self) -> dict[str, Any]:
-        """What rows keep: the verdict, the tree, what it was chosen from."""
+        """The result stored in database rows: verdict, tree and candidates."""
         plan = self.plan
         return {
             "verdict": plan.verdict,
@@ -66,10 +66,10 @@ def tune(
     max_tokens: int = 48,
     counts: bool = False,
 ) -> TunedDraft:
-    """The best tree for `draft` here, from answers of up to `max_tokens` to the first turns of `questions`, which are
-    cut where the context would not hold prompt and answer. `counts`: the reporter's progress is that of the tuning.
+    """The best tree for `draft` on this machine, from answers of up to `max_tokens` to the first turns of `questions`,
+    which are truncated to fit the context. `counts`: report progress.
 
-    Takes the base's weights over (fast_target). Raises Cancelled between questions when the reporter says stop.
+    Repacks the base's weights (fast_target). Raises Cancelled between questions when the reporter requests a stop.
     """
     target, load = fast_target(base, MAX_LENGTH), Load()
     space = METHODS[draft.method].load("drafter").tuning(draft)
@@ -98,15 +98,15 @@ def tune(
     if counts:
         reporter.progress(len(prompts) + 1, len(prompts) + 1, "measurements")
     measured = _measured(base, steps, costs, [draft_ms(depth) for depth in range(1, space.deepest + 1)], other_ms)
-    sure = _intervals(plan, answers, times)
-    measured |= sure | load.figures(reporter, sure["timing_noise"])
+    intervals = _intervals(plan, answers, times)
+    measured |= intervals | load.figures(reporter, intervals["timing_noise"])
     return TunedDraft(drafting if plan.nodes else {}, plan, {**measured, "questions": len(prompts)})
 
 
 def _measured(
     base: LoadedBase, steps: Sequence[Step], costs: dict[int, float], draft_ms: Sequence[float], other_ms: float
 ) -> dict[str, Any]:
-    """What a tree is reckoned from, and where it was measured."""
+    """The measurements for evaluating trees, and the machine."""
     shares = acceptance_by_rank(steps)
     return {
         "by_rank": [[None if s is None else round(s, 4) for s in ranks] for ranks in shares],
@@ -120,14 +120,14 @@ def _measured(
 
 
 def can_be_tuned(draft: Any) -> bool:
-    """Whether the draft's method says what there is to tune."""
+    """Whether the draft's method has a tuning space."""
     return hasattr(METHODS[draft.method].load("drafter"), "tuning")
 
 
-def prompts_of(base: LoadedBase, questions: Sequence[dict[str, Any]], most: int) -> list[list[int]]:
-    """Token ids of the first turns, cut to `most`."""
+def prompts_of(base: LoadedBase, questions: Sequence[dict[str, Any]], max_tokens: int) -> list[list[int]]:
+    """Token ids of the first turns, truncated to `max_tokens`."""
     return [
-        render(base.tokenizer, [{"role": "user", "content": users[0]}], system)[:most]
+        render(base.tokenizer, [{"role": "user", "content": users[0]}], system)[:max_tokens]
         for system, users in map(turns, questions)
     ]
 
@@ -138,66 +138,66 @@ def _run(target: Target, draft: Any, options: dict[str, Any], prompt: list[int],
 
 
 def _draft_times(target: Target, draft: Any, space: TuningSpace, prompt: list[int]) -> dict[int, list[float]]:
-    """Milliseconds of drafting in each step, at the shallowest and at the deepest setting."""
-    taken = {}
+    """{depth: drafting milliseconds of each step}, at the minimum and the maximum depth."""
+    by_depth = {}
     for depth in sorted({1, space.deepest}):
         steps = _run(target, draft, space.at_depth(depth), prompt, 24)
-        taken[depth] = [s.ms_draft for s in steps if s.kind == "verify"] or [0.0]
-    return taken
+        by_depth[depth] = [s.ms_draft for s in steps if s.kind == "verify"] or [0.0]
+    return by_depth
 
 
 @dataclass(frozen=True)
 class _Times:
-    """What was measured, in milliseconds. `rounds`: a forward by nodes, once a round; `draft`: drafting by depth;
-    `other`: the rest of steps."""
+    """Measured milliseconds. `rounds`: a forward by nodes, per round; `draft`: drafting by depth; `other`: the rest of
+    the steps."""
 
     rounds: Sequence[Mapping[int, float]]
     draft: Mapping[int, Sequence[float]]
     other: Sequence[float]
 
     def costs(self) -> tuple[dict[int, float], Callable[[int], float], float]:
-        """Medians: of a forward by nodes, of drafting by depth (a straight line through both ends), of the rest."""
+        """Medians of: forwards by nodes, drafting by depth (linear between both ends), the rest of a step."""
         forward = rising({size: statistics.median(each[size] for each in self.rounds) for size in self.rounds[0]})
         first, last = min(self.draft), max(self.draft)
         low, high = statistics.median(self.draft[first]), statistics.median(self.draft[last])
         slope = max((high - low) / (last - first), 0.0) if last > first else 0.0
         return forward, lambda depth: low + slope * (depth - first), statistics.median(self.other)
 
-    def drawn(self, draw: np.random.Generator) -> "_Times":
-        """The same, each list drawn anew with replacement."""
-        draft = {depth: draw.choice(taken, len(taken)) for depth, taken in self.draft.items()}
+    def resampled(self, draw: np.random.Generator) -> "_Times":
+        """A bootstrap sample: each list resampled with replacement."""
+        draft = {depth: draw.choice(times, len(times)) for depth, times in self.draft.items()}
         rounds = [self.rounds[n] for n in draw.integers(len(self.rounds), size=len(self.rounds))]
         return _Times(rounds, draft, draw.choice(self.other, len(self.other)))
 
     def step_ratio(self, nodes: int, depth: int) -> float:
-        """A plain step's time by that of a step with such a tree."""
+        """Time of a plain step divided by that of a step with such a tree."""
         forward, draft_ms, other = self.costs()
         return (forward[1] + other) / (interpolate(forward, nodes) + draft_ms(depth) + other)
 
 
 def _intervals(plan: TreePlan, answers: Sequence[Sequence[Step]], times: _Times) -> dict[str, Any]:
     """95 % intervals of the plan's figures by a bootstrap over answers, their steps and the measured times, and
-    `timing_noise`, the relative standard error that timing alone gives the speedup. Where plain decoding is faster the
-    noise is that of the smallest tree, and there is nothing to give an interval of."""
+    `timing_noise`, the relative standard error of the speedup due to timing. If plain decoding is faster, the noise is
+    that of the smallest tree, and the intervals are None."""
     draw = np.random.default_rng(SEED)
-    ratios = np.array([times.drawn(draw).step_ratio(plan.nodes or 2, plan.depth or 1) for _ in range(DRAWS)])
+    ratios = np.array([times.resampled(draw).step_ratio(plan.nodes or 2, plan.depth or 1) for _ in range(DRAWS)])
     noise = {"timing_noise": round(float(ratios.std() / ratios.mean()), 4)}
-    lengths = [np.array(found) for answer in answers if (found := _lengths(plan, answer))]
+    lengths = [np.array(values) for answer in answers if (values := _lengths(plan, answer))]
     if not plan.nodes or not lengths:
         return {"expected_tau_interval": None, "expected_speedup_interval": None, **noise}
-    taus = np.array([_drawn_mean(lengths, draw) for _ in range(DRAWS)])
-    found = {"expected_tau_interval": interval_of(taus), "expected_speedup_interval": interval_of(taus * ratios)}
-    return {key: [round(end, 4) for end in ends] for key, ends in found.items()} | noise
+    taus = np.array([_resampled_mean(lengths, draw) for _ in range(DRAWS)])
+    intervals = {"expected_tau_interval": interval_of(taus), "expected_speedup_interval": interval_of(taus * ratios)}
+    return {key: [round(end, 4) for end in ends] for key, ends in intervals.items()} | noise
 
 
-def _drawn_mean(lengths: Sequence[np.ndarray], draw: np.random.Generator) -> float:
-    """Of answers drawn with replacement, and of the steps of each."""
+def _resampled_mean(lengths: Sequence[np.ndarray], draw: np.random.Generator) -> float:
+    """Mean over answers resampled with replacement, and resampled steps of each."""
     chosen = (lengths[n] for n in draw.integers(len(lengths), size=len(lengths)))
     return float(np.concatenate([draw.choice(each, len(each)) for each in chosen]).mean())
 
 
 def _lengths(plan: TreePlan, answer: Sequence[Step]) -> list[float]:
-    """Tokens that each verification of an answer would have given with the plan's tree."""
+    """Tokens that each verification of an answer would emit with the plan's tree."""
     counted = [step for step in answer if step.counted and step.kind == "verify"]
     if plan.choices:
         return [1.0 + len(set(values_from_steps([step])) & set(plan.choices)) for step in counted]

@@ -1,6 +1,6 @@
-"""Data set folder → conversations with loss masks → batches of like length, in an order fixed by the seed.
+"""Data set folder → conversations with loss masks → batches of similar length, in an order fixed by the seed.
 
-Knows the files of a data set and token ids; no model. What was cut off, dropped or padded is counted in a DataReport.
+Works on data set files and token ids, without a model. Truncated, dropped and used rows are counted in a DataReport.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from training.tokenising import tokenised
 
 @dataclass(frozen=True, eq=False)
 class TokenisedConversation:
-    """One conversation: `token_ids` int32 [n], `mask` bool [n] (True: the base wrote it, so it counts)."""
+    """One conversation: `token_ids` int32 [n], `mask` bool [n] (True: written by the base model, in the loss)."""
 
     id: str
     token_ids: Tensor
     mask: Tensor
     group: str
-    """Hash of the first prompt: rows of one prompt never lie on both sides of the held-out split."""
+    """Hash of the first prompt: rows with the same prompt are on the same side of the held-out split."""
     category: str = ""
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class TokenisedConversation:
 
 @dataclass
 class DataReport:
-    """What became of the rows."""
+    """Counts of used, truncated and dropped rows."""
 
     conversations: int = 0
     tokens: int = 0
@@ -50,16 +50,16 @@ class DataReport:
     dropped: Counter[str] = field(default_factory=Counter)
     mask_sources: Counter[str] = field(default_factory=Counter)
     tokenised: int = 0
-    """Tokens that were not there and were made for this; another attempt has none, so no file of a run says it."""
+    """Tokens tokenised for this call. Not in `to_json`, since a later attempt finds them cached."""
 
     def add(self, other: "DataReport") -> None:
-        """Count another set's rows too."""
+        """Add the counts of another data set."""
         for name, value in other.__dict__.items():
             setattr(self, name, getattr(self, name) + value)
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: value for name, value in self.__dict__.items() if name != "tokenised"}
-        return {**told, "dropped": dict(self.dropped), "mask_sources": dict(self.mask_sources)}
+        fields = {name: value for name, value in self.__dict__.items() if name != "tokenised"}
+        return {**fields, "dropped": dict(self.dropped), "mask_sources": dict(self.mask_sources)}
 
     def sentence(self) -> str:
         text = f"{self.conversations} conversations, {self.tokens} tokens, {self.loss_tokens} of them in the loss"
@@ -72,9 +72,9 @@ class DataReport:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Right-padded rows. `input_ids` int64 [B, L], `mask` bool [B, L], `lengths` int64 [B]; `index` is its number.
+    """Right-padded rows. `input_ids` int64 [B, L], `mask` bool [B, L], `lengths` int64 [B]; `index` of the batch.
 
-    A causal model needs no attention mask for it: padding comes after everything that counts.
+    A causal model needs no attention mask: padding comes after all real tokens.
     """
 
     input_ids: Tensor
@@ -84,7 +84,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Real tokens, padding not counted."""
+        """Real tokens, without padding."""
         return int(self.lengths.sum())
 
     def to(self, device: torch.device) -> "Batch":
@@ -92,8 +92,8 @@ class Batch:
 
 
 def read_rows(folder: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a data set folder, shard by shard. Raises NotFound, Damaged where sums or counts do not hold, or BadInput
-    with file and line."""
+    """Rows of a data set folder, shard by shard. Raises NotFound, Damaged when checksums or counts do not match, or
+    BadInput with file and line."""
     shards = sorted(Path(folder).glob("shard-*.jsonl"))
     if not shards:
         raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
@@ -124,43 +124,42 @@ def load_conversations(
     tokenizer_sha256: str = "",
     reporter: Reporter | None = None,
 ) -> tuple[list[TokenisedConversation], DataReport]:
-    """All usable conversations, cut to `max_length` tokens, and what became of the rest. Their ids and masks are views
-    of the files in which they are kept (`training.tokenising`).
+    """All usable conversations, truncated to `max_length` tokens, and a report. Their ids and masks are views of the
+    memory-mapped token files (`training.tokenising`).
 
-    Raises BadInput when the data's token ids come from another tokenizer, or when no row, or every token, counts.
+    Raises BadInput when the data's token ids come from another tokenizer, or when no conversation is usable.
     """
-    made_with = read_info(folder).get("tokenizer_sha256", "")
-    foreign = bool(made_with and tokenizer_sha256 and made_with != tokenizer_sha256)
-    if foreign and next(read_rows(folder), {}).get("token_ids"):
+    data_tokenizer = read_info(folder).get("tokenizer_sha256", "")
+    other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
+    if other_tokenizer and next(read_rows(folder), {}).get("token_ids"):
         raise _other_tokenizer(folder)
-    found = tokenised(folder, tokenizer, eos_ids, reporter)
-    report, conversations = DataReport(tokenised=found.tokens), []
-    for tokens in found.read():
-        _check_tokenizer(folder, tokens.words, foreign, vocab_size)
+    result = tokenised(folder, tokenizer, eos_ids, reporter)
+    report, conversations = DataReport(tokenised=result.tokens), []
+    for tokens in result.read():
+        _check_tokenizer(folder, tokens.words, other_tokenizer, vocab_size)
         report.dropped.update(tokens.dropped.values())
-        rows = (_stored(tokens, index, max_length, report) for index in range(len(tokens)))
+        rows = (_from_file(tokens, index, max_length, report) for index in range(len(tokens)))
         conversations += [row for row in rows if row]
-    _refuse_empty(folder, conversations, report)
+    _check_not_empty(folder, conversations, report)
     return conversations, report
 
 
 def load_sets(folders: Sequence[str | Path], *args: Any) -> tuple[list[TokenisedConversation], DataReport]:
-    """The conversations of several data sets, one after the other, and what became of all rows; each is read by
-    `load_conversations(folder, *args)`."""
-    conversations, whole = [], DataReport()
+    """The conversations of several data sets, each read by `load_conversations(folder, *args)`, and a joint report."""
+    conversations, total = [], DataReport()
     for folder in folders:
-        found, report = load_conversations(folder, *args)
-        conversations += found
-        whole.add(report)
-    return conversations, whole
+        loaded, report = load_conversations(folder, *args)
+        conversations += loaded
+        total.add(report)
+    return conversations, total
 
 
 def split_held_out(
     conversations: Sequence[TokenisedConversation], fraction: float, most: int, seed: int
 ) -> tuple[list[TokenisedConversation], list[TokenisedConversation]]:
-    """(training, held out), by prompt, the same for the same seed whatever the order of the rows.
+    """(training, held out), split by prompt; depends on the seed but not on the order of the rows.
 
-    At least one prompt is held out when fraction > 0 and there are two or more.
+    At least one prompt is held out when fraction > 0 and there are two or more prompts.
     """
     groups = sorted({c.group for c in conversations}, key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
     count = min(round(len(groups) * fraction), most, len(groups) - 1)
@@ -171,9 +170,9 @@ def split_held_out(
 
 
 def make_batches(conversations: Sequence[TokenisedConversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
-    """Indices grouped so that rows of like length share a batch and rows × longest ≤ batch_tokens.
+    """Indices grouped so that rows of similar length share a batch and rows × longest ≤ batch_tokens.
 
-    A conversation longer than batch_tokens has a batch of its own. Ties in length are shuffled by the seed.
+    A conversation longer than batch_tokens gets its own batch. Ties in length are shuffled by the seed.
     """
     rng = random.Random(seed)
     order = sorted(range(len(conversations)), key=lambda i: (len(conversations[i]), rng.random()))
@@ -187,14 +186,14 @@ def make_batches(conversations: Sequence[TokenisedConversation], batch_tokens: i
 
 
 def epoch_order(count: int, epoch: int, seed: int) -> list[int]:
-    """A shuffled order of `count` batches for one epoch; depends on nothing but its arguments."""
+    """A shuffled order of `count` batches for one epoch; a pure function of its arguments."""
     order = list(range(count))
     random.Random(f"{seed}:{epoch}").shuffle(order)
     return order
 
 
 def collate(conversations: Sequence[TokenisedConversation], index: int = 0, pad_id: int = 0) -> Batch:
-    """Right-pad rows to one Batch. `pad_id` may be any id: padded places never count and nothing attends to them."""
+    """Right-pad rows to one Batch. `pad_id` may be any id: padding is not in the loss and never attended to."""
     lengths = torch.tensor([len(c) for c in conversations])
     shape = (len(conversations), int(lengths.max()))
     input_ids, mask = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.bool)
@@ -216,38 +215,38 @@ def _row(line: str, shard: Path, number: int) -> dict[str, Any]:
     return row
 
 
-OTHER = "generate the data with this base, or train the base the data was made with."
+HINT = "generate the data with this base, or train the base the data was made with."
 
 
 def _other_tokenizer(folder: Any) -> BadInput:
-    return BadInput(f"The data in {folder} was made with another tokenizer than the base's; {OTHER}")
+    return BadInput(f"The data in {folder} was made with another tokenizer than the base's; {HINT}")
 
 
-def _check_tokenizer(folder: Any, words: Mapping[str, Any], foreign: bool, vocab_size: int) -> None:
-    """Of rows that brought their own token ids: those must be the base's."""
-    if words["own"] and foreign:
+def _check_tokenizer(folder: Any, words: Mapping[str, Any], other_tokenizer: bool, vocab_size: int) -> None:
+    """Verify that token ids stored in the data are the base model's."""
+    if words["own"] and other_tokenizer:
         raise _other_tokenizer(folder)
     if vocab_size and words["largest"] >= vocab_size:
-        raise BadInput(f"The data in {folder} holds token id {words['largest']}, the base has {vocab_size}; {OTHER}")
+        raise BadInput(f"The data in {folder} holds token id {words['largest']}, the base has {vocab_size}; {HINT}")
 
 
 def keep(
     row: Mapping[str, Any], masked: MaskedTokens, max_length: int, report: DataReport
 ) -> TokenisedConversation | None:
-    """The row as a conversation cut to `max_length`, counted in `report`; None when nothing of it can be learnt."""
+    """The row as a conversation truncated to `max_length`, counted in `report`; None when no token is in the loss."""
     ids, mask = torch.tensor(masked.token_ids, dtype=torch.int32), torch.tensor(masked.mask, dtype=torch.bool)
-    named = (str(row.get("id", "")), group_of(row).hex(), str(row.get("category", "")))
-    return _kept(ids, mask, masked.source, *named, max_length, report)
+    fields = (str(row.get("id", "")), group_of(row).hex(), str(row.get("category", "")))
+    return _truncate(ids, mask, masked.source, *fields, max_length, report)
 
 
-def _stored(tokens: Tokens, index: int, max_length: int, report: DataReport) -> TokenisedConversation | None:
-    """As `keep`, of a row whose tokens are kept."""
+def _from_file(tokens: Tokens, index: int, max_length: int, report: DataReport) -> TokenisedConversation | None:
+    """The same for a row read from a token file."""
     ids, mask = tokens.row(index)
-    named = (tokens.words["ids"][index], tokens.group(index), tokens.words["categories"][index])
-    return _kept(ids, mask, tokens.source(index), *named, max_length, report)
+    fields = (tokens.words["ids"][index], tokens.group(index), tokens.words["categories"][index])
+    return _truncate(ids, mask, tokens.source(index), *fields, max_length, report)
 
 
-def _kept(
+def _truncate(
     ids: Tensor, mask: Tensor, source: str, name: str, group: str, category: str, max_length: int, report: DataReport
 ) -> TokenisedConversation | None:
     if bool(mask.all()):
@@ -267,7 +266,7 @@ def _kept(
     return TokenisedConversation(name, ids, mask, group, category)
 
 
-def _refuse_empty(folder: Any, conversations: list[TokenisedConversation], report: DataReport) -> None:
+def _check_not_empty(folder: Any, conversations: list[TokenisedConversation], report: DataReport) -> None:
     if conversations:
         return
     reasons = ", ".join(f"{n} × {reason}" for reason, n in report.dropped.most_common(3)) or "it has no rows"

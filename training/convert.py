@@ -1,8 +1,7 @@
-"""Training as a library, for people with a loaded transformers model and their own loop or Hugging Face's Trainer.
+"""Training as a library, for a loaded transformers model with a custom training loop or Hugging Face's Trainer.
 
-`convert` gives a module whose forward takes a batch of `collate_rows` and returns {"loss"}; its parameters are the
-draft's. `load` restores one that was saved. Unlike our loop, a foreign one divides each batch's loss by that batch's
-own count.
+`convert` returns a module whose forward takes a batch of `collate_rows` and returns {"loss"}; its parameters are the
+draft's. `load` restores a saved one. Unlike our own loop, such loops divide each batch's loss by that batch's count.
 """
 
 import shutil
@@ -35,13 +34,13 @@ from training.method import make_method
 from training.samples import mirrored
 
 BASE = "base"
-"""The folder of a copied base, inside that of the draft."""
+"""Folder of a copied base model, inside the draft's folder."""
 OWN = "method."
-"""How the names of this module's own state dict begin; those in a checkpoint are the draft's."""
+"""Prefix of names in this module's state dict; a checkpoint has the draft's names."""
 
 
 class ModelAnswer(NamedTuple):
-    """One answer: its text, its token ids, and what `decoding.stats.summarize` says of the steps."""
+    """One generated answer: its text, its token ids, and the `decoding.stats.summarize` of its steps."""
 
     text: str
     token_ids: list[int]
@@ -49,7 +48,7 @@ class ModelAnswer(NamedTuple):
 
 
 class IncompatibleKeys(NamedTuple):
-    """What `load_state_dict` says, as torch's own."""
+    """Result of `load_state_dict`, as torch's."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -58,14 +57,13 @@ class IncompatibleKeys(NamedTuple):
 def conversations_from(
     rows: Iterable[Mapping[str, Any]], base: LoadedBase, max_length: int | None = None
 ) -> list[TokenisedConversation]:
-    """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations, cut to `max_length` tokens: 2048
-    by default, or fewer where the base takes fewer. Raises BadInput for a bad row, or a length the base does not take.
-    """
+    """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations, truncated to `max_length` tokens
+    (default: 2048, or the base's maximum if smaller). Raises BadInput for a bad row, or a length above the maximum."""
     if max_length is not None and max_length > base.max_length:
         raise too_long(base.max_length, max_length)
-    longest = max_length or min(SETTINGS["max_length"].default, base.max_length)
+    limit = max_length or min(SETTINGS["max_length"].default, base.max_length)
     report = DataReport()
-    conversations = (keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), longest, report) for row in rows)
+    conversations = (keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), limit, report) for row in rows)
     return [conversation for conversation in conversations if conversation]
 
 
@@ -78,8 +76,8 @@ def collate_rows(rows: Sequence[TokenisedConversation]) -> dict[str, Tensor]:
 def convert(
     base: LoadedBase, method: str, conversations: Sequence[TokenisedConversation] = (), **settings: Any
 ) -> "TrainableDraft":
-    """A fresh draft for `base`, ready to be trained. `settings` are the method's; `conversations` are looked
-    at only to count a draft vocabulary."""
+    """A new, trainable draft for `base`. `settings` are the method's; `conversations` are used to count a draft
+    vocabulary."""
     return TrainableDraft(base, train_config(method, **settings), conversations)
 
 
@@ -89,18 +87,18 @@ def load(
     conversations: Sequence[TokenisedConversation] = (),
     device: str = "auto",
 ) -> "TrainableDraft":
-    """Restore what `TrainableDraft.save` or `Trainer.save_model` wrote, or any checkpoint of ours: it generates, and
-    can be trained further.
+    """Restore a draft written by `TrainableDraft.save` or `Trainer.save_model`, or any other checkpoint, to generate or
+    to train it further.
 
-    `base`: in place of the one that the folder holds or names. `conversations`: data to train on, by which EAGLE-3
-    scales its features. Raises NotFound where the base is not here, Damaged where a file is not what was saved.
+    `base`: replaces the base that the folder holds or names. `conversations`: training data, to which EAGLE-3 scales
+    its features. Raises NotFound when the base does not exist here, Damaged when a file does not match its checksum.
     """
     folder, config = Path(folder), read_config(folder)
     stored = config.get("training", {}).get("settings")
     settings = {**stored, "device": device} if isinstance(stored, Mapping) else {"device": device}
     settings = {name: value for name, value in settings.items() if name not in ("method", "draft_path")}
-    chosen = train_config(config["speculoos_method"], **settings)
-    draft = TrainableDraft(base or _named_base(folder, config, chosen), chosen, conversations, folder)
+    options = train_config(config["speculoos_method"], **settings)
+    draft = TrainableDraft(base or _named_base(folder, config, options), options, conversations, folder)
     draft.notices = base_notices(config, draft.base_sha256())
     return draft
 
@@ -117,18 +115,18 @@ class TrainableDraft(PreTrainedModel):
         conversations: Sequence[TokenisedConversation] = (),
         folder: str | Path = "",
     ):
-        """Fresh, or with the draft in `folder`."""
+        """A new draft, or the one in `folder`."""
         super().__init__(PreTrainedConfig())
         torch.manual_seed(config.seed)
         self.settings, self._base = config, base
-        started = config.model_copy(update={"draft_path": str(folder)}) if folder else config
-        self.method = make_method(started, base, conversations)
+        config = config.model_copy(update={"draft_path": str(folder)}) if folder else config
+        self.method = make_method(config, base, conversations)
         self.notices: list[str] = []
         self._drafting = {key: read_config(folder).get(key) for key in ("drafting", "tuning")} if folder else {}
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> "TrainableDraft":  # type: ignore[override]
-        """As `load`."""
+        """Same as `load`."""
         return load(folder, **options)
 
     @property
@@ -137,7 +135,7 @@ class TrainableDraft(PreTrainedModel):
 
     @property
     def base(self) -> LoadedBase:
-        """The frozen base that is drafted for."""
+        """The frozen base model."""
         return self._base
 
     def forward(self, input_ids: Tensor, mask: Tensor, lengths: Tensor) -> dict[str, Tensor]:
@@ -148,15 +146,15 @@ class TrainableDraft(PreTrainedModel):
                 "load the base on the device that trains (for Trainer: TrainingArguments.device)."
             )
         features = self.method.features(Batch(input_ids, mask, lengths))
-        seed = int(torch.randint(2**31, ()))  # a resumed Trainer brings the generator's state back
+        seed = int(torch.randint(2**31, ()))  # a resumed Trainer restores the generator's state
         weights = torch.tensor(self.method.weights, device=input_ids.device)
         scale = weights / self.method.counts(features).clamp(min=1)
         return {"loss": self.method(features, seed, scale).loss}
 
     @torch.no_grad()
     def generate(self, prompt: str | Sequence[dict[str, str]], max_tokens: int = 128, **options: Any) -> ModelAnswer:
-        """Answer a prompt, or messages, with the base and the draft as it is now. `options` are those of
-        `decoding.generate.GenerateConfig`: greedy unless a temperature is given."""
+        """Answer a prompt, or messages, with the base and the current draft. `options` are those of
+        `decoding.generate.GenerateConfig`; greedy by default."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         draft = mirrored(self._base, self.draft)
         draft.drafting = self._drafting.get("drafting") or {}
@@ -167,10 +165,10 @@ class TrainableDraft(PreTrainedModel):
         return ModelAnswer(stream.text, token_ids, summarize(steps))
 
     def save(self, folder: str | Path, copy_base: bool = False, **info: Any) -> Path:
-        """Write a checkpoint that `load(folder)` and `models.checkpoints.load_draft(folder, base)` restore; `folder` is
-        replaced. It names the base's folder, or holds a copy of the base (`copy_base`), so that it can be moved."""
+        """Write a checkpoint for `load(folder)` and `models.checkpoints.load_draft(folder, base)`, replacing `folder`.
+        It names the base's folder, or holds a copy of the base (`copy_base`), so that it can be moved."""
         folder = Path(folder)
-        within = Path(self._base.path).resolve().is_relative_to(folder.resolve())  # it is about to be replaced
+        within = Path(self._base.path).resolve().is_relative_to(folder.resolve())  # which is replaced
         with new_folder(folder, replace=True) as building:
             if copy_base or within:
                 _copy_base(self._base, building / BASE)
@@ -187,14 +185,14 @@ class TrainableDraft(PreTrainedModel):
         state_dict: Mapping[str, Tensor] | None = None,
         **_: Any,
     ) -> None:
-        """What Trainer calls: the files of `save` into a folder that may hold others, in the precision of training."""
+        """Called by Trainer: write the files of `save` in training precision; other files in the folder remain."""
         if is_main_process:
             Path(save_directory).mkdir(parents=True, exist_ok=True)
             tensors = self._named_as_stored(state_dict) if state_dict else None
             write_draft(save_directory, self.draft, self._info({}), tensors=tensors)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Of this module, or of a checkpoint of it."""
+        """Load a state dict of this module, or of a checkpoint."""
         if all(name.startswith(OWN) for name in state_dict):
             return super().load_state_dict(state_dict, strict, assign)
         expected = own_tensors(self.draft)
@@ -202,12 +200,12 @@ class TrainableDraft(PreTrainedModel):
             [n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected]
         )
         if strict and (wrong := [*keys.missing_keys, *keys.unexpected_keys]):
-            raise BadInput(f"The state dict is none of this draft (first wrong tensor: {wrong[0]}).")
+            raise BadInput(f"The state dict does not belong to this draft (first wrong tensor: {wrong[0]}).")
         self.draft.load_state_dict(state_dict, strict=False)
         return keys
 
     def base_sha256(self) -> str:
-        """Sum of the base's weights; "" where its files are not safetensors in a folder."""
+        """sha256 of the base's weights; "" when they are not safetensors files in a folder."""
         try:
             return weights_sum(Path(self._base.path), NO_SUMS)
         except (SpeculoosError, OSError):
@@ -216,18 +214,18 @@ class TrainableDraft(PreTrainedModel):
     def _info(self, info: dict[str, Any]) -> dict[str, Any]:
         path = Path(self._base.path)
         known = {"settings": self.settings.to_json(), "base_sha256": self.base_sha256(), **self._drafting}
-        place = {"base_path": str(path.resolve())} if path.is_dir() else {}
-        return {"base": path.name if path.is_dir() else str(path), **place, **known, **info}
+        field = {"base_path": str(path.resolve())} if path.is_dir() else {}
+        return {"base": path.name if path.is_dir() else str(path), **field, **known, **info}
 
     def _named_as_stored(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of a state dict of this module, by the names of a checkpoint."""
+        """The tensors of this module's state dict, under their names in a checkpoint."""
         names = {value.data_ptr(): name for name, value in own_tensors(self.draft).items()}
         own = self.state_dict()
         return {names[own[n].data_ptr()]: value for n, value in state_dict.items() if own[n].data_ptr() in names}
 
 
 def _copy_base(base: LoadedBase, folder: Path) -> None:
-    """The files that loading a base reads, or the base as transformers saves it where it came from none."""
+    """Copy the files that loading a base reads; without such a folder, save the base with transformers."""
     source = Path(base.path)
     if not source.is_dir():
         base.model.save_pretrained(folder)
@@ -240,11 +238,11 @@ def _copy_base(base: LoadedBase, folder: Path) -> None:
 
 
 def _named_base(folder: Path, config: dict[str, Any], settings: TrainConfig) -> LoadedBase:
-    """The base that the folder of a draft holds or names; that of the starter's drafts, which came with it."""
+    """The base that a draft's folder holds or names; without a name, the installed starter base with these weights."""
     path = config.get("base_path", "")
-    place = folder / path if path else installed(config.get("base_sha256", ""))
-    if place is None or not place.is_dir():
-        named = path or config.get("base") or "unknown"
-        raise NotFound(f"{folder}: its base {named} is not here; load it and give it as base=load_base(FOLDER).")
+    base_folder = folder / path if path else installed(config.get("base_sha256", ""))
+    if base_folder is None or not base_folder.is_dir():
+        name = path or config.get("base") or "unknown"
+        raise NotFound(f"{folder}: its base {name} is not here; load it and pass it as base=load_base(FOLDER).")
     device = pick_device(settings.device)
-    return load_base(place, native_dtype(settings.base_dtype, device), str(device))
+    return load_base(base_folder, native_dtype(settings.base_dtype, device), str(device))

@@ -1,16 +1,16 @@
 """EAGLE-1 training: frozen base, the draft continues its final hidden states (Li et al. 2024, sections 4.2 and 5).
 
-Offsets by hand. A row of 7 tokens, prompt 0…2, answer 3…6; f[t] is the base's final hidden state at t. At place t the
-draft reads f[t] and token t+1 and gives g[t], meant to be f[t+1], whose logits predict token t+2.
+Example of the offsets: a row of 7 tokens, prompt 0…2, answer 3…6; f[t] is the base's final hidden state at t. At
+position t the draft reads f[t] and token t+1 and outputs g[t], trained towards f[t+1], whose logits predict token t+2.
 
-    t   reads          g[t] is meant to be   predicts
+    t   reads          target of g[t]        predicts
     2   f[2], token 3  f[3]                  token 4
     3   f[3], token 4  f[4]                  token 5
     4   f[4], token 5  f[5]                  token 6     (f[6] predicts a token that is not in the row)
 
-A place counts when tokens t+1 and t+2 lie in one answer: where the engine drafts. Per place the loss is
+A position counts when tokens t+1 and t+2 are in one answer: where the engine drafts. Per position the loss is
 eagle_feature_weight · smoothL1(g[t], f[t+1]) (mean over H) + eagle_token_weight · −Σ p log q
-with p = softmax(W(f[t+1])), q = softmax(W(g[t])) and W the base's own way from hidden states to logits.
+with p = softmax(W(f[t+1])), q = softmax(W(g[t])) and W the base's head.
 Noise uniform in ±eagle_noise · 512 / length is added to the features read.
 """
 
@@ -53,12 +53,12 @@ class EagleMethod(nn.Module):
         self._head = base.head.to(torch.float32)
 
     def wanted(self, batch: Batch) -> StatesWanted:
-        """The head's input everywhere: the draft looks at all of it."""
+        """The head's input at every position: the draft attends to all of them."""
         return StatesWanted()
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
-        """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths], row and position [N] of places."""
+        """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths]; row, position [N] counted."""
         hidden, _ = states or states_of(self._base[0], batch, StatesWanted())
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
@@ -70,17 +70,17 @@ class EagleMethod(nn.Module):
 
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         hidden, row, position = features["hidden"].float(), features["row"], features["position"]
-        read = hidden + self._noise(hidden, features["lengths"], seed) if self.training else hidden
+        inputs = hidden + self._noise(hidden, features["lengths"], seed) if self.training else hidden
         tokens, positions = next_tokens(features["input_ids"], 0)
-        got = self.draft(read, tokens, positions)[row, position]
+        predicted = self.draft(inputs, tokens, positions)[row, position]
         target = hidden[row, position + 1]
-        distance = F.smooth_l1_loss(got, target, reduction="sum") / hidden.shape[-1]
-        token_loss, hits = soft_loss(got, self._head, target, self._head)
+        distance = F.smooth_l1_loss(predicted, target, reduction="sum") / hidden.shape[-1]
+        token_loss, hits = soft_loss(predicted, self._head, target, self._head)
         return outcome_of_sums([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
-        """Hits of a chain that reads its own features."""
+        """Hits of a chain drafted from its own features."""
         return unrolled_hits(self.draft, features, features["hidden"].float(), MEASURED_DEPTH, self._head)
 
     def _noise(self, hidden: Tensor, lengths: Tensor, seed: int) -> Tensor:
@@ -90,7 +90,7 @@ class EagleMethod(nn.Module):
 
 
 def next_tokens(input_ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """What each place t reads at draft step `step`: token t+1+step (0 beyond the row), and its position t+step."""
+    """Inputs of each position t at draft step `step`: token t+1+step (0 beyond the row), and its position t+step."""
     length = input_ids.shape[1]
     tokens = torch.zeros_like(input_ids)
     tokens[:, : length - 1 - step] = input_ids[:, 1 + step :]
@@ -101,9 +101,9 @@ def next_tokens(input_ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
 def unrolled_hits(
     draft: Any, features: dict[str, Tensor], fused: Tensor, depth: int, logits: Callable[[Tensor], Tensor]
 ) -> Outcome:
-    """Greedy hits at depths 1…depth of a chain drafted from every place, each step reading its own features.
+    """Greedy hits at depths 1…depth of a chain drafted from every position, each step reading its own features.
 
-    Tokens read are the data's: where a chain was right so far they are what it drafted, elsewhere it has ended.
+    The input tokens are the data's: they equal the drafted ones while the chain is correct; later hits do not matter.
     """
     row, position = features["row"], features["position"]
     labels = features["labels"][row, position][:, :depth]

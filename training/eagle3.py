@@ -1,17 +1,17 @@
 """EAGLE-3 training with training-time test (Li et al. 2025, section 3): the draft is unrolled on its own outputs.
 
-Offsets by hand. A row of 7 tokens, prompt 0…2, answer 3…6; c[t] is the fused feature of t, p[t] the base's distribution
-after token t (so p[t] is over token t+1). Step 0 at place t reads c[t] and token t+1 and is trained on p[t+1]; step j
-reads its own step j−1 output at t and token t+1+j and is trained on p[t+1+j].
+Example of the offsets: a row of 7 tokens, prompt 0…2, answer 3…6; c[t] is the fused feature of t, p[t] the base's
+distribution after token t (over token t+1). Step 0 at position t reads c[t] and token t+1 and is trained on p[t+1];
+step j reads its own step j−1 output at t and token t+1+j and is trained on p[t+1+j].
 
-    t   step 0: reads, meets       step 1: reads, meets       step 2: reads, meets
+    t   step 0: reads → target     step 1: reads → target     step 2: reads → target
     2   c[2], token 3 → token 4    x0[2], token 4 → token 5   x1[2], token 5 → token 6
     3   c[3], token 4 → token 5    x0[3], token 5 → token 6   –
     4   c[4], token 5 → token 6    –                          –
 
-Step j counts at t when tokens t+1 … t+2+j lie in one answer and the base's best token after t+1+j is in the draft
+Step j counts at t when tokens t+1 … t+2+j are in one answer and the base's top token after t+1+j is in the draft
 vocabulary. Loss: Σ_j ttt_decay^j · (Σ −Σ p log q) / count_j, p restricted to the draft vocabulary and renormalised.
-(The reference divides by all places instead of those that count.)
+(The reference implementation divides by all positions instead of the counted ones.)
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Eagle3Method(nn.Module):
             norm_before_residual=config.norm_before_residual,
         )
         self.draft.float()
-        self.deep = len(self.draft.layers) > 1  # then every place is computed: the next layer looks at all of them
+        self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
         whole = self.draft.config.draft_vocab_size == base.vocab_size
         self._head = base.head.to(base.dtype) if whole else base.head.to(base.dtype).rows(self.draft.draft_ids)
         self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
@@ -80,8 +80,8 @@ class Eagle3Method(nn.Module):
         conversations: Sequence[TokenisedConversation],
         draft: Eagle3Draft | None = None,
     ) -> "Eagle3Method":
-        """With the draft vocabulary the config asks for, counted over the training conversations, or that of `draft`;
-        features are scaled to the size they have there."""
+        """With the config's draft vocabulary, counted over the training conversations, or that of `draft`; the feature
+        scale is measured on the conversations."""
         if draft is not None:
             draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
             return cls(config, base, draft)
@@ -93,13 +93,13 @@ class Eagle3Method(nn.Module):
         return self.vocabulary.sentence() if self.vocabulary else ""
 
     def wanted(self, batch: Batch) -> StatesWanted:
-        """The fused layers everywhere, the head's input only where the base's own guess is met."""
-        return StatesWanted(self.draft.layers_wanted, met(batch.mask))
+        """The fused layers at every position, the head's input only where it gives a target distribution."""
+        return StatesWanted(self.draft.layers_wanted, target_positions(batch.mask))
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
-        """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of places;
-        known [B, L]: the base's best token after t is in the draft vocabulary."""
+        """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of counted
+        positions; known [B, L]: the base's top token after t is in the draft vocabulary."""
         hidden, aux = states or states_of(self._base[0], batch, StatesWanted(self.draft.layers_wanted))
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
@@ -107,35 +107,35 @@ class Eagle3Method(nn.Module):
         return {**features, "row": row, "position": position, "known": self._known(hidden, batch.mask)}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
-        return torch.stack([self._meets(features, j)[0].sum() for j in range(self.steps)])
+        return torch.stack([self._targets(features, j)[0].sum() for j in range(self.steps)])
 
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         row, position, hidden = features["row"], features["position"], features["hidden"]
         labels = features["labels"][row, position]
-        places, slot = (None, position) if self.deep else places_by_row(row, position, len(hidden))
-        memory, x, xs, meets, counting = ChainMemory(places), self._fused(features), [], [], []
-        place = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
+        positions_table, column = (None, position) if self.multi_layer else places_by_row(row, position, len(hidden))
+        memory, x, xs, target_indices, counted_by_step = ChainMemory(positions_table), self._fused(features), [], [], []
+        flat_index = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
         for j in range(self.steps):
             tokens, positions = next_tokens(features["input_ids"], j)
-            if j and places is not None:  # the rest of the row has served as keys in step 0
-                tokens, positions = tokens.gather(1, places), positions.gather(1, places)
-            x = self.draft(x, tokens, positions, memory, None if j else places)
-            counted, at = self._meets(features, j)
-            xs.append(self.draft.scored(x[row[counted], slot[counted]]))
-            meets.append(place[row[counted], at])
-            counting.append(counted)
-        targets, inverse = torch.cat(meets).unique(return_inverse=True)
+            if j and positions_table is not None:  # step 0 already stored the keys of the whole row
+                tokens, positions = tokens.gather(1, positions_table), positions.gather(1, positions_table)
+            x = self.draft(x, tokens, positions, memory, None if j else positions_table)
+            counted, target_position = self._targets(features, j)
+            xs.append(self.draft.scored(x[row[counted], column[counted]]))
+            target_indices.append(flat_index[row[counted], target_position])
+            counted_by_step.append(counted)
+        targets, inverse = torch.cat(target_indices).unique(return_inverse=True)
         scale = torch.ones(self.steps, device=row.device) if scale is None else scale
         loss, sums, step_hits = unrolled_loss(
             xs,
             self._own_head(),
             hidden.flatten(0, 1)[targets],
             self._head,
-            list(inverse.split([len(m) for m in meets])),
+            list(inverse.split([len(indices) for indices in target_indices])),
             scale,
         )
         hits = torch.zeros_like(labels, dtype=torch.bool)
-        for j, counted in enumerate(counting):
+        for j, counted in enumerate(counted_by_step):
             hits[counted, j] = step_hits[j]
         return Outcome(loss, sums, hits, labels >= 0)
 
@@ -144,14 +144,14 @@ class Eagle3Method(nn.Module):
         return unrolled_hits(self.draft, features, self._fused(features), self.steps, self.draft.logits)
 
     def _own_head(self) -> Head:
-        """What the draft ends in; while it is the base's, frozen, products with it run in the base's precision."""
+        """The draft's head. A frozen copy of the base's head is multiplied in the base's precision."""
         return self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias)
 
     def _fused(self, features: dict[str, Tensor]) -> Tensor:
         return self.draft.fuse(features["hidden"], (features["aux"].float(),))
 
-    def _meets(self, features: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
-        """bool [N]: which places count at `step`; and for those the place t+1+step whose p they meet."""
+    def _targets(self, features: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        """bool [N]: which positions count at `step`; and for those the position t+1+step of the target distribution."""
         row, position = features["row"], features["position"]
         valid = features["labels"][row, position, step] >= 0
         at = (position + 1 + step).clamp(max=features["known"].shape[1] - 1)
@@ -159,21 +159,21 @@ class Eagle3Method(nn.Module):
         return counted, at[counted]
 
     def _known(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """bool [B, L]; only places before or in an answer are looked at."""
+        """bool [B, L]: the base's top token is in the draft vocabulary; computed only before or in an answer."""
         base, known = self._base[0], torch.zeros_like(mask)
         if self.draft.config.draft_vocab_size == base.vocab_size:
             return torch.ones_like(mask)
-        row, position = met(mask).nonzero(as_tuple=True)
+        row, position = target_positions(mask).nonzero(as_tuple=True)
         best = [argmax(base.logits(part)) for part in hidden[row, position].split(256)]
         known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
         return known
 
 
-def met(mask: Tensor) -> Tensor:
-    """bool [B, L]: places before or in an answer."""
-    looked = mask.clone()
-    looked[:, :-1] |= mask[:, 1:]
-    return looked
+def target_positions(mask: Tensor) -> Tensor:
+    """bool [B, L]: positions directly before or in an answer."""
+    before_or_in = mask.clone()
+    before_or_in[:, :-1] |= mask[:, 1:]
+    return before_or_in
 
 
 def _check_layers(config: TrainConfig, base: Any) -> None:
@@ -185,19 +185,19 @@ def _check_layers(config: TrainConfig, base: Any) -> None:
 def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[TokenisedConversation]) -> Tensor | None:
     """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any.
 
-    A row's first token is left out: many bases dump attention there and give it a norm of thousands.
+    A row's first token is excluded: in many models it is an attention sink with a norm of thousands.
     """
-    total, places = torch.zeros(()), 0
+    total, count = torch.zeros(()), 0
     for conversation in conversations[:MEASURED_CONVERSATIONS]:
         ids = conversation.token_ids[None, :MEASURED_LENGTH].long().to(base.device)
         _, aux = base.forward_hidden(ids, layers=tuple(layers) or aux_layers(base.num_layers))
-        seen = torch.cat(aux, -1)[0, 1:].float()
-        total, places = total.to(seen.device) + seen.square().sum(0), places + len(seen)
-    return (total / places).sqrt() if places else None
+        features = torch.cat(aux, -1)[0, 1:].float()
+        total, count = total.to(features.device) + features.square().sum(0), count + len(features)
+    return (total / count).sqrt() if count else None
 
 
 def places_by_row(row: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Places (row, position) [N], ascending, as a table [rows, m] of positions filled up with 0, and each one's column.
+    """Positions (row, position) [N], ascending, as a table [rows, m] padded with 0, and the column of each.
 
     Rows 0, 0, 2 at positions 3, 4, 7 of 3 rows: [[3, 4], [0, 0], [7, 0]] and columns 0, 1, 0.
     """

@@ -1,4 +1,4 @@
-"""Out of memory, a full disk and NaN as one sentence each, with what to change."""
+"""Error messages for out of memory, a full disk and NaN, each with a fix."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
 from speculoos.faults import disk_full, out_of_memory
 
 MEMORY_HINT = "Lower batch_tokens, max_length or cache_features_mb, or choose base_dtype bfloat16."
-DISK_HINT = "Make room, then retry: it goes on from the last saved state."
+DISK_HINT = "Free some disk space, then retry: training resumes from the last saved state."
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn errors of the machine inside into Unavailable, with a hint."""
+    """Convert out-of-memory and full-disk errors to SpeculoosErrors with a hint."""
     try:
         yield
     except SpeculoosError:
@@ -30,5 +30,5 @@ def not_finite(step: int, lr: float, precision: str) -> BadInput:
     other = " or mixed_precision no" if precision == "fp16" else ""
     return BadInput(
         f"The loss is no longer a number at step {step} (lr {lr:.2g}); train with a lower lr{other}.",
-        "Resuming would meet it again: clone the job with a tenth of the lr and a warmup_ratio of 0.1.",
+        "Resuming would fail again: clone the job with a tenth of the lr and a warmup_ratio of 0.1.",
     )

@@ -1,7 +1,7 @@
-"""Where the frozen base's features are kept between epochs: memory while they fit, then safetensors shards on disk.
+"""Cache of the frozen base model's features between epochs: in memory while they fit, then in safetensors files.
 
-One shard holds one micro-batch, whose rows never change during a run, so a kept feature is the computed one bit for
-bit. Hidden states are never pickled.
+One file holds one micro-batch. Its rows never change during a run, so cached features are bit-identical to computed
+ones. Nothing is pickled.
 """
 
 import shutil
@@ -13,14 +13,14 @@ from speculoos.errors import Unavailable
 
 
 class FeatureStore:
-    """Features by batch index, up to `memory_bytes` in memory and `disk_bytes` under `folder` (made when needed)."""
+    """Features by batch index, up to `memory_bytes` in memory and `disk_bytes` in `folder` (created when needed)."""
 
     def __init__(self, memory_bytes: int, disk_bytes: int = 0, folder: Path | None = None):
         self._memory_left, self._disk_left = memory_bytes, disk_bytes if folder else 0
         self._folder = folder
         self._features: dict[int, dict[str, Tensor]] = {}
         self._written: dict[int, str] = {}
-        """Batches on disk, and the device their tensors belong to."""
+        """{batch on disk: device of its tensors}."""
 
     def __contains__(self, index: int) -> bool:
         return index in self._features or index in self._written
@@ -31,7 +31,7 @@ class FeatureStore:
         return self._read(index) if index in self._written else None
 
     def put(self, index: int, features: dict[str, Tensor]) -> None:
-        """Keep `features` where there is room; forget them where there is none."""
+        """Cache `features` if they fit in memory or on disk."""
         size = sum(t.numel() * t.element_size() for t in features.values())
         if size <= self._memory_left:
             self._memory_left -= size
@@ -41,7 +41,7 @@ class FeatureStore:
             self._write(index, features)
 
     def clear(self) -> None:
-        """Remove what is on disk."""
+        """Remove the files."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._written.clear()
@@ -60,7 +60,7 @@ class FeatureStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         size = sum(t.numel() * t.element_size() for t in features.values())
         if shutil.disk_usage(self._folder).free < 2 * size:
-            raise Unavailable(f"The disk of {self._folder} is full.", "Lower cache_disk_gb, or make room and retry.")
+            raise Unavailable(f"The disk of {self._folder} is full.", "Lower cache_disk_gb, or free space and retry.")
         temporary = self._path(index).with_suffix(".tmp")
         save_file({name: t.detach().cpu().contiguous() for name, t in features.items()}, temporary)
         temporary.rename(self._path(index))
@@ -72,17 +72,17 @@ class FeatureStore:
         return load_file(self._path(index), device=self._written[index])
 
 
-def advice(batches: int, batch_bytes: int, batch_seconds: float, epochs: float, room: int) -> str:
-    """One sentence on keeping features: gigabytes, hours an epoch of the base's forward, and when it pays.
+def advice(batches: int, batch_bytes: int, batch_seconds: float, epochs: float, cache_bytes: int) -> str:
+    """One sentence on caching features: gigabytes, hours of the base's forward per epoch, and the time saved.
 
-    From the size and time of the first batch; `room` is what may be kept. Keeping pays from the second epoch on.
+    Extrapolated from the first batch; `cache_bytes` is the cache's size. Caching helps from the second epoch on.
     """
     total, hours = batches * batch_bytes, batches * batch_seconds / 3600
-    share = min(1.0, room / max(total, 1))
+    share = min(1.0, cache_bytes / max(total, 1))
     saved = hours * share * max(epochs - 1, 0)
-    text = f"Features of all batches take {total / 1e9:.2f} GB, computing them {hours:.2f} h an epoch; "
+    text = f"Features of all batches take {total / 1e9:.2f} GB, computing them {hours:.2f} h per epoch; "
     if epochs <= 1:
-        return text + "with one epoch keeping them would not pay."
+        return text + "with one epoch caching them would not pay."
     if share >= 1:
-        return text + f"all are kept, which pays from the second epoch on and saves {saved:.2f} h."
-    return text + f"{share:.0%} are kept (saves {saved:.2f} h); cache_disk_gb {total / 1e9:.1f} would keep all."
+        return text + f"all are cached, which pays from the second epoch on and saves {saved:.2f} h."
+    return text + f"{share:.0%} are cached (saves {saved:.2f} h); cache_disk_gb {total / 1e9:.1f} would cache all."

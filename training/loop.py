@@ -1,9 +1,9 @@
 """The training loop: the same for every method, one process or several, resumable at every saved step.
 
 One optimizer step takes `accumulate` × processes micro-batches. Each loss term is summed over all of them and divided
-by its count over all of them, so that neither padding, masks nor the number of processes change its value.
-Everything random is a function of (seed, step); a run stopped and resumed equals one that was not.
-Knows no database and no web: it reports through a Reporter.
+by its count over all of them, so that padding, masks and the number of processes do not change its value.
+All randomness is a function of (seed, step): a resumed run equals an uninterrupted one.
+Independent of database and web; progress goes to a Reporter.
 """
 
 import math
@@ -55,7 +55,7 @@ from training.step_metrics import StepMetrics, eval_values
 from training.stream import Stream
 
 SAMPLING = 0.1
-"""Of a training's time, for sample generations: a small one is measured so often that they took most of it."""
+"""Maximum share of the training time spent on sample generations."""
 
 
 @dataclass(frozen=True)
@@ -77,27 +77,27 @@ def train(
     info: dict[str, Any] | None = None,
     known: Known | None = None,
     sums: Sums = NO_SUMS,
-    elsewhere: Elsewhere | None = None,
+    states_location: Elsewhere | None = None,
 ) -> TrainResult:
     """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
 
-    Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder with
-    states, such as the `out_dir` of an earlier attempt: the newest whole one counts; without any the run starts from
-    the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. `known`: the base's
-    files are compared with these sums first, which `sums` remembers. `elsewhere`: the server and the folder that
-    `config` names for hidden states. Raises Cancelled, with the state saved, when the reporter asks to stop; Damaged
-    when base or data are not what they were.
+    Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder
+    with states, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the run
+    starts from the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint.
+    `known`: checksums that the base's files are verified against, cached in `sums`. `states_location`: the server
+    and the folder that `config` names for hidden states. Raises Cancelled, with the state saved, when the reporter
+    requests a stop; Damaged when the base's or the data's files do not match their checksums.
     """
     if known is not None:
         check_base(base_path, known, sums)
     with plain_errors(), fsdp_switch(pick_device(config.device)) as sharded:
         report = reporter or Silent()
-        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, sharded, elsewhere)
+        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, sharded, states_location)
         return trainer.run(resume_from)
 
 
 class Trainer:
-    """One run. `run()` is the loop; the other methods are its verbs."""
+    """One training run; `run()` is the loop."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Trainer:
         reporter: Reporter,
         info: dict[str, Any],
         sharded: bool = False,
-        elsewhere: Elsewhere | None = None,
+        states_location: Elsewhere | None = None,
     ):
         self.started, self.sampling_seconds = time.monotonic(), 0.0
         self.config, self.out_dir, self.reporter = config, out_dir, reporter
@@ -119,17 +119,17 @@ class Trainer:
         load = load_frame if config.hidden_states else load_base
         self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
-        self.config = config = self._fitted(config, base)
+        self.config = config = self._fit_max_length(config, base)
         training, held, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
         self.watch = CarrierWatch(reporter, config.hidden_states)
-        self.carrier = connected(config, elsewhere, base, self.info["base_sha256"], training, self.watch)
+        self.prefetcher = connected(config, states_location, base, self.info["base_sha256"], training, self.watch)
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
         if not isinstance(base, Frame):
             pack_known(base, head=False)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
-        source, held_source = (source_of(config, self.method, base, self.carrier) for _ in range(2))
+        source, held_source = (source_of(config, self.method, base, self.prefetcher) for _ in range(2))
         self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._store(0.8))
         self.held = Stream(held, config.batch_tokens, config.seed, held_source, device, self._store(0.2))
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
@@ -142,11 +142,12 @@ class Trainer:
     def run(self, resume_from: str | Path | None = None) -> TrainResult:
         self._resume(resume_from)
         self.reporter.begin()
-        self.reporter.log(self._opening())
-        self.watch.place, self.watch.before_stop = lambda: (self.step, self._expected_steps()), self._save_alone
+        self.reporter.log(self._start_message())
+        self.watch.progress = lambda: (self.step, self._expected_steps())
+        self.watch.before_stop = self._save_if_single_process
         try:
             while not self._finished():
-                self._stop_if_asked()
+                self._stop_if_requested()
                 self._train_step()
                 if self._every(self.config.eval_every) and not self._finished():
                     self._evaluate()
@@ -154,12 +155,10 @@ class Trainer:
                     self._save()
             return self._finish()
         finally:
-            if self.carrier:
-                self.carrier.close()
+            if self.prefetcher:
+                self.prefetcher.close()
             self.stream.store.clear()
             self.held.store.clear()
-
-    # the verbs, in the order of the loop
 
     def _resume(self, resume_from: str | Path | None) -> None:
         state = whole_resume_point([resume_from], self._warn)
@@ -170,36 +169,36 @@ class Trainer:
         if state is None:
             return
         facts = read_facts(state)
-        check_same(facts, self._shaped_by(), state)
+        check_same(facts, self._fingerprint(), state)
         load_resume_point(state, self.method.draft, self.optimizer)
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
-        self._reopen_step_metrics(facts.get("window"))
+        self._restore_step_metrics(facts.get("window"))
         self.best = {**facts["best"], "tau": -math.inf if facts["best"]["tau"] is None else facts["best"]["tau"]}
         self._adopt_best(state.parent / "best")
         if self.main and state.parent.resolve() != self.out_dir.resolve():
             remove_scratch(state.parent)
         self.reporter.log(f"Resumed from step {self.step}.")
 
-    def _reopen_step_metrics(self, saved: dict[str, Any] | None) -> None:
-        """Go on with the steps that no point of the charts has shown yet; the first process has all of their sums."""
+    def _restore_step_metrics(self, saved: dict[str, Any] | None) -> None:
+        """Restore the metrics of steps that were not logged yet; the first process holds the sums of all processes."""
         if saved and saved["steps"]:
             self.step_metrics = StepMetrics.reopened(saved["totals"], saved["steps"], saved["tokens"], self.main)
 
     def _train_step(self) -> None:
-        progress = self._agreed(self._progress(0.5))
+        progress = self._from_main_process(self._progress(0.5))
         lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        numbers = self._my_numbers()
+        numbers = self._batch_numbers()
         if self.step == 0:
-            self._advise(numbers[0])
+            self._log_cache_advice(numbers[0])
         features = [self._features(number) for number in numbers]
         counts = self._global(torch.stack([self.method.counts(f) for f in features]).sum(0))
         self.wrapped.train()
-        for place, (number, batch) in enumerate(zip(numbers, features, strict=True)):
-            self._backward(number, batch, counts, last=place == len(numbers) - 1)
+        for i, (number, batch) in enumerate(zip(numbers, features, strict=True)):
+            self._backward(number, batch, counts, last=i == len(numbers) - 1)
         norm = self._clip(lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -207,7 +206,7 @@ class Trainer:
         self._report(lr, norm, counts, numbers)
 
     def _features(self, number: int) -> dict[str, Tensor]:
-        """Of micro-batch `number`; what this process takes after it is asked for meanwhile, where others compute it."""
+        """Features of micro-batch `number`; the next ones of this process are prefetched if a server computes them."""
         world = self.accelerator.num_processes
         end = self.total_steps * self.config.accumulate * world or number + len(self.stream) * world
         upcoming = (self.stream.index(later) for later in range(number + world, end, world))
@@ -218,7 +217,7 @@ class Trainer:
         skip_sync = self.accelerator.no_sync(self.wrapped) if not last else torch.enable_grad()
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         seed = micro_seed(self.config.seed, number)
-        torch.manual_seed(seed)  # some small models have dropout
+        torch.manual_seed(seed)  # for draft models with dropout
         with skip_sync:
             with self.accelerator.autocast():
                 outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
@@ -226,7 +225,7 @@ class Trainer:
         self.step_metrics.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
 
     def _clip(self, lr: float) -> float:
-        """Norm of the whole gradient before clipping. With fp16 it may be infinite: such steps are skipped."""
+        """Global gradient norm before clipping. With fp16 it may be infinite: such steps are skipped."""
         norm = float(whole(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf)))
         if not math.isfinite(norm) and self.config.mixed_precision != "fp16":
             raise not_finite(self.step + 1, lr, self.config.mixed_precision)
@@ -245,32 +244,32 @@ class Trainer:
         self.tokens_seen, self.loss = self.tokens_seen + self.step_metrics.tokens, values["train/loss"]
         self.step_metrics = StepMetrics()
         if self.main:
-            self.reporter.metrics(self.step, {**values, "train/lr": lr, "train/grad_norm": norm, **self._so_far()})
+            self.reporter.metrics(self.step, {**values, "train/lr": lr, "train/grad_norm": norm, **self._chart_axes()})
             self.reporter.progress(self.step, self._expected_steps(), "steps", f"loss {values['train/loss']:.3f}")
 
     def _evaluate(self, last: bool = False) -> Acceptance | None:
-        """Acceptance on held-out conversations, by every process alike; the best so far is kept on disk."""
+        """Acceptance on held-out conversations, computed by every process; the best draft so far is saved."""
         if not self.held.conversations:
             return None
         self.wrapped.eval()
         with unsharded(self.method):
             count = len(self.held)
-            got = measure(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
+            acc = measure(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
         tensors = self._draft_tensors()
         self.best["worse"] += 1
-        better = got.tau > self.best["tau"]
+        better = acc.tau > self.best["tau"]
         if better:
-            self.best = {"tau": got.tau, "step": self.step, "worse": 0, "top1": got.top1(), "tree": got.tree_tau()}
+            self.best = {"tau": acc.tau, "step": self.step, "worse": 0, "top1": acc.top1(), "tree": acc.tree_tau()}
         if self.main:
-            self.reporter.metrics(self.step, {**eval_values(got, self.method.depth_name), **self._so_far()})
+            self.reporter.metrics(self.step, {**eval_values(acc, self.method.depth_name), **self._chart_axes()})
             self._sample(tensors, last)
             if better:
                 self._save_draft("best", self._figures(), tensors)
-        return got
+        return acc
 
     def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
-        """Greedy answers to the first held-out prompts, drafted by the draft as it is now: at the first measurement and
-        the last, between them as often as time permits. None where the base is not here to answer."""
+        """Log greedy answers to the first held-out prompts, generated with the current draft: at the first and the last
+        evaluation, and between them within the share SAMPLING. Nothing when the base model's layers are not loaded."""
         due = last or self.sampling_seconds <= SAMPLING * self._elapsed() * 60
         if isinstance(self.base, Frame) or not due:
             return
@@ -288,7 +287,7 @@ class Trainer:
         if not self.main:
             return
         if not self.reporter.keep():
-            return  # a run that resumed from this state would not report its steps again
+            return  # metrics are not stored; a run resumed from this state would not report these steps again
         best = {**self.best, "tau": None if math.isinf(self.best["tau"]) else self.best["tau"]}
         facts = {
             "step": self.step,
@@ -296,75 +295,72 @@ class Trainer:
             "tokens": self.tokens_seen,
             "window": {"totals": window, "steps": self.step_metrics.steps, "tokens": self.step_metrics.tokens},
             "best": best,
-            **self._shaped_by(),
+            **self._fingerprint(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
         save_resume_point(self.out_dir, draft, moments, facts, self.config.keep_last)
 
-    def _stop_if_asked(self) -> None:
+    def _stop_if_requested(self) -> None:
         stop = self._global(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
         if stop:
             self._save()
             raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run goes on from there.")
 
-    def _save_alone(self) -> None:
-        """Save in the midst of waiting; several processes would have to agree on it, and wait at other places."""
+    def _save_if_single_process(self) -> None:
+        """Save while waiting for hidden states. Not with several processes: they wait at different points."""
         if self.accelerator.num_processes == 1:
             self._save()
 
     def _finish(self) -> TrainResult:
-        got = self._evaluate(last=True)
+        evaluated = self._evaluate(last=True) is not None
         figures, tensors = self._figures(), self._draft_tensors()
         if self.main:
-            if got is not None and (self.out_dir / "best").exists():
+            if evaluated and (self.out_dir / "best").exists():
                 verify_sums(self.out_dir / "best")
                 tensors = load_file(self.out_dir / "best" / "model.safetensors")
             self._save_draft("final", figures, tensors)
             self.reporter.progress(self.step, self.step, "steps", "done")
-            self.reporter.log(self._closing(figures))
+            self.reporter.log(self._end_message(figures))
         self.accelerator.wait_for_everyone()
         return TrainResult(self.out_dir / "final", self.step, figures)
 
-    def _advise(self, number: int) -> None:
-        """Say what keeping features costs and saves, measured on the first batch."""
+    def _log_cache_advice(self, number: int) -> None:
+        """Log what caching features costs and saves, measured on the first batch."""
         started = time.monotonic()
         size = sum(t.numel() * t.element_size() for t in self._features(number).values())
         seconds = time.monotonic() - started
-        room = self.config.cache_features_mb * 2**20 + int(self.config.cache_disk_gb * 1e9)
+        cache_bytes = self.config.cache_features_mb * 2**20 + int(self.config.cache_disk_gb * 1e9)
         epochs = self.total_steps * self.config.accumulate * self.accelerator.num_processes / len(self.stream)
-        self.reporter.log(advice(len(self.stream), size, seconds, epochs or self.config.epochs, room))
+        self.reporter.log(advice(len(self.stream), size, seconds, epochs or self.config.epochs, cache_bytes))
 
     def _store(self, part: float) -> FeatureStore:
-        """A store with `part` of the memory and the disk the config gives to all processes together."""
+        """A store with `part` of the config's memory and disk, which all processes share."""
         folder = self.out_dir / f".features-{self.accelerator.process_index}-{part}"
         shutil.rmtree(folder, ignore_errors=True)
         part /= self.accelerator.num_processes
         memory, disk = self.config.cache_features_mb * 2**20, self.config.cache_disk_gb * 1e9
         return FeatureStore(int(memory * part), int(disk * part), folder)
 
-    # what the verbs ask
-
-    def _my_numbers(self) -> list[int]:
-        """Numbers in the stream of this process's micro-batches of this step."""
+    def _batch_numbers(self) -> list[int]:
+        """Stream numbers of this process's micro-batches in this step."""
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         first = self.step * self.config.accumulate * world
         return list(range(first + rank, first + self.config.accumulate * world, world))
 
-    def _shaped_by(self) -> dict[str, Any]:
-        """What decides on the batches of a step and on what it does with them."""
+    def _fingerprint(self) -> dict[str, Any]:
+        """Everything that determines the batches and the computation of a step; must match to resume."""
         data = f"{self.data.conversations} conversations with {self.data.tokens} tokens"
-        made_of = {"base": self.info["base_sha256"], "data": data}
         return {
             "config": self.config.to_json(),
             "processes": self.accelerator.num_processes,
-            "made_of": made_of,
+            "made_of": {"base": self.info["base_sha256"], "data": data},
         }
 
     def _global(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor
 
-    def _agreed(self, part: float) -> float:
-        """`part` as the first process sees it: clocks differ, while every process must take the same step."""
+    def _from_main_process(self, part: float) -> float:
+        """The first process's value of `part`: clocks differ, but all processes must take the same step."""
         if not self.config.max_minutes or self.accelerator.num_processes == 1:
             return part
         return float(self._global(torch.tensor(part * self.main, device=self.accelerator.device)))
@@ -373,25 +369,25 @@ class Trainer:
         return n > 0 and self.step % n == 0
 
     def _elapsed(self) -> float:
-        """Minutes spent training, earlier attempts included; waiting for a server that was away does not count."""
+        """Training minutes, earlier attempts included, without the time spent waiting for an unavailable server."""
         return self.elapsed + (time.monotonic() - self.started - self.watch.seconds) / 60
 
-    def _so_far(self) -> dict[str, float]:
-        """What this step's values can be drawn over, beside the step itself."""
+    def _chart_axes(self) -> dict[str, float]:
+        """Values for the x axis of charts, besides the step."""
         return {"train/tokens": self.tokens_seen + self.step_metrics.tokens, "train/minutes": self._elapsed()}
 
     def _progress(self, ahead: float = 0.0) -> float:
-        """Part of the run that is over, by steps or by the clock, whichever is further."""
+        """Completed fraction of the run, by steps or by time, whichever is larger."""
         by_steps = (self.step + ahead) / self.total_steps if self.total_steps else 0.0
         return max(by_steps, self._elapsed() / self.config.total_minutes)
 
     def _finished(self) -> bool:
-        patient = self.config.patience == 0 or self.best["worse"] < self.config.patience
-        over = torch.tensor(int(self._progress() >= 1 or not patient), device=self.accelerator.device)
-        return bool(self._global(over))
+        patience_left = self.config.patience == 0 or self.best["worse"] < self.config.patience
+        finished = torch.tensor(int(self._progress() >= 1 or not patience_left), device=self.accelerator.device)
+        return bool(self._global(finished))
 
     def _total_steps(self) -> int:
-        """Steps allowed by epochs and max_steps; 0 when only the clock counts."""
+        """Steps allowed by epochs and max_steps; 0 when only the time is limited."""
         each = self.config.accumulate * self.accelerator.num_processes
         by_epochs = math.ceil(self.config.epochs * len(self.stream) / each)
         limits = [n for n in (by_epochs, self.config.max_steps) if n]
@@ -400,8 +396,8 @@ class Trainer:
     def _expected_steps(self) -> int:
         return max(self.step, round(self.step / max(self._progress(), 1e-9)))
 
-    def _fitted(self, config: TrainConfig, base: Any) -> TrainConfig:
-        """The settings with a default `max_length` cut to the base's. Raises BadInput for one that was chosen."""
+    def _fit_max_length(self, config: TrainConfig, base: Any) -> TrainConfig:
+        """Cut a default `max_length` to the base model's. Raises BadInput when a larger one was set explicitly."""
         if config.max_length <= base.max_length:
             return config
         if "max_length" in config.model_fields_set:
@@ -409,7 +405,7 @@ class Trainer:
         return config.model_copy(update={"max_length": base.max_length})
 
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
-        with self.accelerator.main_process_first():  # it makes the tokens that are not kept yet, the others read them
+        with self.accelerator.main_process_first():  # it tokenises and caches, the others read
             conversations, report = load_sets(
                 [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path,
                 base.tokenizer,
@@ -423,7 +419,7 @@ class Trainer:
         return training, held, report
 
     def _figures(self) -> dict[str, Any]:
-        tokens = self.tokens_seen + self.step_metrics.tokens  # those since the last log line too
+        tokens = self.tokens_seen + self.step_metrics.tokens  # includes those since the last log line
         figures: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed(), 2), "tokens": tokens}
         if self.loss is not None:
             figures["loss"] = round(self.loss, 4)
@@ -435,7 +431,7 @@ class Trainer:
         return figures
 
     def _draft_tensors(self) -> dict[str, Tensor]:
-        """The draft's whole tensors for the main process. For all processes, whoever needs them: see `gathered`."""
+        """The draft's full tensors, for the main process. A collective call: see `gathered`."""
         return gathered(draft_tensors(self.method.draft), self.main)
 
     def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -445,7 +441,7 @@ class Trainer:
         save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype, tensors)
 
     def _adopt_best(self, best: Path) -> None:
-        """Keep the earlier attempt's best draft, unless it is newer than the state: then it will be made again."""
+        """Keep the earlier attempt's best draft, unless it is newer than the state: then it is trained again."""
         figures = self._figures_of(best) if best.exists() else {}
         if figures.get("best_step") != self.best["step"]:
             self.best = {"tau": -math.inf, "step": 0, "worse": 0}
@@ -453,7 +449,7 @@ class Trainer:
             shutil.copytree(best, self.out_dir / "best", dirs_exist_ok=True)
 
     def _figures_of(self, best: Path) -> dict[str, Any]:
-        """The best draft's figures; none, as if it had not been kept, when its files are damaged."""
+        """The best draft's figures; {} when its files are damaged."""
         try:
             verify_sums(best)
             return read_config(best)["training"]["figures"]
@@ -465,7 +461,7 @@ class Trainer:
         if self.main:
             self.reporter.log(message, "warning")
 
-    def _opening(self) -> str:
+    def _start_message(self) -> str:
         count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
         extra = getattr(self.method, "opening", str)()
         return (
@@ -476,7 +472,7 @@ class Trainer:
             + (f" {extra}" if extra else "")
         )
 
-    def _closing(self, figures: dict[str, Any]) -> str:
+    def _end_message(self, figures: dict[str, Any]) -> str:
         tau = figures.get("mean_accepted_length")
         measured = f", held-out mean accepted length {tau:.2f} (step {figures['best_step']})" if tau else ""
         return f"Trained {self.step} steps in {figures['minutes']:g} minutes{measured}."

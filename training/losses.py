@@ -1,11 +1,11 @@
-"""Losses over large vocabularies, computed some rows at a time: memory stays at one chunk of logits, not rows × V.
+"""Losses over large vocabularies, computed in chunks of rows: memory is bounded by one chunk of logits, not rows × V.
 
-All functions give sums over rows; whoever calls divides by the global token count. The gradient is computed together
-with the loss, while the chunk's logits are at hand, so nothing of size V × rows is kept for the backward pass; it is
-scaled in place there, and so can be taken once. A hit is a row whose best token is the wanted one, ties included.
+All functions return sums over rows; the caller divides by the global token count. The gradient is computed in the
+forward pass, together with each chunk's logits, so nothing of size V × rows is stored for backward, which scales the
+gradient in place and can run only once. A hit is a row whose top token is the target, ties included.
 
 With z the logits and q = softmax(z), log Σ exp z = max z − log max q: one pass for q and two for maxima, where
-log-softmax and its exponential would be four. Derivatives take the place of the logits they are made from.
+log-softmax and its exponential would need four. Derivatives overwrite the logits they are computed from.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from models.runtime.argmax import argmax
 from models.runtime.linear import product
 
 CHUNK_FLOATS = 12 << 20
-"""Logits at once. Fewer rows make the products less efficient."""
+"""Logits per chunk. Fewer rows make the matrix products less efficient."""
 BLOCK_FLOATS = 3 << 19
-"""Logits that a processor works on between two products, so that they stay in its cache."""
+"""Logits per block on a CPU, so that they stay in its cache between two matrix products."""
 
 
 def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,24 +38,24 @@ def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: st
     """Distance of q = softmax(head(x)) from p = softmax(target_head(target)), summed: (scalar, hits bool [N]).
 
     x [N, H], the head's weight [V, H]; target [N, H'], target_head's weight [V, H'] give p and take no gradient.
-    kind: ce −Σ p log q; kl Σ p (log p − log q); reverse_kl Σ q (log q − log p). A hit: the best token of p.
+    kind: ce −Σ p log q; kl Σ p (log p − log q); reverse_kl Σ q (log q − log p). A hit: the top token of p.
     """
     return _SoftLoss.apply(x, head.weight, head.bias, head, target, target_head, kind)
 
 
 def unrolled_loss(
-    xs: list[Tensor], head: Head, target: Tensor, target_head: Head, meets: list[Tensor], scale: Tensor
+    xs: list[Tensor], head: Head, target: Tensor, target_head: Head, target_indices: list[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Soft cross-entropy of several unrolled steps that meet the same targets: (scalar, sums [T], hits by step).
+    """Soft cross-entropy of several unrolled steps that share targets: (scalar, sums [T], hits by step).
 
     xs[j] [N_j, H] are the rows of step j, meets[j] [N_j] ascending indices into target [S, H']; the weights of head
     [V, H] and target_head [V, H']. The scalar is Σ_j scale[j]·sums[j]; sums carry no gradient. Each target's
-    distribution is computed once for all steps, and only one gradient of the head is held. Products are in the
-    precision of its weight.
+    distribution is computed once for all steps, with a single gradient buffer for the head. Products are in the dtype
+    of its weight.
     """
     sizes = [len(x) for x in xs]
-    x, given = torch.cat(xs), (head.weight, head.bias, head)
-    loss, sums, hits = _UnrolledLoss.apply(x, *given, target, target_head, meets, scale)
+    x = torch.cat(xs)
+    loss, sums, hits = _UnrolledLoss.apply(x, head.weight, head.bias, head, target, target_head, target_indices, scale)
     return loss, sums, list(hits.split(sizes))
 
 
@@ -66,10 +66,10 @@ class _HardLoss(Function):
         total, hits = x.new_zeros((), dtype=torch.float32), torch.zeros_like(labels, dtype=torch.bool)
         for part in _chunks(len(x), len(head.weight)):
             logits = logits_of(part)
-            bent, hits[part] = slope(logits, head.rule), _is_best(logits, labels[part])
+            rule_slope, hits[part] = slope(logits, head.rule), _is_best(logits, labels[part])
             total += _in_blocks(_to_labels, logits, labels[part]).sum()
             if grads.needed:
-                grads.add(part, logits, bent)
+                grads.add(part, logits, rule_slope)
         grads.save()
         ctx.mark_non_differentiable(hits)
         return total, hits
@@ -89,10 +89,10 @@ class _SoftLoss(Function):
         hits = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for part in _chunks(len(x), len(head.weight)):
             logits, teacher = logits_of(part), teacher_of(part)
-            bent, hits[part] = slope(logits, head.rule), _is_best(logits, argmax(teacher))
+            rule_slope, hits[part] = slope(logits, head.rule), _is_best(logits, argmax(teacher))
             total += _in_blocks(DISTANCES[kind], logits, teacher).sum()
             if grads.needed:
-                grads.add(part, logits, bent)
+                grads.add(part, logits, rule_slope)
         grads.save()
         ctx.mark_non_differentiable(hits)
         return total, hits
@@ -112,24 +112,24 @@ class _UnrolledLoss(Function):
         head: Head,
         target: Tensor,
         target_head: Head,
-        meets: list[Tensor],
+        target_indices: list[Tensor],
         scale: Tensor,
     ) -> tuple:
         grads, logits_of, teacher_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
-        starts = [0, *torch.tensor([len(m) for m in meets]).cumsum(0).tolist()]
-        sums, hits = x.new_zeros(len(meets), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
+        starts = [0, *torch.tensor([len(m) for m in target_indices]).cumsum(0).tolist()]
+        sums, hits = x.new_zeros(len(target_indices), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
         for part in _chunks(len(target), len(head.weight)):
             teacher = teacher_of(part)
             best, p = argmax(teacher), torch.softmax(teacher, -1, out=teacher)
             edges = torch.tensor([part.start, part.stop], device=x.device)
-            for j, indices in enumerate(meets):
+            for j, indices in enumerate(target_indices):
                 first, last = torch.searchsorted(indices, edges).tolist()
                 own, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
                 logits = logits_of(rows)
-                bent, hits[rows] = slope(logits, head.rule), _is_best(logits, best[own])
+                rule_slope, hits[rows] = slope(logits, head.rule), _is_best(logits, best[own])
                 sums[j] += _in_blocks(_to_distribution, logits, p, own).sum()
                 if grads.needed:
-                    grads.add(rows, logits, bent, scale[j])
+                    grads.add(rows, logits, rule_slope, scale[j])
         grads.save()
         ctx.mark_non_differentiable(sums, hits)
         return (sums * scale).sum(), sums, hits
@@ -140,30 +140,30 @@ class _UnrolledLoss(Function):
 
 
 class _Logits:
-    """Some rows of head(x) in fp32, multiplied in the precision of its weight; those of a call before may be gone.
+    """Chunks of head(x) in fp32, multiplied in the dtype of its weight; each call may overwrite the previous result.
 
-    Products in half precision are copied to one buffer: fresh memory of this size is mapped page by page, which on a
-    processor made every pass over it three times as slow. In fp32 the faster product weighs more than that.
+    Half-precision products are copied to one buffer: newly allocated memory of this size is mapped page by page, which
+    on a CPU made every pass over it three times as slow. In fp32 the direct product is faster.
     """
 
     def __init__(self, x: Tensor, head: Head):
         self.x, self.head, self.weight = x, head, (weight := head.weight)
-        self.direct = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
-        rows = 0 if self.direct else min(_chunk_rows(len(weight)), len(x))
+        self.unbuffered = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
+        rows = 0 if self.unbuffered else min(_chunk_rows(len(weight)), len(x))
         self.buffer = torch.empty(rows, len(weight), device=weight.device)
 
     def __call__(self, part: slice) -> Tensor:
         x = self.x[part].to(self.weight.dtype)
-        logits = product(x, self.weight) if self.direct else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
+        logits = product(x, self.weight) if self.unbuffered else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
         return bend_(logits if self.head.bias is None else logits.add_(self.head.bias), self.head.rule)
 
 
 def _in_blocks(
     distance: Callable[[Tensor, Tensor], Tensor], logits: Tensor, teacher: Tensor, rows: Tensor | None = None
 ) -> Tensor:
-    """`distance` [N] of logits [N, V] to `teacher`, or to its `rows` [N], some rows at a time.
+    """`distance` [N] of logits [N, V] to `teacher`, or to its `rows` [N], in blocks of rows.
 
-    A distance leaves in place of the logits the derivative by them.
+    A distance function overwrites the logits with its derivative by them.
     """
     size = len(logits) if logits.is_cuda else max(BLOCK_FLOATS // logits.shape[1], 1)
     parts = [logits.new_zeros(0)]
@@ -179,12 +179,12 @@ def _log_sum(best: Tensor, q: Tensor) -> Tensor:
 
 
 def _is_best(logits: Tensor, ids: Tensor) -> Tensor:
-    """bool [N]: no logit of the row exceeds that of its id."""
+    """bool [N]: the id has the row's largest logit."""
     return logits.gather(1, ids[:, None])[:, 0] == logits.amax(-1)
 
 
 def _to_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """−log q[label]; its derivative by the logits is q, less one at the label."""
+    """−log q[label]; its derivative by the logits is q − onehot(label)."""
     best, own = logits.amax(-1), logits.gather(1, labels[:, None])[:, 0]
     q = torch.softmax(logits, -1, out=logits)
     loss = _log_sum(best, q) - own
@@ -202,7 +202,7 @@ def _to_distribution(logits: Tensor, p: Tensor) -> Tensor:
 
 
 def _soft_ce(logits: Tensor, teacher: Tensor) -> Tensor:
-    """−Σ p log q for p = softmax(wanted)."""
+    """−Σ p log q for p = softmax(teacher)."""
     return _to_distribution(logits, teacher.softmax(-1))
 
 
@@ -228,7 +228,7 @@ DISTANCES = {"ce": _soft_ce, "kl": _kl, "reverse_kl": _reverse_kl}
 
 
 class _Gradients:
-    """Gradients of the sum by x and, where they learn, by weight and bias; filled chunk by chunk."""
+    """Gradients of the sum by x and, if trainable, by weight and bias; accumulated chunk by chunk."""
 
     def __init__(self, ctx: Any, x: Tensor, head: Head):
         by_x, by_weight, by_bias = ctx.needs_input_grad[:3]
@@ -238,13 +238,13 @@ class _Gradients:
         self.by_weight = torch.zeros_like(head.weight) if by_weight else None
         self.by_bias = torch.zeros_like(head.bias) if by_bias else None
 
-    def add(self, part: slice, d_logits: Tensor, bent: Tensor | float, scale: Tensor | float = 1.0) -> None:
-        """Take `scale` times the derivative `d_logits` [n, V] of rows `part` into account. `bent`: the derivative of
-        the logits by the head's product, a number or one for each of them; `d_logits` may be changed."""
-        if isinstance(bent, Tensor):
-            d_logits = d_logits.mul_(bent)
-        elif bent != 1.0:
-            scale = scale * bent
+    def add(self, part: slice, d_logits: Tensor, rule_slope: Tensor | float, scale: Tensor | float = 1.0) -> None:
+        """Accumulate `scale` times the derivative `d_logits` [n, V] of rows `part`, which may be overwritten.
+        `rule_slope`: the derivative of the logits by the head's matrix product, a scalar or elementwise."""
+        if isinstance(rule_slope, Tensor):
+            d_logits = d_logits.mul_(rule_slope)
+        elif rule_slope != 1.0:
+            scale = scale * rule_slope
         d_logits = d_logits.to(self.weight.dtype)
         if self.by_x is not None:
             self.by_x[part] = product(d_logits, self.weight.T) * scale
@@ -254,7 +254,7 @@ class _Gradients:
             self.by_bias.add_(d_logits.sum(0).mul_(scale))
 
     def save(self) -> None:
-        """Keep them on ctx itself: a second reference, as saved tensors hold, would make autograd copy them."""
+        """Store them on ctx itself: with save_for_backward's second reference, autograd would copy them."""
         self.ctx.gradients = (self.by_x, self.by_weight, self.by_bias)
 
     @staticmethod

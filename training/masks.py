@@ -1,11 +1,11 @@
-"""Which tokens of a conversation the base wrote itself: the loss mask, from the best source at hand.
+"""The loss mask: which tokens of a conversation the base model generated. The best available source is used.
 
-1. `token_ids` and `loss_spans` kept while generating: exact.
+1. `token_ids` and `loss_spans` stored during generation: exact.
 2. The chat template's {% generation %} marks.
-3. The difference between the conversation rendered up to a turn and including it (templates without marks, for which
-   transformers returns all zeros without a word).
-The end-of-turn token is in the loss, a newline after it is not. Where an answer was cut by a limit (`finish` says
-`length`), the end of turn is the template's, not the base's, and stays out. Knows tokenizers, no torch.
+3. The difference between the conversation rendered up to a turn and including it (for templates without marks, where
+   transformers silently returns all zeros).
+The end-of-turn token is in the loss, a newline after it is not. When an answer was truncated by a limit (`finish` is
+`length`), the template added the end of turn, so it is not in the loss. Does not import torch.
 """
 
 import re
@@ -16,17 +16,17 @@ from typing import Any
 from speculoos.errors import BadInput
 
 Message = dict[str, Any]
-FURTHER = ("reasoning_content", "tool_calls", "tool_call_id", "name")
-"""What a message may hold besides its role and its text."""
-SAID = ("content", "reasoning_content", "tool_calls")
+OPTIONAL = ("reasoning_content", "tool_calls", "tool_call_id", "name")
+"""Optional fields of a message besides role and content."""
+ANSWER_FIELDS = ("content", "reasoning_content", "tool_calls")
 SOURCES = ("tokens", "marks", "prefixes")
-"""How a mask may be known."""
+"""Sources of a mask; the index is stored in token files."""
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\b")
 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Token ids, whether each is in the loss, and where the mask came from: tokens, marks or prefixes."""
+    """Token ids, their loss mask, and its source: tokens, marks or prefixes."""
 
     token_ids: list[int]
     mask: list[bool]
@@ -34,12 +34,12 @@ class MaskedTokens:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Half-open spans of what is in the loss."""
+        """Half-open spans of the tokens in the loss."""
         return _runs(self.mask)
 
 
 def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[int] = ()) -> MaskedTokens:
-    """The row's ids and loss mask. Raises BadInput, without naming the row, when the row cannot be used."""
+    """The row's ids and loss mask. Raises BadInput, without naming the row, when the row is unusable."""
     eos = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
     if row.get("token_ids") and row.get("loss_spans") is not None:
         return from_spans(row["token_ids"], row["loss_spans"])
@@ -53,9 +53,10 @@ def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[
 
 
 def cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
-    """Which answers of a row (0 the first) ended because a limit cut them."""
+    """0-based numbers of the row's answers that were truncated by a limit."""
     finish = row.get("finish") or ()
-    return frozenset(i for i, how in enumerate([finish] if isinstance(finish, str) else finish) if how == "length")
+    reasons = [finish] if isinstance(finish, str) else finish
+    return frozenset(i for i, reason in enumerate(reasons) if reason == "length")
 
 
 def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> MaskedTokens:
@@ -75,15 +76,15 @@ def from_marks(
     cut: frozenset[int] = frozenset(),
     tools: Sequence[Any] | None = None,
 ) -> MaskedTokens:
-    """Mask from the template's own marks, mended so that each span ends with its end-of-turn token, but for answers
-    that were `cut`: those end before it."""
-    marked_up = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-    out = _templated(tokenizer, messages, tools=tools, **marked_up)
+    """Mask from the template's marks, extended so that each span ends with its end-of-turn token; truncated answers
+    (`cut`) end before it."""
+    options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+    out = _apply_template(tokenizer, messages, tools=tools, **options)
     ids, marked = list(out["input_ids"]), [bool(m) for m in out["assistant_masks"]]
     mask = [False] * len(ids)
     runs = _runs(marked)
     if cut and len(runs) != sum(m["role"] == "assistant" for m in messages):
-        cut = frozenset(range(len(runs)))  # which run is which answer cannot be told
+        cut = frozenset(range(len(runs)))  # runs cannot be matched to answers
     for number, (start, end) in enumerate(runs):
         if number in cut:
             end = next((i for i in range(start, end) if ids[i] in eos), end)
@@ -101,11 +102,11 @@ def from_prefixes(
     cut: frozenset[int] = frozenset(),
     tools: Sequence[Any] | None = None,
 ) -> MaskedTokens:
-    """Mask from rendered texts: an answer is what rendering its turn adds to the text that asks for it; of one that
-    was `cut` only the words themselves.
+    """Mask from rendered texts: an answer is what rendering its turn adds to the rendered prompt; of a truncated answer
+    (`cut`), only its content.
 
-    Turns whose asking text is no prefix of the whole (templates that rewrite earlier turns) stay out of the loss. So
-    does an answer that opens the conversation: nothing asks for it, and the engine never drafts there.
+    Turns whose prompt is not a prefix of the whole text (templates that rewrite earlier turns) are not in the loss. Nor
+    is an answer that opens the conversation: it has no prompt, and the engine never drafts there.
     """
     text = _render(tokenizer, messages, False, tools)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -119,7 +120,7 @@ def from_prefixes(
         answered = _render(tokenizer, messages[: turn + 1], False, tools)
         if not (text.startswith(prompt) and text.startswith(answered) and answered.startswith(prompt)):
             continue
-        stop = _end_of_words(text, _words(messages[turn]), len(prompt)) if number in cut else len(answered)
+        stop = _end_of_text(text, _answer_text(messages[turn]), len(prompt)) if number in cut else len(answered)
         inside = [i for i, (a, b) in enumerate(offsets) if a >= len(prompt) and b <= stop and b > a]
         if inside:
             end = _cut_after_eos(ids, inside[0], inside[-1] + 1, eos)
@@ -130,8 +131,7 @@ def from_prefixes(
 def from_plain(
     tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int] = frozenset()
 ) -> MaskedTokens:
-    """Without a chat template: one text continued by one answer, ended, unless it was `cut`, by the tokenizer's own
-    end of text."""
+    """Without a chat template: one prompt, one answer, and the tokenizer's EOS token unless the answer was `cut`."""
     if [m["role"] for m in messages] != ["user", "assistant"]:
         raise BadInput("the base has no chat template, so a row needs exactly one prompt and one answer")
     prompt = list(tokenizer(messages[0]["content"])["input_ids"])
@@ -143,53 +143,46 @@ def from_plain(
 
 
 def _messages(row: Mapping[str, Any]) -> list[Message]:
-    """Role and text of each message, and what else of it a template may write."""
+    """Role and content of each message, and other fields that templates render."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise BadInput("no messages")
-    if not any(m.get("role") == "assistant" and any(m.get(key) for key in SAID) for m in messages):
+    if not any(m.get("role") == "assistant" and any(m.get(key) for key in ANSWER_FIELDS) for m in messages):
         raise BadInput("no answer to learn from")
     return [
-        {"role": str(m.get("role")), "content": str(m.get("content") or "")} | {k: m[k] for k in FURTHER if m.get(k)}
+        {"role": str(m.get("role")), "content": str(m.get("content") or "")} | {k: m[k] for k in OPTIONAL if m.get(k)}
         for m in messages
     ]
 
 
-def _words(message: Message) -> str:
-    """What an answer ends with."""
+def _answer_text(message: Message) -> str:
+    """The last part of an answer's text."""
     return message["content"] or str(message.get("reasoning_content", ""))
 
 
-def _render(tokenizer: Any, messages: list[Message], ask: bool, tools: Sequence[Any] | None) -> str:
-    return _templated(tokenizer, messages, tools=tools, tokenize=False, add_generation_prompt=ask)
+def _render(tokenizer: Any, messages: list[Message], add_prompt: bool, tools: Sequence[Any] | None) -> str:
+    return _apply_template(tokenizer, messages, tools=tools, tokenize=False, add_generation_prompt=add_prompt)
 
 
-def _templated(tokenizer: Any, messages: list[Message], **options: Any) -> Any:
+def _apply_template(tokenizer: Any, messages: list[Message], **options: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
         return tokenizer.apply_chat_template(messages, **options)
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        LookupError,
-        RecursionError,
-    ) as error:  # filters' too
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         raise BadInput(f"the chat template refuses these messages ({error})") from None
 
 
-def _end_of_words(text: str, words: str, start: int) -> int:
-    """Where in the rendered `text` the answer `words`, looked for from `start` on, ends; `start` where a template
-    rewrote them: then nothing of it can be told from what was put around it."""
+def _end_of_text(text: str, words: str, start: int) -> int:
+    """End of the answer `words` in the rendered `text`, searched from `start`; `start` itself when the template rewrote
+    the answer, which then cannot be separated from the template's text."""
     words = words.strip()
     at = text.find(words, start)
     return at + len(words) if at >= 0 else start
 
 
 def _cut_after_eos(ids: list[int], start: int, end: int, eos: frozenset[int]) -> int:
-    """End of the span moved back to just after its last end-of-turn token; unchanged if it has none."""
+    """The span's end moved back to just after its last end-of-turn token; unchanged if it has none."""
     last = max((i for i in range(start, end) if ids[i] in eos), default=end - 1)
     return last + 1
 

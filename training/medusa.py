@@ -1,15 +1,15 @@
 """Medusa-1 training: frozen base, heads learn from its final hidden states (Cai et al. 2024, section 2.2.1).
 
-Offsets by hand. A row of 7 tokens, prompt 0…2, answer 3…6 (6 ends the turn). The final hidden state h[2] gives token 3
-through the lm_head; head 0 on h[2] is trained on token 4, head 1 on token 5, head 2 on token 6.
+Example of the offsets: a row of 7 tokens, prompt 0…2, answer 3…6 (6 ends the turn). The final hidden state h[2] gives
+token 3 through the lm_head; head 0 on h[2] is trained on token 4, head 1 on token 5, head 2 on token 6.
 
-    t       2        3        4       (h[5] and h[6] have no token two places on)
+    t       2        3        4       (h[5] and h[6] have no token at t+2)
     head 0  token 4  token 5  token 6
     head 1  token 5  token 6  –
     head 2  token 6  –        –
 
-So head i counts at t when tokens t+1 … t+2+i are all in one answer: those are the places where the engine drafts.
-Loss: Σ_i w_i · (sum of head i's cross-entropies / its count), w_i = 0.2·0.8^i (ModelOpt) or 1 (the first release).
+Head i counts at t when tokens t+1 … t+2+i are all in one answer: those are the positions where the engine drafts.
+Loss: Σ_i w_i · (sum of head i's cross-entropies / its count), w_i = 0.2·0.8^i (ModelOpt) or 1 (Medusa's first release).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from training.vocabulary import DraftVocabulary, choose_vocabulary
 
 
 class MedusaMethod(nn.Module):
-    """Heads with their loss. Parameters are the heads'; the base is used, not owned."""
+    """Medusa heads with their loss. The base model's parameters are not registered."""
 
     depth_name = "head"
 
@@ -60,7 +60,7 @@ class MedusaMethod(nn.Module):
         conversations: Sequence[TokenisedConversation],
         draft: MedusaHeads | None = None,
     ) -> "MedusaMethod":
-        """With the draft vocabulary the config asks for, counted over the conversations, or that of `draft`."""
+        """With the config's draft vocabulary, counted over the conversations, or that of `draft`."""
         if draft or not (config.draft_vocab_size or config.draft_vocab_coverage):
             return cls(config, base, draft)
         vocabulary = choose_vocabulary(conversations, config, base.vocab_size, sorted(base.eos_ids))
@@ -71,13 +71,12 @@ class MedusaMethod(nn.Module):
 
     def wanted(self, batch: Batch) -> StatesWanted:
         """The head's input where head 0 has a label."""
-        return StatesWanted(places=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
+        return StatesWanted(positions=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
-        """What the frozen base says of a batch: hidden [N, H] at the places that count, columns [N, heads] of the
-        labels in the draft's output (−100: none), valid bool [N, heads]: there is a label (which may be no column),
-        row and position [N] of each place."""
+        """hidden [N, H] at the counted positions; columns [N, heads] of the labels in the draft's output (−100: none);
+        valid bool [N, heads]: there is a label (which may have no column); row and position [N]."""
         labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         labels = labels[row, position]
@@ -87,7 +86,7 @@ class MedusaMethod(nn.Module):
         return {**features, "row": row, "position": position}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
-        """Places that count for each head [heads]: those whose label is in the draft vocabulary."""
+        """Counted positions of each head [heads]: those whose label is in the draft vocabulary."""
         return (features["columns"] >= 0).sum(0)
 
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
@@ -104,7 +103,7 @@ class MedusaMethod(nn.Module):
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
-        """What heads draft at each place, one column a depth."""
+        """Drafted ranks at each position, one column per depth."""
         hidden, columns = features["hidden"].float(), features["columns"]
         ranks = [
             label_ranks(lambda x, i=i: self._head(i)(self.draft.features(i, x)), hidden, columns[:, i])
@@ -113,12 +112,12 @@ class MedusaMethod(nn.Module):
         return outcome_of_ranks(torch.stack(ranks, 1), features["valid"])
 
     def _head(self, i: int) -> Head:
-        """What head i ends in, in fp32 also where it is a half-precision base's own."""
+        """The output head of head i, in fp32 even if it is a half-precision base's."""
         return self._shared[0] if self._shared else self.draft.head(i)
 
 
 def fresh_heads(config: TrainConfig, base: Any, vocabulary: DraftVocabulary | None) -> MedusaHeads:
-    """Untrained heads of the shape the config asks for, over all tokens or over `vocabulary`."""
+    """Untrained heads of the config's shape, over all tokens or over `vocabulary`."""
     ids = vocabulary.ids if vocabulary else None
     shape = MedusaConfig(
         base.hidden_size,

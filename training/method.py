@@ -1,11 +1,10 @@
-"""What the loop asks of a training method.
+"""The interface of training methods.
 
 A method is an `nn.Module` whose parameters are the draft's, with `draft`, `names` and `weights` of its loss terms,
-`features(batch, states=None)` (frozen base, no gradient, may be kept; `states` of the base that came from elsewhere
-because `wanted(batch)` said so, see training/source.py), `counts(features)`,
-`forward(features, seed, scale) -> Outcome` and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for
-the accepted length). The loop passes scale[k] = weight_k / count_k, the count over all micro-batches of the step, so
-that losses divide by what counts.
+`features(batch, states=None)` (frozen base, no gradient, cacheable; `states` are the hidden states of `wanted(batch)`
+computed by another process, see training/source.py), `counts(features)`, `forward(features, seed, scale) -> Outcome`
+and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for the accepted length). The loop passes
+scale[k] = weight_k / count_k, with the count over all micro-batches of the step.
 """
 
 from typing import Any, NamedTuple
@@ -26,10 +25,10 @@ NO_RANK = 1 << 30
 
 
 class Outcome(NamedTuple):
-    """`loss` = Σ scale·sums, with gradient; `sums` [K] of each loss term over its places, without; `hits`, `valid` bool
-    [N, D]: best token right, place counts.
+    """`loss` = Σ scale·sums, with gradient; `sums` [K] of each loss term over its positions, without; `hits`, `valid`
+    bool [N, D]: top token correct, position counted.
 
-    `ranks` int64 [N, D], from `drafted` only: how many tokens the draft held likelier than the right one.
+    `ranks` int64 [N, D], from `drafted` only: the number of tokens the draft ranked above the correct one.
     """
 
     loss: Tensor
@@ -40,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 def outcome_of_sums(sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
-    """Outcome of differentiable sums; without a scale each counts as it is."""
+    """Outcome of differentiable sums; the default scale is 1."""
     stacked = torch.stack(sums)
     loss = stacked.sum() if scale is None else (stacked * scale).sum()
     return Outcome(loss, stacked.detach(), hits, valid)
@@ -53,8 +52,8 @@ def outcome_of_ranks(ranks: Tensor, valid: Tensor) -> Outcome:
 
 
 def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
-    """For each of `rows` [N, …], how many of `logits(part)` [n, V] exceed the one at columns [N]; a large number where
-    the column is −100. Some rows at a time."""
+    """For each of `rows` [N, …], the number of `logits(part)` [n, V] that exceed the one at columns [N]; NO_RANK where
+    the column is −100. Computed in blocks of rows."""
     ranks = []
     for part, column in zip(rows.split(256), columns.split(256), strict=True):
         scores = logits(part)
@@ -64,17 +63,17 @@ def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def make_method(config: Any, base: Any, conversations: Any) -> Any:
-    """The method named by `config.method`, with a fresh draft for `base` or the one in `config.draft_path`, which keeps
-    its shape. Raises Unsupported or BadInput where the base cannot take it."""
+    """The method named by `config.method`, with a new draft for `base` or the one in `config.draft_path`, which keeps
+    its shape. Raises Unsupported or BadInput when it does not fit the base."""
     if reason := why_not(base.config.to_dict()):
         raise Unsupported(f"{base.path} cannot be trained for: {reason}")
     cls = find_method(config.method).load("trainer")
     if isinstance(base.forward, FastForward) or any(isinstance(part, PackedLinear) for part in base.model.modules()):
         raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
-    if not isinstance(base, Frame):  # who runs it has checked
+    if not isinstance(base, Frame):  # otherwise the server has checked
         check_logits(base)
-    given = config.draft_path
-    started = bool(given) and (config.method != "draft" or is_checkpoint(given))
-    draft = draft_to_train(given, base, config.method) if started else None
+    path = config.draft_path
+    from_checkpoint = bool(path) and (config.method != "draft" or is_checkpoint(path))
+    draft = draft_to_train(path, base, config.method) if from_checkpoint else None
     prepare = getattr(cls, "prepare", None)
     return prepare(config, base, conversations, draft) if prepare else cls(config, base, draft)

@@ -1,4 +1,4 @@
-"""The rows of a piece of a shard as tokens, and what they depend on. No torch."""
+"""Tokenise the rows of one piece of a shard, and the cache key of the result. Does not import torch."""
 
 import hashlib
 import json
@@ -12,20 +12,20 @@ from training.masks import mask_conversation
 from training.token_files import Piece, TokenWriter
 
 RULES = 1
-"""Grows when `training.masks` or `training.token_files` changes what a row becomes: tokens are then made anew."""
+"""Version of the tokenisation in `training.masks` and `training.token_files`; increase it to invalidate caches."""
 
 
 def key_of(tokenizer: Any, eos_ids: Iterable[int]) -> str:
-    """By what tokens are known beside the shard's own sum: tokenizer, chat template, ends of turns, our rules and the
-    versions of what renders and tokenises."""
+    """Cache key of tokens, besides the shard's sha256: tokenizer, chat template, EOS ids, RULES and the versions of the
+    libraries that render and tokenise."""
     versions = [version(name) for name in ("transformers", "tokenizers", "jinja2")]
-    template, end = getattr(tokenizer, "chat_template", None), tokenizer.eos_token_id
-    means = [_vocabulary(tokenizer), template, end, sorted(eos_ids), RULES, versions]
-    return hashlib.sha256(json.dumps(means, sort_keys=True).encode()).hexdigest()[:32]
+    template, eos_id = getattr(tokenizer, "chat_template", None), tokenizer.eos_token_id
+    parts = [_vocabulary(tokenizer), template, eos_id, sorted(eos_ids), RULES, versions]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _vocabulary(tokenizer: Any) -> Any:
-    """All that decides into which tokens a text is cut."""
+    """Everything that determines how a text is tokenised."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
@@ -33,8 +33,8 @@ def _vocabulary(tokenizer: Any) -> Any:
 
 
 def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
-    """Write the piece's tokens to `file`; returns how many there are. Raises BadInput, naming the line, for a broken
-    one; rows that the template refuses are kept in the file with the reason."""
+    """Write the piece's tokens to `file`; returns their number. Raises BadInput that names the line for broken JSON;
+    rows that the template rejects are recorded in the file with the reason."""
     writer, eos = TokenWriter(), tuple(eos_ids)
     for number, line in enumerate(piece.lines()):
         row = _parsed(piece, number, line)
@@ -51,19 +51,19 @@ def _parsed(piece: Piece, number: int, line: bytes) -> dict[str, Any]:
         row = json.loads(line)
     except ValueError as error:
         raise BadInput(
-            f"{_place(piece, number)}: broken JSON ({error}); generate or import the data set again."
+            f"{_line_number(piece, number)}: broken JSON ({error}); generate or import the data set again."
         ) from None
     if not isinstance(row, dict):
-        raise BadInput(f"{_place(piece, number)}: expected an object; make the data set again.")
+        raise BadInput(f"{_line_number(piece, number)}: expected an object; make the data set again.")
     return row
 
 
-def _place(piece: Piece, number: int) -> str:
-    """File and line, as people count them."""
+def _line_number(piece: Piece, number: int) -> str:
+    """Path and 1-based line number in the shard."""
     with open(piece.shard, "rb") as handle:
-        before, at = 0, 0
-        while at < piece.start and (line := handle.readline()):
-            before, at = before + 1, at + len(line)
+        before, offset = 0, 0
+        while offset < piece.start and (line := handle.readline()):
+            before, offset = before + 1, offset + len(line)
         while number >= 0 and (line := handle.readline()):
             before, number = before + 1, number - bool(line.strip())
     return f"{piece.shard} line {before}"

@@ -1,4 +1,4 @@
-"""Rendered conversations cut into pieces in and out of the loss: what the Data page shows. Run by an io job."""
+"""Rendered conversations split into text inside and outside the loss, for the Data page. Run by an io job."""
 
 import json
 from itertools import islice
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[dict[str, Any]]:
     """The first `limit` rows as {"id", "pieces": [{"text", "in_loss"}…], "tokens", "loss_tokens", "mask_source",
-    "problem"}. `problem` says why a row would not be trained on, "" when it would. What they are as tokens is read
-    from where training will read it, and made there if need be."""
+    "problem"}. `problem` is the reason why a row is not trained on, or "". Tokens come from the same cache that the
+    training uses, which is filled if necessary."""
     from models.tokenizer import load_tokenizer, read_eos_ids
     from training.tokenising import tokenised
 
     tokenizer = load_tokenizer(base_path)
-    made = tokenised(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
-    found = (
+    result = tokenised(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
+    records = (
         _record(json.loads(line), number, tokens, tokenizer)
-        for piece, tokens in zip(made.pieces, made.read(), strict=True)
+        for piece, tokens in zip(result.pieces, result.read(), strict=True)
         for number, line in enumerate(piece.lines())
     )
-    return list(islice(found, limit))
+    return list(islice(records, limit))
 
 
 def text_spans(masked: MaskedTokens, tokenizer: Any) -> list[dict[str, Any]]:
-    """Neighbouring tokens of one kind as one piece of text, special tokens shown."""
+    """Text of each run of tokens inside or outside the loss, special tokens included."""
     spans, start = [], 0
     for i in range(1, len(masked.mask) + 1):
         if i == len(masked.mask) or masked.mask[i] != masked.mask[start]:
@@ -39,14 +39,14 @@ def text_spans(masked: MaskedTokens, tokenizer: Any) -> list[dict[str, Any]]:
     return spans
 
 
-def _record(row: dict[str, Any], number: int, kept: "Tokens", tokenizer: Any) -> dict[str, Any]:
+def _record(row: dict[str, Any], number: int, stored: "Tokens", tokenizer: Any) -> dict[str, Any]:
     record = {"id": str(row.get("id", "")), "pieces": [], "tokens": 0, "loss_tokens": 0, "mask_source": ""}
-    if problem := kept.dropped.get(number):
+    if problem := stored.dropped.get(number):
         text = "\n".join(f"{m.get('role')}: {m.get('content')}" for m in row.get("messages") or [])
         return {**record, "pieces": [{"text": text, "in_loss": False}], "problem": problem}
-    index = kept.numbers[number]
-    ids, mask = (values.tolist() for values in kept.row(index))
-    masked = MaskedTokens(ids, mask, kept.source(index))
+    index = stored.numbers[number]
+    ids, mask = (values.tolist() for values in stored.row(index))
+    masked = MaskedTokens(ids, mask, stored.source(index))
     problem = "" if any(masked.mask) and not all(masked.mask) else "the mask is all ones or all zeros"
     return {
         **record,

@@ -1,9 +1,8 @@
-"""Resumable states: a folder `state-<step>` with the draft's and the optimizer's tensors, `state.json` and their sums.
+"""Resumable states: a folder `state-<step>` with the draft's and the optimizer's tensors, `state.json` and checksums.
 
-Written to a temporary name and renamed, so a folder with that name was whole once; its SHA256SUMS say whether it still
-is, and a resume falls back to the newest one that is. Random draws and the data order depend
-only on the seed and the step (see `training.loop`), so the step is the data position and no generator is stored.
-Torch is imported only to read and write tensors.
+Written under a temporary name and renamed, so a folder with that name was once complete; SHA256SUMS verify that it
+still is, and a resume falls back to the newest undamaged one. Random draws and the data order depend only on the seed
+and the step (see `training.loop`), so no generator state is stored. Torch is imported only to read and write tensors.
 """
 
 import json
@@ -23,13 +22,13 @@ NAME = re.compile(r"state-(\d+)$")
 
 
 def all_resume_points(folder: str | Path) -> list[Path]:
-    """Whole states in `folder`, oldest first."""
+    """Complete states in `folder`, oldest first."""
     points = [p for p in Path(folder).glob("state-*") if NAME.match(p.name) and (p / STATE).exists()]
     return sorted(points, key=_step)
 
 
 def latest_resume_point(folder: str | Path | None) -> Path | None:
-    """The newest state in `folder`, or `folder` itself if it is one; None when there is nothing to go on from."""
+    """The newest state in `folder`, or `folder` itself if it is one; None without any."""
     if folder is None:
         return None
     folder = Path(folder)
@@ -40,22 +39,22 @@ def latest_resume_point(folder: str | Path | None) -> Path | None:
 
 
 def whole_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
-    """The newest state that is whole, of the first folder that has one (a folder may be a state itself); None when
-    there is none. `log` is told of each damaged state that was passed over."""
+    """The newest undamaged state of the first folder that has one (a folder may be a state itself); None without any.
+    `log` is called for each damaged state that is skipped."""
     for folder in folders:
         own = latest_resume_point(folder)
         for state in [own] if own and own == Path(folder or "") else reversed(all_resume_points(folder) if own else []):
-            if not (wrong := damage(state)):
+            if not (problems := damage(state)):
                 return state
-            log(f"{state.parent.name}/{state.name} is damaged ({wrong}), so it is passed over for an older one.")
+            log(f"{state.parent.name}/{state.name} is damaged ({problems}), so it is passed over for an older one.")
     return None
 
 
 def damage(state: Path) -> str:
-    """What is wrong with a state, "" when it is whole. States of earlier versions have no sums: their files must be
-    there, and end where their headers say."""
-    if wrong := differing(state):
-        return "; ".join(f"{name} {why}" for name, why in wrong.items())
+    """A description of the damage to a state, "" if none. States of earlier versions have no checksums: their files
+    must exist and have the size given in their headers."""
+    if problems := differing(state):
+        return "; ".join(f"{name} {why}" for name, why in problems.items())
     try:
         read_facts(state)
         for name in () if (state / SUMS).exists() else (DRAFT, OPTIMIZER):
@@ -66,7 +65,7 @@ def damage(state: Path) -> str:
 
 
 def remove_damaged(folder: Path) -> None:
-    """Remove the damaged states of `folder`, so that they are not counted among those to keep."""
+    """Remove the damaged states of `folder`, so that they do not count towards `keep_last`."""
     for state in all_resume_points(folder):
         if damage(state):
             shutil.rmtree(state, ignore_errors=True)
@@ -81,7 +80,7 @@ def save_resume_point(
 ) -> Path:
     """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full.
 
-    `draft` and `moments` (see `optimizer_tensors`) are whole tensors.
+    `draft` and `moments` (see `optimizer_tensors`) are full tensors, not shards.
     """
     from safetensors.torch import save_file
 
@@ -98,7 +97,7 @@ def save_resume_point(
 
 
 def remove_scratch(folder: Path) -> None:
-    """What a run that was killed left in `folder` and nobody reads again: kept features, half-written states."""
+    """Remove leftovers of a killed run in `folder`: cached features, partially written states."""
     for pattern in (".features-*", ".state-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
@@ -116,7 +115,7 @@ def read_facts(state: Path) -> dict[str, Any]:
 
 
 def load_resume_point(state: Path, draft: Any, optimizer: Any) -> None:
-    """Put the stored tensors back into `draft` (a module) and `optimizer`, in place, sharded where these are."""
+    """Load the stored tensors into `draft` (a module) and `optimizer` in place, sharded where these are."""
     from safetensors.torch import load_file
 
     from training.sharding import load_tensors
@@ -128,37 +127,37 @@ def load_resume_point(state: Path, draft: Any, optimizer: Any) -> None:
 
 
 def check_same(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
-    """A state goes on only with the `config`, and with what it was `made_of` (base, data), that shaped it; how long and
-    how often to report may change, and so may the number of `processes` where `accumulate` makes up for it.
-    Raises BadInput naming what differs."""
-    then, config = facts["config"], now["config"]
-    before, processes = facts.get("processes", now["processes"]), now["processes"]
-    if then["accumulate"] * before != config["accumulate"] * processes:
+    """Verify that a state was made with the same `config` and `made_of` (base, data); settings for duration and
+    reporting may change, and so may the number of `processes` if `accumulate` compensates. Raises BadInput that names
+    the difference."""
+    before, config = facts["config"], now["config"]
+    old_processes, processes = facts.get("processes", now["processes"]), now["processes"]
+    if before["accumulate"] * old_processes != config["accumulate"] * processes:
         raise BadInput(
-            f"accumulate: {state} was made with {then['accumulate']} batches in each of {before} processes, "
+            f"accumulate: {state} was made with {before['accumulate']} batches in each of {old_processes} processes, "
             f"not {config['accumulate']} in each of {processes}; their product must stay the same."
         )
     free = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
     free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype", "accumulate"}
     free |= {"hidden_states", "hidden_states_ahead", "hidden_states_store"}
-    then, expected = {**then, **facts.get("made_of", {})}, {**config, **now["made_of"]}
+    before, expected = {**before, **facts.get("made_of", {})}, {**config, **now["made_of"]}
     for name, value in expected.items():
-        if name not in free and not _alike(name, then.get(name, value), value):
+        if name not in free and not _same_value(name, before.get(name, value), value):
             raise BadInput(
-                f"{name}: {state} was made with {then[name]!r}, not {value!r}; start a new training for that."
+                f"{name}: {state} was made with {before[name]!r}, not {value!r}; start a new training for that."
             )
 
 
-def _alike(name: str, then: Any, value: Any) -> bool:
-    """Folders by their last names: those before change when a home is moved."""
+def _same_value(name: str, before: Any, value: Any) -> bool:
+    """Paths are compared by their last three parts: the others change when a home is moved."""
     if name != "draft_path":
-        return then == value
-    return Path(then).parts[-3:] == Path(value).parts[-3:]
+        return before == value
+    return Path(before).parts[-3:] == Path(value).parts[-3:]
 
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's moments as {"<parameter number>.<name>": tensor}, sharded where they are; parameters in the
-    order of its groups."""
+    """The optimizer's moments as {"<parameter number>.<name>": tensor}, possibly sharded; parameters in the order of
+    its groups."""
     import torch
 
     tensors = {}
@@ -170,23 +169,23 @@ def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
 
 
 def restore_optimizer(optimizer: Any, tensors: dict[str, Any]) -> None:
-    from training.sharding import placed
+    from training.sharding import distribute_like
 
     parameters = _parameters(optimizer)
     for key, value in tensors.items():
         number, name = key.split(".", 1)
         parameter = parameters[int(number)]
-        optimizer.state[parameter][name] = value if name == "step" else placed(value, parameter)
+        optimizer.state[parameter][name] = value if name == "step" else distribute_like(value, parameter)
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raise Unavailable unless the disk takes `needed` bytes and a tenth more."""
+    """Raise Unavailable unless the disk has 1.1 × `needed` bytes free."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < needed * 1.1:
         raise Unavailable(
             f"The disk of {folder} has {free / 1e6:,.1f} MB free, this checkpoint needs {needed * 1.1 / 1e6:,.1f} MB.",
-            "Make room, then retry: it goes on from the last saved state; a lower keep_last needs less.",
+            "Free some space, then retry: training resumes from the last saved state. A lower keep_last needs less.",
         )
 
 

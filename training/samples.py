@@ -1,4 +1,4 @@
-"""Sample generations during training: what the draft of this moment does in the engine, token by token."""
+"""Sample generations during training with the current draft, token by token."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def sample(
 ) -> dict[str, Any]:
     """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}.
 
-    `tensors`: what `draft` holds, where it holds only a part itself.
+    `tensors`: the draft's full tensors, if `draft` is sharded.
     `tokens` are those of the step records: id, text, origin, depth, rank.
     """
     start = int(conversation.mask.nonzero()[0])
@@ -48,7 +48,7 @@ def sample(
 
 
 def mirrored(base: Any, draft: Any, tensors: dict[str, Tensor] | None = None) -> Any:
-    """A copy of `draft`, or of `tensors`, in the base's precision, as a checkpoint of it would load."""
+    """A copy of `draft` (or of `tensors`) in the base's dtype, as loaded from a checkpoint."""
     copy = draft_class(draft.method).from_json(draft.to_json(), base)
     copy.load_state_dict(tensors or draft_tensors(draft), strict=False)
     return copy.eval().requires_grad_(False)

@@ -1,12 +1,12 @@
-"""The learning rate over a run, as a pure function of how much of the run is over. No torch."""
+"""Learning rate schedules as pure functions of the completed fraction of the run. Does not import torch."""
 
 import math
 
 
 def lr_factor(progress: float, warmup: float, schedule: str) -> float:
-    """Factor for the highest learning rate at `progress` (0…1) of the run; linear warm-up for its first `warmup`.
+    """Factor of the peak learning rate at `progress` (0…1) of the run; linear warm-up over the fraction `warmup`.
 
-    cosine: (1 + cos(π·r)) / 2, linear: 1 − r, constant: 1, with r the part of the rest that is over.
+    cosine: (1 + cos(π·r)) / 2, linear: 1 − r, constant: 1, with r the progress after the warm-up (0…1).
     """
     if progress < warmup:
         return progress / warmup

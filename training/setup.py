@@ -1,4 +1,4 @@
-"""What a run stands on: device and processes, the frozen base's precision, the optimizer, seeds."""
+"""Setup of a training run: device and processes, optimizer, seeds."""
 
 import os
 from typing import Any
@@ -12,7 +12,7 @@ from training.sharding import shard
 
 
 def make_accelerator(config: TrainConfig) -> Any:
-    """The device, precision and processes of this run, as accelerate finds them in the environment."""
+    """An Accelerator with the device, precision and processes of this run, from the environment."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
@@ -20,15 +20,15 @@ def make_accelerator(config: TrainConfig) -> Any:
     if config.mixed_precision == "fp16" and device.type == "cpu":
         raise BadInput("mixed_precision: fp16 needs a GPU (accelerate would silently use fp32); choose bf16 or no.")
     if device.type == "cuda" and device.index is not None and "LOCAL_RANK" not in os.environ:
-        torch.cuda.set_device(device)  # accelerate takes the current GPU, whatever it is told
+        torch.cuda.set_device(device)  # accelerate always uses the current GPU
     AcceleratorState._reset_state()  # a process may train twice, with another precision (tests, notebooks)
     return Accelerator(mixed_precision=config.mixed_precision, cpu=device.type == "cpu")
 
 
 def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
-    """AdamW (or SGD) over what learns; biases and norms are not decayed.
+    """AdamW (or SGD) over the trainable parameters; no weight decay for biases and norms.
 
-    On a processor AdamW is torch's fused one: a pass over the weights where the plain one makes ten.
+    On a CPU AdamW is fused: one pass over the weights instead of ten.
     """
     parameters = [p for p in method.parameters() if p.requires_grad]
     if config.optimizer == "sgd":
@@ -43,7 +43,7 @@ def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
 
 
 def prepare(config: TrainConfig, accelerator: Any, method: Any, sharded: bool) -> tuple[Any, Any]:
-    """`method` as the processes share it, and its optimizer: sharded (FSDP2), else as accelerate does it (DDP)."""
+    """The wrapped method and its optimizer: sharded by FSDP2, else wrapped by accelerate (DDP)."""
     if sharded and accelerator.num_processes > 1:
         shard(method, accelerator.device)
         return method, accelerator.prepare_optimizer(make_optimizer(config, method))
@@ -51,5 +51,5 @@ def prepare(config: TrainConfig, accelerator: Any, method: Any, sharded: bool) -
 
 
 def micro_seed(seed: int, number: int) -> int:
-    """Seed of the random draws of one micro-batch."""
+    """Random seed of one micro-batch."""
     return (seed * 1_000_003 + number) % 2**63

@@ -1,13 +1,12 @@
-"""FSDP2: every process keeps a part of each parameter, gradient and moment. The few verbs the loop needs for that.
+"""FSDP2: every process holds a shard of each parameter, gradient and optimizer moment.
 
-Parameters are gathered for each forward and split again after its backward, where gradients are reduced too: after
-every micro-batch, since waiting for the last one would mean to hold whole gradients meanwhile.
+Parameters are gathered for each forward and resharded after its backward, where gradients are reduced too. This happens
+after every micro-batch, since deferring the reduction to the last one would require full gradients in memory.
 
-Asked for by accelerate's own switches (`accelerate launch --use_fsdp --fsdp_version 2`), but the loop shards by itself,
-with torch's `fully_shard` and the whole method as one group, and accelerate sees plain data-parallel processes: so the
-same code runs on GPUs and, under test, over gloo. What is stored is always whole.
-Verbs marked "for all processes" gather: one that stayed away would keep the others waiting. Where nothing is sharded
-they do nothing.
+Enabled by accelerate's options (`accelerate launch --use_fsdp --fsdp_version 2`), but the loop shards by itself with
+torch's `fully_shard`, the whole method as one group, and accelerate sees plain data-parallel processes. So the same
+code runs on GPUs and, in tests, over gloo. Stored tensors are never sharded.
+Functions marked "collective" must be called by all processes. Without sharding they do nothing.
 """
 
 import os
@@ -23,15 +22,15 @@ from speculoos.errors import Unsupported
 
 SWITCH = "ACCELERATE_USE_FSDP"
 DEVICES = ("cuda",)
-"""Where accelerate knows FSDP. Elsewhere it falls back to DDP without a word, so we refuse; tests add the processor."""
+"""Devices with FSDP support in accelerate. On others it silently falls back to DDP, so we refuse; tests add "cpu"."""
 
 
 @contextmanager
 def fsdp_switch(device: torch.device) -> Iterator[bool]:
-    """Whether the environment asks for FSDP. Raises Unsupported for what of it we cannot do.
+    """Whether the environment enables FSDP. Raises Unsupported for unsupported options.
 
-    Inside, the switch is off for everyone else: accelerate would want to shard in its own way, and transformers may
-    leave parts of the frozen base empty in all processes but the first, for the sharding to fill.
+    Inside the context the variable is unset: otherwise accelerate would shard by itself, and transformers might load
+    parts of the frozen base in the first process only.
     """
     switched_on = _on(SWITCH)
     if switched_on:
@@ -45,7 +44,7 @@ def fsdp_switch(device: torch.device) -> Iterator[bool]:
 
 
 def shard(method: nn.Module, device: torch.device) -> None:
-    """For all processes: split the parameters of `method` among them, in place, starting from the first one's."""
+    """Collective: broadcast the first process's parameters of `method` and shard them in place."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -57,9 +56,9 @@ def shard(method: nn.Module, device: torch.device) -> None:
 
 @contextmanager
 def unsharded(method: nn.Module) -> Iterator[None]:
-    """For all processes: inside, the parameters are whole, for calls other than `forward`, which gathers by itself.
+    """Collective: unshard the parameters inside the context, for calls other than `forward`, which does it itself.
 
-    `state_dict` ends that early: torch splits them again to make it; use `draft_tensors` and `gathered`.
+    `state_dict` reshards them early; use `draft_tensors` and `gathered` instead.
     """
     if not hasattr(method, "unshard"):
         yield
@@ -72,12 +71,12 @@ def unsharded(method: nn.Module) -> Iterator[None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """For all processes: a sharded tensor put together; another as it is."""
+    """Collective: the full tensor of a sharded one; other tensors are returned unchanged."""
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
 def gathered(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """For all processes: `tensors`, the sharded ones put together in main memory; nothing where `keep` is false."""
+    """Collective: `tensors`, the sharded ones as full tensors in main memory; {} where `keep` is false."""
     state = {}
     for name, tensor in tensors.items():
         full = whole(tensor)
@@ -86,8 +85,8 @@ def gathered(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     return state
 
 
-def placed(value: Tensor, like: Tensor) -> Tensor:
-    """Whole `value` on the device of `like` and, where that is sharded and of the same shape, this process's part."""
+def distribute_like(value: Tensor, like: Tensor) -> Tensor:
+    """`value` on the device of `like`; if that is sharded and has the same shape, this process's shard of `value`."""
     if not (_is_sharded(like) and value.shape == like.shape):
         return value.to(like.device)
     from torch.distributed.tensor import distribute_tensor
@@ -96,23 +95,23 @@ def placed(value: Tensor, like: Tensor) -> Tensor:
 
 
 def draft_tensors(draft: Any) -> dict[str, Tensor]:
-    """`models.checkpoints.own_tensors`, sharded as they are."""
-    with _buffers_meet_shards(draft):
+    """`models.checkpoints.own_tensors`, possibly sharded."""
+    with _implicit_replication(draft):
         return own_tensors(draft)
 
 
 def load_tensors(draft: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """`draft.load_state_dict` (not strict) of whole tensors; gives what that gives."""
+    """`draft.load_state_dict(tensors, strict=False)` for full tensors, which are sharded if the draft is."""
     if not any(map(_is_sharded, draft.parameters())):
         return draft.load_state_dict(tensors, strict=False)
-    now = draft_tensors(draft)
-    parts = {name: placed(value, now[name]) if name in now else value for name, value in tensors.items()}
-    with _buffers_meet_shards(draft):
+    own = draft_tensors(draft)
+    parts = {name: distribute_like(full, own[name]) if name in own else full for name, full in tensors.items()}
+    with _implicit_replication(draft):
         return draft.load_state_dict(parts, strict=False)
 
 
-def _buffers_meet_shards(draft: nn.Module) -> AbstractContextManager:
-    """Inside, tensors that are whole in every process (ScaledLinear's scale) may be multiplied with sharded ones."""
+def _implicit_replication(draft: nn.Module) -> AbstractContextManager:
+    """Allow operations between replicated tensors (ScaledLinear's scale) and sharded ones."""
     if not any(map(_is_sharded, draft.parameters())):
         return nullcontext()
     from torch.distributed.tensor.experimental import implicit_replication

@@ -1,8 +1,8 @@
-"""Where a training's features come from: it asks a source for those of a batch, and does not care who runs the base.
+"""Sources of a training's features, which hide where the base model runs.
 
-A method says what it reads of the base (`wanted`) and makes features of that (`features(batch, states)`). For a base in
-this process the method itself is asked (LocalSource); else rows and places are sent away, some batches ahead
-(RemoteSource), so that base and draft are at work at once and no more than `ahead` batches wait in memory.
+A method declares the hidden states it needs (`wanted`) and computes features from them (`features(batch, states)`). For
+a base model in this process the method runs the forward itself (LocalSource). Otherwise hidden states are requested up
+to `ahead` batches in advance (RemoteSource), so that base and draft run in parallel with bounded memory.
 """
 
 from collections.abc import Iterable
@@ -15,36 +15,36 @@ from training.batches import Batch
 from training.hidden_states.wire import HiddenStates, StatesRequest
 
 States = tuple[Tensor, tuple[Tensor, ...]]
-"""As `Base.forward_hidden` gives them: the head's input [B, L, H], and outputs of layers, each [B, L, …]."""
+"""As returned by `LoadedBase.forward_hidden`: the head's input [B, L, H], and outputs of layers, each [B, L, …]."""
 
 
 class StatesWanted(NamedTuple):
-    """What a method reads of the base: outputs of 0-based `layers` at every real token, and the head's input where
-    `places` [B, L] says (None: at every real token)."""
+    """Hidden states that a method needs: outputs of 0-based `layers` at every real token, and the head's input where
+    the mask `positions` [B, L] is True (None: at every real token)."""
 
     layers: tuple[int, ...] = ()
-    places: Tensor | None = None
+    positions: Tensor | None = None
 
 
 class StatesSource(Protocol):
-    """What the stream of batches asks."""
+    """Computes or fetches the features of a stream of batches."""
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
-        """The method's features of `batch`; `upcoming` will be asked for next, in this order."""
+        """The method's features of `batch`; `upcoming` are the next batches, in order, for prefetching."""
 
 
 class Carrier(Protocol):
-    """Who brings hidden states: begins at once, and is asked for the result when it is needed."""
+    """Fetches hidden states: `begin` starts a request, `result` waits for it."""
 
-    def begin(self, asked: StatesRequest) -> Any: ...
+    def begin(self, request: StatesRequest) -> Any: ...
 
-    def result(self, begun: Any) -> HiddenStates: ...
+    def result(self, started: Any) -> HiddenStates: ...
 
     def close(self) -> None: ...
 
 
 class LocalSource:
-    """The base in this process, by the method's own forward."""
+    """The base model runs in this process, in the method's own forward."""
 
     def __init__(self, method: Any):
         self._method = method
@@ -54,69 +54,69 @@ class LocalSource:
 
 
 class RemoteSource:
-    """Hidden states that a carrier brings, `ahead` batches before they are needed."""
+    """Hidden states are prefetched `ahead` batches before they are needed."""
 
-    def __init__(self, method: Any, base: Any, carrier: Carrier, ahead: int):
-        self._method, self._base, self._carrier, self._ahead = method, base, carrier, ahead
+    def __init__(self, method: Any, base: Any, prefetcher: Carrier, ahead: int):
+        self._method, self._base, self._prefetcher, self._ahead = method, base, prefetcher, ahead
         self._begun: dict[int, tuple[StatesWanted, Any]] = {}
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
-        if not hasattr(self._method, "wanted"):  # a method from elsewhere: it asks the base's frame by itself
+        if not hasattr(self._method, "wanted"):  # a plugin's method: it calls base.forward_hidden itself
             return self._method.features(batch)
-        begun = self._begun.pop(batch.index, None) or self._begin(batch)
-        self._look_ahead(upcoming, batch.index)
-        if begun is None:
-            return self._method.features(batch, NOTHING)
-        wanted, carried = begun
-        return self._method.features(batch, spread(self._carrier.result(carried), batch, wanted, self._base))
+        started = self._begun.pop(batch.index, None) or self._begin(batch)
+        self._prefetch(upcoming, batch.index)
+        if started is None:
+            return self._method.features(batch, NO_STATES)
+        wanted, pending = started
+        return self._method.features(batch, spread(self._prefetcher.result(pending), batch, wanted, self._base))
 
-    def _look_ahead(self, upcoming: Iterable[Batch], current: int) -> None:
-        """Begin what will be needed next, as far as there is room."""
+    def _prefetch(self, upcoming: Iterable[Batch], current: int) -> None:
+        """Begin requests for the next batches, up to `ahead`."""
         for batch in upcoming if len(self._begun) < self._ahead else ():
-            if batch.index not in (current, *self._begun) and (begun := self._begin(batch)):
-                self._begun[batch.index] = begun
+            if batch.index not in (current, *self._begun) and (started := self._begin(batch)):
+                self._begun[batch.index] = started
             if len(self._begun) >= self._ahead:
                 return
 
     def _begin(self, batch: Batch) -> tuple[StatesWanted, Any] | None:
-        """None where the method reads nothing of the base."""
+        """None when the method needs no hidden states."""
         wanted = self._method.wanted(batch)
-        return wanted and (wanted, self._carrier.begin(asked_of(batch, wanted)))
+        return wanted and (wanted, self._prefetcher.begin(asked_of(batch, wanted)))
 
 
-NOTHING: States = (torch.empty(0), ())
-"""For methods that learn from tokens alone."""
+NO_STATES: States = (torch.empty(0), ())
+"""For methods that learn from token ids alone."""
 
 
 def asked_of(batch: Batch, wanted: StatesWanted) -> StatesRequest:
-    """The rows without their padding."""
+    """The request for a batch, without padding."""
     lengths = batch.lengths.tolist()
     rows = tuple(row[:length].int().cpu() for row, length in zip(batch.input_ids, lengths, strict=True))
-    if wanted.places is None:
+    if wanted.positions is None:
         return StatesRequest(rows, wanted.layers)
-    places = (row[:length].nonzero()[:, 0].int().cpu() for row, length in zip(wanted.places, lengths, strict=True))
-    return StatesRequest(rows, wanted.layers, tuple(places))
+    positions = (row[:n].nonzero()[:, 0].int().cpu() for row, n in zip(wanted.positions, lengths, strict=True))
+    return StatesRequest(rows, wanted.layers, tuple(positions))
 
 
-def spread(given: HiddenStates, batch: Batch, wanted: StatesWanted, base: Any) -> States:
-    """What was given, at its places [B, L] in the base's precision; zeros elsewhere, where nobody looks."""
-    real = real_places(batch)
-    where = real if wanted.places is None else real & wanted.places
-    return scattered(given.hidden, where, base), (scattered(given.aux, real, base),) if wanted.layers else ()
+def spread(states: HiddenStates, batch: Batch, wanted: StatesWanted, base: Any) -> States:
+    """The response as padded tensors [B, L, …] in the base's dtype; unrequested positions are zero and never read."""
+    real = real_positions(batch)
+    mask = real if wanted.positions is None else real & wanted.positions
+    return scatter(states.hidden, mask, base), (scatter(states.aux, real, base),) if wanted.layers else ()
 
 
-def scattered(values: Tensor, where: Tensor, base: Any) -> Tensor:
-    """Rows of `values` [n, …] at the n places of `where` [B, L], row by row."""
-    whole = torch.zeros(*where.shape, values.shape[-1], dtype=base.dtype, device=where.device)
-    whole[where] = values.to(where.device, base.dtype)
+def scatter(values: Tensor, mask: Tensor, base: Any) -> Tensor:
+    """Scatter `values` [n, …] to the n True positions of `mask` [B, L], in row-major order."""
+    whole = torch.zeros(*mask.shape, values.shape[-1], dtype=base.dtype, device=mask.device)
+    whole[mask] = values.to(mask.device, base.dtype)
     return whole
 
 
-def real_places(batch: Batch) -> Tensor:
+def real_positions(batch: Batch) -> Tensor:
     """bool [B, L]: not padding."""
     return torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
 
 
 def states_of(base: Any, batch: Batch, wanted: StatesWanted) -> States:
-    """By one forward of a base that is here."""
+    """Hidden states by one forward of a base model in this process."""
     return base.forward_hidden(batch.input_ids, layers=wanted.layers, lengths=batch.lengths)

@@ -1,8 +1,8 @@
-"""Standalone drafts: a small model learns the base's answers, by cross-entropy or by the base's probabilities.
+"""Standalone drafts: a small model is trained on the base's answers, with cross-entropy or the base's probabilities.
 
 Sources: Zhou et al. 2023 (DistillSpec) for distillation on the base's own answers, Gu et al. 2024 (MiniLLM) for
-reverse KL. Offsets: at place s both models have read tokens 0…s and predict token s+1; a place counts when token s+1
-is in an answer. A row of 7 tokens, prompt 0…2, answer 3…6: places 2, 3, 4, 5, meeting tokens 3, 4, 5, 6.
+reverse KL. Offsets: at position s both models have read tokens 0…s and predict token s+1; s counts when token s+1 is in
+an answer. A row of 7 tokens, prompt 0…2, answer 3…6: positions 2, 3, 4, 5 with targets 3, 4, 5, 6.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ MEASURED_DEPTH = 4
 
 
 class StandaloneMethod(nn.Module):
-    """The small model with its loss."""
+    """The draft model with its loss."""
 
     depth_name = "depth"
     names = ("token",)
@@ -43,16 +43,16 @@ class StandaloneMethod(nn.Module):
             self.draft.model.gradient_checkpointing_enable()
 
     def wanted(self, batch: Batch) -> StatesWanted | None:
-        """The head's input at counted places; nothing for cross-entropy."""
+        """The head's input at counted positions; None for cross-entropy."""
         if self.kind == "ce":
             return None
-        places = torch.zeros_like(batch.mask)
-        places[:, :-1] = batch.mask[:, 1:]
-        return StatesWanted(places=places)
+        positions = torch.zeros_like(batch.mask)
+        positions[:, :-1] = batch.mask[:, 1:]
+        return StatesWanted(positions=positions)
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
-        """input_ids, mask [B, L]; hidden [M, H] of the base at counted places; row, position [N] of drafting places."""
+        """input_ids, mask [B, L]; hidden [M, H] of the base at counted positions; row, position [N] of drafting."""
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {
@@ -64,14 +64,15 @@ class StandaloneMethod(nn.Module):
         }
         if self.kind != "ce":
             hidden, _ = states or states_of(self._base[0], batch, StatesWanted())
-            features["hidden"] = hidden[_places(batch.mask)]
+            features["hidden"] = hidden[_counted_positions(batch.mask)]
         return features
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
-        return _places(features["mask"])[0].new_tensor([len(_places(features["mask"])[0])])
+        row, _ = _counted_positions(features["mask"])
+        return row.new_tensor([len(row)])
 
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
-        row, position = _places(features["mask"])
+        row, position = _counted_positions(features["mask"])
         x = self.draft.model.base_model(features["input_ids"], use_cache=False).last_hidden_state[row, position]
         if self.kind == "ce":
             total, hits = hard_loss(x, self._own_head(), features["input_ids"][row, position + 1])
@@ -81,9 +82,9 @@ class StandaloneMethod(nn.Module):
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
-        """A chain from place t reads token t+1 first: depth d is right where place t+d predicts token t+1+d."""
+        """A chain from position t reads token t+1 first: depth d is a hit when position t+d predicts token t+1+d."""
         ids, labels = features["input_ids"], features["labels"][features["row"], features["position"]]
-        row, position = _places(features["mask"])
+        row, position = _counted_positions(features["mask"])
         x = self.draft.model.base_model(ids, use_cache=False).last_hidden_state[row, position]
         ranks = torch.full_like(ids, NO_RANK)
         ranks[row, position] = label_ranks(self._own_head(), x, ids[row, position + 1])
@@ -105,6 +106,6 @@ def make_draft(config: TrainConfig, base: Any) -> StandaloneDraft:
     return StandaloneDraft.from_base(base, config.draft_num_layers, shape, config.draft_init == "random")
 
 
-def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """row, position [M] of places s whose next token is in the loss."""
+def _counted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """row, position [M] of positions whose next token is in the loss."""
     return mask[:, 1:].nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""What training saw since its last report, as the numbers that are charted."""
+"""Training metrics accumulated since the last log point."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,8 +11,6 @@ from training.acceptance import Acceptance
 
 @dataclass
 class StepMetrics:
-    """What was seen since the last report."""
-
     loss: Tensor | float = 0.0
     hits: Tensor | None = None
     valid: Tensor | None = None
@@ -27,12 +25,12 @@ class StepMetrics:
 
     @classmethod
     def reopened(cls, totals: list[float], steps: int, tokens: int, mine: bool) -> "StepMetrics":
-        """What `packed` gave, as it was; nothing but the counts where another process holds the sums (not `mine`)."""
+        """Restore from `packed`; if another process holds the sums (not `mine`), only `steps` and `tokens`."""
         hits, valid = (torch.tensor(totals[1:]).long() * mine).chunk(2)
         return cls(torch.tensor(totals[0]) * mine, hits, valid, tokens, steps)
 
     def packed(self, device: torch.device) -> Tensor:
-        """[1 + 2·depths] float64: loss, hits, valid, to be summed over processes."""
+        """[1 + 2·depths] float64: loss, hits, valid, for a sum over processes."""
         parts = [torch.as_tensor(self.loss).reshape(1), self.hits, self.valid]
         return torch.cat([p.to(device, torch.float64) for p in parts])
 
@@ -49,13 +47,13 @@ class StepMetrics:
         }
 
 
-def eval_values(got: Acceptance, depth_name: str) -> dict[str, float]:
-    top1 = {f"eval/top1_{depth_name}{i + 1}": value for i, value in enumerate(got.top1())}
-    return {**top1, "eval/tau": got.tau, "eval/tau_tree": got.tree_tau()}
+def eval_values(acceptance: Acceptance, depth_name: str) -> dict[str, float]:
+    top1 = {f"eval/top1_{depth_name}{i + 1}": value for i, value in enumerate(acceptance.top1())}
+    return {**top1, "eval/tau": acceptance.tau, "eval/tau_tree": acceptance.tree_tau()}
 
 
 def memory_mb(device: torch.device) -> float:
-    """Most memory used so far: the GPU's for CUDA, else this process's resident size."""
+    """Peak GPU memory in MiB on CUDA, else this process's resident size."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     import psutil

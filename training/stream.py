@@ -1,7 +1,7 @@
-"""Micro-batches by number, and the frozen base's features for them.
+"""An endless stream of micro-batches, and the frozen base model's features for them.
 
-Number n of the endless stream is a fixed function of (data, seed, n): epoch n // count, shuffled anew each epoch, over
-batches whose rows never change. So a resumed run sees what it would have seen, and features can be kept.
+Micro-batch n is a fixed function of (data, seed, n): epoch n // count, reshuffled each epoch, over batches whose rows
+never change. So a resumed run sees the same batches, and features can be cached.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from training.source import StatesSource
 
 
 class Stream:
-    """Batches of `conversations`, and features from `source` that `store` may keep."""
+    """Batches of `conversations`, with features from `source` cached in `store`."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class Stream:
         return len(self.groups)
 
     def index(self, number: int) -> int:
-        """Which batch has place `number` in the endless stream."""
-        epoch, place = divmod(number, len(self.groups))
-        return self._order(epoch)[place]
+        """The batch that micro-batch `number` of the stream refers to."""
+        epoch, offset = divmod(number, len(self.groups))
+        return self._order(epoch)[offset]
 
     def batch(self, index: int) -> Batch:
         return collate([self.conversations[i] for i in self.groups[index]], index)
@@ -50,7 +50,7 @@ class Stream:
         return sum(len(self.conversations[i]) for i in self.groups[index])
 
     def features(self, index: int, upcoming: Iterable[int] = ()) -> dict[str, Tensor]:
-        """The base's features of batch `index`, from the store if they were kept; `upcoming` are asked for next."""
+        """Features of batch `index`, from the store if cached; `upcoming` are the next indices, for prefetching."""
         features = self.store.get(index)
         if features is None:
             batches = (self.batch(i).to(self._device) for i in upcoming if i not in self.store)
@@ -60,6 +60,6 @@ class Stream:
 
     @property
     def padding(self) -> float:
-        """Part of all places that is padding."""
-        places = sum(len(g) * max(len(self.conversations[i]) for i in g) for g in self.groups)
-        return 1 - sum(self.tokens(i) for i in range(len(self))) / max(places, 1)
+        """Fraction of all positions that is padding."""
+        positions = sum(len(g) * max(len(self.conversations[i]) for i in g) for g in self.groups)
+        return 1 - sum(self.tokens(i) for i in range(len(self))) / max(positions, 1)

@@ -1,9 +1,9 @@
-"""Conversations as token ids on disk: one safetensors file for each piece of a shard, written once, read as a mapping.
+"""Tokenised conversations on disk: one memory-mapped safetensors file per piece of a shard.
 
-What a file holds: `ids` int32 [T], `mask` bool [T] (in the loss), `starts` int64 [N + 1], `rows` int64 [N] (which row
-of the piece, from 0), `groups` uint8 [N, 32] (sha256 of the first prompt), `sources` uint8 [N] (how the mask is known),
-and `words`, JSON in bytes: ids and categories of the rows, rows that cannot be used with their reasons, and of the rows
-that brought their own token ids how many they are and the largest of those. Writing needs no torch.
+Tensors: `ids` int32 [T], `mask` bool [T] (in the loss), `starts` int64 [N + 1], `rows` int64 [N] (row number in the
+piece, from 0), `groups` uint8 [N, 32] (sha256 of the first prompt), `sources` uint8 [N] (index into SOURCES), and
+`words`, JSON in bytes: ids and categories of the rows, unusable rows with their reasons, and the number of rows with
+stored token ids (`own`) and their largest id (`largest`). Writing needs no torch.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from speculoos.files import new_path
 from training.masks import SOURCES, MaskedTokens
 
 PIECE_BYTES = 8 << 20
-"""Of a shard's text: what one process tokenises at a time, so what it holds."""
+"""Bytes of a shard's text per piece, the unit that one process tokenises and holds in memory."""
 SUM = "crc32"
 
 
@@ -36,28 +36,28 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Its file's name."""
+        """Name of the token file."""
         return f"{self.digest[:32]}-{self.start // PIECE_BYTES:06d}.safetensors"
 
     def lines(self) -> Iterator[bytes]:
-        """Its rows, one after the other."""
+        """The non-empty lines of this piece."""
         with open(self.shard, "rb") as handle:
             if self.start:
                 handle.seek(self.start - 1)
-                handle.readline()  # what began before is another piece's
+                handle.readline()  # a line that began earlier belongs to the previous piece
             while handle.tell() < self.end and (line := handle.readline()):
                 if line.strip():
                     yield line
 
 
 def pieces(shard: Path, digest: str) -> list[Piece]:
-    """All of a shard, in order."""
+    """The pieces of a shard, in order."""
     size = shard.stat().st_size
-    return [Piece(shard, digest, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)]
+    return [Piece(shard, digest, start, min(start + PIECE_BYTES, size)) for start in range(0, size, PIECE_BYTES)]
 
 
 class TokenWriter:
-    """Gathers the rows of one piece."""
+    """Collects the rows of one piece."""
 
     def __init__(self) -> None:
         self.ids, self.mask, self.starts, self.rows = array("i"), bytearray(), array("q", [0]), array("q")
@@ -68,7 +68,7 @@ class TokenWriter:
         self.own, self.largest = 0, -1
 
     def add(self, number: int, row: Mapping[str, Any], masked: MaskedTokens) -> None:
-        """Take row `number` of the piece. Raises BadInput for ids that are none."""
+        """Add row `number` of the piece. Raises BadInput for invalid token ids."""
         try:
             ids = array("i", masked.token_ids)
         except OverflowError:
@@ -85,11 +85,11 @@ class TokenWriter:
             self.own, self.largest = self.own + 1, max(self.largest, *ids)
 
     def drop(self, number: int, reason: str) -> None:
-        """Note why a row cannot be used."""
+        """Record why a row is unusable."""
         self.dropped.append((number, reason))
 
     def write(self, file: Path) -> None:
-        """Make the file, whole or not at all."""
+        """Write the file atomically."""
         from safetensors.numpy import save_file
 
         arrays = {
@@ -111,20 +111,20 @@ class TokenWriter:
 
 
 class Tokens:
-    """What a file holds, mapped: a row's ids and mask are views that cost memory only once they are read."""
+    """A memory-mapped token file: ids and masks of rows are views, loaded on access."""
 
     def __init__(self, file: Path):
-        """Raises ValueError for a file that is not what was written."""
+        """Raises ValueError for a damaged file."""
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(file, framework="pt") as opened:
-                written = (opened.metadata() or {}).get(SUM)
-                self._arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            with safe_open(file, framework="pt") as reader:
+                checksum = (reader.metadata() or {}).get(SUM)
+                self._arrays = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ValueError(str(error)) from None
-        if written != str(_sum({name: tensor.numpy() for name, tensor in self._arrays.items()})):
-            raise ValueError("its sum does not hold")
+        if checksum != str(_sum({name: tensor.numpy() for name, tensor in self._arrays.items()})):
+            raise ValueError("its checksum does not match")
         self.words: dict[str, Any] = json.loads(self._arrays.pop("words").numpy().tobytes())
         self._starts: list[int] = self._arrays["starts"].tolist()
 
@@ -141,28 +141,28 @@ class Tokens:
         return self._arrays["groups"][index].numpy().tobytes().hex()
 
     def source(self, index: int) -> str:
-        """How the row's mask is known."""
+        """Source of the row's mask."""
         return SOURCES[int(self._arrays["sources"][index])]
 
     @cached_property
     def numbers(self) -> dict[int, int]:
-        """{which row of the piece: its index here}."""
+        """{row number in the piece: index in this file}."""
         return {number: index for index, number in enumerate(self._arrays["rows"].tolist())}
 
     @property
     def dropped(self) -> dict[int, str]:
-        """{which row of the piece: why it cannot be used}."""
+        """{row number in the piece: why it is unusable}."""
         return {number: reason for number, reason in self.words["dropped"]}
 
 
 def group_of(row: Mapping[str, Any]) -> bytes:
-    """sha256 of the first prompt: rows of one prompt never lie on both sides of the held-out split."""
+    """sha256 of the first prompt: rows with the same prompt are on the same side of the held-out split."""
     users = [m.get("content", "") for m in row.get("messages") or [] if m.get("role") == "user"]
     return hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).digest()
 
 
 def _array(values: Any, dtype: str) -> Any:
-    """Gathered numbers as an array that shares their memory."""
+    """A numpy array that shares the memory of `values`."""
     import numpy
 
     return numpy.frombuffer(values, dtype) if len(values) else numpy.zeros(0, dtype)

@@ -1,8 +1,8 @@
-"""A data set's conversations as tokens: made once, by as many processes as there are cores, and kept beside the set.
+"""Tokenise a data set's conversations once, with one process per core, and cache the result next to the data set.
 
-Known by the sums of the shards and by all that turns a row into tokens (`training.piece.key_of`), so every attempt,
-process and base that means the same reads the same files, and a shard that is new is the only one that is tokenised. A
-small set is tokenised in this process. What is kept of shards that are gone is removed.
+The cache key consists of the shards' checksums and everything that affects tokenisation (`training.piece.key_of`), so
+all attempts, processes and bases with the same tokenisation share the files, and only new shards are tokenised. Small
+data sets are tokenised in this process. Files of removed shards are deleted.
 """
 
 import os
@@ -29,19 +29,19 @@ from training.piece import key_of, tokenise_piece
 from training.token_files import Piece, Tokens, pieces
 
 FOLDER = ".tokens"
-"""In a data set's folder; with a dot, so that no backup has it."""
+"""Subfolder of the data set; the leading dot excludes it from backups."""
 WORK = "training.tokenising_work"
 MEMORY, SECONDS = 3 << 30, 3600.0
-"""For a process, and for one piece in it."""
-WORTH_PROCESSES = 4 << 20
-"""Bytes of text from which starting processes pays."""
-LOOK_SECONDS = 0.5
+"""Limits of a child process, and of one piece in it."""
+PARALLEL_BYTES = 4 << 20
+"""Bytes of text from which on child processes are started."""
+POLL_SECONDS = 0.5
 
 
 @dataclass
 class Tokenised:
-    """Where a data set's tokens are, piece by piece; and what this call made of them: `tokens` in `seconds`, of which
-    each core worked `core_seconds` in all."""
+    """The token files of a data set, and statistics of this call: `tokens` made in `seconds`, with `core_seconds` of
+    CPU time in all processes."""
 
     pieces: list[Piece]
     folder: Path
@@ -51,11 +51,11 @@ class Tokenised:
     processes: int = 0
 
     def file(self, piece: Piece) -> Path:
-        """Of one piece."""
+        """Path of a piece's token file."""
         return self.folder / piece.name
 
     def read(self) -> Iterator[Tokens]:
-        """One piece after the other."""
+        """Open the files in order."""
         return (Tokens(self.file(piece)) for piece in self.pieces)
 
 
@@ -66,10 +66,11 @@ def tokenised(
     reporter: Reporter | None = None,
     rows: int | None = None,
 ) -> Tokenised:
-    """The tokens of data set `folder` (or of the pieces with its first `rows` rows), made where they are not kept yet.
+    """The tokens of data set `folder` (or of the pieces with its first `rows` rows), tokenising what is not cached.
 
-    Raises NotFound for a folder without shards, Damaged where its sums do not hold, BadInput for a broken line,
-    Unavailable when a tokenizer fails or needs too much, Cancelled when the reporter says stop: what is made is kept.
+    Raises NotFound for a folder without shards, Damaged when checksums do not match, BadInput for a broken line,
+    Unavailable when a tokenizer fails or exceeds its limits, Cancelled when the reporter requests a stop (finished
+    pieces stay cached).
     """
     folder, eos = Path(folder), sorted(eos_ids)
     shards = sorted(folder.glob("shard-*.jsonl"))
@@ -77,72 +78,75 @@ def tokenised(
         raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
     check_dataset(folder)
     digests, key = _digests(folder, shards), key_of(tokenizer, eos)
-    found = [piece for shard in shards for piece in pieces(shard, digests[shard.name])]
-    made = Tokenised(found if rows is None else _first(found, rows), _place(folder) / key)
-    missing = [piece for piece in made.pieces if not _whole(made.file(piece))]
+    all_pieces = [piece for shard in shards for piece in pieces(shard, digests[shard.name])]
+    result = Tokenised(all_pieces if rows is None else _first(all_pieces, rows), _cache_root(folder) / key)
+    missing = [piece for piece in result.pieces if not _is_valid(result.file(piece))]
     if missing:
-        _make(made, missing, tokenizer, eos, key, reporter or Silent())
-        _forget(made.folder.parent, {piece.digest[:32] for piece in found})
-    return made
+        _fill(result, missing, tokenizer, eos, key, reporter or Silent())
+        _remove_stale(result.folder.parent, {piece.digest[:32] for piece in all_pieces})
+    return result
 
 
-def _first(found: Iterable[Piece], rows: int) -> list[Piece]:
-    """As many pieces as hold the first `rows` rows."""
-    taken: list[Piece] = []
-    for piece in found:
+def _first(all_pieces: Iterable[Piece], rows: int) -> list[Piece]:
+    """The first pieces, which contain the first `rows` rows."""
+    first: list[Piece] = []
+    for piece in all_pieces:
         if rows > 0:
-            taken.append(piece)
+            first.append(piece)
             rows -= sum(1 for _ in islice(piece.lines(), rows))
-    return taken
+    return first
 
 
-def _make(
-    made: Tokenised, missing: Sequence[Piece], tokenizer: Any, eos: list[int], key: str, reporter: Reporter
+def _fill(
+    result: Tokenised, missing: Sequence[Piece], tokenizer: Any, eos: list[int], key: str, reporter: Reporter
 ) -> None:
     began, processor = time.monotonic(), time.process_time()
     model = Path(str(getattr(tokenizer, "name_or_path", "") or ""))
-    made.processes = _processes(missing) if model.is_dir() else 1
-    if made.processes > 1:
-        missing = _by_processes(made, missing, model, eos, key, reporter)
+    result.processes = _processes(missing) if model.is_dir() else 1
+    if result.processes > 1:
+        missing = _tokenise_parallel(result, missing, model, eos, key, reporter)
     for piece in missing:
         check_stop(reporter)
-        made.tokens += tokenise_piece(piece, tokenizer, eos, made.file(piece))
-    made.core_seconds += time.process_time() - processor
-    made.seconds = time.monotonic() - began
-    how = f"{made.processes} processes" if made.processes > 1 else "this process"
-    reporter.log(f"Tokenised {made.tokens:,} tokens in {made.seconds:.1f} s ({how}); they are kept with the data set.")
+        result.tokens += tokenise_piece(piece, tokenizer, eos, result.file(piece))
+    result.core_seconds += time.process_time() - processor
+    result.seconds = time.monotonic() - began
+    how = f"{result.processes} processes" if result.processes > 1 else "this process"
+    reporter.log(
+        f"Tokenised {result.tokens:,} tokens in {result.seconds:.1f} s ({how}); they are cached with the data set."
+    )
 
 
-def _by_processes(
-    made: Tokenised, missing: Sequence[Piece], model: Path, eos: list[int], key: str, reporter: Reporter
+def _tokenise_parallel(
+    result: Tokenised, missing: Sequence[Piece], model: Path, eos: list[int], key: str, reporter: Reporter
 ) -> list[Piece]:
-    """Tokenise pieces in children; those that they could not, because their tokenizer is another than ours here."""
-    left: list[Piece] = []
-    with ThreadPoolExecutor(made.processes) as threads, _Children(made.processes) as children:
-        waiting: dict[Future[Any], Piece] = {}
+    """Tokenise pieces in child processes. Returns the pieces they could not, because the tokenizer loaded from `model`
+    differs from ours."""
+    remaining: list[Piece] = []
+    with ThreadPoolExecutor(result.processes) as threads, _Children(result.processes) as children:
+        pending: dict[Future[Any], Piece] = {}
         for piece in missing:
-            asked = (str(piece.shard), piece.digest, piece.start, piece.end, str(model), eos, key)
-            waiting[threads.submit(children.tokenise, *asked, str(made.file(piece)))] = piece
-        while waiting:
+            arguments = (str(piece.shard), piece.digest, piece.start, piece.end, str(model), eos, key)
+            pending[threads.submit(children.tokenise, *arguments, str(result.file(piece)))] = piece
+        while pending:
             check_stop(reporter)
-            for future in wait(waiting, LOOK_SECONDS, FIRST_COMPLETED).done:
-                piece = waiting.pop(future)
-                if (counted := _result(future, piece)) is None:
-                    left.append(piece)
+            for future in wait(pending, POLL_SECONDS, FIRST_COMPLETED).done:
+                piece = pending.pop(future)
+                if (counts := _result(future, piece)) is None:
+                    remaining.append(piece)
                 else:
-                    made.tokens, made.core_seconds = made.tokens + counted[0], made.core_seconds + counted[1]
-            done = f"{len(missing) - len(waiting)} of {len(missing)} pieces"
-            reporter.progress(0, None, "", f"Turning texts into tokens: {done}")
-    return left
+                    result.tokens, result.core_seconds = result.tokens + counts[0], result.core_seconds + counts[1]
+            done = f"{len(missing) - len(pending)} of {len(missing)} pieces"
+            reporter.progress(0, None, "", f"Tokenising: {done}")
+    return remaining
 
 
 class _Children:
-    """Processes that wait for work; ended when the block is left, whatever they do then."""
+    """A pool of child processes, killed when the context ends."""
 
     def __init__(self, count: int):
         self._all = [LimitedChild(MEMORY, (WORK,)) for _ in range(count)]
         self._free: queue.SimpleQueue[LimitedChild] = queue.SimpleQueue()
-        self._over = threading.Event()
+        self._closed = threading.Event()
 
     def __enter__(self) -> "_Children":
         for child in self._all:
@@ -150,15 +154,15 @@ class _Children:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._over.set()
+        self._closed.set()
         for child in self._all:
             child.close()
 
     def tokenise(self, *arguments: Any) -> Any:
-        """One call of a child, from any thread."""
+        """Call a free child. Thread-safe."""
         child = self._free.get()
         try:
-            return None if self._over.is_set() else child.call(f"{WORK}:tokenise", *arguments, seconds=SECONDS)
+            return None if self._closed.is_set() else child.call(f"{WORK}:tokenise", *arguments, seconds=SECONDS)
         finally:
             self._free.put(child)
 
@@ -171,30 +175,30 @@ def _result(future: "Future[Any]", piece: Piece) -> Any:
 
 
 def _processes(missing: Sequence[Piece]) -> int:
-    """One a core, as far as there is work and memory for them; 1: none but this one."""
+    """Number of processes: one per core, limited by work and memory; 1 means this process."""
     import psutil
 
-    if sum(piece.end - piece.start for piece in missing) < WORTH_PROCESSES:
+    if sum(piece.end - piece.start for piece in missing) < PARALLEL_BYTES:
         return 1
-    room = psutil.virtual_memory().available // (512 << 20)
-    return max(1, min(len(os.sched_getaffinity(0)), len(missing), room))
+    by_memory = psutil.virtual_memory().available // (512 << 20)
+    return max(1, min(len(os.sched_getaffinity(0)), len(missing), by_memory))
 
 
 def _digests(folder: Path, shards: Sequence[Path]) -> dict[str, str]:
-    """{shard: sha256}; sets of earlier versions have no sums."""
+    """{shard: sha256}; computed for data sets of earlier versions, which have no SHA256SUMS."""
     known = listed(folder)
     return {shard.name: known.get(shard.name) or file_sha256(shard) for shard in shards}
 
 
-def _place(folder: Path) -> Path:
-    """Where tokens are kept: with the data set, or, where nobody may write there, in the user's cache."""
+def _cache_root(folder: Path) -> Path:
+    """Cache folder: in the data set, or in the user's cache folder if that is not writable."""
     if os.access(folder, os.W_OK):
         return folder / FOLDER
     return Path(platformdirs.user_cache_path("speculoos")) / FOLDER / folder.resolve().as_posix().strip("/")
 
 
-def _whole(file: Path) -> bool:
-    """Whether a file is there and what was written; a damaged one goes."""
+def _is_valid(file: Path) -> bool:
+    """Whether a token file exists and is undamaged; a damaged one is deleted."""
     try:
         Tokens(file)
     except ValueError:
@@ -203,10 +207,10 @@ def _whole(file: Path) -> bool:
     return True
 
 
-def _forget(place: Path, digests: set[str]) -> None:
-    """Remove what is kept of shards that are not in the set any more."""
+def _remove_stale(root: Path, digests: set[str]) -> None:
+    """Delete token files of shards that are no longer in the data set."""
     with suppress(OSError):
-        for folder in place.iterdir():
+        for folder in root.iterdir():
             for file in folder.glob("*.safetensors"):
                 if file.name.partition("-")[0] not in digests:
                     file.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""What a child tokenises (`training.tokenising` starts one for each core): one piece of a shard at a time. Never
-imported elsewhere: it keeps torch, which tokenizers do not need, out of its process."""
+"""Runs in the child processes of `training.tokenising`: tokenises one piece of a shard per call. It blocks the import
+of torch, which tokenizers do not need, so it must not be imported in other processes."""
 
 import sys
 import time
@@ -17,14 +17,14 @@ _tokenizers: dict[str, tuple[Any, str]] = {}
 
 
 def tokenise(shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], key: str, file: str) -> Any:
-    """Write the tokens of a piece to `file`; `[tokens, seconds of the processor]`, or None where the tokenizer in
-    `model` is not the one that `key` means."""
+    """Write the tokens of a piece to `file`. Returns `[tokens, CPU seconds]`, or None when the tokenizer in `model` has
+    another cache key than `key`."""
     if model not in _tokenizers:
         tokenizer = load_tokenizer(model)
         _tokenizers[model] = tokenizer, key_of(tokenizer, eos_ids)
-    tokenizer, here = _tokenizers[model]
-    if here != key:
+    tokenizer, own_key = _tokenizers[model]
+    if own_key != key:
         return None
-    began = time.process_time()
+    started = time.process_time()
     tokens = tokenise_piece(Piece(Path(shard), digest, start, end), tokenizer, eos_ids, Path(file))
-    return [tokens, time.process_time() - began]
+    return [tokens, time.process_time() - started]

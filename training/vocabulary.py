@@ -1,6 +1,6 @@
-"""The draft vocabulary: which tokens a draft may propose, chosen by how often the answers use them.
+"""The draft vocabulary: the tokens that a draft may propose, chosen by their frequency in the answers.
 
-A token outside it is never drafted, so its places are lost; coverage is the part of answer tokens inside it.
+Other tokens are never drafted, so their positions are never accepted; coverage is the fraction of answer tokens in it.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from training.batches import TokenisedConversation
 
 CURVE = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 COUNTED_TOGETHER = 512
-"""Conversations: counting fills a table as large as the vocabulary each time."""
+"""Conversations per call of bincount, which fills a table of the vocabulary's size each time."""
 
 
 @dataclass(frozen=True, eq=False)
 class DraftVocabulary:
-    """`ids` int64 [size], ascending token ids of the base; `coverage` of the answers' tokens; `curve` of choices."""
+    """`ids` int64 [size], ascending token ids of the base; `coverage` of answer tokens; `curve`: (size, coverage)."""
 
     ids: Tensor
     coverage: float
@@ -34,9 +34,9 @@ class DraftVocabulary:
 def choose_vocabulary(
     conversations: Sequence[TokenisedConversation], config: TrainConfig, vocab_size: int, always: Sequence[int] = ()
 ) -> DraftVocabulary:
-    """By `draft_vocab_size`, by `draft_vocab_coverage`, or all tokens. Ties in frequency go to the lower id.
+    """Choose by `draft_vocab_size`, by `draft_vocab_coverage`, or all tokens. Ties in frequency go to the lower id.
 
-    `always` (end-of-turn tokens) are in whatever their frequency.
+    `always` (end-of-turn tokens) are included regardless of frequency.
     """
     if config.draft_vocab_size > vocab_size:
         limit = f"this base has {vocab_size} tokens"
@@ -47,7 +47,7 @@ def choose_vocabulary(
     size = config.draft_vocab_size or vocab_size
     if config.draft_vocab_coverage:
         size = int(torch.searchsorted(covered, config.draft_vocab_coverage).clamp(max=vocab_size - 1)) + 1
-        size = min(-(-size // 64) * 64, vocab_size)  # rows in whole cache lines
+        size = min(-(-size // 64) * 64, vocab_size)  # rows fill whole cache lines
     order = _first(order, [i for i in always if i < vocab_size])
     ids = order[:size].sort().values
     curve = [(n, float(covered[n - 1])) for n in CURVE if n < vocab_size] + [(vocab_size, 1.0)]

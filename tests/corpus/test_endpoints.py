@@ -52,13 +52,13 @@ def pool_of(clock: Clock, said: list[str] | None = None) -> EndpointPool:
 
 
 def take(pool: EndpointPool) -> str:
-    return pool._take(threading.Event()).label
+    return pool._acquire(threading.Event()).label
 
 
 def test_requests_go_to_the_server_with_the_least_to_do(clock: Clock) -> None:
     pool = pool_of(clock)
     assert [take(pool) for _ in range(4)] == ["pair 1", "pair 2", "pair 1", "pair 2"]
-    assert pool.slots == 4 and not any(server.takes(clock.at) for server in pool.servers)
+    assert pool.slots == 4 and not any(server.can_take(clock.at) for server in pool.servers)
 
 
 def test_a_server_that_fails_is_left_out_longer_each_time_and_comes_back_with_one_request(clock: Clock) -> None:
@@ -68,18 +68,18 @@ def test_a_server_that_fails_is_left_out_longer_each_time_and_comes_back_with_on
     pauses = []
     for _ in range(9):
         first.busy += 2
-        pool._give_back(first, GONE)
-        pool._give_back(first, GONE)  # what was under way with it counts once
-        pauses.append(first.out_until - clock.at)
-        assert not first.takes(clock.at) and take(pool) == "pair 2"
+        pool._release(first, GONE)
+        pool._release(first, GONE)  # what was under way with it counts once
+        pauses.append(first.paused_until - clock.at)
+        assert not first.can_take(clock.at) and take(pool) == "pair 2"
         pool.servers[1].busy = 0
-        clock.at = first.out_until
-        assert first.takes(clock.at)
+        clock.at = first.paused_until
+        assert first.can_take(clock.at)
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and pauses[-1] == LONGEST_PAUSE
     first.busy = 1
-    assert not first.takes(clock.at), "one request finds out, the others do not wait for it"
-    pool._give_back(first)
-    assert first.takes(clock.at) and first.failures == 0
+    assert not first.can_take(clock.at), "one request finds out, the others do not wait for it"
+    pool._release(first)
+    assert first.can_take(clock.at) and first.failures == 0
     assert said == ["pair 1 does not answer (no connection); the others go on without it.", "pair 1 answers again."]
 
 
@@ -87,8 +87,8 @@ def test_when_no_server_answers_for_long_the_work_is_given_up(clock: Clock) -> N
     pool = pool_of(clock)
     for server in pool.servers:
         server.busy += 1
-        pool._give_back(server, GONE)
-        server.out_until = clock.at + 10 * PATIENCE
+        pool._release(server, GONE)
+        server.paused_until = clock.at + 10 * PATIENCE
     clock.at += PATIENCE + 1
     with pytest.raises(Unavailable, match="None of the endpoints has answered for 120 s: pair 1, pair 2"):
         take(pool)
@@ -100,7 +100,7 @@ def test_who_waits_for_a_server_can_be_stopped(clock: Clock) -> None:
         take(pool)
     stopped.set()
     with pytest.raises(Cancelled):
-        pool._take(stopped)
+        pool._acquire(stopped)
 
 
 def test_a_model_that_is_named_nowhere_is_asked_for() -> None:

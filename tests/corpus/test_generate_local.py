@@ -200,7 +200,7 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Loade
     options = GenerateOptions(max_tokens=400, batch_size=16, max_minutes=30)
     with ShardWriter(tmp_path / "out") as shards:
         run = _LocalRun(base, shards, options, Clock(), 10)
-        run.go(to_answer(prompts, options, set()))
+        run.run(to_answer(prompts, options, set()))
     rows = list(read_rows(tmp_path / "out"))
     assert not run.report()["complete"] and len(rows) == 10
     for row in rows:

@@ -158,10 +158,10 @@ def test_a_rate_spaces_requests_by_the_clock() -> None:
         [Endpoint("slow", "http://x/v1", model="m", concurrency=9, requests_per_minute=60)], clock=lambda: 100.0
     )
     (server,) = pool.servers
-    server.took(100.0)
-    assert not server.takes(100.9) and server.takes(101.0)
-    server.took(101.0)
-    assert not server.takes(101.9) and server.takes(102.0) and 0 < pool._pause(101.9) < 0.11
+    server.started(100.0)
+    assert not server.can_take(100.9) and server.can_take(101.0)
+    server.started(101.0)
+    assert not server.can_take(101.9) and server.can_take(102.0) and 0 < pool._wait_time(101.9) < 0.11
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_server_that_says_none_is_asked_without_and_its_words_are_kept(bench: 
     assert bench.report["labels"] == {"no ids said": 2} and bench.report["failed"] == []
     forms = [body for body in bench.bodies if body.keys() & {"return_token_ids", "return_meta_info"}]
     assert len(forms) == len(FORMS) and len(bench.bodies) == len(FORMS) + 3, "each form is tried once, on one token"
-    assert sum("says no token ids" in line for line in bench.listening.lines) == 1
+    assert sum("sends no token ids" in line for line in bench.listening.lines) == 1
 
 
 @pytest.mark.parametrize("lie", ["unknown ids", "ids of another text", "ids of another prompt"])

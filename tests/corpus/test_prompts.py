@@ -182,7 +182,7 @@ def test_csv_cells_may_hold_json(tmp_path: Path) -> None:
     [
         ("x.jsonl", b"", "is empty"),
         ("x.jsonl", "hi".encode("utf-16"), "UTF-16"),
-        ("x.bin", b"\x89PNG\r\n", "not a kind of file"),
+        ("x.bin", b"\x89PNG\r\n", "unknown file format"),
         ("x.parquet", b"PAR1 and then nothing", "broken parquet"),
         ("x.json", b'{\n"prompt": ', "broken JSON"),
         ("x.csv", b'"pro"mpt,x\nhello,1\n', "broken CSV: .*, in the header"),

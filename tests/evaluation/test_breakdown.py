@@ -5,7 +5,7 @@ import torch
 
 from decoding.step import DraftRecord, EmittedToken, Step
 from evaluation.acceptance import evaluate
-from evaluation.breakdown import MOST_CHARACTERS, WORST, Prompt, by_class, by_position, lengths, worst_first
+from evaluation.breakdown import MAX_CHARACTERS, WORST, Prompt, by_class, by_position, lengths, worst_first
 from evaluation.token_classes import CODE, NAMES, NUMBERS, OTHER, PUNCTUATION, SPACES, WORDS, classes
 from models.base import load_base
 from models.medusa import MedusaConfig, MedusaHeads
@@ -70,7 +70,7 @@ def test_the_worst_prompts_come_first_and_a_few_of_them_keep_their_messages():
 
 
 def test_long_prompts_are_not_kept():
-    rows = worst_first([prompt(1, 1, "x" * (MOST_CHARACTERS - 5)), prompt(2, 2, "y" * 10), prompt(3, 3)])
+    rows = worst_first([prompt(1, 1, "x" * (MAX_CHARACTERS - 5)), prompt(2, 2, "y" * 10), prompt(3, 3)])
     assert ["messages" in row for row in rows] == [True, False, False]
 
 

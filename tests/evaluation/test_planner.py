@@ -15,7 +15,7 @@ from decoding.stats import summarize
 from decoding.target import Target, fast_target
 from decoding.tree import DraftTree
 from evaluation.costs import Costs, read_costs
-from evaluation.meter import Many, Meter
+from evaluation.meter import Meter, RepeatedBatch
 from evaluation.planner import Choices, plan, prompts_of, standalone, surface
 from evaluation.questions import built_in
 from evaluation.shapes import Curves, DraftShape, curves_of_shares, curves_of_trace, expected_chain
@@ -192,7 +192,7 @@ def test_measuring_leaves_the_text_as_it_was(tiny_base):
     meter.round()
     costs = meter.costs()
     assert set(costs.target) == {1, 2} and set(costs.target[2]) == {1, 3} and set(costs.standalone[1]) == {1, 2}
-    many = Many(base, list(range(20)), 2, 3)
+    many = RepeatedBatch(base, list(range(20)), 2, 3)
     assert many.milliseconds(2, 3) > 0 and many.cache.lengths == [20, 20]
 
 
@@ -200,7 +200,7 @@ def test_standalone_drafts_of_another_width_are_timed_at_that_width(tiny_base):
     target = fast_target(load_base(tiny_base), 128)
     sizes = {"batches": (1, 2), "layers": (1, 2), "rows": (1, 2)}
     meter = Meter(target, list(range(20)), **sizes, hidden_size=16)
-    narrow = meter.cuts[2][0].base
+    narrow = meter.truncated[2][0].base
     assert (narrow.hidden_size, narrow.num_layers, narrow.vocab_size) == (16, 2, target.base.vocab_size)
     meter.round()
     costs = meter.costs()
@@ -220,7 +220,7 @@ def test_a_batch_computes_what_each_sequence_alone_does(tiny_base):
     text = list(range(20))
     target.prefill(text)
     alone = target.score(DraftTree.chain(text[:3]), best_only=True).best.tolist()
-    many, kept = Many(base, text, 2, 3), []
+    many, kept = RepeatedBatch(base, text, 2, 3), []
     forward = many.forward
     many.forward = lambda *given: kept.append(forward(*given)) or kept[-1]
     many.milliseconds(2, 3)

@@ -105,7 +105,7 @@ def floor(method, base, features, conversations):
         return torch.stack([torch.zeros(()), entropy[row, position + 1].mean()])
     steps = []
     for j in range(method.steps):
-        counted, at = method._meets(features, j)
+        counted, at = method._targets(features, j)
         steps.append(entropy[row[counted], at].mean())
     return torch.stack(steps)
 

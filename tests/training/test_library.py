@@ -153,7 +153,7 @@ def test_a_folder_whose_base_is_gone_or_another_says_so(tiny_base, tmp_path):
     source = shutil.copytree(tiny_base, tmp_path / "source")
     convert(load_base(source), "medusa", **SMALL["medusa"]).save(tmp_path / "heads")
     shutil.rmtree(source)
-    with pytest.raises(NotFound, match="source is not here; load it and give it as base="):
+    with pytest.raises(NotFound, match="source is not here; load it and pass it as base="):
         speculoos.load(tmp_path / "heads")
     other = load_base(make_tiny_base(tmp_path / "other", seed=3))
     assert "fewer draft tokens" in speculoos.load(tmp_path / "heads", base=other).notices[0]
@@ -168,5 +168,5 @@ def test_a_gathered_state_dict_is_stored_by_the_names_of_a_checkpoint(base, conv
     assert not (tmp_path / "not").exists()
     restored = tensors(speculoos.load(tmp_path / "saved", base=base).draft)
     assert restored.keys() == own_tensors(draft.draft).keys() and all((v == 0.25).all() for v in restored.values())
-    with pytest.raises(BadInput, match="none of this draft .first wrong tensor"):
+    with pytest.raises(BadInput, match="does not belong to this draft .first wrong tensor"):
         draft.load_state_dict({"odd": torch.zeros(1)})

@@ -227,7 +227,7 @@ def test_the_learning_rate_by_the_clock_is_the_first_processes(tiny_base, datase
     trainer = Trainer(config(max_minutes=5.0), tiny_base, dataset, tmp_path / "out", Silent(), {})
     other = {"device": torch.device("cpu"), "reduce": lambda tensor, reduction: tensor + 0.25}
     trainer.accelerator, trainer.main = SimpleNamespace(num_processes=2, **other), False
-    assert trainer._agreed(0.75) == 0.25
+    assert trainer._from_main_process(0.75) == 0.25
 
 
 def test_the_scale_of_fp16_gradients_is_part_of_a_state(tiny_base, dataset, tmp_path):
@@ -315,7 +315,7 @@ def test_features_kept_in_memory_or_on_disk_change_nothing(method, tiny_base, da
         settings = config(method, **({"cache_features_mb": 0} if place else {}), **place)
         train(settings, tiny_base, dataset, tmp_path / str(id(note)), reporter=note)
     assert notes[0].curve() == notes[1].curve() == notes[2].curve()
-    assert any("saves" in line and "all are kept" in line for line in notes[1].lines)
+    assert any("saves" in line and "all are cached" in line for line in notes[1].lines)
     assert not list(tmp_path.rglob("*features*"))
 
 
@@ -332,7 +332,7 @@ def test_the_store_fills_memory_then_disk_then_forgets(tmp_path):
 def test_advice_names_gigabytes_hours_and_when_it_pays():
     assert "2.00 GB" in advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
     assert "saves 2.00 h" in advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
-    assert "25% are kept" in advice(10, 200_000_000, 360.0, 3, 500_000_000)
+    assert "25% are cached" in advice(10, 200_000_000, 360.0, 3, 500_000_000)
     assert "would not pay" in advice(10, 200_000_000, 360.0, 1, 0)
 
 

@@ -48,7 +48,7 @@ def rows() -> list[dict]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of some kilobytes have several pieces, and processes are worth starting."""
     monkeypatch.setattr(token_files, "PIECE_BYTES", 2500)
-    monkeypatch.setattr(tokenising, "WORTH_PROCESSES", 1)
+    monkeypatch.setattr(tokenising, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(tokenising.os, "sched_getaffinity", lambda _: {0, 1})
 
 
@@ -76,7 +76,7 @@ def test_one_process_makes_the_same_files(tiny_base: Path, rows: list[dict], tmp
     monkeypatch.setattr(token_files, "PIECE_BYTES", 2500)
     tokenizer = load_tokenizer(tiny_base)
     here = tokenised(write_dataset(tmp_path / "a", rows), tokenizer)
-    monkeypatch.setattr(tokenising, "WORTH_PROCESSES", 1)
+    monkeypatch.setattr(tokenising, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(tokenising.os, "sched_getaffinity", lambda _: {0, 1})
     there = tokenised(write_dataset(tmp_path / "b", rows), tokenizer)
     assert (here.processes, there.processes) == (1, 2)

@@ -1,2 +1,1 @@
-"""Hidden states of a base that runs elsewhere: clients of its servers, the store between them and the training, and
-what waits for a server that is away."""
+"""Hidden states of a base model that runs in another process: clients, the on-disk store, prefetching, and a server."""

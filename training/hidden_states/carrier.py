@@ -1,5 +1,5 @@
-"""Bringing hidden states while the training computes: threads that ask, ask again while a server is away, and a watch
-by which the training says so and still hears a stop."""
+"""Prefetch hidden states on background threads while the training computes. Requests are retried while the server is
+unavailable; the wait is reported and can be stopped."""
 
 import threading
 import time
@@ -13,102 +13,101 @@ from training.hidden_states.client import Away, Client
 from training.hidden_states.daemons import Daemons
 from training.hidden_states.wire import HiddenStates, StatesRequest
 
-LOOK = 0.2
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
-"""Seconds before a server that is away is asked again; each time twice as long."""
+POLL_SECONDS = 0.2
+FIRST_DELAY, MAX_DELAY = 0.5, 5.0
+"""Seconds between retries while the server is unavailable; doubled after each one."""
 
 
 class CarrierWatch:
-    """Says that a server is away, once in the log and all the time in the progress, and heeds a stop meanwhile."""
+    """Reports that the server is unavailable (once in the log, continuously in the progress) and checks for a stop."""
 
     def __init__(self, reporter: Reporter, name: str):
         self.reporter, self.name = reporter, name
-        self.place: Callable[[], tuple[int, int | None]] = lambda: (0, None)
-        """Steps done, and of how many."""
+        self.progress: Callable[[], tuple[int, int | None]] = lambda: (0, None)
+        """(steps done, total steps or None)."""
         self.before_stop: Callable[[], None] = lambda: None
         self.seconds = 0.0
-        """Spent waiting for a server that was away."""
+        """Total time spent waiting for an unavailable server."""
         self._since = 0.0
 
-    def look(self, trouble: str) -> None:
-        """Called again and again while something is waited for; `trouble` is why, "" when all is well. Raises
-        Cancelled."""
-        if trouble:
-            self._say(f"Waiting for the server of hidden states “{self.name}”: {trouble}.")
+    def poll(self, error: str) -> None:
+        """Call regularly while waiting; `error` is the reason, "" when the server responds. Raises Cancelled."""
+        if error:
+            self._report(f"Waiting for the server of hidden states “{self.name}”: {error}.")
         if self.reporter.stop_requested():
             self.before_stop()
             raise Cancelled(f"Stopped at your request while waiting for hidden states of “{self.name}”.")
 
     def answered(self) -> None:
-        """What was waited for is here."""
+        """The result has arrived: end the waiting period."""
         if self._since:
-            passed, self._since = time.monotonic() - self._since, 0.0
-            self.seconds += passed
-            self.reporter.log(f"The server of hidden states “{self.name}” answers again after {passed:.0f} s.")
+            waited, self._since = time.monotonic() - self._since, 0.0
+            self.seconds += waited
+            self.reporter.log(f"The server of hidden states “{self.name}” answers again after {waited:.0f} s.")
 
-    def _say(self, sentence: str) -> None:
+    def _report(self, message: str) -> None:
         if not self._since:
             self._since = time.monotonic()
-            self.reporter.log(sentence, "warning")
-        done, total = self.place()
-        self.reporter.progress(done, total, "steps", sentence)
+            self.reporter.log(message, "warning")
+        done, total = self.progress()
+        self.reporter.progress(done, total, "steps", message)
 
 
 class Threaded:
-    """A carrier with a few threads."""
+    """Prefetcher that requests hidden states on `client.workers` threads."""
 
     def __init__(self, client: Client, watch: CarrierWatch):
         self._client, self._watch = client, watch
         self._daemons = Daemons(client.workers)
         self._closed = threading.Event()
-        self._trouble = ""
+        self._error = ""
 
-    def begin(self, asked: StatesRequest) -> Future:
-        return self.call(lambda: self._client.states(asked))
+    def begin(self, request: StatesRequest) -> Future:
+        return self.call(lambda: self._client.states(request))
 
     def call(self, task: Callable[[], Any]) -> Future:
-        """Any task, in its turn, done again while it raises Away."""
-        return self._daemons.call(self._patiently, task)
+        """Queue a task; it is retried while it raises Away."""
+        return self._daemons.call(self._with_retries, task)
 
-    def result(self, begun: Future) -> Any:
-        """Waits, under the watch. Raises what the task raised, or Cancelled."""
-        while not begun.done():
-            if wait([begun], LOOK).not_done:
-                self._watch.look(self._trouble)
+    def result(self, pending: Future) -> Any:
+        """Wait for a task and report the wait. Raises what the task raised, or Cancelled."""
+        while not pending.done():
+            if wait([pending], POLL_SECONDS).not_done:
+                self._watch.poll(self._error)
         self._watch.answered()
-        return begun.result()
+        return pending.result()
 
     def close(self) -> None:
-        """What waits for a server gives up."""
+        """Stop retrying, end the threads and close the client."""
         self._closed.set()
         self._daemons.close()
         self._client.close()
 
-    def _patiently(self, function: Callable[[], Any]) -> Any:
-        pause = FIRST_PAUSE
+    def _with_retries(self, task: Callable[[], Any]) -> Any:
+        delay = FIRST_DELAY
         while True:
             try:
-                done = function()
-                self._trouble = ""
-                return done
-            except Away as away:
-                self._trouble = str(away).rstrip(".")
-            if self._closed.wait(pause):
+                result = task()
+                self._error = ""
+                return result
+            except Away as error:
+                self._error = str(error).rstrip(".")
+            if self._closed.wait(delay):
                 raise Cancelled("Stopped.")
-            pause = min(2 * pause, LONGEST_PAUSE)
+            delay = min(2 * delay, MAX_DELAY)
 
 
 class Direct:
-    """A carrier for a base in this process: nothing begins before it is needed."""
+    """Prefetcher for a base model in this process: computes only when the result is needed."""
 
     def __init__(self, client: Client):
         self._client = client
 
-    def begin(self, asked: StatesRequest) -> StatesRequest:
-        return asked
+    def begin(self, request: StatesRequest) -> StatesRequest:
+        return request
 
-    def result(self, begun: StatesRequest) -> HiddenStates:
-        return self._client.states(begun)
+    def result(self, pending: StatesRequest) -> HiddenStates:
+        return self._client.states(pending)
 
     def close(self) -> None:
         pass

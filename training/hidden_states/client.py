@@ -1,4 +1,4 @@
-"""What all clients of servers of hidden states have in common: the face, the connection, the sentences for refusals."""
+"""Common parts of all hidden states clients: the client protocol, the HTTP connection and its error messages."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -14,33 +14,33 @@ from training.hidden_states.wire import HiddenStates, StatesRequest
 
 CONNECT_SECONDS = 10.0
 WORDS_BYTES = 2**20
-"""Of an answer that holds no hidden states, or of what stands beside them."""
-PASSING = (408, 425, 429, 502, 503, 504)
-"""Answers that say something about a server's moment, not about the request."""
+"""Limit for the part of a response body that is not hidden states."""
+RETRYABLE_STATUSES = (408, 425, 429, 502, 503, 504)
+"""HTTP statuses of temporary failures; the same request may succeed later."""
 
 
 class Away(Unavailable):
-    """No answer now; asking again is worth it."""
+    """The server is temporarily unavailable; retry."""
 
 
 class Client(Protocol):
-    """Any thread may call; `workers` threads at once are worth it."""
+    """Source of hidden states. Thread-safe; `workers` is the useful number of concurrent calls."""
 
     workers: int
 
     def check(self, rows: Sequence[Tensor]) -> str:
-        """Is this the base that is trained for? One line for the log. `rows` of token ids may be tried. Raises Away,
-        or BadInput when it is another."""
+        """Verify that the server runs the base model of this training; returns a line for the log. `rows` are token
+        ids that may be sent as a test. Raises Away, or BadInput for another base model."""
 
-    def states(self, asked: StatesRequest) -> HiddenStates:
-        """Raises Away, or BadInput or Unavailable when asking again would not help."""
+    def states(self, request: StatesRequest) -> HiddenStates:
+        """Raises Away, or BadInput or Unavailable when a retry would not help."""
 
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """Release the connections; no further calls."""
 
 
 class Connection:
-    """HTTP to one server, its connections kept."""
+    """HTTP to one server over persistent connections."""
 
     def __init__(self, server: StateServer):
         self.name = server.name
@@ -52,34 +52,34 @@ class Connection:
         self._client.close()
 
     def get(self, path: str) -> Any:
-        """JSON."""
-        return _json(self._asked("GET", path), self.name)
+        """The parsed JSON response."""
+        return _json(self._request("GET", path), self.name)
 
-    def post(self, path: str, body: dict[str, Any], most: int = 0) -> httpx.Response:
-        """`most`: bytes that hidden states in the answer can have."""
-        return self._asked("POST", path, most, json=body)
+    def post(self, path: str, body: dict[str, Any], max_bytes: int = 0) -> httpx.Response:
+        """`max_bytes`: limit for the hidden states in the response body."""
+        return self._request("POST", path, max_bytes, json=body)
 
-    def post_json(self, path: str, body: dict[str, Any], most: int = 0) -> Any:
-        return _json(self.post(path, body, most), self.name)
+    def post_json(self, path: str, body: dict[str, Any], max_bytes: int = 0) -> Any:
+        return _json(self.post(path, body, max_bytes), self.name)
 
-    def _asked(self, verb: str, path: str, most: int = 0, **body: Any) -> httpx.Response:
-        most += WORDS_BYTES
+    def _request(self, verb: str, path: str, max_bytes: int = 0, **body: Any) -> httpx.Response:
+        max_bytes += WORDS_BYTES
         try:
             with self._client.stream(verb, path, **body) as streamed:
-                content = read_whole(streamed, most)
+                content = read_whole(streamed, max_bytes)
         except httpx.TransportError as error:
             raise Away(_reason(error)) from None
         except httpx.HTTPError as error:
-            raise Unavailable(f"The server of hidden states “{self.name}” answered badly ({error}).") from None
+            raise Unavailable(f"The server of hidden states “{self.name}”: invalid response ({error}).") from None
         if content is None:
             raise BadInput(
-                f"The server of hidden states “{self.name}” answers {path} with more than the {most / 1e6:,.1f} MB "
-                "that what was asked can take; the rest was not read.",
-                "Serve the base that is trained for, with a server of the kind that settings.toml says.",
+                f"The server of hidden states “{self.name}” answers {path} with more than the {max_bytes / 1e6:,.1f} "
+                "MB that this request allows; the rest was not read.",
+                "Serve the base model of this training, with a server of the kind set in settings.toml.",
             )
         response = httpx.Response(streamed.status_code, content=content)
-        if response.status_code in PASSING:
-            raise Away(_said(response))
+        if response.status_code in RETRYABLE_STATUSES:
+            raise Away(_error_message(response))
         if response.status_code >= 400:
             raise _refusal(response, self.name)
         return response
@@ -92,29 +92,29 @@ def _reason(error: httpx.TransportError) -> str:
 
 
 def _refusal(response: httpx.Response, name: str) -> BadInput | Unavailable:
-    status, said = response.status_code, _said(response)
+    status, message = response.status_code, _error_message(response)
     if status in (401, 403):
         return BadInput(
-            f"The server of hidden states “{name}” refuses us ({status}): {said}",
-            f"Set the variable that key_env of [hidden_states.{name}] in settings.toml names.",
+            f"The server of hidden states “{name}” refuses us ({status}): {message}",
+            f"Set the environment variable named by key_env of [hidden_states.{name}] in settings.toml.",
         )
     kind = BadInput if status < 500 else Unavailable
-    return kind(f"The server of hidden states “{name}” says: {said}")
+    return kind(f"The server of hidden states “{name}” says: {message}")
 
 
-def _said(response: httpx.Response) -> str:
-    """An error's own sentence, in whatever shape servers give it."""
+def _error_message(response: httpx.Response) -> str:
+    """The error message in a response body; supports the shapes that different servers use."""
     try:
         body = response.json()
     except ValueError:
         return f"{response.status_code} {response.reason_phrase}"
     error = body.get("error", body) if isinstance(body, dict) else {}
-    said = error.get("message") if isinstance(error, dict) else error
-    return cut(str(said or f"{response.status_code} {response.reason_phrase}"), 500)
+    message = error.get("message") if isinstance(error, dict) else error
+    return cut(str(message or f"{response.status_code} {response.reason_phrase}"), 500)
 
 
 def _json(response: httpx.Response, name: str) -> Any:
     try:
         return response.json()
     except ValueError:
-        raise Unavailable(f"The server of hidden states “{name}” gave no JSON; is the url right?") from None
+        raise Unavailable(f"The server of hidden states “{name}” did not send JSON; check its url.") from None

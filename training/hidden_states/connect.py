@@ -1,4 +1,4 @@
-"""From the settings of a training to whoever brings its hidden states."""
+"""Select and connect the source of hidden states from the settings of a training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ from training.source import Carrier, LocalSource, RemoteSource, States, StatesSo
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What the names `hidden_states` and `hidden_states_store` of a training stand for."""
+    """The server and the folder that the settings `hidden_states` and `hidden_states_store` refer to."""
 
     server: StateServer | None = None
     folder: Path | None = None
 
 
-class Here:
-    """The base in this process, as a client of itself: what the store asks."""
+class LocalClient:
+    """Client for a base model in this process; the store requests missing rows from it."""
 
     workers = 1
 
@@ -43,8 +43,8 @@ class Here:
     def check(self, rows: Sequence[Tensor]) -> str:
         return ""
 
-    def states(self, asked: StatesRequest) -> HiddenStates:
-        return computed(self._base, asked)
+    def states(self, request: StatesRequest) -> HiddenStates:
+        return computed(self._base, request)
 
     def close(self) -> None:
         pass
@@ -52,68 +52,67 @@ class Here:
 
 def connected(
     config: TrainConfig,
-    elsewhere: Elsewhere | None,
+    location: Elsewhere | None,
     base: Any,
     sha256: str,
     conversations: Sequence[TokenisedConversation],
     watch: CarrierWatch,
 ) -> Carrier | None:
-    """Who brings hidden states, checked, and told to the base's frame; None where the base is simply here.
+    """Connect and check the source of hidden states, and register it with a base without layers. None when the base
+    model runs in this process and no store is used.
 
-    Waits for a server that is away. Raises BadInput for a server of another base, Cancelled.
+    Waits for an unavailable server. Raises BadInput for a server of another base model, Cancelled.
     """
     if not (config.hidden_states or config.hidden_states_store):
         return None
-    elsewhere = elsewhere or Elsewhere()
-    client = _client(config, elsewhere, base, sha256)
+    location = location or Elsewhere()
+    client = _client(config, location, base, sha256)
     if not isinstance(base, Frame):
         return Direct(client)
-    carrier = Threaded(client, watch)
+    prefetcher = Threaded(client, watch)
     rows = [conversation.token_ids for conversation in conversations]
-    watch.reporter.log(carrier.result(carrier.call(lambda: client.check(rows))))
-    base.ask = asker(base, carrier)
-    return carrier
+    watch.reporter.log(prefetcher.result(prefetcher.call(lambda: client.check(rows))))
+    base.ask = make_ask(base, prefetcher)
+    return prefetcher
 
 
-def _client(config: TrainConfig, elsewhere: Elsewhere, base: Any, sha256: str) -> Client:
-    client = _server(config, elsewhere, base, sha256) if isinstance(base, Frame) else Here(base)
+def _client(config: TrainConfig, location: Elsewhere, base: Any, sha256: str) -> Client:
+    client = _server(config, location, base, sha256) if isinstance(base, Frame) else LocalClient(base)
     if not config.hidden_states_store:
         assert client is not None
         return client
-    if elsewhere.folder is None:
-        raise BadInput("hidden_states_store: no folder was given for it.")
-    return StoredStates(KeptStates(elsewhere.folder, sha256, base.dtype, base.hidden_size), client)
+    if location.folder is None:
+        raise BadInput("hidden_states_store: it has no folder.")
+    return StoredStates(KeptStates(location.folder, sha256, base.dtype, base.hidden_size), client)
 
 
-def _server(config: TrainConfig, elsewhere: Elsewhere, base: Any, sha256: str) -> Client | None:
-    """None for the store alone."""
+def _server(config: TrainConfig, location: Elsewhere, base: Any, sha256: str) -> Client | None:
+    """The server's client; None when only the store is used."""
     if config.hidden_states == STORED:
         return None
-    if elsewhere.server is None:
-        raise BadInput(f"hidden_states: nothing is known of a server named “{config.hidden_states}”.")
-    if elsewhere.server.kind == "speculoos":
-        return ReferenceClient(elsewhere.server, base, sha256)
-    return {"vllm": VllmClient, "sglang": SglangClient}[elsewhere.server.kind](elsewhere.server, base)
+    if location.server is None:
+        raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
+    if location.server.kind == "speculoos":
+        return ReferenceClient(location.server, base, sha256)
+    return {"vllm": VllmClient, "sglang": SglangClient}[location.server.kind](location.server, base)
 
 
-def source_of(config: TrainConfig, method: Any, base: Any, carrier: Carrier | None) -> StatesSource:
-    """What a stream of batches asks."""
-    if carrier is None:
+def source_of(config: TrainConfig, method: Any, base: Any, prefetcher: Carrier | None) -> StatesSource:
+    """The source of hidden states for a stream of batches."""
+    if prefetcher is None:
         return LocalSource(method)
-    return RemoteSource(method, base, carrier, config.hidden_states_ahead if isinstance(base, Frame) else 0)
+    return RemoteSource(method, base, prefetcher, config.hidden_states_ahead if isinstance(base, Frame) else 0)
 
 
-def asker(base: Frame, carrier: Carrier) -> Any:
-    """How a frame asks for the hidden states of whole rows."""
+def make_ask(base: Frame, prefetcher: Carrier) -> Any:
+    """A function that requests hidden states of whole rows, for `base.ask`."""
 
     def ask(input_ids: Tensor, lengths: Tensor | None, layers: Sequence[int]) -> States:
         if lengths is None:
             lengths = torch.full((len(input_ids),), input_ids.shape[1], device=input_ids.device)
-        batch, wanted = (
-            Batch(input_ids, torch.ones_like(input_ids, dtype=torch.bool), lengths),
-            StatesWanted(tuple(layers)),
-        )
-        hidden, aux = spread(carrier.result(carrier.begin(asked_of(batch, wanted))), batch, wanted, base)
+        batch = Batch(input_ids, torch.ones_like(input_ids, dtype=torch.bool), lengths)
+        wanted = StatesWanted(tuple(layers))
+        hidden, aux = spread(prefetcher.result(prefetcher.begin(asked_of(batch, wanted))), batch, wanted, base)
         return hidden, tuple(aux[0].split(base.hidden_size, -1)) if aux else ()
 
     return ask

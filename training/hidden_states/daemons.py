@@ -1,4 +1,4 @@
-"""Threads that ask servers. A process that ends does not wait for them, as it would for those of an executor."""
+"""A pool of daemon threads. Unlike ThreadPoolExecutor, it does not keep the process alive at exit."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Daemons:
-    """`count` threads that take calls in the order they came in."""
+    """`count` threads that run calls in FIFO order."""
 
     def __init__(self, count: int):
         self._calls: SimpleQueue[tuple[Future, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
@@ -17,13 +17,13 @@ class Daemons:
             thread.start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Future:
-        """Begin it as soon as a thread is free."""
+        """Queue a call; it runs as soon as a thread is free."""
         future: Future = Future()
         self._calls.put((future, function, arguments))
         return future
 
     def close(self) -> None:
-        """The threads end when they have done what was asked so far."""
+        """End the threads after the calls queued so far."""
         for _ in self._threads:
             self._calls.put(None)
 
@@ -32,5 +32,5 @@ class Daemons:
             future, function, arguments = call
             try:
                 future.set_result(function(*arguments))
-            except BaseException as error:  # also a panic of Rust code: who waits must not wait for ever
+            except BaseException as error:  # includes panics of Rust code: a waiting caller must not hang
                 future.set_exception(error)

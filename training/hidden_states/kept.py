@@ -1,7 +1,7 @@
-"""Hidden states kept in a folder from run to run, a safetensors file for each row of tokens, by which base they are of.
+"""On-disk store of hidden states, shared between runs: one safetensors file per row of tokens and base model.
 
-A file is written whole or not at all and never changes, so runs may share a folder, also over a network. A row is
-found by exactly what was asked of it; or, where only the head's input is asked for, among what its author kept of it.
+Files are written atomically and never change, so runs may share a folder, also over a network. A row is looked up by
+its exact request; a request for the head's input alone may also be served from what the generation of the row stored.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from speculoos.files import new_path
 from training.hidden_states.wire import HiddenStates, StatesRequest, check_given
 
 WRITTEN = "written"
-"""In place of the places asked for: those that were computed while the row was written."""
+"""Replaces the requested positions in the key of a row whose hidden states were stored while it was generated."""
 
 
 class KeptStates:
-    """The rows in `folder` of the base with these weights, computed in `dtype`, whose hidden states have `width`."""
+    """Rows in `folder` of one base model, computed in `dtype`; `width` is its hidden size."""
 
     def __init__(self, folder: Path, base_sha256: str, dtype: torch.dtype, width: int):
         self.folder, self._width = folder, width
@@ -32,40 +32,40 @@ class KeptStates:
         self._writing = threading.Lock()
 
     def read(self, single: StatesRequest) -> HiddenStates | None:
-        """What was asked of one row; None where there is no whole file of it: it is made again."""
-        exact = self._load(self._path(single.to_json()))
-        if exact is None and not single.layers and single.places:
-            exact = self._among_written(single)
+        """Hidden states for a request of one row; None when the store has no valid file for it."""
+        tensors = self._load(self._path(single.to_json()))
+        if tensors is None and not single.layers and single.positions:
+            tensors = self._from_generation(single)
         try:
-            given = exact and HiddenStates(exact["hidden"], exact["aux"])
-            if given:
-                check_given(given, single, self._width)
+            states = tensors and HiddenStates(tensors["hidden"], tensors["aux"])
+            if states:
+                check_given(states, single, self._width)
         except (KeyError, SpeculoosError):
             return None
-        return given
+        return states
 
-    def write(self, single: StatesRequest, given: HiddenStates) -> None:
-        """Keep what was asked of one row. Raises Unavailable where the folder does not take it."""
-        self._save(self._path(single.to_json()), {"hidden": given.hidden, "aux": given.aux})
+    def write(self, single: StatesRequest, states: HiddenStates) -> None:
+        """Store the hidden states for a request of one row. Raises Unavailable when the folder is not writable."""
+        self._save(self._path(single.to_json()), {"hidden": states.hidden, "aux": states.aux})
 
-    def write_answers(self, row: Sequence[int], places: Sequence[int], hidden: Tensor) -> None:
-        """Keep the head's input `hidden` [m, H] at ascending `places` [m] of a row of token ids."""
-        tensors = {"hidden": hidden, "places": torch.tensor(places, dtype=torch.int32)}
+    def write_answers(self, row: Sequence[int], positions: Sequence[int], hidden: Tensor) -> None:
+        """Store the head's input `hidden` [m, H] at ascending `positions` [m] of a row of token ids."""
+        tensors = {"hidden": hidden, "places": torch.tensor(positions, dtype=torch.int32)}
         self._save(self._path(_written(row)), tensors)
 
-    def _among_written(self, single: StatesRequest) -> dict[str, Tensor] | None:
-        """Of a row whose author kept more places than are asked for."""
-        (row,), (wanted,) = single.rows, single.places or ()
+    def _from_generation(self, single: StatesRequest) -> dict[str, Tensor] | None:
+        """Selected positions of a row stored by `write_answers`; None unless it has all of them."""
+        (row,), (positions,) = single.rows, single.positions or ()
         tensors = self._load(self._path(_written(row.tolist()))) or {}
         if not {"hidden", "places"} <= {*tensors} or not len(tensors["places"]):
             return None
-        at = torch.searchsorted(tensors["places"], wanted.int()).clamp(max=len(tensors["places"]) - 1)
-        if not torch.equal(tensors["places"][at], wanted.int()) or len(tensors["hidden"]) != len(tensors["places"]):
+        at = torch.searchsorted(tensors["places"], positions.int()).clamp(max=len(tensors["places"]) - 1)
+        if not torch.equal(tensors["places"][at], positions.int()) or len(tensors["hidden"]) != len(tensors["places"]):
             return None
         return {"hidden": tensors["hidden"][at], "aux": tensors["hidden"].new_zeros(len(row), 0)}
 
-    def _path(self, said: dict) -> Path:
-        text = json.dumps({"of": self._base, **said}, sort_keys=True)
+    def _path(self, request: dict) -> Path:
+        text = json.dumps({"of": self._base, **request}, sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()
         return self.folder / key[:2] / f"{key}.safetensors"
 
@@ -84,7 +84,7 @@ class KeptStates:
                     save_file(tensors, temporary)
         except (OSError, SafetensorError) as error:
             raise Unavailable(
-                f"{path.parent}: hidden states cannot be kept ({error}).", "Make room, or go on without a store."
+                f"{path.parent}: hidden states cannot be stored ({error}).", "Free some disk space, or use no store."
             ) from None
 
 

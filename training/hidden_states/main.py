@@ -1,4 +1,4 @@
-"""Starting the server of hidden states: load, check, listen, serve until told to stop."""
+"""Start the server of hidden states: bind the port, load and check the base model, serve until stopped."""
 
 import socket
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from training.hidden_states.request import RequestLimits
 from training.hidden_states.server import Giver, create_app
 
 IDLE_SECONDS = 600
-"""How long a connection is kept: a step between two requests may take minutes."""
+"""Keep-alive timeout: a training step between two requests may take minutes."""
 
 
 @dataclass(frozen=True)
 class ServerFolder:
-    """Where to listen, and the token to ask for ("": none, on loopback only)."""
+    """Address to listen on, and the required token ("": none, on loopback only)."""
 
     host: str = "127.0.0.1"
     port: int = 7862
@@ -44,7 +44,7 @@ class ServerFolder:
 
 def serve(
     folder: str | Path,
-    place: ServerFolder,
+    address: ServerFolder,
     *,
     name: str = "",
     dtype: str = "float32",
@@ -55,16 +55,16 @@ def serve(
     sums: Sums = NO_SUMS,
     say: Callable[[str], Any] = print,
 ) -> None:
-    """Serve the base in `folder` at `place` until told to stop; `say` hears the address once it answers."""
-    listening = listen(place)
+    """Serve the base model in `folder` at `address` until stopped; `say` is called with the URL before it serves."""
+    listening = listen(address)
     if threads:
         torch.set_num_threads(threads)
     base, sha256 = prepared(folder, dtype, device, known, sums)
     port = listening.getsockname()[1]
-    giver = Giver(base, sha256, name or Path(folder).name, limits or RequestLimits())
-    app = create_app(giver, port, place.token)
-    shown = f"[{place.host}]" if ":" in place.host else place.host
-    say(f"Hidden states of {giver.name} ({base.device}, {giver.facts()['dtype']}) at http://{shown}:{port}")
+    engine = Giver(base, sha256, name or Path(folder).name, limits or RequestLimits())
+    app = create_app(engine, port, address.token)
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    say(f"Hidden states of {engine.name} ({base.device}, {engine.facts()['dtype']}) at http://{host}:{port}")
     config = uvicorn.Config(
         app, http=BoundedConnection, log_level="warning", access_log=False, timeout_keep_alive=IDLE_SECONDS
     )
@@ -74,10 +74,10 @@ def serve(
 def prepared(
     folder: str | Path, dtype: str, device: str, known: Known | None = None, sums: Sums = NO_SUMS
 ) -> tuple[LoadedBase, str]:
-    """The base as a training has it, checked and packed, and the sha256 of its weights."""
-    place = pick_device(device)
-    quick_products(place)
-    base = load_base(folder, native_dtype(dtype, place), str(place), known, sums)
+    """The base model, checked and packed as for training, and the sha256 of its weights."""
+    torch_device = pick_device(device)
+    quick_products(torch_device)
+    base = load_base(folder, native_dtype(dtype, torch_device), str(torch_device), known, sums)
     if reason := why_not(base.config.to_dict()):
         raise Unsupported(f"{folder} cannot be trained for: {reason}")
     check_logits(base)
@@ -85,13 +85,13 @@ def prepared(
     return base, weights_sum(Path(folder), sums)
 
 
-def listen(place: ServerFolder) -> socket.socket:
-    """A listening socket, before the base is loaded: a second server says so at once. Raises Unavailable."""
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+def listen(address: ServerFolder) -> socket.socket:
+    """A listening socket, opened before the model is loaded so that a used port fails at once. Raises Unavailable."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((place.host, place.port), family=family)
+        return socket.create_server((address.host, address.port), family=family)
     except OSError as error:
         raise Unavailable(
-            f"The server of hidden states cannot listen on {place.host}:{place.port} ({error.strerror}); "
+            f"The server of hidden states cannot listen on {address.host}:{address.port} ({error.strerror}); "
             "another may run there already: choose another --port."
         ) from None

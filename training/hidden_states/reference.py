@@ -1,4 +1,4 @@
-"""The project's own server (`speculoos features serve`), a request a batch."""
+"""Client of the project's own server (`speculoos features serve`): one request per batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from training.hidden_states.wire import LARGEST_NUMBER, PROTOCOL, HiddenStates, 
 
 
 class ReferenceClient:
-    """Every request names the base's sum, so a server that came back with another base is noticed at once."""
+    """Every request names the weights' sha256, so a server restarted with another base model is detected at once."""
 
     workers = 2
-    """One batch is computed while the other travels."""
+    """One batch is computed while the other is transferred."""
 
     def __init__(self, server: StateServer, base: Any, sha256: str):
         self._connection, self._base, self._sha256 = Connection(server), base, sha256
@@ -28,33 +28,33 @@ class ReferenceClient:
         check_facts(facts, self._connection.name, self._sha256, base.vocab_size, base.hidden_size)
         return f"Hidden states come from “{self._connection.name}”, which runs {facts['name']} in {facts['dtype']}."
 
-    def states(self, asked: StatesRequest) -> HiddenStates:
+    def states(self, request: StatesRequest) -> HiddenStates:
         width = self._base.hidden_size
-        most = asked.numbers(width) * LARGEST_NUMBER
-        answer = self._connection.post("/v1/hidden_states", asked.to_json(self._sha256), most)
-        given = from_bytes(answer.content)
-        check_given(given, asked, width)
-        return given
+        max_bytes = request.numbers(width) * LARGEST_NUMBER
+        answer = self._connection.post("/v1/hidden_states", request.to_json(self._sha256), max_bytes)
+        result = from_bytes(answer.content)
+        check_given(result, request, width)
+        return result
 
     def close(self) -> None:
         self._connection.close()
 
 
 def check_facts(facts: dict[str, Any], name: str, sha256: str, vocab_size: int, hidden_size: int) -> None:
-    """Raise BadInput where GET /v1/base tells of another base."""
-    for key, words, expected in (
+    """Raise BadInput when the response of GET /v1/base describes another base model."""
+    for key, unit, expected in (
         ("vocab_size", "tokens", vocab_size),
         ("hidden_size", "numbers a hidden state", hidden_size),
     ):
         if facts.get(key) != expected:
             raise BadInput(
-                f"The server of hidden states “{name}” runs another base: {facts.get(key)} {words}, trained for is "
-                f"one with {expected}.",
-                "Serve the base that is trained for, or choose another server.",
+                f"The server of hidden states “{name}” runs another base: {facts.get(key)} {unit}, this training's "
+                f"base has {expected}.",
+                "Serve the base model of this training, or choose another server.",
             )
     if (served := str(facts.get("base_sha256"))) != sha256:
         raise BadInput(
-            f"The server of hidden states “{name}” runs other weights ({served[:12]}…) than those trained for "
+            f"The server of hidden states “{name}” runs other weights ({served[:12]}…) than this training's base "
             f"({sha256[:12]}…).",
-            "Serve the base that is trained for, or choose another server.",
+            "Serve the base model of this training, or choose another server.",
         )

@@ -1,4 +1,4 @@
-"""A request's JSON, checked before anything is computed."""
+"""Validation of a request's JSON body."""
 
 from typing import Annotated, Any
 
@@ -8,21 +8,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from speculoos.errors import BadInput, Conflict
 from training.hidden_states.wire import StatesRequest
 
-Position = Annotated[int, Field(ge=0, lt=1 << 31)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=1 << 31)]
 FEW_LAYERS = 3
-"""Layers that may be asked of any base: the three of an EAGLE-3 draft can be the same one in a small base."""
+"""Layers that may be requested of any base model: the three of an EAGLE-3 draft may coincide in a small model."""
 
 
 class RequestLimits(BaseModel):
-    """What one request, and all that wait, may take."""
+    """Limits of one request and of the queue."""
 
     model_config = ConfigDict(frozen=True)
 
     tokens: int = 65_536
-    """Rows × the longest row: what the forward computes."""
+    """Maximum rows × longest row of a request."""
     rows: int = 4096
     waiting: int = 16
-    """Requests in the house, the one at work included."""
+    """Maximum requests in the server, the running one included."""
 
 
 class StatesBody(BaseModel):
@@ -30,34 +30,34 @@ class StatesBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    rows: list[list[Position]] = Field(min_length=1)
-    layers: list[Position] = []
-    places: list[list[Position]] | None = None
+    rows: list[list[NonNegativeInt]] = Field(min_length=1)
+    layers: list[NonNegativeInt] = []
+    places: list[list[NonNegativeInt]] | None = None
     base_sha256: str = ""
 
 
 def read_request(body: bytes) -> StatesBody:
-    """Raises BadInput naming the first field that is wrong."""
+    """Parse a request body. Raises BadInput that names the first invalid field."""
     try:
-        return StatesRequest.model_validate_json(body)
+        return StatesBody.model_validate_json(body)
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
-        where = ".".join(map(str, problem["loc"])) or "body"
-        raise BadInput(f"{where}: {problem['msg'][:1].lower()}{problem['msg'][1:]}.") from None
+        field = ".".join(map(str, problem["loc"])) or "body"
+        raise BadInput(f"{field}: {problem['msg'][:1].lower()}{problem['msg'][1:]}.") from None
 
 
 def checked(request: StatesBody, base: Any, sha256: str, limits: RequestLimits) -> StatesRequest:
-    """What is asked, when this base and these limits can give it. Raises Conflict for another base, else BadInput."""
+    """The request, validated against the base model and the limits. Raises Conflict for another base, BadInput."""
     if request.base_sha256 and request.base_sha256 != sha256:
         raise Conflict(
-            f"This server runs a base with weights {sha256[:12]}…, asked is one with {request.base_sha256[:12]}….",
-            "Serve the base that is trained for.",
+            f"This server runs a base with weights {sha256[:12]}…, the request is for {request.base_sha256[:12]}….",
+            "Serve the base model of this training.",
         )
     _check_rows(request, base, limits)
     _check_layers(request.layers, base)
     rows = tuple(torch.tensor(row, dtype=torch.int32) for row in request.rows)
-    places = None if request.places is None else tuple(torch.tensor(of, dtype=torch.int32) for of in request.places)
-    return StatesRequest(rows, tuple(request.layers), places)
+    positions = None if request.places is None else tuple(torch.tensor(p, dtype=torch.int32) for p in request.places)
+    return StatesRequest(rows, tuple(request.layers), positions)
 
 
 def _check_rows(request: StatesBody, base: Any, limits: RequestLimits) -> None:
@@ -67,7 +67,7 @@ def _check_rows(request: StatesBody, base: Any, limits: RequestLimits) -> None:
     if longest * len(request.rows) > limits.tokens:
         raise BadInput(
             f"rows: {len(request.rows)} rows of up to {longest} tokens are more than the {limits.tokens} that this "
-            "server takes at once; lower batch_tokens, or start it with a higher --max-tokens."
+            "server accepts at once; lower batch_tokens, or start it with a higher --max-tokens."
         )
     if longest > base.max_length or not min(map(len, request.rows)):
         raise BadInput(f"rows: each takes 1 to {base.max_length} tokens, got {longest if longest else 0}.")
@@ -78,16 +78,16 @@ def _check_rows(request: StatesBody, base: Any, limits: RequestLimits) -> None:
 
 
 def _check_layers(layers: list[int], base: Any) -> None:
-    """Their number too: each adds a hidden state a token to the answer."""
+    """The number of layers is limited too: each adds one hidden state per token to the response."""
     if wrong := [layer for layer in layers if layer >= base.num_layers]:
         raise BadInput(f"layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
-    if len(layers) > (most := max(base.num_layers, FEW_LAYERS)):
-        raise BadInput(f"layers: at most {most} at once, got {len(layers)}.")
+    if len(layers) > (max_layers := max(base.num_layers, FEW_LAYERS)):
+        raise BadInput(f"layers: at most {max_layers} at once, got {len(layers)}.")
 
 
 def _check_places(places: list[list[int]], rows: list[list[int]]) -> None:
     if len(places) != len(rows):
         raise BadInput(f"places: expected a list for each of {len(rows)} rows, got {len(places)}.")
-    for of, row in zip(places, rows, strict=True):
-        if of != sorted(set(of)) or (of and of[-1] >= len(row)):
+    for positions, row in zip(places, rows, strict=True):
+        if positions != sorted(set(positions)) or (positions and positions[-1] >= len(row)):
             raise BadInput(f"places: expected ascending positions of a row of {len(row)} tokens.")

@@ -1,4 +1,4 @@
-"""The reference server of hidden states: one base, one forward at a time, everything else beside it.
+"""The reference server of hidden states: one base model, one forward at a time.
 
 GET /healthz · GET /v1/base · POST /v1/hidden_states (see training/hidden_states/wire.py)
 """
@@ -24,20 +24,20 @@ from training.hidden_states.wire import PROTOCOL, TYPE, computed
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 * 2**20
 NO_TOKEN = "A valid token is needed: Authorization: Bearer <SPECULOOS_FEATURES_TOKEN of the server>."
-BUSY = "More requests are waiting here than this server takes; ask again in a moment."
+BUSY = "Too many requests are waiting; retry in a moment."
 
 
 class Giver:
-    """The base at work. One thread has the forwards, in the order they came; reading and packing go beside it."""
+    """Computes hidden states. One thread runs the forwards in FIFO order; parsing and packing run on the callers'."""
 
     def __init__(self, base: Any, sha256: str, name: str, limits: RequestLimits):
         self.base, self.sha256, self.name, self.limits = base, sha256, name, limits
-        count = torch.get_num_threads()  # a thread's own: libraries take them from who calls
+        count = torch.get_num_threads()  # the setting is per thread
         self.device = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(count,))
-        self._places = threading.BoundedSemaphore(limits.waiting)
+        self._slots = threading.BoundedSemaphore(limits.waiting)
 
     def facts(self) -> dict[str, Any]:
-        """What GET /v1/base says."""
+        """The response of GET /v1/base."""
         base = self.base
         return {
             "protocol": PROTOCOL,
@@ -51,19 +51,19 @@ class Giver:
             "limits": self.limits.model_dump(),
         }
 
-    def give(self, body: bytes) -> bytes | None:
-        """The answer's bytes; None when too many wait already. Raises BadInput or Conflict."""
-        if not self._places.acquire(blocking=False):
+    def compute(self, body: bytes) -> bytes | None:
+        """The response body; None when too many requests are waiting. Raises BadInput or Conflict."""
+        if not self._slots.acquire(blocking=False):
             return None
         try:
-            asked = checked(read_request(body), self.base, self.sha256, self.limits)
-            return self.device.submit(computed, self.base, asked).result().to_bytes()
+            states_request = checked(read_request(body), self.base, self.sha256, self.limits)
+            return self.device.submit(computed, self.base, states_request).result().to_bytes()
         finally:
-            self._places.release()
+            self._slots.release()
 
 
 class StatesTokenRequired:
-    """Pure ASGI middleware: everything under /v1 needs the token, compared in constant time, before it is read."""
+    """ASGI middleware: requires the token for all of /v1, compared in constant time before the body is read."""
 
     def __init__(self, app: ASGIApp, token: str):
         self.app, self._expected = app, f"Bearer {token}".encode()
@@ -71,14 +71,14 @@ class StatesTokenRequired:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: Any = self.app
         if scope["type"] == "http" and scope["path"].startswith("/v1"):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                app = refusal(401, NO_TOKEN)
+            authorization = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(authorization, self._expected):
+                app = error_response(401, NO_TOKEN)
         await app(scope, receive, send)
 
 
-def create_app(giver: Giver, port: int, token: str = "") -> FastAPI:
-    """The server as an ASGI app. Without a `token` only programs of this machine may ask (and no web page)."""
+def create_app(engine: Giver, port: int, token: str = "") -> FastAPI:
+    """The server as an ASGI app. Without a `token`, only programs on this machine may use it (and no web page)."""
     app = FastAPI(title="Speculoos hidden states", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(SpeculoosError, _refused)
@@ -89,13 +89,13 @@ def create_app(giver: Giver, port: int, token: str = "") -> FastAPI:
 
     @app.get("/v1/base")
     async def base() -> dict[str, Any]:
-        return giver.facts()
+        return engine.facts()
 
     @app.post("/v1/hidden_states")
     async def hidden_states(request: Request) -> Response:
-        answer = await run_in_threadpool(giver.give, await request.body())
+        answer = await run_in_threadpool(engine.compute, await request.body())
         if answer is None:
-            return refusal(503, BUSY, {"Retry-After": "1"})
+            return error_response(503, BUSY, {"Retry-After": "1"})
         return Response(answer, media_type=TYPE)
 
     if token:
@@ -104,19 +104,19 @@ def create_app(giver: Giver, port: int, token: str = "") -> FastAPI:
     return app
 
 
-def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """One sentence, in the shape of all our servers' errors."""
+def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """An error response in the shape that all servers of this project use."""
     return JSONResponse({"error": {"message": message}}, status, headers)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, SpeculoosError)
     status = 409 if isinstance(error, Conflict) else 400 if isinstance(error, BadInput) else 500
-    return refusal(status, f"{error} {error.hint}".strip())
+    return error_response(status, f"{error} {error.hint}".strip())
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
     if out_of_memory(error):
-        return refusal(500, "The server of hidden states has no memory for that many tokens; lower batch_tokens.")
+        return error_response(500, "The server of hidden states is out of memory for this request; lower batch_tokens.")
     log.error("Unexpected error", exc_info=error)
-    return refusal(500, "The server of hidden states could not finish this request; its log says why.")
+    return error_response(500, "The server of hidden states could not finish this request; its log says why.")

@@ -1,7 +1,7 @@
-"""SGLang with --enable-return-hidden-states: /generate answers with the head's input as lists of numbers.
+"""Client of SGLang with --enable-return-hidden-states: /generate returns the head's input as lists of numbers.
 
-It has no request for other layers, so it serves EAGLE-1, Medusa and distilled standalone drafts. `hidden_states` of an
-answer is a list: first those of the whole prompt [tokens][H], then those of each further token.
+Other layers cannot be requested, so it serves EAGLE-1, Medusa and distilled standalone drafts. `hidden_states` of a
+response is a list: first those of the whole prompt [tokens][H], then those of each generated token.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from training.hidden_states.engines import WRITTEN_NUMBER, EngineAnswer, EngineC
 
 
 class SglangClient(EngineClient):
-    """One token generated for each row."""
+    """Generates one token for each row."""
 
     def check(self, rows: Sequence[Tensor]) -> str:
         return f"Hidden states come from SGLang “{self.server.name}”: {self.check_tokens(rows)}."
@@ -23,20 +23,20 @@ class SglangClient(EngineClient):
     def row(self, ids: list[int], layers: tuple[int, ...]) -> EngineAnswer:
         if layers:
             raise Unsupported(
-                f"hidden_states: SGLang “{self.server.name}” sends what the head reads and no other layer, so no "
-                "EAGLE-3 draft learns from it; use vLLM or the project's own server."
+                f"hidden_states: SGLang “{self.server.name}” sends only the last layer's output, so an EAGLE-3 draft "
+                "cannot learn from it; use vLLM or the project's own server."
             )
         body = {
             "input_ids": ids,
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
             "return_hidden_states": True,
         }
-        most = (len(ids) + 1) * self.base.hidden_size * WRITTEN_NUMBER  # the generated token may have its own
-        answer = self.connection.post_json("/generate", body, most)
-        hidden = self._prompt(answer, ids)
+        max_bytes = (len(ids) + 1) * self.base.hidden_size * WRITTEN_NUMBER  # + 1: the generated token's
+        answer = self.connection.post_json("/generate", body, max_bytes)
+        hidden = self._prompt_states(answer, ids)
         return EngineAnswer(hidden, hidden.new_zeros(len(ids), 0), chosen_of(answer.get("output_ids")))
 
-    def _prompt(self, answer: Any, ids: list[int]) -> Tensor:
+    def _prompt_states(self, answer: Any, ids: list[int]) -> Tensor:
         try:
             hidden = torch.tensor(answer["meta_info"]["hidden_states"][0], dtype=torch.float32)
         except (KeyError, IndexError, TypeError, ValueError):
@@ -45,8 +45,8 @@ class SglangClient(EngineClient):
             ) from None
         if hidden.shape != (len(ids), self.base.hidden_size):
             raise BadInput(
-                f"SGLang “{self.server.name}” sent hidden states {list(hidden.shape)} of {len(ids)} tokens; wanted are "
-                f"all, of {self.base.hidden_size} numbers.",
+                f"SGLang “{self.server.name}” sent hidden states {list(hidden.shape)}; expected are "
+                f"{[len(ids), self.base.hidden_size]}.",
                 "Start it with --disable-radix-cache and --chunked-prefill-size -1, without speculative decoding.",
             )
         return hidden

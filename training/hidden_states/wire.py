@@ -1,9 +1,9 @@
-"""What a training asks of a base that runs elsewhere, and what comes back: the protocol's two messages.
+"""The messages of the hidden states protocol between a training and a server that runs the base model.
 
     GET  /v1/base           → JSON: which base, its sizes, its limits (`facts` in training/hidden_states/server.py)
     POST /v1/hidden_states  ← JSON: {"base_sha256", "rows", "layers", "places"}   → safetensors: hidden, aux
 
-Numbers travel as they lie in memory (bfloat16 stays bfloat16), padding does not travel, nothing is pickled.
+Values are sent as they are in memory (bfloat16 stays bfloat16), without padding; nothing is pickled.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from speculoos.errors import BadInput
 
 PROTOCOL = 1
 LARGEST_NUMBER = 4
-"""Bytes."""
+"""Maximum bytes of one value."""
 TYPE = "application/vnd.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class StatesRequest:
-    """Rows of token ids, each [n], and what is wanted of them: the outputs of 0-based `layers` at every token, and the
-    head's input at `places`, ascending positions [m] of each row (None: at every token)."""
+    """A request for hidden states of rows of token ids, each [n]: the outputs of 0-based `layers` at every token, and
+    the head's input at the ascending `positions` [m] of each row (None: at every token)."""
 
     rows: tuple[Tensor, ...]
     layers: tuple[int, ...] = ()
-    places: tuple[Tensor, ...] | None = None
+    positions: tuple[Tensor, ...] | None = None
 
     @property
     def tokens(self) -> int:
@@ -39,22 +39,22 @@ class StatesRequest:
 
     @property
     def counts(self) -> list[int]:
-        """Places of each row."""
-        return [*map(len, self.rows if self.places is None else self.places)]
+        """Number of positions of each row."""
+        return [*map(len, self.rows if self.positions is None else self.positions)]
 
     def numbers(self, width: int) -> int:
-        """How many a base of this width gives."""
+        """How many values the response has, for a base model with hidden size `width`."""
         return (sum(self.counts) + self.tokens * len(self.layers)) * width
 
     def to_json(self, base_sha256: str = "") -> dict[str, Any]:
-        places = None if self.places is None else [of.tolist() for of in self.places]
+        places = None if self.positions is None else [row.tolist() for row in self.positions]
         rows = [row.tolist() for row in self.rows]
         return {"base_sha256": base_sha256, "rows": rows, "layers": list(self.layers), "places": places}
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenStates:
-    """`hidden` [places of all rows, H], what the head reads; `aux` [tokens of all rows, layers · H], side by side."""
+    """`hidden` [positions of all rows, H], the head's input; `aux` [tokens of all rows, layers · H], concatenated."""
 
     hidden: Tensor
     aux: Tensor
@@ -63,19 +63,19 @@ class HiddenStates:
         """As a safetensors file."""
         return save({"hidden": self.hidden.cpu().contiguous(), "aux": self.aux.cpu().contiguous()})
 
-    def by_row(self, asked: StatesRequest) -> list["HiddenStates"]:
-        """The same, row by row."""
-        parts = zip(self.hidden.split(asked.counts), self.aux.split([len(row) for row in asked.rows]), strict=True)
+    def by_row(self, request: StatesRequest) -> list["HiddenStates"]:
+        """Split into one entry per row of the request."""
+        parts = zip(self.hidden.split(request.counts), self.aux.split([len(row) for row in request.rows]), strict=True)
         return [HiddenStates(hidden, aux) for hidden, aux in parts]
 
 
 def joined(parts: Sequence[HiddenStates]) -> HiddenStates:
-    """Rows, one after the other."""
+    """Concatenate the rows of several responses."""
     return HiddenStates(torch.cat([part.hidden for part in parts]), torch.cat([part.aux for part in parts]))
 
 
 def from_bytes(data: bytes) -> HiddenStates:
-    """Raises BadInput for anything but a safetensors file with these two matrices."""
+    """Parse a response. Raises BadInput for anything but a safetensors file with both matrices."""
     try:
         tensors = load(data)
         return HiddenStates(tensors["hidden"], tensors["aux"])
@@ -83,33 +83,33 @@ def from_bytes(data: bytes) -> HiddenStates:
         raise BadInput(f"The answer is no safetensors file with hidden and aux ({error}).") from None
 
 
-def check_given(given: HiddenStates, asked: StatesRequest, width: int) -> None:
-    """Raise BadInput unless `given` is what was `asked` of a base of this width."""
-    expected = ((sum(asked.counts), width), (asked.tokens, len(asked.layers) * width))
-    found = tuple(map(tuple, (given.hidden.shape, given.aux.shape)))
-    if found != expected:
-        raise BadInput(f"The hidden states have the shapes {found}, wanted are {expected}.")
+def check_given(states: HiddenStates, request: StatesRequest, width: int) -> None:
+    """Raise BadInput unless the shapes of `states` match the request for hidden size `width`."""
+    expected = ((sum(request.counts), width), (request.tokens, len(request.layers) * width))
+    shapes = tuple(map(tuple, (states.hidden.shape, states.aux.shape)))
+    if shapes != expected:
+        raise BadInput(f"The hidden states have the shapes {shapes}, expected are {expected}.")
 
 
-def padded(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     """input_ids int64 [B, L], padded on the right with 0, and lengths [B]."""
     ids = pad_sequence([row.long() for row in rows], batch_first=True)
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
 
 
-def computed(base: Any, asked: StatesRequest) -> HiddenStates:
-    """What a base that is here gives, by one forward over the rows as one batch."""
-    ids, lengths = padded(asked.rows, base.device)
+def computed(base: Any, request: StatesRequest) -> HiddenStates:
+    """Compute hidden states with a base model in this process, by one forward over the rows as one batch."""
+    ids, lengths = pad_rows(request.rows, base.device)
     with torch.no_grad():
-        hidden, aux = base.forward_hidden(ids, layers=asked.layers, lengths=lengths)
+        hidden, aux = base.forward_hidden(ids, layers=request.layers, lengths=lengths)
     real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-    joined_aux = torch.cat([each[real] for each in aux], -1) if aux else hidden.new_zeros(asked.tokens, 0)
-    return HiddenStates(hidden[real] if asked.places is None else hidden[placed(asked.places, ids)], joined_aux)
+    joined_aux = torch.cat([each[real] for each in aux], -1) if aux else hidden.new_zeros(request.tokens, 0)
+    return HiddenStates(hidden[real if request.positions is None else mask_of(request.positions, ids)], joined_aux)
 
 
-def placed(places: Sequence[Tensor], ids: Tensor) -> Tensor:
-    """Places of each row as bool [B, L], the shape of `ids`."""
-    where = torch.zeros_like(ids, dtype=torch.bool)
-    for row, of in enumerate(places):
-        where[row, of.long().to(ids.device)] = True
-    return where
+def mask_of(positions: Sequence[Tensor], ids: Tensor) -> Tensor:
+    """The positions of each row as a mask: bool [B, L], the shape of `ids`."""
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    for row, selected in enumerate(positions):
+        mask[row, selected.long().to(ids.device)] = True
+    return mask

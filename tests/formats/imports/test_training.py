@@ -49,7 +49,7 @@ def test_a_deep_draft_learns_from_the_same_places_as_a_flat_one(imported, base, 
     method = Eagle3Method(settings("eagle3"), base, draft_to_train(folder, base, "eagle3"))
     features = method.features(collate(conversations[:4]))
     flat = method(features)
-    method.deep = True
+    method.multi_layer = True
     deep = method(features)
     assert torch.equal(flat.hits, deep.hits) and flat.sums.abs().min() > 0
     torch.testing.assert_close(flat.sums, deep.sums, rtol=1e-5, atol=1e-5)

@@ -55,7 +55,7 @@ def test_an_answer_without_end_is_refused(
     client = clients(endless, base)[which]
     tracemalloc.start()
     try:
-        with pytest.raises(BadInput, match=r"“big” answers /\S+ with more than the 1\.\d MB that what was asked"):
+        with pytest.raises(BadInput, match=r"“big” answers /\S+ with more than the 1\.\d MB that this request allows"):
             ask(client)
         assert tracemalloc.get_traced_memory()[1] < OURS + len(ASKED.rows[0]) * 32 * 32
     finally:

@@ -33,7 +33,7 @@ def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
         named = {"hidden_states": "engine"} if engine else {}
         elsewhere = Elsewhere(engine.server(**settings.pop("server", {}))) if engine else None
         config = train_config(**{**SHORT, **named, **settings})
-        train(config, tiny_base, dataset, tmp_path / f"{bool(engine)}", None, notes, elsewhere=elsewhere)
+        train(config, tiny_base, dataset, tmp_path / f"{bool(engine)}", None, notes, states_location=elsewhere)
 
     return go
 
@@ -79,7 +79,7 @@ def test_an_engine_with_another_model_is_found_out(engine_of, run, tmp_path: Pat
 def test_vllm_with_other_layers_is_told_which(run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
     with (
         VllmStandIn(whole, tmp_path / "shared", [2, 4]) as engine,
-        pytest.raises(BadInput, match="sends 2 layers, wanted are 3 and the last") as refused,
+        pytest.raises(BadInput, match="sends 2 layers, expected are 3 and the last") as refused,
     ):
         run(notes, engine, method="eagle3")
     assert refused.value.hint == "Start it with eagle_aux_hidden_state_layer_ids [2, 2, 1, 4]."
@@ -93,7 +93,7 @@ def test_vllm_with_other_layers_is_told_which(run, whole: LoadedBase, tmp_path: 
 def test_a_folder_that_is_not_shared_is_said_so(run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
     with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
         engine.told = tmp_path / "elsewhere"
-        with pytest.raises(BadInput, match="which is not there for us") as refused:
+        with pytest.raises(BadInput, match="which does not exist here") as refused:
             run(notes, engine, method="medusa")
     assert "shared_storage_path must be the same folder" in refused.value.hint
 
@@ -151,9 +151,9 @@ def test_sglang_teaches_what_the_base_teaches(method: str, run, whole: LoadedBas
 
 def test_sglang_has_no_other_layers_and_may_have_cached_a_prompt(run, whole: LoadedBase, notes: Notebook) -> None:
     with SglangStandIn(whole) as engine:
-        with pytest.raises(Unsupported, match="no EAGLE-3 draft learns from it; use vLLM"):
+        with pytest.raises(Unsupported, match="an EAGLE-3 draft cannot learn from it; use vLLM"):
             run(notes, engine, method="eagle3")
         engine.cached = 2
-        with pytest.raises(BadInput, match="sent hidden states .* wanted are all, of 32 numbers") as refused:
+        with pytest.raises(BadInput, match=r"sent hidden states .*; expected are \[\d+, 32\]") as refused:
             run(notes, engine, method="medusa")
     assert "--disable-radix-cache and --chunked-prefill-size -1" in refused.value.hint

@@ -49,14 +49,14 @@ def test_they_are_those_of_one_forward_over_the_row(made: Path, tiny_base: Path)
     base = load_base(tiny_base)
     kept = store(made, base, tiny_base)
     for row in rows(made):
-        places = [at for start, end in row["loss_spans"] for at in range(start - 1, end - 1)]
-        asked = StatesRequest((torch.tensor(row["token_ids"]),), (), (torch.tensor(places[1:]),))
+        positions = [at for start, end in row["loss_spans"] for at in range(start - 1, end - 1)]
+        asked = StatesRequest((torch.tensor(row["token_ids"]),), (), (torch.tensor(positions[1:]),))
         given = kept.read(asked)
         assert given is not None
         torch.testing.assert_close(given.hidden, computed(base, asked).hidden, atol=1e-5, rtol=1e-4)
-        elsewhere = torch.tensor([places[0] - 1, places[0]])
+        elsewhere = torch.tensor([positions[0] - 1, positions[0]])
         assert kept.read(StatesRequest(asked.rows, (), (elsewhere,))) is None
-        assert kept.read(StatesRequest(asked.rows, (1,), asked.places)) is None
+        assert kept.read(StatesRequest(asked.rows, (1,), asked.positions)) is None
     assert len(rows(made)) == len(PROMPTS)
 
 
@@ -65,11 +65,11 @@ def test_heads_learn_the_same_from_them_without_the_base(made: Path, tiny_base: 
     folders = tiny_base, made / "answers"
     train(train_config("medusa", **SHORT), *folders, tmp_path / "here", reporter=here)
     alone = train_config("medusa", **SHORT, hidden_states="stored", hidden_states_store="kept")
-    train(alone, *folders, tmp_path / "stored", reporter=stored, elsewhere=Elsewhere(None, made / "kept"))
+    train(alone, *folders, tmp_path / "stored", reporter=stored, states_location=Elsewhere(None, made / "kept"))
     check_same(here, stored)
 
 
 def test_other_methods_need_the_base(made: Path, tiny_base: Path, tmp_path: Path) -> None:
     alone = train_config("eagle3", **SHORT, hidden_states="stored", hidden_states_store="kept")
     with pytest.raises(NotFound, match="lacks the hidden states"):
-        train(alone, tiny_base, made / "answers", tmp_path / "out", elsewhere=Elsewhere(None, made / "kept"))
+        train(alone, tiny_base, made / "answers", tmp_path / "out", states_location=Elsewhere(None, made / "kept"))

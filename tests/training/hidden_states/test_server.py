@@ -100,7 +100,7 @@ def test_rows_of_an_answer_can_be_told_apart(tiny_base: Path) -> None:
         ({"places": [[5], []]}, 400, "places: expected ascending positions of a row of 5 tokens"),
         ({"places": [[2, 1], []]}, 400, "places: expected ascending"),
         ({"surprise": 1}, 400, "surprise: extra inputs are not permitted"),
-        ({"base_sha256": "ab" * 32}, 409, "runs a base with weights .*, asked is one with abababababab"),
+        ({"base_sha256": "ab" * 32}, 409, "runs a base with weights .*, the request is for abababababab"),
     ],
 )
 def test_bad_requests_get_one_sentence(client: TestClient, body: dict[str, Any], status: int, says: str) -> None:

@@ -40,7 +40,7 @@ def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
     def go(name: str, notes: Notebook, elsewhere: Elsewhere | None = None, **settings: Any) -> TrainResult:
         resume = settings.pop("resume_from", None)
         config = train_config(**{**SHORT, **settings})
-        return train(config, tiny_base, dataset, tmp_path / name, resume, notes, elsewhere=elsewhere)
+        return train(config, tiny_base, dataset, tmp_path / name, resume, notes, states_location=elsewhere)
 
     return go
 
@@ -86,10 +86,12 @@ def test_the_training_holds_no_layer_of_the_base(
     tiny_base: Path, dataset: Path, tmp_path: Path, served: StateProcess, notes: Notebook
 ) -> None:
     config = train_config(**SHORT, method="eagle3", hidden_states="here")
-    trainer = Trainer(config, tiny_base, dataset, tmp_path / "out", notes, {}, elsewhere=Elsewhere(served.server()))
+    trainer = Trainer(
+        config, tiny_base, dataset, tmp_path / "out", notes, {}, states_location=Elsewhere(served.server())
+    )
     assert isinstance(trainer.base, Frame) and trainer.base.num_layers == 4
     assert not [name for name, _ in trainer.base.model.named_parameters() if "layers" in name]
-    trainer.carrier.close()
+    trainer.prefetcher.close()
 
 
 class Killer(Notebook):
@@ -170,10 +172,10 @@ def test_another_base_is_refused_with_a_sentence(
 ) -> None:
     config = train_config(**SHORT, method="medusa", hidden_states="here")
     other, wider = make_tiny_base(tmp_path / "other", seed=5), make_tiny_base(tmp_path / "wider", hidden_size=64)
-    with pytest.raises(BadInput, match="“here” runs other weights .* than those trained for"):
-        train(config, other, dataset, tmp_path / "out", None, notes, elsewhere=Elsewhere(served.server()))
-    with pytest.raises(BadInput, match="runs another base: 32 numbers a hidden state, trained for is one with 64"):
-        train(config, wider, dataset, tmp_path / "out", None, notes, elsewhere=Elsewhere(served.server()))
+    with pytest.raises(BadInput, match="“here” runs other weights .* than this training's base"):
+        train(config, other, dataset, tmp_path / "out", None, notes, states_location=Elsewhere(served.server()))
+    with pytest.raises(BadInput, match="runs another base: 32 numbers a hidden state, this training's base has 64"):
+        train(config, wider, dataset, tmp_path / "out", None, notes, states_location=Elsewhere(served.server()))
 
 
 def test_a_server_that_comes_back_with_another_base_is_noticed(run, tiny_base: Path, tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_a_server_that_comes_back_with_another_base_is_noticed(run, tiny_base: P
         second._command[second._command.index("--port") + 1] = str(server.port)
         second.port, second.url = server.port, server.url
         notes.server.start = second.start
-        with pytest.raises(BadInput, match="This server runs a base with weights .*…, asked is one with"):
+        with pytest.raises(BadInput, match="This server runs a base with weights .*…, the request is for"):
             run("away", notes, **there(server), method="medusa", cache_features_mb=0)
         notes.starting.join()
 
@@ -241,6 +243,6 @@ class TestStore:
 
 
 def test_a_server_that_nobody_named_is_said_so(run, notes: Notebook) -> None:
-    with pytest.raises(BadInput, match="nothing is known of a server named “gone”"):
+    with pytest.raises(BadInput, match="there is no server named “gone”"):
         run("away", notes, method="medusa", hidden_states="gone")
     assert StateServer("gone", "http://x").key == ""
