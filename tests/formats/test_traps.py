@@ -132,7 +132,7 @@ def test_two_tokens_of_the_map_exchanged(spoilt):
     def moved(_, tensors):
         tensors["d2t"] += 1
 
-    assert "tokens: from place" in spoilt("eagle3-small", "trtllm", moved)
+    assert "tokens: from position" in spoilt("eagle3-small", "trtllm", moved)
 
 
 def test_a_bias_that_should_be_zero(spoilt):
@@ -155,7 +155,7 @@ def test_the_tokenizer_of_another_model(base, checkpoint, tmp_path):
     build(folder, base, "huggingface", tmp_path / "out")
     shutil.copyfile(other / "tokenizer.json", tmp_path / "out" / "tokenizer.json")
     report = validate(tmp_path / "out", "huggingface", found, base, Facts(base.path.name, str(base.path)))
-    assert "tokenizer: tokenizer.json or its chat template is not the base's" in report.failures[0]
+    assert "tokenizer: tokenizer.json or its chat template is not the base model's" in report.failures[0]
 
     build(checkpoint("eagle3"), base, "vllm", tmp_path / "head")
     found = CheckpointFiles.read(checkpoint("eagle3"), other)
