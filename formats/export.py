@@ -1,4 +1,5 @@
-"""Write and validate an export. The target is complete or does not exist. Called from a command, a job or a download."""
+"""Write and validate an export. The target is complete or does not exist. Called from a command, a job or a
+download."""
 
 import os
 import shutil
@@ -36,9 +37,9 @@ def build(
     unpacks to a folder of the same name, which the README's commands use.
 
     An export that fails its validation is written only with `force`, and its README then begins with a warning. With
-    `repository`, a hub id, the README says how to download the export. Raises Unsupported if the format does not support
-    the checkpoint or the validation failed, Conflict if `target` exists, and the errors of CheckpointFiles.read.
-    """
+    `repository`, a hub id, the README says how to download the export. Raises Unsupported if the format does not
+    support the checkpoint or the validation failed, Conflict if `target` exists, and the errors of
+    CheckpointFiles.read."""
     target, reporter, record = Path(target), reporter or Silent(), find_format(format_name)
     checkpoint = check_possible(folder, base.path, format_name, target)
     facts = facts or Facts(Path(base.path).name, str(base.path))  # a base model without a row: its folder

@@ -1,6 +1,6 @@
-"""The plan that a writer makes of an export: its tensors with the source of their bytes, its config and its other files.
-Most tensors are copied byte by byte; a few small ones are created, and Medusa heads may be cast. No torch at import.
-"""
+"""The plan that a writer makes of an export: its tensors with the source of their bytes, its config and its other
+files. Most tensors are copied byte by byte; a few small ones are created, and Medusa heads may be cast. No torch at
+import."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -26,8 +26,8 @@ Chain = Callable[[Passage, int], tuple[list[int], list[int]]]
 
 @dataclass
 class Proof:
-    """The result of the comparison so far. `drafted` counts the draft's tokens; `accepted` counts the accepted tokens of
-    the draft and of the export."""
+    """The result of the comparison so far. `drafted` counts the draft's tokens; `accepted` counts the accepted tokens
+    of the draft and of the export."""
 
     difference: float = 0.0
     rounding: float = 0.0
@@ -187,9 +187,9 @@ def _rounded(features: torch.Tensor) -> torch.Tensor:
 
 
 class _Heads:
-    """Medusa: the chain is the best token of every head. Servers do not apply the base model's scale or cap of logits to
-    drafts, since it does not change their order; here it is applied to the reader's logits to compare them. A head runs
-    once for all positions of a passage, because its matrix may be large and is read from the file each time."""
+    """Medusa: the chain is the best token of every head. Servers do not apply the base model's scale or cap of logits
+    to drafts, since it does not change their order; here it is applied to the reader's logits to compare them. A head
+    runs once for all positions of a passage, because its matrix may be large and is read from the file each time."""
 
     layers: tuple[int, ...] = ()
     rounding = 0.0

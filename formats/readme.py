@@ -14,9 +14,9 @@ from speculoos.markdown import block, code, quotation, scalar, section, table, t
 MACHINE_SETTINGS = ("draft_path", "device")
 """Settings that describe the machine, not the draft."""
 LICENCE = (
-    "The draft was trained on responses and hidden states of the base model and may contain parts of it (its lm_head is "
-    "initialised from the base model's): the base model's licence applies to it. Prompts and responses used for training "
-    "may have their own terms."
+    "The draft was trained on responses and hidden states of the base model and may contain parts of it (its lm_head "
+    "is initialised from the base model's): the base model's licence applies to it. Prompts and responses used for "
+    "training may have their own terms."
 )
 
 
@@ -27,6 +27,7 @@ def readme(
     layout = record.layout(checkpoint.method)
     assert layout is not None
     training = checkpoint.config.get("training") or {}
+    settings = {k: v for k, v in (training.get("settings") or {}).items() if k not in MACHINE_SETTINGS}
     download = f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
     noun = METHODS[checkpoint.method].noun if checkpoint.method in METHODS else checkpoint.method
     return "\n".join(
@@ -44,7 +45,7 @@ def readme(
             "## Base\n",
             table(_base(facts, checkpoint)),
             *section("Data", training.get("dataset")),
-            *section("Recipe", {k: v for k, v in (training.get("settings") or {}).items() if k not in MACHINE_SETTINGS}),
+            *section("Recipe", settings),
             *section("Figures", training.get("figures")),
             *section("Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}),
             *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),

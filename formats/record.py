@@ -32,7 +32,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Format:
-    """One format. `layouts` by method; `unsupported` gives the reason for other methods, `default_reason` for the rest."""
+    """One format. `layouts` by method; `unsupported` gives the reason for other methods, `default_reason` for the
+    rest."""
 
     name: str
     """In commands and files: `vllm`."""

@@ -81,8 +81,8 @@ def sglang(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
 
 
 def trtllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML; Medusa and standalone drafts by converting checkpoints
-    and building engines."""
+    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML; Medusa and standalone drafts by converting
+    checkpoints and building engines."""
     if checkpoint.method == "medusa":
         return _medusa_engine(checkpoint, facts, folder)
     pair = checkpoint.method == "draft"

@@ -1,4 +1,5 @@
-"""The records of all formats: the server, the supported drafts and the reasons why others are not supported. No torch."""
+"""The records of all formats: the server, the supported drafts and the reasons why others are not supported. No
+torch."""
 
 from formats import refusals, serve
 from formats.record import ANY, Format, Layout
@@ -17,7 +18,9 @@ VLLM = Format(
         "eagle": Layout(
             servers="vLLM 0.29 to 0.33",
             serve=serve.vllm,
-            refusals=refusals.for_server("vLLM", refusals.plain_eagle, refusals.known_only(refusals.EAGLE | {"own_embeddings"})),
+            refusals=refusals.for_server(
+                "vLLM", refusals.plain_eagle, refusals.known_only(refusals.EAGLE | {"own_embeddings"})
+            ),
         ),
         "eagle3": Layout(
             servers="vLLM 0.29 to 0.33",
@@ -82,7 +85,9 @@ SGLANG = Format(
         "eagle": Layout(
             servers="SGLang 0.5",
             serve=serve.sglang,
-            refusals=refusals.for_server("SGLang", refusals.plain_eagle, refusals.known_only(refusals.EAGLE | {"fc_bias"})),
+            refusals=refusals.for_server(
+                "SGLang", refusals.plain_eagle, refusals.known_only(refusals.EAGLE | {"fc_bias"})
+            ),
         ),
         "eagle3": Layout(
             servers="SGLang 0.5",

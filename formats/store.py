@@ -1,8 +1,7 @@
 """Stored exports: `exports/<checkpoint id>/<format>.zip`, each with a JSON file with its validation report.
 
-An export belongs to one state of its checkpoint: when the checkpoint changes (tuning, further training), its old exports
-are no longer offered, and the next export replaces them. No torch.
-"""
+An export belongs to one state of its checkpoint: when the checkpoint changes (tuning, further training), its old
+exports are no longer offered, and the next export replaces them. No torch."""
 
 import json
 from contextlib import suppress

@@ -52,8 +52,8 @@ def model(folder: Path) -> Any:
 
 def stream(module: nn.Module, weights: Weights, stored: Callable[[str], str] = str) -> Any:
     """Make `module`, whose parameters are on the meta device, read the parameters of each submodule before it runs.
-    Matrices of linear layers are read a few rows at a time; of embeddings only the needed rows are read. `stored` maps a
-    parameter's name to its name in the file."""
+    Matrices of linear layers are read a few rows at a time; of embeddings only the needed rows are read. `stored` maps
+    a parameter's name to its name in the file."""
     for prefix, submodule in module.named_modules():
         names = {name: stored(f"{prefix}.{name}") for name, _ in submodule.named_parameters(recurse=False)}
         if type(submodule) is nn.Linear:

@@ -1,4 +1,5 @@
-"""Validate an export: files and config as its server reads them, the same tokenizer, the same drafts as the checkpoint."""
+"""Validate an export: files and config as its server reads them, the same tokenizer, the same drafts as the
+checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ def validate(
     facts: Facts,
     reporter: Reporter | None = None,
 ) -> ExportReport:
-    """The report on the export of `checkpoint` in `folder`, for `base` in float32. Faults of the export do not raise; they
-    are checks that did not pass."""
+    """The report on the export of `checkpoint` in `folder`, for `base` in float32. Faults of the export do not raise;
+    they are checks that did not pass."""
     folder, record, reporter = Path(folder), find_format(format_name), reporter or Silent()
     subject = _subject(checkpoint, facts)
     if format_name == OWN:
@@ -44,7 +45,8 @@ def validate(
 def _compared(
     folder: Path, record: Any, checkpoint: CheckpointFiles, base: Any, checks: list[Check], reporter: Reporter
 ) -> tuple[list[Check], dict[str, Any]]:
-    """`checks` with those of the logits and drafted tokens, which run only if all earlier checks passed; and figures."""
+    """`checks` with those of the logits and drafted tokens, which run only if all earlier checks passed; and
+    figures."""
     if failed := [check.name for check in checks if not check.passed]:
         return [*checks, Check("logits", False, f"not compared: {', '.join(failed)} failed")], {}
     from formats import streamed
