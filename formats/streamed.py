@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from formats.readers.weights import KEPT, Weights
+from formats.readers.weights import MAX_CACHED, Weights
 from models.checkpoints import WEIGHTS, draft_class, load_draft, read_config
 from models.standalone import StandaloneDraft
 
 
 def draft(folder: Path, base: Any) -> Any:
     """The draft of a checkpoint in float32, for a base model in float32. A small draft is loaded as a whole."""
-    if (folder / WEIGHTS).stat().st_size <= KEPT:
+    if (folder / WEIGHTS).stat().st_size <= MAX_CACHED:
         return load_draft(folder, base)
     config = read_config(folder)
     if config["speculoos_method"] == "draft":

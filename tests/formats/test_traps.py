@@ -103,7 +103,7 @@ def test_a_type_that_is_not_that_of_the_tensors(key, spoilt):
 
 def test_a_key_that_hides_the_heads_from_tgi(spoilt):
     said = spoilt("medusa", "medusa", lambda config, _: config.update(architectures=["MedusaModel"]))
-    assert "architectures does not belong here (TGI would take the folder for no Medusa)" in said
+    assert "architectures does not belong here (TGI would not recognise the folder as Medusa heads)" in said
 
 
 def test_bias_that_vllm_would_drop(spoilt):
