@@ -198,7 +198,7 @@ def test_a_small_model_becomes_a_draft_untrained_and_another_tokenizer_is_refuse
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["a"], tokenizer["model"]["vocab"]["b"] = 65, 64
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(Unsupported, match="another tokenizer"):
+    with pytest.raises(Unsupported, match="differs from the tokenizer"):
         read_here(folder, tiny_base, tmp_path)
 
 
