@@ -134,7 +134,7 @@ class PackedRunner:
         return self._head((features if self._norms_output else self._norm(features)).to(self._head_dtype))
 
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
-        """Draft ids as token ids of the base."""
+        """Draft ids as token ids of the base model."""
         return ids if self._d2t is None else ids + self._d2t[ids]
 
     def _rotation(self, positions: Sequence[int]) -> torch.Tensor:

@@ -63,9 +63,9 @@ class TextStream:
         self._unfinished = _unfinished(text)
         if self._unfinished:
             return ""
-        piece, self._shown = text[self._shown :], len(text)
+        new_text, self._shown = text[self._shown :], len(text)
         self._shrink()
-        return self._filter(piece)
+        return self._filter(new_text)
 
     def _shrink(self) -> None:
         """Drop tokens from the start of the window; two complete ones remain, because the text of a token may depend on
@@ -78,15 +78,15 @@ class TextStream:
 
     def _flush(self) -> str:
         """The held text at the end of the response; an incomplete character becomes U+FFFD."""
-        piece = self._filter(self._decode(self._window)[self._shown :])
-        rest, self._held = piece + ("" if self._stopped else self._held), ""
+        new_text = self._filter(self._decode(self._window)[self._shown :])
+        rest, self._held = new_text + ("" if self._stopped else self._held), ""
         return rest
 
-    def _filter(self, piece: str) -> str:
+    def _filter(self, new_text: str) -> str:
         """Remove stop texts: hold back a possible beginning of one, drop everything from the first one on."""
         if not self.stop or self._stopped:
-            return "" if self._stopped else piece
-        text = self._held + piece
+            return "" if self._stopped else new_text
+        text = self._held + new_text
         starts = [start for stop in self.stop if (start := text.find(stop)) >= 0]
         if starts:
             self._stopped, self._held = True, ""
@@ -122,8 +122,8 @@ def piece_reader(tokenizer: Any) -> Any:
     start = decode(anchor)
 
     @lru_cache(maxsize=4096)
-    def piece(token: int) -> str:
+    def token_text(token: int) -> str:
         text = decode([*anchor, token])
         return text[len(start) :] if text.startswith(start) else decode([token])
 
-    return piece
+    return token_text

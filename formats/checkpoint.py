@@ -35,7 +35,7 @@ class CheckpointFiles:
 
     @classmethod
     def read(cls, path: str | Path, base_path: str | Path) -> "CheckpointFiles":
-        """Raises NotFound, BadInput or Unsupported where a folder holds no checkpoint or no base model."""
+        """Raises NotFound, BadInput or Unsupported if a folder does not contain a checkpoint or a base model."""
         path, base_path = Path(path), Path(base_path)
         config = read_config(path)
         archive_files(path)  # raises NotFound if the weights are missing

@@ -42,7 +42,7 @@ class Proof:
         for expected, actual in pairs:
             heed()
             if expected.shape != actual.shape:
-                self.wrong.append(f"{actual.shape[-1]} columns where the draft has {expected.shape[-1]}.")
+                self.wrong.append(f"{actual.shape[-1]} columns, but the draft has {expected.shape[-1]}.")
                 continue
             off = difference(expected, actual)
             self.difference = max(self.difference, off) if off == off else float("inf")
@@ -124,7 +124,7 @@ class _Eagles:
         if min(reader.layer_inputs, default=1) < 1:
             raise ValueError(f"layers {list(reader.layer_inputs)}: the input of layer 0 is not a hidden state.")
         if max(reader.layer_inputs, default=0) > base.num_layers:
-            raise ValueError(f"layers {list(reader.layer_inputs)}: the base has {base.num_layers} layers.")
+            raise ValueError(f"layers {list(reader.layer_inputs)}: the base model has {base.num_layers} layers.")
         self.reader_layers = tuple(layer - 1 for layer in reader.layer_inputs)
         self.layers = (*draft.layers_wanted, *self.reader_layers)
         self.rounding = 0.0
@@ -197,7 +197,7 @@ class _Heads:
     def __init__(self, draft: Any, reader: Any, base: Any):
         self.draft, self.reader, self.rule = draft, reader, base.logit_rule
         if reader.heads != draft.num_heads:
-            raise ValueError(f"config.json: {reader.heads} heads where the draft has {draft.num_heads}.")
+            raise ValueError(f"config.json: {reader.heads} heads, but the draft has {draft.num_heads}.")
         self.best: list[tuple[torch.Tensor, torch.Tensor]] = []
         """For each head, the best tokens [n] at all positions of the passage, of the draft and of the reader."""
 
