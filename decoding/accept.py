@@ -1,8 +1,7 @@
-"""Acceptance rules: which drafted path the base agrees to, and the token it adds. Pure functions of their arguments.
+"""Acceptance rules: the accepted path of a draft tree and the base model's next token. Pure functions.
 
-`exact` is greedy at temperature 0 and lossless sampling above it: the output has the base's own distribution, whatever
-the draft says. `typical` is Medusa's rule and is lossy: it changes the distribution.
-"""
+`exact` is greedy at temperature 0 and lossless sampling above it: the output has the base model's distribution,
+whatever the draft proposes. `typical` is Medusa's rule and is lossy: it changes the distribution."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,27 +17,28 @@ from models.runtime.interface import Scored
 
 @dataclass(frozen=True)
 class Verification:
-    """Accepted nodes from the root's child down (empty: none), and the base's own token after the last of them."""
+    """Accepted nodes from a child of the root downwards (may be empty), and the base model's token after the last
+    one."""
 
     path: tuple[int, ...]
     token: int
 
 
 class AcceptanceRule(Protocol):
-    """An acceptance rule with its settings and its random generator."""
+    """An acceptance rule with its settings and random generator."""
 
     best_only: bool
-    """Whether it asks for the base's best tokens alone, not for logits."""
+    """Whether the rule needs only the base model's best tokens, no logits."""
 
     def first(self, scored: Scored) -> int:
-        """The token after the prompt, from what the base gave for its last token [1, V]."""
+        """The first token of the response, from the scores [1, V] after the prompt's last token."""
 
     def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
-        """The verdict on `tree` from what the base gave [n, V], row i after node i."""
+        """Verify `tree` with the base model's scores [n, V]; row i is after node i."""
 
 
 def make_rule(config: GenerateConfig, generator: torch.Generator) -> AcceptanceRule:
-    """The rule a config asks for."""
+    """The acceptance rule of a config."""
     if config.temperature == 0:
         return GreedyRule()
     warp = Warp(config.temperature, config.top_k, config.top_p)
@@ -51,7 +51,7 @@ def make_rule(config: GenerateConfig, generator: torch.Generator) -> AcceptanceR
 
 
 def accept_greedy(shape: TreeShape, tokens: tuple[int, ...], best: list[int]) -> Verification:
-    """Follow the base's own best token `best[i]` after node i as long as a drafted child is that token."""
+    """Follow the base model's best token `best[i]` after node i while it is a drafted child of node i."""
     node = 0
     while (child := _child_with(shape, tokens, node, best[node])) is not None:
         node = child
@@ -63,7 +63,7 @@ def _child_with(shape: TreeShape, tokens: tuple[int, ...], node: int, token: int
 
 
 class GreedyRule:
-    """Exact greedy: the output equals plain greedy decoding token for token."""
+    """Exact greedy: the output equals plain greedy decoding, token by token."""
 
     best_only = True
 
@@ -86,46 +86,45 @@ def accept_lossless(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Walk B trees of one shape at once: (last accepted node [B], next token [B]).
 
-    `tokens` [B, n]; `rows(nodes [B])` gives the base's probabilities [B, V] after each; `proposals` [B, V] by parent;
-    `uniforms` [B, n] in [0, 1): column i decides on node i, column 0 draws the final token.
+    `tokens` [B, n]; `rows(nodes [B])` returns the base model's probabilities [B, V] after each node; `proposals` [B, V]
+    by parent; `uniforms` [B, n] in [0, 1): column i decides on node i, column 0 draws the final token.
 
-    Children are tried in order with the distribution p left by those rejected before. A deterministic child x counts
-    as q(x) = 1: accept with p(x), else p(x) = 0 and renormalise. A child sampled from q: accept with min(1, p(x)/q(x)),
-    else p = norm(max(p - q, 0)) and, as siblings are drawn without replacement, q(x) = 0 and renormalise. Sources:
-    Leviathan et al. 2023, appendix A.1; SpecInfer (Miao et al. 2024), multi-step speculative sampling, with the
-    without-replacement form of Jeon et al. 2024.
+    Children are tried in order with the residual distribution p of the children rejected before. A deterministic child
+    x counts as q(x) = 1: accept with p(x), else p(x) = 0 and renormalise. A child sampled from q: accept with min(1,
+    p(x)/q(x)), else p = norm(max(p - q, 0)) and, as siblings are drawn without replacement, q(x) = 0 and renormalise.
+    Sources: Leviathan et al. 2023, appendix A.1; SpecInfer (Miao et al. 2024), multi-step speculative sampling, with
+    the without-replacement form of Jeon et al. 2024.
 
-    On a processor what no tree needs is skipped; elsewhere looking would mean waiting for the device at every node.
+    On a CPU, nodes that no tree reaches are skipped; on a GPU this would need a synchronisation at every node.
     """
-    look = _may_look(tokens.device)
+    on_cpu = _is_cpu(tokens.device)
     current = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
     p = rows(current)
-    left = dict(proposals)
+    residual_q = dict(proposals)
     for node, parent in enumerate(shape.parents[1:], 1):
         active = current == parent
-        if look and not active.any():
+        if on_cpu and not active.any():
             continue
-        chance, residual, left_q = _try_child(p, left.get(parent), tokens[:, node : node + 1])
-        if left_q is not None:
-            left[parent] = left_q
+        chance, residual, q = _try_child(p, residual_q.get(parent), tokens[:, node : node + 1])
+        if q is not None:
+            residual_q[parent] = q
         mass = residual.sum(dim=-1)
         accepted = active & ((uniforms[:, node] < chance) | (mass <= 0))
         p = torch.where((active & ~accepted)[:, None], normalised(residual), p)
-        if not look or accepted.any():
+        if not on_cpu or accepted.any():
             current = torch.where(accepted, node, current)
             p = torch.where(accepted[:, None], rows(current), p)
     return current, draw(p, uniforms[:, 0])
 
 
-def _may_look(device: torch.device) -> bool:
-    """Whether the value of a tensor is there without waiting."""
+def _is_cpu(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
 def _try_child(
     p: torch.Tensor, q: torch.Tensor | None, token: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(chance of acceptance [B], what is left of p if rejected [B, V], what is left of q) for one child [B, 1]."""
+    """(acceptance probability [B], residual p after a rejection [B, V], residual q [B, V]) for one child [B, 1]."""
     if q is None:
         return p.gather(1, token)[:, 0], p.scatter(1, token, 0.0), None
     chance = (p.gather(1, token) / q.gather(1, token))[:, 0]
@@ -133,7 +132,7 @@ def _try_child(
 
 
 class LosslessRule:
-    """Exact sampling: tokens have the base's own distribution under temperature, top-k and top-p."""
+    """Exact sampling: tokens have the base model's distribution with temperature, top-k and top-p."""
 
     best_only = False
 
@@ -157,8 +156,8 @@ class LosslessRule:
         return Verification(tree.shape.path(last), own)
 
     def _rows(self, logits: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Probabilities by node: of the nodes passed through on a processor, of all at once elsewhere."""
-        if _may_look(logits.device):
+        """Probabilities by node: on a CPU computed for the visited nodes only, on a GPU for all nodes at once."""
+        if _is_cpu(logits.device):
             return lambda nodes: self.warp(logits[nodes])
         probs = self.warp(logits)
         return lambda nodes: probs[nodes]
@@ -182,7 +181,7 @@ def typical_threshold(probs: torch.Tensor, epsilon: float, alpha: float) -> torc
 def accept_typical(
     shape: TreeShape, tokens: tuple[int, ...], probs: torch.Tensor, epsilon: float, alpha: float
 ) -> tuple[int, ...]:
-    """The longest path whose every node is typical after its parent; ties go to the likelier path. `probs` [n, V]."""
+    """The longest path of nodes that are typical after their parents; of equal paths, the likelier. `probs` [n, V]."""
     threshold = typical_threshold(probs, epsilon, alpha)
     parents = torch.tensor(shape.parents[1:], dtype=torch.long, device=probs.device)
     own = probs[parents, torch.tensor(tokens[1:], dtype=torch.long, device=probs.device)]
@@ -198,7 +197,7 @@ def accept_typical(
 
 
 class TypicalRule:
-    """Medusa's typical acceptance. Lossy. The base's own token is drawn from the typical ones after the path."""
+    """Medusa's typical acceptance. Lossy. The base model's token is drawn from the typical tokens after the path."""
 
     best_only = False
 

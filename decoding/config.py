@@ -1,4 +1,4 @@
-"""What a generation is asked to do, checked as it is made. No torch here."""
+"""Settings of a generation, validated when they are created. No torch."""
 
 import math
 from collections.abc import Callable
@@ -10,47 +10,47 @@ from speculoos.errors import BadInput
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """Settings of one generation. Raises BadInput with the name of the field that is wrong."""
+    """Settings of one generation. Raises BadInput with the name of an invalid field."""
 
     max_tokens: int = 128
-    """Most new tokens, end-of-turn included."""
+    """Largest number of new tokens, including end-of-turn."""
     temperature: float = 0.0
     """0 is greedy."""
     top_k: int = 0
-    """Sample among the k likeliest; 0 means all."""
+    """Sample from the k likeliest tokens; 0 means all."""
     top_p: float = 1.0
-    """Sample among the likeliest that hold this much of the mass."""
+    """Sample from the smallest set of likeliest tokens with this probability mass."""
     seed: int | None = None
-    """Same seed, same tokens; None draws one."""
+    """The same seed gives the same tokens; None draws a seed."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer; they are not part of it."""
+    """Stop texts: they end the response and are not part of it."""
     eos_ids: frozenset[int] | None = None
-    """Ids that end the answer; None takes the base's; an empty set never stops."""
+    """Token ids that end the response; None: the base model's; an empty set: none."""
     acceptance: Literal["exact", "typical"] = "exact"
-    """exact keeps the base's distribution; typical is Medusa's rule, which is lossy."""
+    """exact keeps the base model's distribution; typical is Medusa's rule, which is lossy."""
     epsilon: float = 0.09
-    """Typical acceptance: highest threshold."""
+    """Typical acceptance: largest threshold."""
     alpha: float = 0.3
-    """Typical acceptance: share of exp(-entropy)."""
+    """Typical acceptance: factor of exp(-entropy)."""
     probabilities: bool = False
-    """Record what the base gave every drafted token too. Its logits are then computed where greedy decoding would
-    leave them out, which takes time; what is emitted stays the same."""
+    """Also record the base model's probability of every draft token. This computes logits that greedy decoding does not
+    need, so it takes longer; the emitted tokens stay the same."""
     should_stop: Callable[[], bool] | None = None
-    """Asked between steps; True ends the generation as cancelled."""
+    """Called between steps; True ends the generation as cancelled."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        _need(self.max_tokens >= 1, "max_tokens", "1 or more", self.max_tokens)
-        _need(0 <= self.temperature < math.inf, "temperature", "0 or more", self.temperature)
-        _need(self.top_k >= 0, "top_k", "0 or more", self.top_k)
-        _need(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p)
-        _need(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a number of 64 bits", self.seed)
-        _need(all(self.stop), "stop", "texts that are not empty", "an empty one")
-        _need(self.acceptance in ("exact", "typical"), "acceptance", "exact or typical (lossy)", self.acceptance)
-        _need(0 < self.epsilon <= 1, "epsilon", "more than 0 and at most 1", self.epsilon)
-        _need(0 < self.alpha <= 1, "alpha", "more than 0 and at most 1", self.alpha)
+        _require(self.max_tokens >= 1, "max_tokens", "1 or more", self.max_tokens)
+        _require(0 <= self.temperature < math.inf, "temperature", "0 or more", self.temperature)
+        _require(self.top_k >= 0, "top_k", "0 or more", self.top_k)
+        _require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p)
+        _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
+        _require(all(self.stop), "stop", "texts that are not empty", "an empty text")
+        _require(self.acceptance in ("exact", "typical"), "acceptance", "exact or typical (lossy)", self.acceptance)
+        _require(0 < self.epsilon <= 1, "epsilon", "more than 0 and at most 1", self.epsilon)
+        _require(0 < self.alpha <= 1, "alpha", "more than 0 and at most 1", self.alpha)
 
 
-def _need(holds: bool, name: str, expected: str, got: object) -> None:
-    if not holds:
+def _require(valid: bool, name: str, expected: str, got: object) -> None:
+    if not valid:
         raise BadInput(f"{name}: expected {expected}, got {got}.")

@@ -1,8 +1,8 @@
-"""What drafts with the weights of an EAGLE-1 or EAGLE-3 network: the network itself, or its layers on the runtime.
+"""Runners of EAGLE-1 and EAGLE-3 drafts: the network itself, or its layers on the fast runtime.
 
-Beside a packed base the layers are fused, packed, and in bfloat16 where the processor multiplies in it: a draft only
-proposes, so its precision changes what is accepted, never what is emitted. n places, H hidden of the base, V' draft
-vocabulary; no batch dimension.
+For a packed base model the draft's layers are fused, packed, and in bfloat16 if the CPU supports it: a draft only
+proposes tokens, so its precision affects the acceptance rate but not the output. Shapes: n positions, H hidden size of
+the base model, V' draft vocabulary; no batch dimension.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ from models.runtime.norms import Norm, norm_of
 from models.runtime.rotary import draft_rotations
 from models.runtime.weights import take_draft_layer, take_linear
 
-ENDLESS = 1 << 40
-"""Rows a draft's cache may grow to: the target's cache is full first."""
+UNLIMITED = 1 << 40
+"""Maximum length of a draft's cache; the target's cache is full before."""
 
 
 class ModuleRunner:
-    """The draft's own network, untouched: what training samples with, and what other forwards are compared to."""
+    """The draft's network, unchanged. Training uses it for samples; other forwards are compared with it."""
 
     def __init__(self, draft: Any):
         self.draft, self.method, self.layers_wanted = draft, draft.method, draft.layers_wanted
         self.logits, self.to_target = draft.logits, draft.to_target
 
     def new_cache(self) -> KVCache:
-        """An empty cache."""
-        return KVCache(len(self.draft.layers), ENDLESS, grows=True)
+        return KVCache(len(self.draft.layers), UNLIMITED, grows=True)
 
     def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        """Features [n, H] to start from, of the base's final hidden states or the layers wanted, side by side."""
-        parts = () if aux is None else tuple(part[None] for part in aux.chunk(len(self.layers_wanted), dim=-1))
-        return self.draft.fuse(hidden[None], parts)[0]
+        """Input features [n, H] from the base model's last hidden states [n, H] (EAGLE-1) or the concatenated outputs
+        of `layers_wanted` (EAGLE-3)."""
+        outputs = () if aux is None else tuple(output[None] for output in aux.chunk(len(self.layers_wanted), dim=-1))
+        return self.draft.fuse(hidden[None], outputs)[0]
 
     def __call__(
         self,
@@ -49,9 +49,9 @@ class ModuleRunner:
         cache: KVCache,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """features [n, H] at places t with tokens t+1 → features [n, H]; their rows are committed to the cache.
+        """Features [n, H] of positions t and tokens t+1 → features [n, H]; their rows are committed to the cache.
 
-        `mask` bool [n, length + n] says who sees whom; None: each all before it.
+        `mask` bool [n, length + n] is the attention mask; None is causal.
         """
         rows = torch.tensor([ids, positions], device=features.device)
         out = self.draft(features[None], rows[:1], rows[1:], CacheMemory(cache, mask))[0]
@@ -61,21 +61,21 @@ class ModuleRunner:
 
 
 def packed_runner(draft: Any) -> "PackedRunner":
-    """A draft on the runtime. The first call takes its weights over: the draft's own forward can no longer run; later
-    calls give the same runner."""
+    """The draft's runner on the fast runtime. The first call moves the weights, after which the draft's own forward can
+    no longer run; later calls return the same runner."""
     if draft.runner is None:
         draft.runner = PackedRunner(draft, drafting_dtype(draft))
     return draft.runner
 
 
 def drafting_dtype(draft: Any) -> torch.dtype:
-    """bfloat16 on processors that multiply in it, half the bytes to read; else the draft's own."""
+    """bfloat16 on CPUs with native support, to halve memory reads; else the draft's own type."""
     weight = next(draft.parameters())
     return torch.bfloat16 if has_bfloat16(weight.device) and packing_works(torch.bfloat16) else weight.dtype
 
 
 class PackedRunner:
-    """The draft's layers as the runtime's."""
+    """The draft's layers as layers of the fast runtime."""
 
     def __init__(self, draft: Any, dtype: torch.dtype):
         self.method, self.layers_wanted, self.dtype = draft.method, tuple(draft.layers_wanted), dtype
@@ -93,10 +93,10 @@ class PackedRunner:
         self._rotations = draft_rotations(self._heads.dim, shape.rope_theta, device, shape.rope_scaling)
 
     def new_cache(self) -> KVCache:
-        return KVCache(len(self._layers), ENDLESS, grows=True)
+        return KVCache(len(self._layers), UNLIMITED, grows=True)
 
     def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        """Of the three layers aux [n, 3H] (EAGLE-3), or `hidden` [n, H] itself."""
+        """Features from three layers aux [n, 3H] (EAGLE-3), or `hidden` [n, H] itself (EAGLE-1)."""
         if not self.eagle3:
             return hidden.to(self.dtype)
         aux = aux.to(self.dtype)
@@ -111,7 +111,7 @@ class PackedRunner:
         cache: KVCache,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See ModuleRunner."""
+        """As ModuleRunner."""
         n, device = len(ids), features.device
         x = self._fc.filled_up(features)
         tokens = torch.tensor([*ids, *[0] * (len(x) - n)], device=device)
@@ -134,18 +134,19 @@ class PackedRunner:
         return self._head((features if self._norms_output else self._norm(features)).to(self._head_dtype))
 
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
-        """Draft ids as token ids of the base."""
+        """Draft ids as token ids of the base model."""
         return ids if self._d2t is None else ids + self._d2t[ids]
 
     def _rotation(self, positions: Sequence[int]) -> torch.Tensor:
-        """[n, 1, dim / 2]."""
+        """Rotary factors [n, 1, dim / 2]."""
         table = self._rotations.reach(max(positions) + 1)
         if isinstance(positions, range):
             return table[positions.start : positions.stop]
         return table.index_select(0, torch.tensor(positions, device=table.device))
 
     def _take_head(self, draft: Any, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
-        """EAGLE-1 shares the base's head, in the base's precision: what a fast base's head gives are its logits."""
+        """EAGLE-1 uses the base model's lm_head in the base model's precision, because a fast base model's lm_head
+        computes the final logits."""
         if self.eagle3:
             return take_linear(draft, "lm_head", dtype), dtype
         base = draft._base[0]
@@ -153,11 +154,11 @@ class PackedRunner:
 
 
 def _fused_norm(draft: Any, dtype: torch.dtype) -> Norm:
-    """What an EAGLE-3 draft does to features side by side [n, 3H] before they are fused."""
+    """The norm of concatenated features [n, 3H] of an EAGLE-3 draft before `fc`."""
     if draft.fc_norm is None:
         return norm_of(draft.input_norm, dtype=dtype)
     norms = [norm_of(norm, dtype=dtype) for norm in draft.fc_norm]
-    return lambda aux: torch.cat([norm(part) for norm, part in zip(norms, aux.chunk(len(norms), -1), strict=True)], -1)
+    return lambda aux: torch.cat([norm(x) for norm, x in zip(norms, aux.chunk(len(norms), -1), strict=True)], -1)
 
 
 EagleRunner = ModuleRunner | PackedRunner

@@ -1,4 +1,5 @@
-"""The loop. It serves every drafter, every acceptance rule, trees and chains; plain decoding is a tree of one node."""
+"""The decoding loop for every drafter and acceptance rule, for trees and chains. Plain decoding is a tree of one
+node."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,12 +22,13 @@ __all__ = ["GenerateConfig", "generate"]
 def generate(
     target: Target, drafter: Drafter, prompt_ids: Sequence[int], config: GenerateConfig | None = None
 ) -> Iterator[Step]:
-    """Yield the prefill's Step, then one Step per verification. Tokens are final; the caller may stop at any time."""
+    """Yield the Step of the prefill, then one Step per verification. Tokens are final; the caller may stop at any
+    time."""
     config = config or GenerateConfig()
     generator = seeded(config.seed)
     rule = make_rule(config, generator)
-    recorded = config.probabilities and drafter.kind == "verify"
-    best_only = rule.best_only and not recorded
+    record_probs = config.probabilities and drafter.kind == "verify"
+    best_only = rule.best_only and not record_probs
     clock = Clock(target)
     scored = target.prefill(prompt_ids, drafter.reusable(prompt_ids), drafter.layers, rule.best_only)
     clock.lap("verify")
@@ -47,13 +49,13 @@ def generate(
         verdict = rule(tree, scored)
         emitted = emit(tree, verdict, drafter.own)
         tokens, finish = limits.cut(emitted)
-        rows = (0, *verdict.path)[: len(tokens)]  # the last token's own row is not computed yet
+        rows = (0, *verdict.path)[: len(tokens)]  # the row of the last token is not computed yet
         target.commit(tree, rows)
         drafter.observe([t.id for t in tokens], scored, rows)
         token = tokens[-1].id
         whole = len(tokens) == len(emitted) and len(tree) == len(drafted)
         accepted = tuple(node - 1 for node in verdict.path[: len(tokens)])
-        drafts = trace(tree, given(tree, scored, config) if recorded else ())
+        drafts = trace(tree, base_probabilities(tree, scored, config) if record_probs else ())
         yield Step(index, drafter.kind, tokens, drafts, accepted, whole, finish, **clock.times())
         index += 1
     if finish is None:
@@ -61,14 +63,14 @@ def generate(
 
 
 def emit(tree: DraftTree, verdict: Verification, own: str) -> tuple[EmittedToken, ...]:
-    """The verdict's tokens with their origins: accepted draft tokens, then the base's own."""
+    """The verified tokens with their origins: accepted draft tokens, then the base model's token."""
     depths, ranks = tree.shape.depths, tree.shape.ranks
     accepted = (EmittedToken(tree.tokens[node], "draft", depths[node], ranks[node]) for node in verdict.path)
     return (*accepted, EmittedToken(verdict.token, own))
 
 
 def trace(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
-    """The tree as the trace shows it: the root left out, children of the root have parent -1."""
+    """The tree's record in the trace: without the root; children of the root have parent -1."""
     shape = tree.shape
     parents = tuple(parent - 1 for parent in shape.parents[1:])
     logprobs = tree.logprobs[1:] or (0.0,) * len(parents)
@@ -76,8 +78,9 @@ def trace(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
 
 
 @torch.inference_mode()
-def given(tree: DraftTree, scored: Scored, config: GenerateConfig) -> tuple[float, ...]:
-    """The base's probability of every node but the root after its parent, as it samples; at temperature 0 its own."""
+def base_probabilities(tree: DraftTree, scored: Scored, config: GenerateConfig) -> tuple[float, ...]:
+    """The base model's probability of every node except the root, given its parent, with the sampling settings; at
+    temperature 0 without them."""
     if len(tree) == 1:
         return ()
     device = scored.logits.device
@@ -87,14 +90,14 @@ def given(tree: DraftTree, scored: Scored, config: GenerateConfig) -> tuple[floa
 
 
 def seeded(seed: int | None) -> torch.Generator:
-    """A CPU generator, the same numbers on every device; None draws a seed."""
+    """A CPU generator, so that random numbers are the same for every device; None draws a seed."""
     generator = torch.Generator()
     generator.manual_seed(seed if seed is not None else int(torch.randint(2**62, ())))
     return generator
 
 
 class Clock:
-    """Milliseconds of one step by what they were spent on. Time the consumer takes between steps is not counted."""
+    """Milliseconds of one step by phase. Time that the caller takes between steps is not counted."""
 
     def __init__(self, target: Target):
         self.target = target
@@ -105,7 +108,7 @@ class Clock:
         self.spent = {"draft": 0.0, "verify": 0.0}
 
     def lap(self, name: str) -> None:
-        """Charge the time since the last lap to `name`."""
+        """Add the time since the last lap to `name`."""
         self.target.synchronize()
         now = time.perf_counter()
         self.spent[name] += now - self.last

@@ -1,4 +1,4 @@
-"""Logits to probabilities, in one place, and draws from them with numbers given from outside. Knows tensors only."""
+"""Logits to probabilities, and sampling from them with random numbers of the caller."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ import torch
 
 @dataclass(frozen=True)
 class Warp:
-    """How logits become the distribution that is sampled: divided by the temperature, the `top_k` largest kept
-    (0: all), then the smallest set that holds `top_p` of the mass; the order and ties of transformers' samplers."""
+    """Temperature, then the `top_k` largest logits (0: all), then the smallest set with a probability mass of `top_p`.
+    Order and ties are as in transformers' samplers."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -26,14 +26,14 @@ class Warp:
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    outside = ordered.cumsum(dim=-1) - ordered >= top_p  # the mass before a token already suffices
+    outside = ordered.cumsum(dim=-1) - ordered >= top_p  # the tokens before have enough mass
     outside[..., 0] = False
     nucleus = probs.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
     return normalised(nucleus)
 
 
 def normalised(weights: torch.Tensor) -> torch.Tensor:
-    """Weights [..., V] over their sum; rows without mass stay zero."""
+    """Weights [..., V] divided by their sum; rows of zeros stay zero."""
     return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
@@ -47,7 +47,7 @@ def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def draw_distinct(probs: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """`count` different ids drawn one after another from `probs` [V], each time renormalised; fewer if mass ends."""
+    """`count` different ids drawn without replacement from `probs` [V]; fewer if no probability mass remains."""
     ids: list[int] = []
     for uniform in torch.rand(count, generator=generator, dtype=torch.float64):
         if float(probs.sum()) <= 0:

@@ -1,7 +1,7 @@
-"""Steps added up. Mean accepted length τ has one definition, here, for every screen and file. Plain Python only.
+"""Statistics of steps. This is the only definition of the mean accepted length τ. Plain Python only.
 
-τ = tokens emitted per verification. The prefill and the token it yields are left out, and so is a step whose tokens
-EOS, a stop text, the length limit or the end of the cache cut short.
+τ = tokens emitted per verification. It does not count the prefill and its token, or a step that was truncated by EOS, a
+stop text, the length limit or the end of the cache.
 """
 
 from collections import Counter
@@ -14,17 +14,17 @@ from decoding.step import Step
 
 @dataclass(frozen=True)
 class Summary:
-    """What a generation (or many) came to. Times are milliseconds."""
+    """Summary of one or more generations. Times are milliseconds."""
 
     tokens: int
-    """New tokens, the prefill's included."""
+    """New tokens, including the prefill's."""
     verifications: int
-    """Steps that count towards τ."""
+    """Number of steps that count towards τ."""
     mean_accepted_length: float
-    """τ; 1.0 for plain decoding, 0.0 where no step counted."""
+    """τ; 1.0 for plain decoding, 0.0 if no step counts."""
     acceptance_by_depth: tuple[float, ...]
-    """At depth d: of the counted steps whose accepted parent at depth d - 1 had drafted children, the share that had
-    one accepted."""
+    """At depth d: of the counted steps whose accepted node at depth d - 1 had drafted children, the share with an
+    accepted child."""
     tokens_by_origin: dict[str, int]
     finish: str | None
     ms_prefill: float
@@ -38,7 +38,7 @@ class Summary:
 
     @property
     def tokens_per_second(self) -> float:
-        """Prefill included, model loading not."""
+        """Includes the prefill, but not model loading."""
         return self.tokens / self.ms_total * 1e3 if self.ms_total else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Summary:
 
 
 def summarize(steps: Iterable[Step]) -> Summary:
-    """Add up the steps of one generation, or of many one after another (`finish` is then the last one's)."""
+    """Summarize the steps of one or more consecutive generations (`finish` is that of the last)."""
     steps = list(steps)
     counted = [s for s in steps if s.counted]
     emitted = sum(len(s.tokens) for s in counted)
@@ -67,29 +67,30 @@ def summarize(steps: Iterable[Step]) -> Summary:
 
 
 def acceptance_by_rank(steps: Iterable[Step], ranks: int = 8) -> tuple[tuple[float | None, ...], ...]:
-    """By depth, then by rank: where the parent was accepted and had its child of this rank drafted, how often that was
-    the accepted one. None where none was drafted; ranks from `ranks` on are left out."""
+    """By depth, then by rank: of the accepted parents with a drafted child of this rank, the share for which this child
+    was accepted. None if no such child was drafted. Only ranks below `ranks`."""
     tried: Counter[tuple[int, int]] = Counter()
-    taken: Counter[tuple[int, int]] = Counter()
+    accepted: Counter[tuple[int, int]] = Counter()
     for step in (step for step in steps if step.counted):
         drafted, on_path = step.drafted, {-1, *step.accepted}
         children = [n for n, parent in enumerate(drafted.parents) if parent in on_path]
-        places = {n: (drafted.depths[n], drafted.ranks[n]) for n in children if drafted.ranks[n] < ranks}
-        tried.update(places.values())
-        taken.update(place for n, place in places.items() if n in on_path)
+        keys = {n: (drafted.depths[n], drafted.ranks[n]) for n in children if drafted.ranks[n] < ranks}
+        tried.update(keys.values())
+        accepted.update(key for n, key in keys.items() if n in on_path)
     depths = range(1, max((depth for depth, _ in tried), default=0) + 1)
     widest = {depth: max(rank for at, rank in tried if at == depth) for depth in depths}
     return tuple(
-        tuple(_share(taken[depth, rank], tried[depth, rank]) for rank in range(widest[depth] + 1)) for depth in depths
+        tuple(_share(accepted[depth, rank], tried[depth, rank]) for rank in range(widest[depth] + 1))
+        for depth in depths
     )
 
 
-def _share(taken: int, tried: int) -> float | None:
-    return taken / tried if tried else None
+def _share(accepted: int, tried: int) -> float | None:
+    return accepted / tried if tried else None
 
 
 def acceptance_by_depth(steps: Iterable[Step]) -> tuple[float, ...]:
-    """Share of accepted among tried, by depth (index 0 is depth 1), conditional on the parent being accepted."""
+    """Acceptance rate by depth (index 0 is depth 1), given that the parent was accepted."""
     tried: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
     for step in steps:

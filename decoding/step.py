@@ -1,6 +1,6 @@
-"""The trace: one Step per target forward that emitted tokens. What the pages highlight and evaluation adds up.
+"""The trace: one Step per target forward that emitted tokens. Pages highlight it and evaluation summarizes it.
 
-Knows plain Python only, so that records can be read anywhere.
+Plain Python only, so that records can be read without torch.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,9 @@ Origin = Literal["draft", "target", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class EmittedToken:
-    """One emitted token. `draft`: an accepted draft token, at `depth` ≥ 1, the `rank`-th best sibling (0-based).
-    `target`: the model's own bonus or correction token. `plain`: no speculation. Depth is 0 for the last two."""
+    """One emitted token. Origin `draft`: an accepted draft token at `depth` ≥ 1 with the 0-based `rank` among its
+    siblings. `target`: the base model's bonus or correction token. `plain`: no speculation. Depth is 0 for the last
+    two."""
 
     id: int
     origin: Origin
@@ -25,8 +26,8 @@ class EmittedToken:
 
 @dataclass(frozen=True, slots=True)
 class DraftRecord:
-    """The tree that was scored, without its root (the last emitted token). Node i has id tokens[i];
-    parents[i] is the index of its parent in this list, -1 for children of the root."""
+    """The scored tree without its root (the last emitted token). Node i has the token id tokens[i]; parents[i] is the
+    index of its parent in this list, -1 for children of the root."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
@@ -34,17 +35,17 @@ class DraftRecord:
     ranks: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     probs: tuple[float, ...] = ()
-    """What the base gave each node after its parent, as it samples (at temperature 0 unwarped); empty unless asked."""
+    """The base model's probability of each node given its parent, with the sampling settings (at temperature 0 without
+    them); empty unless `GenerateConfig.probabilities` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One verification (or prefill, or plain forward). Tokens are final once yielded.
 
-    `counted`: whether the step counts towards τ (tokens emitted per verification): prefill does not,
-    nor does a step that EOS, a stop string or the length limit cut short.
-    `finish`: why generation ended with this step: stop, length or cancelled; None while it goes on.
-    Times are milliseconds.
+    `counted`: whether the step counts towards τ (tokens emitted per verification); False for the prefill and for a step
+    truncated by EOS, a stop text or the length limit. `finish`: the reason why the generation ended with this step:
+    stop, length or cancelled; else None. Times are milliseconds.
     """
 
     index: int
@@ -60,7 +61,7 @@ class Step:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Step":
-        """The step of a record (`record`), texts left out. Raises BadInput for what is none."""
+        """The step of a record (see `record`), without texts. Raises BadInput for an invalid record."""
         try:
             draft, ms = record["draft"], record["ms"]
             tokens = (EmittedToken(t["id"], t["origin"], t["depth"], t["rank"]) for t in record["tokens"])
@@ -71,11 +72,11 @@ class Step:
                 record["counted"], record["finish"], ms["draft"], ms["verify"], ms["other"],
             )  # fmt: skip
         except (KeyError, TypeError) as error:
-            raise BadInput(f"This is no step record of a trace ({error!r}).") from None
+            raise BadInput(f"This is not a step record of a trace ({error!r}).") from None
 
     def record(self) -> dict[str, Any]:
-        """JSON form, the one shape that files, rows, the stream and the pages share. `text` and `texts` are
-        filled in by decoding.text, which sees the whole stream (a token may hold half an emoji)."""
+        """The JSON form in files, rows, streams and pages. `text` and `texts` are filled in by decoding.text, which
+        needs the whole stream, because a token may contain a part of a character."""
         d = self.drafted
         return {
             "index": self.index,

@@ -1,6 +1,6 @@
 """The base model as a verifier: prefill a prompt, score a tree in one forward, commit the accepted path.
 
-Owns the base's cache and knows which tokens it holds. Knows neither drafters nor acceptance rules.
+A target owns the base model's KV cache and the list of its tokens. It is independent of drafters and acceptance rules.
 """
 
 from collections.abc import Sequence
@@ -19,26 +19,26 @@ from models.runtime.weights import why_not_fast
 from speculoos.errors import BadInput
 
 PREFILL_ROWS = 1024
-"""Prompt rows per forward: bounds the memory attention and activations take."""
+"""Prompt rows per forward; limits the memory of attention and activations."""
 
 
 class Target:
-    """One sequence on one base. Not thread-safe: one generation at a time."""
+    """One sequence on one base model. Not thread-safe: one generation at a time."""
 
     def __init__(self, base: LoadedBase, max_length: int = 2048, forward: Forward | None = None):
-        """`max_length` tokens of prompt and answer, at most what the base was made for."""
+        """`max_length`: largest number of tokens of prompt and response; reduced to the base model's limit."""
         self.base = base
         self.max_length = min(max_length, usable_length(base))
         self.forward = forward or TransformersForward(base)
         self.cache = KVCache(base.num_layers, self.max_length)
         self.notice = ""
-        """Why this target is slower than it could be, in one sentence; empty when it is not."""
+        """One sentence why this target is slower than possible, or ""."""
         self.ids: list[int] = []
-        """Tokens whose keys and values are in the cache, in order."""
+        """Token ids in the cache, in order."""
 
     @property
     def room(self) -> int:
-        """Nodes (root included) that the next tree may have."""
+        """Largest number of nodes, including the root, of the next tree."""
         return self.cache.room
 
     def prefill(
@@ -48,11 +48,8 @@ class Target:
         layers: Sequence[int] = (),
         best_only: bool = False,
     ) -> Scored:
-        """Make the cache hold exactly `prompt_ids`; logits [1, V] after the last (or its best token, `best_only`),
-        hidden rows of the computed ones.
-
-        Rows of what the cache holds are kept, as `reused` says.
-        """
+        """Fill the cache with exactly `prompt_ids`. Returns logits [1, V] after the last token (or the best token, with
+        `best_only`) and the hidden states of the computed rows. Cached rows are reused, see `reused`."""
         self._check(prompt_ids)
         self.rewind(self.reused(prompt_ids, reusable))
         rest = prompt_ids[len(self.ids) :]
@@ -63,15 +60,15 @@ class Target:
         return _joined(parts)
 
     def reused(self, prompt_ids: Sequence[int], reusable: int | None = None) -> int:
-        """How many tokens of the prompt need not be computed: those of the longest common prefix with what the cache
-        holds, at most `reusable` (a drafter that lacks earlier features asks for fewer) and never the last one."""
+        """Number of prompt tokens that are reused from the cache: the longest common prefix, at most `reusable` (a
+        drafter may need features of earlier tokens), and never the last token."""
         shared = min(common_prefix(self.ids, prompt_ids), len(prompt_ids) - 1)
         return shared if reusable is None else min(shared, reusable)
 
     def extend(
         self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False, best_only: bool = False
     ) -> Scored:
-        """Append `ids` to the text, in one forward; logits [n, V] (or [1, V]) or best tokens after them."""
+        """Append `ids` to the text in one forward. Returns logits [n, V] (or [1, V]), or best tokens, after them."""
         start = len(self.ids)
         scored = self._run(ids, range(start, start + len(ids)), None, layers, last_only, best_only)
         self.cache.commit(range(len(ids)))
@@ -79,24 +76,25 @@ class Target:
         return scored
 
     def rewind(self, length: int) -> None:
-        """Forget the text from token `length` on."""
+        """Truncate the text to `length` tokens."""
         self.cache.crop(length)
         del self.ids[length:]
 
     def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> Scored:
-        """Logits [n, V], or best tokens, after every node of `tree`, in one forward. Stages its rows in the cache."""
+        """Logits [n, V], or best tokens, after every node of `tree`, in one forward. Its rows are staged in the
+        cache."""
         start = len(self.ids)
         positions = [start + depth for depth in tree.shape.depths]
         mask = None if len(tree) == 1 else tree.shape.mask.to(self.base.device)
         return self._run(tree.tokens, positions, mask, layers, best_only=best_only)
 
     def commit(self, tree: DraftTree, nodes: Sequence[int]) -> None:
-        """Keep the cache rows of `nodes` (the root and a path below it) of the tree scored last."""
+        """Commit the cache rows of `nodes` (the root and a path below it) of the last scored tree."""
         self.cache.commit(nodes)
         self.ids += [tree.tokens[node] for node in nodes]
 
     def synchronize(self) -> None:
-        """Wait for the device, so that times are those of the work."""
+        """Wait for the device, for correct timing."""
         if self.base.device.type == "cuda":
             torch.cuda.synchronize(self.base.device)
 
@@ -119,17 +117,18 @@ class Target:
             raise BadInput("The prompt has no tokens.")
         if len(prompt_ids) >= self.max_length:
             raise BadInput(
-                f"The prompt has {len(prompt_ids)} tokens and this model is set to {self.max_length} with the answer; "
-                "shorten the prompt."
+                f"The prompt has {len(prompt_ids)} tokens, but prompt and response together may have at most "
+                f"{self.max_length}; shorten the prompt."
             )
         if min(prompt_ids) < 0 or max(prompt_ids) >= self.base.vocab_size:
             raise BadInput(f"The prompt has a token id outside 0…{self.base.vocab_size - 1}.")
 
 
 def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
-    """A Target on the fastest forward this base has: ours, or transformers' own (then `target.notice` says why).
+    """A Target on the base model's fastest forward: the fast runtime, or transformers' own (then `target.notice` gives
+    the reason).
 
-    The first call takes the base's weights over; further targets of the same base share them.
+    The first call moves the base model's weights; further targets of the same base model share them.
     """
     exact_products(base.device)
     target = Target(base, max_length, fastest(base))
@@ -139,8 +138,8 @@ def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
 
 
 def usable_length(base: LoadedBase) -> int:
-    """Most positions one cache can serve. Rotary scalings that change with length (longrope, dynamic) rescale keys
-    that are cached already, so such models are used up to their original length only."""
+    """Largest number of positions in one cache. Rotary scalings that depend on the length (longrope, dynamic) rescale
+    cached keys, so these models are limited to their original length."""
     scaling = getattr(base.config, "rope_parameters", None) or {}
     if scaling.get("rope_type") in ("longrope", "dynamic"):
         original = getattr(base.config, "original_max_position_embeddings", None)

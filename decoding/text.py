@@ -1,7 +1,7 @@
-"""Steps to text: every token's own piece of the answer, such that the pieces concatenate to the whole text.
+"""Steps to text: the text of every token, such that the texts concatenate to the whole response.
 
-A character whose bytes several tokens hold comes out with the token that completes it, which says the `origins` of all
-of them; the earlier ones have no text.
+A character of several tokens is part of the text of its last token, whose record has the `origins` of all of them; the
+earlier tokens have no text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,23 +12,23 @@ from decoding.step import Step
 
 JOINER = "\u200d"
 REPLACEMENT = "\ufffd"
-BEFORE = 8
-"""Earlier tokens of an answer that are looked at where it goes on."""
+CONTEXT_TOKENS = 8
+"""Number of earlier tokens that are decoded again when a response is continued."""
 
 
 class TextStream:
-    """Turns the Steps of one generation, in order, into records with texts. `text` is what has been said so far."""
+    """Converts the Steps of one generation, in order, to records with texts. `text` is the text so far."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = (), before: Sequence[int] = ()):
-        """`stop` texts (those of GenerateConfig) and what follows them are left out of the text. `before`: tokens of
-        the same answer that were said earlier; some tokenizers glue words by context."""
+        """`stop`: stop texts as in GenerateConfig; the text ends before them. `before`: earlier tokens of the same
+        response, needed because the text of a token may depend on the tokens before."""
         self.tokenizer = tokenizer
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.text = ""
-        self._window = list(before[-BEFORE:])  # tokens that may still change how the next ones read
-        self._shown = len(self._decode(self._window).rstrip(REPLACEMENT))  # characters of its text that are out already
-        self._origins: list[str] = []  # of the tokens whose character is not whole yet
-        self._held = ""  # may be the beginning of a stop text
+        self._window = list(before[-CONTEXT_TOKENS:])  # tokens that affect the text of the next ones
+        self._shown = len(self._decode(self._window).rstrip(REPLACEMENT))  # characters of the window already emitted
+        self._origins: list[str] = []  # of the tokens of an incomplete character
+        self._held = ""  # possible beginning of a stop text
         self._stopped = self._unfinished = False
         self._pieces = piece_reader(tokenizer)
 
@@ -37,19 +37,19 @@ class TextStream:
         record = step.record()
         for token in record["tokens"]:
             token["text"] = self._push(token["id"])
-            self._tell_origins(token)
-        if step.finish is not None and record["tokens"]:  # a cancelled step has no token to carry what was held
+            self._set_origins(token)
+        if step.finish is not None and record["tokens"]:  # a cancelled step has no token for the held text
             record["tokens"][-1]["text"] += self._flush()
         self.text += "".join(t["text"] for t in record["tokens"])
         record["draft"]["texts"] = [self._pieces(i) for i in step.drafted.tokens]
         return record
 
     def records(self, steps: Iterable[Step]) -> Iterable[dict[str, Any]]:
-        """`record` of each step, as they come."""
+        """`record` of each step."""
         return map(self.record, steps)
 
-    def _tell_origins(self, token: dict[str, Any]) -> None:
-        """`origins` of all tokens that a character is made of, at the one that completes it."""
+    def _set_origins(self, token: dict[str, Any]) -> None:
+        """Set `origins` of all tokens of a character on its last token."""
         self._origins.append(token["origin"])
         if self._unfinished:
             return
@@ -63,12 +63,13 @@ class TextStream:
         self._unfinished = _unfinished(text)
         if self._unfinished:
             return ""
-        piece, self._shown = text[self._shown :], len(text)
+        new_text, self._shown = text[self._shown :], len(text)
         self._shrink()
-        return self._filter(piece)
+        return self._filter(new_text)
 
     def _shrink(self) -> None:
-        """Drop tokens from the window's front; two whole ones stay, because some tokenizers glue words by context."""
+        """Drop tokens from the start of the window; two complete ones remain, because the text of a token may depend on
+        the tokens before."""
         for cut in range(max(len(self._window) - 2, 0), 0, -1):
             head, rest = self._decode(self._window[:cut]), self._decode(self._window[cut:])
             if not _unfinished(head) and self._decode(self._window).endswith(rest):
@@ -76,30 +77,30 @@ class TextStream:
                 return
 
     def _flush(self) -> str:
-        """What was held back, at the end of the answer: an unfinished character reads as U+FFFD."""
-        piece = self._filter(self._decode(self._window)[self._shown :])
-        rest, self._held = piece + ("" if self._stopped else self._held), ""
+        """The held text at the end of the response; an incomplete character becomes U+FFFD."""
+        new_text = self._filter(self._decode(self._window)[self._shown :])
+        rest, self._held = new_text + ("" if self._stopped else self._held), ""
         return rest
 
-    def _filter(self, piece: str) -> str:
-        """Take out stop texts: hold back what may begin one, drop all from the first on."""
+    def _filter(self, new_text: str) -> str:
+        """Remove stop texts: hold back a possible beginning of one, drop everything from the first one on."""
         if not self.stop or self._stopped:
-            return "" if self._stopped else piece
-        text = self._held + piece
-        places = [at for stop in self.stop if (at := text.find(stop)) >= 0]
-        if places:
+            return "" if self._stopped else new_text
+        text = self._held + new_text
+        starts = [start for stop in self.stop if (start := text.find(stop)) >= 0]
+        if starts:
             self._stopped, self._held = True, ""
-            return text[: min(places)]
-        keep = max((_overlap(text, stop) for stop in self.stop), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+            return text[: min(starts)]
+        held = max((_overlap(text, stop) for stop in self.stop), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def _unfinished(text: str) -> bool:
-    """Whether the end of `text` waits for more bytes or for the second half of a joined emoji or flag."""
+    """Whether `text` ends with an incomplete character, joined emoji or flag."""
     if text.endswith((REPLACEMENT, JOINER)):
         return True
     flags = len(text) - len(text.rstrip("".join(map(chr, range(0x1F1E6, 0x1F200)))))
@@ -107,12 +108,12 @@ def _unfinished(text: str) -> bool:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def piece_reader(tokenizer: Any) -> Any:
-    """A cached function from a token id to its own text, leading space kept, special tokens by name."""
+    """A cached function from a token id to its text, with the leading space; special tokens have their name."""
 
     def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -121,8 +122,8 @@ def piece_reader(tokenizer: Any) -> Any:
     start = decode(anchor)
 
     @lru_cache(maxsize=4096)
-    def piece(token: int) -> str:
+    def token_text(token: int) -> str:
         text = decode([*anchor, token])
         return text[len(start) :] if text.startswith(start) else decode([token])
 
-    return piece
+    return token_text

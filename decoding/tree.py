@@ -1,6 +1,7 @@
-"""Draft trees: which guessed token follows which, the mask and positions that score them all in one forward.
+"""Draft trees: the parents of draft tokens, and the mask and positions to score all of them in one forward.
 
-Node 0 is the root: the last emitted token, whose key and value are not in the cache yet. Knows no model and no cache.
+Node 0 is the root: the last emitted token, whose key and value are not in the cache yet. Independent of models and
+caches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +16,11 @@ from speculoos.errors import BadInput
 
 @dataclass(frozen=True)
 class TreeShape:
-    """Who descends from whom. Parents come before children, so `parents[i] < i`; `parents[0] == -1`.
+    """The parents of all nodes. Parents come before children, so `parents[i] < i`; `parents[0] == -1`.
 
-    Acceptance rules try a parent's children in the order of their indices. `ranks` is each node's 0-based place
-    among the drafter's candidates there; left out, it is the place among its siblings (Medusa choices may skip some).
-    """
+    Acceptance rules try a parent's children in the order of their indices. `ranks` is each node's 0-based rank among
+    the drafter's candidates after its parent (Medusa choices may skip some); the default is the rank among its
+    siblings."""
 
     parents: tuple[int, ...] = (-1,)
     ranks: tuple[int, ...] = ()
@@ -34,7 +35,7 @@ class TreeShape:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Distance from the root, node by node; the root's is 0."""
+        """Distance of each node from the root; the root's is 0."""
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
@@ -50,17 +51,17 @@ class TreeShape:
 
     @cached_property
     def mask(self) -> torch.Tensor:
-        """Bool [n, n]: node i (row) sees node j (column) when j is i or an ancestor of i."""
-        seen = np.zeros((len(self), len(self)), dtype=bool)
+        """Bool [n, n]: node i (row) attends to node j (column) if j is i or an ancestor of i."""
+        mask = np.zeros((len(self), len(self)), dtype=bool)
         for node, parent in enumerate(self.parents):
             if node:
-                seen[node] = seen[parent]
-            seen[node, node] = True
-        return torch.from_numpy(seen)
+                mask[node] = mask[parent]
+            mask[node, node] = True
+        return torch.from_numpy(mask)
 
     @property
     def is_chain(self) -> bool:
-        """True when every node continues the one before it, so that an ordinary causal mask serves."""
+        """Whether every node is the child of the node before, so that the mask is causal."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     @property
@@ -77,12 +78,12 @@ class TreeShape:
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Every root-to-leaf path, the root left out."""
+        """Every root-to-leaf path, without the root."""
         return tuple(self.path(node) for node in range(len(self)) if not self.children[node] and node)
 
     @cached_property
     def choices(self) -> tuple[tuple[int, ...], ...]:
-        """All nodes but the root as Medusa writes them: the ranks on the way down."""
+        """All nodes except the root as Medusa choices: the ranks on the path from the root."""
         return tuple(tuple(self.ranks[n] for n in self.path(node)) for node in range(1, len(self)))
 
 
@@ -90,9 +91,9 @@ class TreeShape:
 class DraftTree:
     """A shape with tokens. `logprobs[i]` is the draft's log-probability of node i given its parent (0 for the root).
 
-    `proposals` maps a parent whose children were *sampled* (in order, without replacement) to the row q [V] they were
-    drawn from, after temperature, top-k and top-p. A parent that is not in it had its children chosen
-    deterministically, which residual sampling treats as q = 1.
+    `proposals` maps a parent whose children were *sampled* (in order, without replacement) to their distribution q [V],
+    after temperature, top-k and top-p. Children of other parents were chosen deterministically, which residual sampling
+    treats as q = 1.
     """
 
     tokens: tuple[int, ...]
@@ -101,7 +102,7 @@ class DraftTree:
     proposals: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert len(self.tokens) == len(self.shape), "one token a node"
+        assert len(self.tokens) == len(self.shape), "a tree needs one token per node"
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -112,11 +113,11 @@ class DraftTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> "DraftTree":
-        """Root first, each token the only child of the one before."""
+        """A chain with the root first."""
         return cls(tuple(tokens), chain_shape(len(tokens) - 1), tuple(logprobs))
 
     def clipped(self, max_nodes: int) -> "DraftTree":
-        """The first `max_nodes` nodes (root included): what still fits a cache that is almost full."""
+        """The first `max_nodes` nodes, including the root, for a cache that is almost full."""
         if len(self) <= max_nodes:
             return self
         shape = TreeShape(self.shape.parents[:max_nodes], self.shape.ranks[:max_nodes])
@@ -124,25 +125,25 @@ class DraftTree:
 
 
 def _sibling_ranks(parents: Sequence[int]) -> tuple[int, ...]:
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     ranks = []
     for parent in parents:
-        ranks.append(seen.get(parent, 0))
-        seen[parent] = ranks[-1] + 1
+        ranks.append(counts.get(parent, 0))
+        counts[parent] = ranks[-1] + 1
     return tuple(ranks)
 
 
 @lru_cache(maxsize=64)
 def chain_shape(depth: int) -> TreeShape:
-    """A chain of `depth` guesses below the root."""
+    """A chain of `depth` draft tokens below the root."""
     return TreeShape(tuple(range(-1, depth)))
 
 
 def shape_from_choices(choices: Iterable[Iterable[int]]) -> TreeShape:
-    """The shape of Medusa choices, given as root-to-leaf paths only or as all nodes: both name the same tree.
+    """The shape of Medusa choices: either all nodes, or root-to-leaf paths only, which describe the same tree.
 
-    A choice such as [1, 0] is the best token at depth 2 below the second best at depth 1. Nodes are ordered by depth,
-    then by ranks. Ranks may skip candidates. Raises BadInput for an empty path or a negative rank.
+    The choice [1, 0] is the best token at depth 2 below the second best at depth 1. Nodes are ordered by depth, then by
+    ranks. Ranks may skip candidates. Raises BadInput for an empty path or a negative rank.
     """
     nodes: set[tuple[int, ...]] = set()
     for choice in choices:

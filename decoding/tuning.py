@@ -1,11 +1,10 @@
-"""Which tree gives the most tokens per second here: what the draft gets right, weighed against what a forward costs.
+"""The tree with the most expected tokens per second on this machine, from acceptance rates and measured costs.
 
-A static tree node is a tuple of ranks, (1, 0): the best token below the second best. Its value is the share of
-verifications whose accepted path runs through it, read off traces of a wide tree. A tree yields 1 + the sum of its
-nodes' values tokens per verification (the one is the base's own token), so for every size the best tree simply holds
-the most valuable nodes: a child is never worth more than its parent, hence the choice is closed under ancestors.
-Source of the greedy construction: Cai et al. 2024 (Medusa), section 2.3.3; of weighing it by hardware: Chen et al.
-2024 (Sequoia), section 3.3.
+A node of a static tree is a tuple of ranks: (1, 0) is the best token below the second best. Its value is the share of
+verifications whose accepted path contains it, from traces of a wide tree. The expected tokens per verification of a
+tree are 1 (the base model's token) plus the sum of its nodes' values. For every size the best tree consists of the most
+valuable nodes: a child's value is at most its parent's, so this set contains all ancestors. Source of the greedy
+construction: Cai et al. 2024 (Medusa), section 2.3.3; of the hardware costs: Chen et al. 2024 (Sequoia), section 3.3.
 """
 
 import statistics
@@ -27,7 +26,8 @@ SIZES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True)
 class SizePlan:
-    """The best tree of one size: nodes with the root, expected τ, milliseconds a step, and speed against plain."""
+    """The best tree of one size: nodes including the root, expected τ, milliseconds per step, and speedup over plain
+    decoding."""
 
     nodes: int
     depth: int
@@ -38,8 +38,8 @@ class SizePlan:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """The chosen tree and the curve it was chosen from. `nodes` (with the root) is 0 when plain decoding is faster;
-    `choices` are Medusa's, empty for trees without a fixed shape."""
+    """The chosen tree and the best tree of every size. `nodes` (including the root) is 0 if plain decoding is faster;
+    `choices` are Medusa choices, empty for trees without a fixed shape."""
 
     nodes: int
     depth: int
@@ -54,24 +54,24 @@ class TreePlan:
 
 
 def values_from_steps(steps: Iterable[Step]) -> dict[Choice, float]:
-    """Share of counted verifications whose accepted path runs through each node that ever was accepted."""
-    through: Counter[Choice] = Counter()
+    """For each node that was ever accepted, the share of counted verifications whose accepted path contains it."""
+    accepted: Counter[Choice] = Counter()
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     for step in counted:
         ranks = tuple(step.drafted.ranks[node] for node in step.accepted)
-        through.update(ranks[:depth] for depth in range(1, len(ranks) + 1))
-    return {choice: count / len(counted) for choice, count in through.items()}
+        accepted.update(ranks[:depth] for depth in range(1, len(ranks) + 1))
+    return {choice: count / len(counted) for choice, count in accepted.items()}
 
 
 def best_choices(values: Mapping[Choice, float], nodes: int, max_depth: int | None = None) -> tuple[Choice, ...]:
-    """The `nodes` - 1 most valuable nodes no deeper than `max_depth`, shallower first among equals."""
+    """The `nodes` - 1 most valuable nodes of at most `max_depth`; of equal values, the less deep node."""
     allowed = (c for c in values if max_depth is None or len(c) <= max_depth)
     ordered = sorted(allowed, key=lambda c: (-values[c], len(c), c))
     return tuple(sorted(ordered[: nodes - 1], key=lambda c: (len(c), c)))
 
 
 def expected_tau(values: Mapping[Choice, float], choices: Iterable[Choice]) -> float:
-    """Tokens per verification: the base's own and those of every node on the accepted path."""
+    """Expected tokens per verification: one of the base model and the accepted draft tokens."""
     return 1.0 + sum(values[choice] for choice in choices)
 
 
@@ -84,22 +84,21 @@ def plan_tree(
 ) -> TreePlan:
     """The tree with the most expected tokens per second.
 
-    `forward_ms` by node count (interpolated between); `draft_ms(depth)` is what drafting to that depth costs;
-    `other_ms` the rest of a step. Every size is tried with every depth, since deeper drafts may cost more.
-    """
+    `forward_ms`: cost of a forward by node count, interpolated; `draft_ms(depth)`: cost of drafting; `other_ms`: the
+    rest of a step. Every size is tried with every depth, because deeper drafts may cost more."""
     plain = forward_ms[1] + other_ms
     depths = range(1, max(map(len, values), default=0) + 1)
     best: dict[int, tuple[SizePlan, tuple[Choice, ...]]] = {}
     for nodes in range(2, min(max_nodes, len(values) + 1) + 1):
-        tried = [
+        candidates = [
             _size_plan(values, best_choices(values, nodes, d), forward_ms, draft_ms, other_ms, plain) for d in depths
         ]
-        best[nodes] = max(tried, key=lambda pair: pair[0].speedup)
+        best[nodes] = max(candidates, key=lambda pair: pair[0].speedup)
     return _verdict(list(best.values()))
 
 
 def _verdict(best: Sequence[tuple[SizePlan, tuple[Choice, ...]]]) -> TreePlan:
-    """The fastest of the best of each size, or plain decoding."""
+    """The fastest of the best trees of all sizes, or plain decoding."""
     sizes = tuple(size for size, _ in best)
     if not best or max(size.speedup for size in sizes) <= 1.0:
         return TreePlan(0, 0, (), 1.0, 1.0, sizes, PLAIN_IS_FASTER)
@@ -129,8 +128,7 @@ def plan_dynamic(
     sizes: Sequence[int] = SIZES,
 ) -> TreePlan:
     """The size and depth of EAGLE-2's dynamic tree with the most expected tokens per second, from traces of a larger
-    one. `choices` stays empty: the tree has no fixed shape; its `nodes` and `depth` are those of the best of `sizes`.
-    """
+    tree. `choices` is empty, because the tree has no fixed shape."""
     plain = forward_ms[1] + other_ms
     depths = range(1, max((max(s.drafted.depths, default=0) for s in steps), default=0) + 1)
     best: dict[int, SizePlan] = {}
@@ -144,31 +142,31 @@ def plan_dynamic(
 
 
 def lengths_by_size(steps: Iterable[Step], sizes: Sequence[int], max_depth: int | None = None) -> dict[int, float]:
-    """Expected τ of EAGLE-2's dynamic tree cut to each size (and depth), from traces of a larger one.
+    """Expected τ of EAGLE-2's dynamic tree for each size (and maximum depth), from traces of a larger tree.
 
-    A smaller tree holds the nodes with the best cumulative log-probability; a trace knows which of those were accepted.
+    A smaller tree consists of the nodes with the best cumulative log-probability; the trace has the accepted ones.
     """
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     totals = dict.fromkeys(sizes, 0)
     for step in counted:
-        place = _places(step, max_depth)
+        order = _score_order(step, max_depth)
         for size in sizes:
-            totals[size] += sum(place.get(node, size) < size - 1 for node in step.accepted)
+            totals[size] += sum(order.get(node, size) < size - 1 for node in step.accepted)
     return {size: 1.0 + total / len(counted) for size, total in totals.items()} if counted else {}
 
 
-def _places(step: Step, max_depth: int | None) -> dict[int, int]:
-    """Place by cumulative log-probability, 0 the best, of the nodes no deeper than `max_depth`."""
+def _score_order(step: Step, max_depth: int | None) -> dict[int, int]:
+    """Index of each node of at most `max_depth` in the order of cumulative log-probability; 0 is the best."""
     score: list[float] = []
     for node, parent in enumerate(step.drafted.parents):
         score.append(step.drafted.logprobs[node] + (score[parent] if parent >= 0 else 0.0))
     allowed = [n for n in range(len(score)) if max_depth is None or step.drafted.depths[n] <= max_depth]
     order = sorted(allowed, key=lambda node: (-score[node], node))
-    return {node: place for place, node in enumerate(order)}
+    return {node: index for index, node in enumerate(order)}
 
 
 def wide_choices(depth: int, nodes: int = 64, width: int = 10) -> tuple[Choice, ...]:
-    """A calibration tree: the nodes most likely under a rule of thumb (rank r is right with 0.5, 0.17, 0.1, …)."""
+    """A calibration tree of the likeliest nodes, if rank r is correct with probability 0.5, 0.17, 0.1, …"""
     odds = [0.5 / (1 + 2 * rank) for rank in range(width)]
     values: dict[Choice, float] = {(): 1.0}
     level: list[Choice] = [()]
@@ -181,16 +179,16 @@ def wide_choices(depth: int, nodes: int = 64, width: int = 10) -> tuple[Choice, 
 
 
 def measure_forward(target: Target, sizes: Sequence[int] = SIZES, rounds: int = 7) -> dict[int, float]:
-    """Median milliseconds of one greedy verification by node count, at the target's present length; sizes take turns,
-    so that a disturbance hits all alike. Nodes are tokens of the text so far: nonsense makes the best token a close
-    call. Leaves the cache as it was."""
+    """Median milliseconds of one greedy verification by node count, at the target's present length. Sizes alternate, so
+    that a disturbance affects all of them. Nodes are tokens of the present text, because random tokens would give
+    nearly equal logits. The cache is restored."""
     length, tokens = len(target.ids), (target.ids or [0]) * max(sizes)
     times: dict[int, list[float]] = {size: [] for size in sizes if size <= target.room}
     for _ in range(rounds):
-        for size, taken in times.items():
-            began = time.perf_counter()
+        for size, samples in times.items():
+            start = time.perf_counter()
             target.score(DraftTree.chain(tokens[:size]), best_only=True)
             target.synchronize()
-            taken.append((time.perf_counter() - began) * 1e3)
+            samples.append((time.perf_counter() - start) * 1e3)
             target.cache.crop(length)
-    return {size: statistics.median(taken) for size, taken in times.items()}
+    return {size: statistics.median(samples) for size, samples in times.items()}

@@ -1,5 +1,5 @@
-"""The formats a checkpoint can be written in, one record each: which server reads it, which drafts it takes, who writes
-it, who checks it. No torch until one is written."""
+"""The export formats of a checkpoint. The record of a format names the server that reads it, the supported methods, its
+writer and its checks. Torch is imported only when a checkpoint is written."""
 
 from formats import servers
 from formats.record import Format
@@ -10,7 +10,7 @@ FORMATS: dict[str, Format] = {record.name: record for record in servers.ALL}
 
 
 def find_format(name: str) -> Format:
-    """The record of a format. Raises Unsupported for an unknown one."""
+    """The record of a format. Raises Unsupported for an unknown name."""
     if name not in FORMATS:
         raise Unsupported(f"Unknown format {name!r}; known are {', '.join(FORMATS)}.")
     return FORMATS[name]

@@ -1,5 +1,5 @@
-"""A trained draft and its base as their files say: what records, writers, tables and model cards go by. Reads
-config.json and safetensors headers, no weights. No torch.
+"""A trained draft and its base model as described by their files: config.json and safetensors headers, no weights. Used
+by format records, writers, tables and model cards. No torch.
 """
 
 import json
@@ -17,14 +17,14 @@ from models.foreign import plain_config
 from models.identity import FLOATS, TensorEntry, tensors, tensors_of, tokenizer_sha256
 from speculoos.errors import BadInput
 
-BOOKKEEPING = frozenset({*OWN_KEYS, "dtype", "imported", "source", "notes"})
-"""Keys of a checkpoint's config.json that say nothing about its network."""
+METADATA_KEYS = frozenset({*OWN_KEYS, "dtype", "imported", "source", "notes"})
+"""Keys of a checkpoint's config.json that do not describe its network."""
 
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """`config` is the draft's config.json, `tensors` its stored tensors by name, `base` the text part of the base's
-    config.json, `base_path` the base's folder, `base_tensors` its stored tensors."""
+    """`config` is the draft's config.json, `tensors` its stored tensors by name, `base` the text section of the base
+    model's config.json, `base_path` the base model's folder, `base_tensors` its stored tensors."""
 
     path: Path
     config: Mapping[str, Any]
@@ -35,10 +35,10 @@ class CheckpointFiles:
 
     @classmethod
     def read(cls, path: str | Path, base_path: str | Path) -> "CheckpointFiles":
-        """Raises NotFound, BadInput or Unsupported for what is no checkpoint or no base."""
+        """Raises NotFound, BadInput or Unsupported if a folder does not contain a checkpoint or a base model."""
         path, base_path = Path(path), Path(base_path)
         config = read_config(path)
-        archive_files(path)  # raises NotFound where the weights are gone
+        archive_files(path)  # raises NotFound if the weights are missing
         entries = {entry.name: entry for entry in tensors_of(path / WEIGHTS)}
         base = plain_config(base_path)
         return cls(
@@ -55,49 +55,50 @@ class CheckpointFiles:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the base's head."""
+        """Number of rows of the base model's lm_head."""
         return self.config["vocab_size"]
 
     @property
     def draft_vocab_size(self) -> int:
-        """Columns of the draft's logits."""
+        """Number of columns of the draft's logits."""
         return self.config.get("draft_vocab_size") or self.vocab_size
 
     @property
     def small_vocabulary(self) -> bool:
-        """Whether the draft knows fewer tokens than the base."""
+        """Whether the draft has a smaller vocabulary than the base model."""
         return self.draft_vocab_size != self.vocab_size
 
     @property
     def base_layers(self) -> int:
-        """Decoder layers of the base."""
+        """Number of decoder layers of the base model."""
         return int(first(self.base, "num_hidden_layers", "n_layer", "num_layers") or 0)
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """EAGLE-3: 0-based base layers whose *outputs* are fused, in this order."""
-        return tuple(self.config.get("aux_layers") or self.usual_aux_layers)
+        """EAGLE-3: 0-based layers of the base model whose *outputs* are fused, in this order."""
+        return tuple(self.config.get("aux_layers") or self.default_aux_layers)
 
     @property
-    def usual_aux_layers(self) -> tuple[int, int, int]:
-        """The outputs every server takes unless told otherwise: inputs of layers 2, n // 2 and n - 3."""
+    def default_aux_layers(self) -> tuple[int, int, int]:
+        """The default of every server: outputs of these layers, which are the inputs of layers 2, n // 2 and n - 3."""
         n = self.base_layers
         return (1, n // 2 - 1, n - 4)
 
     @cached_property
     def float_type(self) -> str:
-        """safetensors' name of the floating-point type of the weights. Raises BadInput where there are two."""
-        kinds = {entry.dtype for entry in self.tensors.values() if entry.dtype in FLOATS}
-        if len(kinds) != 1:
+        """The floating-point type of the weights, as safetensors names it. Raises BadInput if there is more than one
+        type."""
+        types = {entry.dtype for entry in self.tensors.values() if entry.dtype in FLOATS}
+        if len(types) != 1:
             raise BadInput(
-                f"{self.path / WEIGHTS}: expected weights of one floating-point type, found {sorted(kinds)}."
+                f"{self.path / WEIGHTS}: expected weights of one floating-point type, found {sorted(types)}."
             )
-        return kinds.pop()
+        return types.pop()
 
     @cached_property
     def written_type(self) -> str:
-        """The type that an export is written in: the weights' own, but where heads share the base's matrix that one's
-        too if it is wider, so that nothing is rounded."""
+        """The type of an export's weights: `float_type`, or the type of the base model's lm_head if heads share it and
+        its type is wider, so that no weight is rounded."""
         shared = self.config.get("medusa_tie_lm_head") and not self.small_vocabulary
         shape = (self.vocab_size, self.hidden_size) if shared else ()
         types = [entry.dtype for entry in self.base_tensors.values() if entry.shape == shape and entry.dtype in FLOATS]
@@ -105,27 +106,27 @@ class CheckpointFiles:
 
     @property
     def dtype(self) -> str:
-        """Its usual name: `bfloat16`."""
+        """`written_type` as torch names it, such as `bfloat16`."""
         return FLOATS[self.written_type]
 
     @cached_property
     def base_dtype(self) -> str:
-        """The precision that most tensors of the base are stored in, which a server runs both models in."""
-        kinds = Counter(entry.dtype for entry in self.base_tensors.values() if entry.dtype in FLOATS)
-        return FLOATS[kinds.most_common(1)[0][0]] if kinds else self.dtype
+        """The precision of most tensors of the base model; a server runs both models in it."""
+        counts = Counter(entry.dtype for entry in self.base_tensors.values() if entry.dtype in FLOATS)
+        return FLOATS[counts.most_common(1)[0][0]] if counts else self.dtype
 
     @cached_property
     def tokenizer_sha256(self) -> str:
-        """Of the base."""
+        """The sha256 of the base model's tokenizer."""
         return tokenizer_sha256(self.base_path)
 
     def unknown(self, known: frozenset[str]) -> list[str]:
-        """Keys of config.json that shape the network, are set, and are not `known`."""
-        return sorted(k for k, v in self.config.items() if k not in known and k not in BOOKKEEPING and v)
+        """Keys of config.json that describe the network, have a true value and are not in `known`."""
+        return sorted(k for k, v in self.config.items() if k not in known and k not in METADATA_KEYS and v)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of an export. Raises BadInput naming the file."""
+    """The object in a JSON file of an export. Raises BadInput with the file's name if it cannot be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

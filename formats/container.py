@@ -1,6 +1,6 @@
-"""Files of tensors written while they are read, so that an export costs no more memory than a few megabytes: the
-safetensors container (https://huggingface.co/docs/safetensors: eight bytes of length, a JSON header, the data), and a
-torch.save file made of a written one, mapped and not loaded.
+"""Streaming writers of tensor files, so that an export needs only a few megabytes of memory: the safetensors container
+(https://huggingface.co/docs/safetensors: eight bytes of length, a JSON header, the data), and a torch.save file made
+from a memory-mapped safetensors file.
 """
 
 import gc
@@ -18,48 +18,48 @@ from speculoos.errors import Damaged
 INTEGERS = {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
 
 
-def write(path: Path, pieces: Sequence[TensorSource], passed: Callable[[int], None] = lambda _: None) -> None:
-    """Write `pieces` as one safetensors file; `passed` hears of every number of bytes. Larger elements come first, so
-    that each tensor lies where a mapping may read it. Raises Damaged where a source is shorter than its header says."""
-    pieces = sorted(pieces, key=lambda piece: (-SIZES[piece.dtype], piece.name))
+def write(path: Path, tensors: Sequence[TensorSource], on_bytes: Callable[[int], None] = lambda _: None) -> None:
+    """Write one safetensors file; `on_bytes` is called with the size of every chunk. Tensors with larger elements come
+    first, so that each tensor is aligned for memory mapping. Raises Damaged if a source is shorter than its header
+    says."""
+    tensors = sorted(tensors, key=lambda tensor: (-SIZES[tensor.dtype], tensor.name))
     with open(path, "wb") as out:
-        out.write(header(pieces))
-        for piece in pieces:
+        out.write(header(tensors))
+        for tensor in tensors:
             written = 0
-            for chunk in piece.chunks():
+            for chunk in tensor.chunks():
                 written += out.write(chunk)
-                passed(len(chunk))
-            if written != piece.size:
-                raise Damaged(f"{piece.name}: {written} of {piece.size} bytes could be read.")
+                on_bytes(len(chunk))
+            if written != tensor.size:
+                raise Damaged(f"{tensor.name}: {written} of {tensor.size} bytes could be read.")
 
 
-def header(pieces: Sequence[TensorSource]) -> bytes:
-    """Length and header of pieces that follow one another without a hole; padded so that data begin at a multiple of
-    eight."""
+def header(tensors: Sequence[TensorSource]) -> bytes:
+    """Length and header of consecutive tensors, padded so that the data begin at a multiple of eight."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for piece in pieces:
-        span = [at, at + piece.size]
-        entries[piece.name] = {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": span}
-        at += piece.size
+    offset = 0
+    for tensor in tensors:
+        span = [offset, offset + tensor.size]
+        entries[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": span}
+        offset += tensor.size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
 
-def pickle_of(weights: Path, path: Path, passed: Callable[[int], None] = lambda _: None) -> None:
-    """The tensors of a safetensors file as torch.save writes a state dict; `passed` hears of every number of bytes.
-    They are mapped, and what was written is let go of at once."""
+def pickle_of(weights: Path, path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+    """Write the tensors of a safetensors file as a state dict with torch.save; `on_bytes` is called with the size of
+    every chunk. The file is memory-mapped, and written pages are released at once."""
     import torch
 
     with open(weights, "rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY) as pages:
         with open(path, "wb") as out:
-            torch.save(mapped(weights, pages), _Released(out, pages, passed))
-        gc.collect()  # a tensor that still looked at the pages would keep them from being closed
+            torch.save(mapped(weights, pages), _ReleasingFile(out, pages, on_bytes))
+        gc.collect()  # the mapping cannot be closed while a tensor still refers to it
 
 
 def mapped(weights: Path, pages: mmap.mmap) -> dict[str, Any]:
-    """Each tensor of a safetensors file in the mapping of its `pages`, a storage of its own."""
+    """The tensors of a safetensors file as views of the mapping `pages`, each with a storage of its own."""
     import torch
 
     tensors = {}
@@ -70,19 +70,19 @@ def mapped(weights: Path, pages: mmap.mmap) -> dict[str, Any]:
     return tensors
 
 
-class _Released:
-    """A file to write mapped bytes to, a piece at a time: pages that were written are dropped, since what was read of a
-    mapping counts as this process's memory."""
+class _ReleasingFile:
+    """A file that mapped bytes are written to in chunks. Written pages are released, because pages read from a mapping
+    count as memory of this process."""
 
-    def __init__(self, out: BinaryIO, pages: mmap.mmap, passed: Callable[[int], None]):
-        self.out, self.pages, self.passed = out, pages, passed
+    def __init__(self, out: BinaryIO, pages: mmap.mmap, on_bytes: Callable[[int], None]):
+        self.out, self.pages, self.on_bytes = out, pages, on_bytes
 
     def write(self, content: Any) -> int:
         with memoryview(content) as view, view.cast("B") as flat:
-            for at in range(0, len(flat), CHUNK):
-                self.out.write(flat[at : at + CHUNK])
+            for start in range(0, len(flat), CHUNK):
+                self.out.write(flat[start : start + CHUNK])
                 self.pages.madvise(mmap.MADV_DONTNEED)
-                self.passed(len(flat[at : at + CHUNK]))
+                self.on_bytes(len(flat[start : start + CHUNK]))
             return len(flat)
 
     def flush(self) -> None:

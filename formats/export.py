@@ -1,4 +1,5 @@
-"""An export: written, validated, and there whole or not at all. Callable from a command, a job or a page's download."""
+"""Write and validate an export. The target is complete or does not exist. Called from a command, a job or a
+download."""
 
 import os
 import shutil
@@ -32,24 +33,24 @@ def build(
     force: bool = False,
     repository: str = "",
 ) -> ExportReport:
-    """Write the checkpoint in `folder` for `base` (a loaded Base in float32) to `target`, a new folder or a `.zip`,
-    which unpacks to a folder of its name: the one that the README's commands name.
+    """Write the checkpoint in `folder` for `base` (a LoadedBase in float32) to `target`: a new folder, or a `.zip` that
+    unpacks to a folder of the same name, which the README's commands use.
 
-    An export that fails its validation is not written; with `force` it is, and its README begins by saying so. With
-    `repository`, a hub id, the README says how to fetch it from there. Raises Unsupported where the format cannot take
-    it or the validation failed, Conflict where `target` is taken, and what reading a checkpoint raises.
-    """
+    An export that fails its validation is written only with `force`, and its README then begins with a warning. With
+    `repository`, a hub id, the README says how to download the export. Raises Unsupported if the format does not
+    support the checkpoint or the validation failed, Conflict if `target` exists, and the errors of
+    CheckpointFiles.read."""
     target, reporter, record = Path(target), reporter or Silent(), find_format(format_name)
     checkpoint = check_possible(folder, base.path, format_name, target)
-    facts = facts or Facts(Path(base.path).name, str(base.path))  # of a base that is in no list: its folder
-    with heeding(reporter), _place(target, reporter) as building:
+    facts = facts or Facts(Path(base.path).name, str(base.path))  # a base model without a row: its folder
+    with heeding(reporter), _building(target, reporter) as building:
         plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
         write(plan, building, reporter)
         report = validate(building, format_name, checkpoint, base, facts, reporter)
         if not report.passed and not force:
             raise Unsupported(
                 f"The export failed its validation and was not written: {' '.join(report.failures)}",
-                "With --force it is written all the same, and says so.",
+                "With --force it is written with a warning.",
             )
         if format_name != OWN:
             card = readme(record, checkpoint, facts, report, _folder_name(repository or target), repository)
@@ -60,8 +61,8 @@ def build(
 def check_possible(
     folder: str | Path, base_path: str | Path, format_name: str, target: str | Path | None = None
 ) -> CheckpointFiles:
-    """The checkpoint, before a base is loaded for it. Raises Unsupported where the format cannot take it, Conflict
-    where a file or a folder that is not empty is at `target`."""
+    """Check an export before its base model is loaded, and return the checkpoint. Raises Unsupported if the format does
+    not support the checkpoint, Conflict if it cannot be written to `target` (see `check_place`)."""
     checkpoint = CheckpointFiles.read(folder, base_path)
     if reason := find_format(format_name).reason(checkpoint):
         raise Unsupported(reason)
@@ -71,27 +72,27 @@ def check_possible(
 
 
 def check_place(target: Path) -> None:
-    """Raise Conflict where an export cannot be written to `target`: something is there, it is a folder that a zip
-    would have to replace, or what leads to it is no folder."""
+    """Raise Conflict if an export cannot be written to `target`: a file or a folder that is not empty exists there, a
+    zip would replace a folder, or a parent is a file or is not writable."""
     check_zip(target)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise Conflict(f"{target} is there already; name another place, or remove it first.")
+        raise Conflict(f"{target} already exists; choose another path, or remove it first.")
     nearest = next(parent for parent in target.absolute().parents if parent.exists())
     if not nearest.is_dir():
-        raise Conflict(f"{nearest} is a file, so nothing can be written below it; name another place.")
+        raise Conflict(f"{nearest} is a file, so nothing can be written below it; choose another path.")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise Conflict(f"{nearest} cannot be written to by you; name another place.")
+        raise Conflict(f"You have no permission to write to {nearest}; choose another path.")
 
 
 def check_zip(target: Path) -> None:
-    """Raise Conflict where a zip of that name would have to replace a folder."""
+    """Raise Conflict if `target` is a zip and a folder of that name exists."""
     if target.suffix == ".zip" and target.is_dir():
-        raise Conflict(f"{target} is a folder, so no zip can be written there; remove it, or name a file in it.")
+        raise Conflict(f"{target} is a folder, so no zip can be written there; remove it, or choose a file in it.")
 
 
 def write(plan: ExportPlan, folder: Path, reporter: Reporter) -> None:
-    """The files of a plan in `folder`, tensors streamed."""
-    written = _counter(reporter, sum(piece.size for piece in plan.tensors) * (2 if plan.pickled else 1), "written")
+    """Write the files of a plan to `folder`. Tensors are streamed."""
+    written = _counter(reporter, sum(tensor.size for tensor in plan.tensors) * (2 if plan.pickled else 1), "written")
     if plan.tensors:
         container.write(folder / plan.weights, plan.tensors, written)
         write_json(folder / "config.json", plan.config)
@@ -103,21 +104,21 @@ def write(plan: ExportPlan, folder: Path, reporter: Reporter) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _counter(reporter: Reporter, total: int, what: str) -> Callable[[int], None]:
-    """Tells the reporter of bytes; a stop that was asked for is met here."""
+def _counter(reporter: Reporter, total: int, note: str) -> Callable[[int], None]:
+    """A callback that counts bytes and reports the progress. It raises Cancelled if a stop was requested."""
     done = 0
 
-    def passed(count: int) -> None:
+    def on_bytes(count: int) -> None:
         nonlocal done
         check_stop(reporter)
         done += count
-        reporter.progress(min(done, total), total, "bytes", what)
+        reporter.progress(min(done, total), total, "bytes", note)
 
-    return passed
+    return on_bytes
 
 
 def _describe(folder: Path, card: str, report: ExportReport) -> None:
-    """The report, the README and the sums of all files."""
+    """Write the report, the README and the sums of all files."""
     write_json(folder / REPORT, report.to_json())
     (folder / "README.md").write_text(card, encoding="utf-8")
     files = [path for path in folder.iterdir() if path.is_file()]
@@ -125,25 +126,27 @@ def _describe(folder: Path, card: str, report: ExportReport) -> None:
 
 
 def _folder_name(target: str | Path) -> str:
-    """What the folder of an export at `target` is called, of a zip once it is unpacked: never one above."""
+    """Name of the export's folder; for a zip, of the folder it unpacks to, which is never a parent folder."""
     name = Path(target).name
     return name.removesuffix(".zip").strip(".") or "export" if name.endswith(".zip") else name
 
 
 @contextmanager
-def _place(target: Path, reporter: Reporter) -> Iterator[Path]:
-    """A folder to build in, which becomes `target`, or a zip of that name, when the block ends well."""
+def _building(target: Path, reporter: Reporter) -> Iterator[Path]:
+    """A temporary folder that is moved to `target`, or zipped to it, when the block ends without an error."""
     if target.suffix != ".zip":
         if target.is_dir():
-            target.rmdir()  # an empty one gives way
+            target.rmdir()  # an empty folder is replaced
         with new_folder(target) as building:
             yield building
             if target.exists():
-                raise Conflict(f"{target} was made by someone else meanwhile; name another place, or remove it first.")
+                raise Conflict(
+                    f"{target} was created by another program meanwhile; choose another path, or remove it first."
+                )
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as building:
         yield Path(building)
         files = sorted(Path(building).iterdir())
-        passed = _counter(reporter, sum(path.stat().st_size for path in files), "zipped")
-        zip_files(files, target, passed=passed, folder=_folder_name(target))
+        on_bytes = _counter(reporter, sum(path.stat().st_size for path in files), "zipped")
+        zip_files(files, target, passed=on_bytes, folder=_folder_name(target))

@@ -1,4 +1,4 @@
-"""What the checkpoint's files do not say and a model card should: where the base comes from and under which licence. No
+"""Facts for a model card that are not in the checkpoint's files, such as the base model's source and licence. No
 torch."""
 
 import re
@@ -11,8 +11,8 @@ from models.starter import HUB_ID
 
 @dataclass(frozen=True)
 class Facts:
-    """About the base. `location` is a hub id or a folder, what servers are given as the model; of the starter the hub
-    id of the model that it is a quantised copy of."""
+    """Facts about the base model. `location` is the hub id or folder that servers load; for the starter, the hub id of
+    the model that the starter is a quantised copy of."""
 
     name: str
     location: str
@@ -23,13 +23,13 @@ class Facts:
     tokenizer_sha256: str = ""
     licence: str = ""
     checkpoint: str = ""
-    """The checkpoint's own name."""
+    """Name of the checkpoint."""
     measured: Mapping[str, str] = field(default_factory=dict)
-    """What the workbench measured of the checkpoint, by what was asked."""
+    """Measurements of the checkpoint, by label."""
 
     @property
     def model(self) -> str:
-        """What to write in a command: the hub id, else a word to be replaced by the folder."""
+        """The base model in a command: the hub id, or a placeholder that the reader replaces with the folder."""
         return self.location if self.on_the_hub else "PATH_OF_THE_BASE"
 
     @property
@@ -39,17 +39,17 @@ class Facts:
 
     @property
     def served_name(self) -> str:
-        """What requests to a server call the base."""
+        """The base model's name in requests to a server."""
         return self.model if self.on_the_hub else self.name
 
     @property
     def hub_id(self) -> str:
-        """`owner/name` of a base from the hub, else empty."""
+        """`owner/name` of a base model from the hub, or ""."""
         return self.location if self.on_the_hub and re.fullmatch(r"[\w.-]+/[\w.-]+", self.location) else ""
 
     @classmethod
     def of(cls, base: Any, checkpoint: str = "", measured: Mapping[str, str] | None = None) -> "Facts":
-        """Of a base's row, the name of the checkpoint and its measurements (`tracking.evaluations.measurements`)."""
+        """From a base model's row, the checkpoint's name and its measurements (`tracking.evaluations.measurements`)."""
         return cls(
             name=base.name,
             location=HUB_ID if base.source == "starter" else base.card.get("hub_id") or base.path,

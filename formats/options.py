@@ -1,5 +1,5 @@
-"""Which formats can take a checkpoint, and why the others cannot: what `speculoos export --list` and a page show. No
-torch."""
+"""The formats that support a checkpoint, and the reasons why others do not, for `speculoos export --list` and the
+Checkpoints page. No torch."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from models.archive import WEIGHTS
 
 @dataclass(frozen=True)
 class Option:
-    """One format for one checkpoint. `servers` is called `for` in JSON."""
+    """One format for one checkpoint. The JSON key of `servers` is `for`."""
 
     name: str
     title: str
@@ -21,14 +21,15 @@ class Option:
     possible: bool
     reason: str
     bytes: int = 0
-    """About, of its tensors; 0 where it is not possible."""
+    """Approximate size of its tensors; 0 if the export is not possible."""
 
     def to_json(self) -> dict[str, Any]:
         return {"for" if name == "servers" else name: value for name, value in asdict(self).items()}
 
 
 def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
-    """Every format, for the checkpoint and the base in these folders. Raises what Checkpoint.read does."""
+    """Every format, for the checkpoint and the base model in these folders. Raises the errors of
+    CheckpointFiles.read."""
     draft = CheckpointFiles.read(checkpoint, base)
     choices = []
     for record in FORMATS.values():
@@ -39,7 +40,7 @@ def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
 
 
 def _bytes(record: Format, draft: CheckpointFiles) -> int:
-    """The checkpoint's own weights as they are, those of another format by its table."""
+    """Size of the checkpoint's own weights file, or the size that another format's table gives."""
     if record.name == OWN:
         return (draft.path / WEIGHTS).stat().st_size
     return record.load("table", draft.method)(draft).size

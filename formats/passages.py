@@ -1,4 +1,4 @@
-"""Texts that a proof is made on: a few prompts with the base's own greedy continuation, and its hidden states there."""
+"""Texts for the comparison of logits: a few prompts with the base model's greedy continuation and its hidden states."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from models.chat import render
 from speculoos.reporting import heed
 
 PROMPTS = ("Why is the sky blue?", "Write one sentence about a fox.", "1 2 3 4 5 and so on:")
-CONTINUED = 16
-"""Tokens of the base's own after each prompt."""
+CONTINUATION_TOKENS = 16
+"""Tokens that the base model generates after each prompt."""
 ANCHORS = (1, 6, 11)
-"""Where chains are drafted from: so many tokens after the prompt's last one."""
+"""Positions from which chains are drafted, counted from the prompt's last token."""
 DEPTH = 4
-"""Tokens of a chain."""
+"""Number of tokens in a chain."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """`ids`: prompt and continuation, n tokens. `hidden` [n, H]: the input of the base's head. `outputs`: by 0-based
-    layer, its output [n, H]."""
+    """`ids`: n tokens of prompt and continuation. `prompt`: number of prompt tokens. `hidden` [n, H]: the input of the
+    base model's lm_head. `outputs`: output [n, H] of each layer, by its 0-based index."""
 
     ids: list[int]
     prompt: int
@@ -30,26 +30,26 @@ class Passage:
 
     @property
     def anchors(self) -> list[int]:
-        """Places t whose next token t + 1 is known and after which a chain begins at t + 2."""
-        return [self.prompt - 1 + after for after in ANCHORS]
+        """Positions t whose next token t + 1 is known; a chain begins at t + 2."""
+        return [self.prompt - 1 + offset for offset in ANCHORS]
 
     def accepted(self, anchor: int, drafted: Sequence[int]) -> int:
-        """How many of the tokens drafted for places anchor + 2, … the base wrote itself."""
+        """How many tokens drafted for positions anchor + 2, … match the base model's continuation."""
         continuation = self.ids[anchor + 2 :]
         return next((i for i, (a, b) in enumerate(zip(drafted, continuation, strict=False)) if a != b), len(drafted))
 
     def side_by_side(self, layers: Sequence[int], rows: int) -> torch.Tensor:
-        """Outputs of `layers`, the first `rows` places: [rows, len(layers) · H]."""
+        """Outputs of `layers` at the first `rows` positions, concatenated: [rows, len(layers) · H]."""
         return torch.cat([self.outputs[layer][:rows] for layer in layers], -1)
 
 
 @torch.no_grad()
 def passages(base: Any, layers: Sequence[int]) -> Iterator[Passage]:
-    """One for each of PROMPTS, with the outputs of `layers`. The base is in float32."""
+    """One passage for each of PROMPTS, with the outputs of `layers`. The base model is in float32."""
     for text in PROMPTS:
         prompt = render(base.tokenizer, [{"role": "user", "content": text}])
         ids = list(prompt)
-        for _ in range(CONTINUED):
+        for _ in range(CONTINUATION_TOKENS):
             heed()
             hidden, _ = base.forward_hidden(torch.tensor([ids], device=base.device))
             ids.append(int(base.logits(hidden[0, -1]).argmax()))

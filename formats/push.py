@@ -1,5 +1,6 @@
-"""An export made for the hub: the folder of `formats.export`, kept beside the other exports until it is there, so that
-what a dry run showed is what is sent, and what broke off goes on with the same bytes. No torch until it is made.
+"""An export for the Hugging Face Hub: a folder written by `formats.export`, stored with the other exports until it is
+uploaded. A push after a dry run, or after an interrupted push, sends the same bytes. Torch is imported only when the
+export is written.
 """
 
 import shutil
@@ -25,7 +26,7 @@ from speculoos.sums import differing, listed
 
 @dataclass(frozen=True)
 class Parcel:
-    """A checkpoint that is to go to a repository in a format."""
+    """A checkpoint to upload to the hub repository `repo` in a format."""
 
     home: Path
     checkpoint_id: str
@@ -37,42 +38,43 @@ class Parcel:
 
     @property
     def folder(self) -> Path:
-        """Where it is made: another one for every state of the checkpoint and every repository."""
+        """The export's folder; it differs for every state of the checkpoint, format and repository."""
         key = sha256("\n".join((source_of(self.path), self.format, self.repo)).encode()).hexdigest()[:12]
         return exports_folder(self.home, self.checkpoint_id) / f".push-{self.format}-{key}"
 
     def check(self) -> None:
-        """Raises Unsupported where the format cannot take the checkpoint."""
+        """Raises Unsupported if the format does not support the checkpoint."""
         check_possible(self.path, self.base_path, self.format)
 
     def make(self, base: Callable[[], Any], reporter: Reporter) -> ExportReport:
-        """The folder, validated; the one that is there already where it is whole. `base()` is the base in float32.
-        Raises what `formats.export.build` does."""
-        if (report := self._made()) is not None:
+        """Write and validate the folder, unless a complete one exists. `base()` loads the base model in float32. Raises
+        the errors of `formats.export.build`."""
+        if (report := self._existing_report()) is not None:
             return report
         shutil.rmtree(self.folder, ignore_errors=True)
-        loaded = SimpleNamespace(path=self.base_path) if self.format == OWN else base()  # our own files are copied
+        # The workbench's own format copies files and needs no weights of the base model.
+        loaded = SimpleNamespace(path=self.base_path) if self.format == OWN else base()
         return build(self.path, loaded, self.format, self.folder, reporter, self._facts(), repository=self.repo)
 
     def files(self) -> list[dict[str, Any]]:
-        """`name`, `bytes` and `sha256` of every file that is sent."""
+        """`name`, `bytes` and `sha256` of every file to upload."""
         sums = listed(self.folder)
         files = sorted(path for path in self.folder.iterdir() if path.is_file())
         return [{"name": f.name, "bytes": f.stat().st_size, "sha256": sums.get(f.name, "")} for f in files]
 
     def send(self, public: bool) -> Pushed:
-        """Upload it; what was kept for that goes when all is there."""
+        """Upload the folder and delete it after a complete upload."""
         title = find_format(self.format).title
         pushed = push_folder(self.folder, self.repo, public, f"{self.facts.checkpoint} for {title}, by Speculoos")
         shutil.rmtree(self.folder, ignore_errors=True)
         return pushed
 
     def _facts(self) -> Facts:
-        """Without the folder of a base that lies on this machine: its path is nobody's business."""
+        """The facts without the local path of a base model, which must not be published."""
         return self.facts if self.facts.hub_id else replace(self.facts, location=self.facts.name)
 
-    def _made(self) -> ExportReport | None:
-        """What the validation of a folder that is there said; None for none, and for a damaged one."""
+    def _existing_report(self) -> ExportReport | None:
+        """The validation report of an existing folder; None if it does not exist, is damaged or failed."""
         if not self.folder.is_dir() or differing(self.folder):
             return None
         if self.format == OWN:

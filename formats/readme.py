@@ -1,4 +1,4 @@
-"""The README.md of an export: how to serve it, what it passed, and where it comes from. Text only, no torch."""
+"""The README.md of an export: how to serve it, its validation and its origin. Text only, no torch."""
 
 import re
 import shlex
@@ -11,23 +11,24 @@ from formats.serve import measured
 from models.methods import METHODS
 from speculoos.markdown import block, code, quotation, scalar, section, table, text
 
-PLACES = ("draft_path", "device")
-"""Settings that say something about the machine, not about the draft."""
+MACHINE_SETTINGS = ("draft_path", "device")
+"""Settings that describe the machine, not the draft."""
 LICENCE = (
-    "The draft was trained on the base's own answers and hidden states, and may hold parts of it (its head starts from "
-    "the base's rows): the base's licence applies to it. Prompts and answers used for training may have terms of their "
-    "own."
+    "The draft was trained on responses and hidden states of the base model and may contain parts of it (its lm_head "
+    "is initialised from the base model's): the base model's licence applies to it. Prompts and responses used for "
+    "training may have their own terms."
 )
 
 
 def readme(
     record: Format, checkpoint: CheckpointFiles, facts: Facts, report: ExportReport, folder: str, repository: str = ""
 ) -> str:
-    """Markdown, from the command down to the licence. `repository`: the hub id it is to be fetched from."""
+    """The README as Markdown. `repository`: the hub id from which the export can be downloaded."""
     layout = record.layout(checkpoint.method)
     assert layout is not None
     training = checkpoint.config.get("training") or {}
-    fetch = f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
+    settings = {k: v for k, v in (training.get("settings") or {}).items() if k not in MACHINE_SETTINGS}
+    download = f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
     noun = METHODS[checkpoint.method].noun if checkpoint.method in METHODS else checkpoint.method
     return "\n".join(
         [
@@ -36,40 +37,40 @@ def readme(
             f"For {layout.servers}. Written by Speculoos from checkpoint {code(facts.checkpoint or 'unnamed')}.\n",
             *_verdict(report),
             "## Serve\n",
-            *(["Fetch it first:\n", block(fetch, "sh")] if repository else []),
-            _places(facts, folder),
+            *(["Download it first:\n", block(download, "sh")] if repository else []),
+            _folders(facts, folder),
             layout.serve(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
             *section("Measured", dict(facts.measured)),
             "## Base\n",
             table(_base(facts, checkpoint)),
             *section("Data", training.get("dataset")),
-            *section("Recipe", {k: v for k, v in (training.get("settings") or {}).items() if k not in PLACES}),
+            *section("Recipe", settings),
             *section("Figures", training.get("figures")),
             *section("Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}),
             *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## Licence\n",
-            f"Licence of the base: {text(facts.licence or 'not recorded')}. {LICENCE}\n",
-            "Check the files with `sha256sum -c SHA256SUMS`; `validation.json` holds the whole report.",
+            f"Licence of the base model: {text(facts.licence or 'not recorded')}. {LICENCE}\n",
+            "Check the files with `sha256sum -c SHA256SUMS`; `validation.json` contains the full report.",
             "",
         ]
     )
 
 
-def _places(facts: Facts, folder: str) -> str:
-    """What the commands that follow call the folders. They are run beside the export's folder."""
-    base = "" if facts.model == facts.location else f"; {code(facts.model)} is where {text(facts.name)} itself lies"
-    lies = f"{code(f'./{folder}')} is the folder that this file and the weights lie in; commands run beside it{base}.\n"
+def _folders(facts: Facts, folder: str) -> str:
+    """The folder names in the commands, which are run in the parent folder of the export."""
+    base = "" if facts.model == facts.location else f"; {code(facts.model)} stands for the folder of {text(facts.name)}"
+    note = f"{code(f'./{folder}')} is the folder with this file; run the commands in its parent folder{base}.\n"
     if facts.source != "starter":
-        return lies
-    return lies + (
+        return note
+    return note + (
         f"\nThe draft was trained with a quantised copy of {code(facts.location)}; with that model itself slightly "
         "fewer draft tokens may be accepted.\n"
     )
 
 
 def _front(record: Format, checkpoint: CheckpointFiles, facts: Facts) -> str:
-    """What the hub reads of a card (https://huggingface.co/docs/hub/model-cards)."""
+    """The card's metadata for the hub (https://huggingface.co/docs/hub/model-cards)."""
     values = {
         "base_model": facts.hub_id,
         "license": facts.licence.lower() if facts.hub_id and re.fullmatch(r"[\w.-]+", facts.licence) else "",
@@ -83,7 +84,7 @@ def _front(record: Format, checkpoint: CheckpointFiles, facts: Facts) -> str:
 
 def _verdict(report: ExportReport) -> list[str]:
     if report.passed:
-        return ["Its files and its logits were compared with the trained draft before it was given away.\n"]
+        return ["Its files and logits were compared with the trained draft when it was exported.\n"]
     return [
         "**This export failed its validation and should not be served:** " + text("; ".join(report.failures)) + "\n"
     ]

@@ -1,5 +1,5 @@
-"""What is known of a format before anything is written: names, words, servers and their versions, what cannot go there
-and why, and where its writer, table and reader are. No torch: these are imported when they are needed.
+"""Records of export formats: names, servers and their versions, why a checkpoint is not supported, and the modules of
+the writer, table and reader. No torch: these modules are imported when they are needed.
 """
 
 import importlib
@@ -12,59 +12,60 @@ from formats.facts import Facts
 from formats.refusals import Refusal
 
 ANY = "*"
-"""Stands for every method, those of strangers too."""
+"""Key for every method, including methods of third parties."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a format holds the drafts of one method."""
+    """The layout of one method's drafts in a format."""
 
     servers: str
-    """Which server, in which versions: `vLLM 0.9 to 0.32`."""
+    """Server and versions: `vLLM 0.9 to 0.32`."""
     serve: Callable[[CheckpointFiles, Facts, str], str]
-    """With the folder's name: how to serve it, Markdown."""
+    """Takes the checkpoint, the facts and the folder's name; returns Markdown on how to serve the export."""
     refusals: tuple[Refusal, ...] = ()
-    """Each empty where a checkpoint of this shape can go there, else one sentence why not."""
+    """Each returns "" if the server supports the checkpoint, else one sentence why not."""
     parts: str = ""
-    """Module in `writers/`, `tables/` and `readers/` whose functions of the format's name are its parts; "" for the
-    one called like the method."""
+    """Name of the modules in `writers/`, `tables/` and `readers/` with functions named like the format; "" for the
+    method's name."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format. `layouts` by method; `lacking` says for other methods why there is none, `otherwise` for the rest."""
+    """One format. `layouts` by method; `unsupported` gives the reason for other methods, `default_reason` for the
+    rest."""
 
     name: str
     """In commands and files: `vllm`."""
     title: str
     """On pages: `vLLM`."""
     layouts: Mapping[str, Layout]
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    otherwise: str = ""
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    default_reason: str = ""
 
     def layout(self, method: str) -> Layout | None:
-        """How drafts of `method` are held; None where they are not."""
+        """The layout of drafts of `method`; None if the method is not supported."""
         return self.layouts.get(method) or self.layouts.get(ANY)
 
     def servers(self, method: str) -> str:
-        """Server and versions for drafts of `method`; of all methods where it takes none of these."""
+        """Server and versions for drafts of `method`, or for all methods if this one is not supported."""
         layout = self.layout(method)
         return layout.servers if layout else "; ".join(dict.fromkeys(x.servers for x in self.layouts.values()))
 
     def reason(self, checkpoint: CheckpointFiles) -> str:
-        """Empty where the checkpoint can be written in this format, else one sentence why not."""
+        """Returns "" if the checkpoint can be written in this format, else one sentence why not."""
         layout = self.layout(checkpoint.method)
         if layout is None:
-            return self.lacking.get(checkpoint.method, self.otherwise)
-        return next((said for refusal in layout.refusals if (said := refusal(checkpoint))), "")
+            return self.unsupported.get(checkpoint.method, self.default_reason)
+        return next((reason for refusal in layout.refusals if (reason := refusal(checkpoint))), "")
 
     def load(self, part: str, method: str) -> Any:
         """The function of `part` for drafts of `method`:
 
         - `writer`: (CheckpointFiles, LoadedBase, Facts) → formats.plan.ExportPlan;
-        - `table`: CheckpointFiles → formats.table.TensorTable, the tensors that the folder must hold;
+        - `table`: CheckpointFiles → formats.table.TensorTable, the tensors that the folder must contain;
         - `reader`: (folder, CheckpointFiles) → the draft network as the server builds it (formats.readers).
         """
         layout = self.layout(method)
-        assert layout is not None, f"{self.name} holds no {method}"
+        assert layout is not None, f"{self.name} does not support {method}"
         return getattr(importlib.import_module(f"formats.{part}s.{layout.parts or method}"), self.name)

@@ -1,6 +1,6 @@
-"""Why a checkpoint of some shape cannot go to a server: each function takes the server's name and a
-Checkpoint and gives "" or one sentence. Each is about something that the server's source does not read; the server
-would ignore it and draft garbage. No torch.
+"""Reasons why a server does not support a checkpoint. Each function takes the server's name and CheckpointFiles and
+returns "" or one sentence. Each is about something that the server's source does not read: the server would ignore it
+and draft wrong tokens. No torch.
 """
 
 import re
@@ -15,15 +15,14 @@ from speculoos.errors import SpeculoosError
 
 Refusal = Callable[[CheckpointFiles], str]
 Reason = Callable[[str, CheckpointFiles], str]
-"""A refusal that is told which server's it is."""
-LAYER = frozenset(
+"""A refusal that also takes the server's name, for its message."""
+EAGLE = frozenset(
     {
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
         *("rms_norm_eps", "rope_theta", "rope_scaling", "vocab_size", "eagle_num_layers"),
     }
 )
-EAGLE = LAYER
-EAGLE3 = LAYER | {"draft_vocab_size", "aux_layers", "norm_before_residual"}
+EAGLE3 = EAGLE | {"draft_vocab_size", "aux_layers", "norm_before_residual"}
 EAGLE31 = EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output", "own_embeddings"}
 MEDUSA = frozenset(
     {"hidden_size", "vocab_size", "medusa_num_heads", "medusa_num_layers", "medusa_tie_lm_head", "draft_vocab_size"}
@@ -34,76 +33,78 @@ TENSORS = {
     "eagle3": rf"((fc|norm|lm_head|input_norm|fc_norm\.\d+|embed_tokens)|layers\.\d+\.({PARTS}))\.weight|d2t|t2d",
     "medusa": r"blocks\.\d+\.\d+\.linear\.(weight|bias)|lm_heads\.\d+\.weight|d2t",
 }
-"""What the tensors of a draft that every server knows are called."""
+"""Names of a draft's tensors that every server reads, by method."""
 
 
 def has_biased_head(base_tensors: Iterable[str]) -> bool:
-    """Whether the base's output head adds a bias to its logits, as those of Phi-1, 1.5 and 2 do."""
+    """Whether the base model's lm_head has a bias, as in Phi-1, 1.5 and 2."""
     return any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in base_tensors)
 
 
 @lru_cache(maxsize=64)
 def _is_biased(base_path: str) -> bool:
-    """Of a base's folder. Kept, since the Train page asks at each change of its form; nothing is where files lack."""
+    """`has_biased_head` of a base model's folder. Cached, because the Train page calls it on every change of its form;
+    errors for missing files are not cached."""
     return has_biased_head(entry.name for entry in tensors(base_path))
 
 
 def nowhere(method: str, base_path: str | Path) -> str:
-    """Before a training: one sentence where no server will load such a draft of this base, else empty; empty too where
-    the base's files are not here to be asked."""
+    """One sentence if no server can load a draft of this method and base model, else ""; also "" if the base model's
+    files cannot be read. Shown before a training."""
     with suppress(SpeculoosError, OSError):
         if method in TENSORS and _is_biased(str(base_path)):
             return (
-                "The output head of this base has a bias, which no server adds to the logits of such a draft: it can "
+                "The lm_head of this base model has a bias, which no server adds to the logits of such a draft: it can "
                 "be used in Speculoos only. A standalone draft (method draft) can be served."
             )
     return ""
 
 
-def of(server: str, *reasons: Reason) -> tuple[Refusal, ...]:
+def for_server(server: str, *reasons: Reason) -> tuple[Refusal, ...]:
     """The reasons as refusals of one server's layout."""
     return tuple(partial(reason, server) for reason in reasons)
 
 
-def only(known: frozenset[str]) -> Reason:
-    """Nothing in the config, besides what is `known`, or among the tensors that the server has no place for."""
+def known_only(known: frozenset[str]) -> Reason:
+    """The server supports the config keys in `known` and the tensors in TENSORS, nothing else."""
 
     def reason(server: str, checkpoint: CheckpointFiles) -> str:
         for key in checkpoint.unknown(known):
-            return f"An export for {server} has no place for the draft's `{key}` ({checkpoint.config[key]!r})."
+            return f"{server} does not support the draft's config key `{key}` ({checkpoint.config[key]!r})."
         for name in checkpoint.tensors:
             if not re.fullmatch(TENSORS[checkpoint.method], name):
-                return f"An export for {server} has no place for the draft's tensor {name}."
+                return f"{server} does not support the draft's tensor {name}."
         return ""
 
     return reason
 
 
 def ascending_layers(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-3: servers collect hidden states while the layers run, so in ascending order and each once."""
+    """EAGLE-3: servers collect hidden states while the layers run, so each layer once and in ascending order."""
     ids = checkpoint.aux_layers
     if list(ids) != sorted(set(ids)) or min(ids) < 0:
         return (
-            f"The draft fuses the base's layers {list(ids)}; {server} collects each layer once and in ascending "
-            "order. Train with other aux_layers (small bases have no three layers by default)."
+            f"The draft fuses the base model's layers {list(ids)}; {server} collects each layer once and in ascending "
+            "order. Train with other aux_layers (the defaults repeat layers in small base models)."
         )
     return ""
 
 
 def three_layers(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-3: `fc` of this server is three hidden states wide, whatever the config says."""
+    """EAGLE-3: this server's `fc` always takes three hidden states."""
     count = len(checkpoint.aux_layers)
-    return "" if count == 3 else f"The draft fuses {count} layers of the base; {server} always fuses three."
+    return "" if count == 3 else f"The draft fuses {count} layers of the base model; {server} always fuses three."
 
 
 def one_layer(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-3: further layers are vLLM's and speculators'; others call them otherwise, or norm their input."""
+    """EAGLE-3: only vLLM and speculators read more than one layer; other servers use other names, or norm the input of
+    further layers."""
     count = checkpoint.config.get("eagle_num_layers", 1)
-    return "" if count == 1 else f"The draft has {count} layers; for {server} only drafts of one are exported."
+    return "" if count == 1 else f"The draft has {count} layers; exports for {server} support only one."
 
 
-def residual_after_norm(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-3: `norm_before_residual` is vLLM's and speculators' alone."""
+def residual_before_norm(server: str, checkpoint: CheckpointFiles) -> str:
+    """EAGLE-3: only vLLM and speculators read `norm_before_residual`."""
     if not checkpoint.config.get("norm_before_residual"):
         return ""
     return (
@@ -113,54 +114,54 @@ def residual_after_norm(server: str, checkpoint: CheckpointFiles) -> str:
 
 
 def plain_eagle(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-1 as the reference has it: no norm before the first layer, none after the last, the base's plain head."""
-    for key, what in (
+    """EAGLE-1 as in the reference: no norm before the first layer or after the last, and an lm_head without bias."""
+    for key, name in (
         ("use_input_layernorm_in_first_layer", "first layer's input norm"),
         ("use_last_layernorm", "last norm"),
     ):
         if checkpoint.config.get(key):
-            return f"The draft has a {what} ({key}), which {server}'s EAGLE class leaves out; train without it."
+            return f"The draft has a {name} ({key}), which {server}'s EAGLE class leaves out; train without it."
     if has_biased_head(checkpoint.base_tensors):
-        return f"The base's lm_head has a bias, which {server}'s EAGLE class does not add to the draft's logits."
+        return f"The base model's lm_head has a bias, which {server}'s EAGLE class does not add to the draft's logits."
     return ""
 
 
-def some_blocks(server: str, checkpoint: CheckpointFiles) -> str:
-    """Medusa: a head has a residual block."""
+def residual_blocks(server: str, checkpoint: CheckpointFiles) -> str:
+    """Medusa: every head has at least one residual block."""
     if checkpoint.config["medusa_num_layers"] > 0:
         return ""
-    return f"The heads have no residual block (medusa_num_layers 0); {server} was written for one or more."
+    return f"The heads have no residual block (medusa_num_layers 0); {server} requires one or more."
 
 
-def few_tokens_shared(server: str, checkpoint: CheckpointFiles) -> str:
-    """Medusa: vLLM makes heads of their own over all tokens, and only a shared matrix over those of token_map."""
+def shared_small_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
+    """Medusa: vLLM supports a smaller vocabulary (token_map) only for a matrix that all heads share."""
     if not checkpoint.small_vocabulary or checkpoint.config.get("medusa_tie_lm_head"):
         return ""
     return (
-        f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens each by its own matrix; "
-        f"{server} loads fewer rows for a shared matrix only (medusa_tie_lm_head). Train with "
+        f"Each head has its own matrix over {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; "
+        f"{server} supports a smaller vocabulary for a shared matrix only (medusa_tie_lm_head). Train with "
         "draft_vocab_size=0 or medusa_tie_lm_head=true."
     )
 
 
 def whole_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
-    """Medusa: heads of this server score every token of the base."""
+    """Medusa: every head scores every token of the base model."""
     if not checkpoint.small_vocabulary:
         return ""
     return (
-        f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} has no map from "
-        "draft ids to tokens (vLLM up to 0.32 has, for shared heads: token_map). Train with draft_vocab_size=0."
+        f"The heads have {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} has no map from "
+        "draft ids to tokens (vLLM up to 0.32 has one for shared heads: token_map). Train with draft_vocab_size=0."
     )
 
 
-def own_head_without_bias(server: str, checkpoint: CheckpointFiles) -> str:
-    """Medusa: shared heads are written out as the base's matrix; there is no place for its bias."""
+def unbiased_shared_head(server: str, checkpoint: CheckpointFiles) -> str:
+    """Medusa: shared heads are exported as copies of the base model's matrix, without its bias."""
     if checkpoint.config.get("medusa_tie_lm_head") and has_biased_head(checkpoint.base_tensors):
-        return f"The heads share the base's lm_head, which has a bias; a Medusa head of {server} has none."
+        return f"The heads share the base model's lm_head, which has a bias; a Medusa head of {server} has none."
     return ""
 
 
-REFERENCE_EAGLE3 = (residual_after_norm, ascending_layers, one_layer, only(EAGLE3))
-"""EAGLE-3 as the EAGLE repository has it, no more."""
-REFERENCE_MEDUSA = (some_blocks, whole_vocabulary, own_head_without_bias, only(MEDUSA))
-"""Medusa heads as the Medusa repository has them."""
+REFERENCE_EAGLE3 = (residual_before_norm, ascending_layers, one_layer, known_only(EAGLE3))
+"""EAGLE-3 as in the EAGLE repository."""
+REFERENCE_MEDUSA = (residual_blocks, whole_vocabulary, unbiased_shared_head, known_only(MEDUSA))
+"""Medusa heads as in the Medusa repository."""

@@ -1,4 +1,4 @@
-"""What the validation of an export found: checks that passed or not, and figures. JSON in the export."""
+"""The validation report of an export: checks and figures, stored as JSON in the export."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """One question with its answer; `detail` names the file and key where it failed, or says what was compared."""
+    """The result of one check; `detail` names the file and key of a failure, or says what was compared."""
 
     name: str
     passed: bool
@@ -16,7 +16,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """All checks of one export. `subject` says what was exported: base, hashes, versions."""
+    """All checks of one export. `subject` describes the exported checkpoint: base model, revision, hashes."""
 
     format: str
     method: str
@@ -35,7 +35,7 @@ class ExportReport:
         return [f"{check.name}: {check.detail}" for check in self.checks if not check.passed]
 
     def to_json(self) -> dict[str, Any]:
-        """As `validation.json` holds it."""
+        """The content of `validation.json`."""
         return {"passed": self.passed, **asdict(self)}
 
     @classmethod
@@ -44,9 +44,9 @@ class ExportReport:
         return cls(**{**values, "checks": tuple(Check(**check) for check in data["checks"])})
 
 
-def all_of(name: str, wrong: Sequence[str], right: str) -> Check:
-    """Passed where nothing is wrong; else the first three sentences."""
-    if not wrong:
-        return Check(name, True, right)
-    more = f" … and {len(wrong) - 3} more." if len(wrong) > 3 else ""
-    return Check(name, False, " ".join(wrong[:3]) + more)
+def all_of(name: str, failures: Sequence[str], passed: str) -> Check:
+    """A check that passed, with the detail `passed`, if there are no failures; else with the first three of them."""
+    if not failures:
+        return Check(name, True, passed)
+    more = f" … and {len(failures) - 3} more." if len(failures) > 3 else ""
+    return Check(name, False, " ".join(failures[:3]) + more)

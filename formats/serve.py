@@ -1,4 +1,4 @@
-"""How to serve an export: the exact command, how many tokens to draft, and a line to try it. Markdown, no torch."""
+"""How to serve an export: the exact command, the number of draft tokens, and a test request. Markdown, no torch."""
 
 import json
 import shlex
@@ -10,70 +10,70 @@ from formats.facts import Facts
 from speculoos.markdown import block, code, scalar, text
 
 Serve = Callable[[CheckpointFiles, Facts, str], str]
-USUAL = {"eagle": 3, "eagle3": 3, "draft": 4}
-"""Tokens drafted in a row where nothing was measured; what the servers' own examples take."""
+DEFAULT_TOKENS = {"eagle": 3, "eagle3": 3, "draft": 4}
+"""Draft tokens per step of an untuned draft, as in the servers' own examples."""
 
 
 def drafted_tokens(checkpoint: CheckpointFiles) -> int:
-    """Tokens in the longest path that was measured best; a usual number where none was."""
+    """Number of tokens on the longest path of the tuned tree; a default for an untuned draft."""
     drafting = checkpoint.config.get("drafting") or {}
     if checkpoint.method == "medusa":
         return checkpoint.config["medusa_num_heads"]
     if tree := drafting.get("tree"):
         return max(map(len, tree))
-    if depth := _whole(drafting, "depth"):
-        return depth + (checkpoint.method != "draft")  # EAGLE's first level is no expansion
-    return USUAL.get(checkpoint.method, 3)
+    if depth := _positive(drafting, "depth"):
+        return depth + (checkpoint.method != "draft")  # EAGLE's depth does not count the first level
+    return DEFAULT_TOKENS.get(checkpoint.method, 3)
 
 
 def measured(checkpoint: CheckpointFiles) -> str:
-    """A sentence on what was measured best, or that nothing was."""
+    """A sentence on the settings that were measured best, or that the draft was not tuned."""
     drafting, tuning = checkpoint.config.get("drafting") or {}, checkpoint.config.get("tuning") or {}
     verdict = f" ({text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
     if not drafting and tuning:
         return (
-            f"A tuning in the workbench found plain decoding fastest there{verdict}; elsewhere "
-            f"{drafted_tokens(checkpoint)} tokens in a row is a usual start."
+            f"In the workbench, tuning found plain decoding fastest{verdict}; on another machine, start with "
+            f"{drafted_tokens(checkpoint)} draft tokens."
         )
     if not drafting:
-        return f"Nothing was tuned for this draft; {drafted_tokens(checkpoint)} tokens in a row is a usual start."
+        return f"This draft was not tuned; start with {drafted_tokens(checkpoint)} draft tokens."
     longest = max(map(len, drafting["tree"])) if drafting.get("tree") else drafted_tokens(checkpoint)
     return (
         f"Measured best in the workbench: {code(json.dumps(drafting))}{verdict}; its longest path has {longest} "
-        f"{'token' if longest == 1 else 'tokens'}. On another machine and with more requests at once, fewer tokens may "
-        "be better."
+        f"{'token' if longest == 1 else 'tokens'}. On another machine or with more concurrent requests, fewer tokens "
+        "may be better."
     )
 
 
 def vllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """vLLM drafts chains here; `method` is said, since vLLM else guesses it from the path."""
+    """vLLM drafts chains. `method` is set, because vLLM otherwise guesses it from the path."""
     method = "draft_model" if checkpoint.method == "draft" else checkpoint.method
     options = {"method": method, "model": f"./{folder}", "num_speculative_tokens": drafted_tokens(checkpoint)}
-    command = f"vllm serve {_model(facts)}{_naming(facts)} --speculative-config {shlex.quote(json.dumps(options))}"
+    command = f"vllm serve {_model(facts)}{_served_name(facts)} --speculative-config {shlex.quote(json.dumps(options))}"
     return _served(command, facts, 8000)
 
 
 def speculators(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """The config names the base, so that vLLM needs the draft's folder alone; requests then name the model as
-    `--served-model-name` does, else by the draft's folder."""
-    command = f"vllm serve {_place(folder)} --served-model-name {shlex.quote(facts.served_name)}"
+    """The config names the base model, so vLLM takes only the draft's folder. Without `--served-model-name`, requests
+    would have to use that folder as the model's name."""
+    command = f"vllm serve {_path(folder)} --served-model-name {shlex.quote(facts.served_name)}"
     return _served(command, facts, 8000) + (
-        f"\nThe base is named in config.json (`speculators_config.verifier.name_or_path`: {code(facts.location)}); "
-        "change it there where the base lies elsewhere.\n"
+        f"\nThe path of the base model is in config.json (`speculators_config.verifier.name_or_path`: "
+        f"{code(facts.location)}); change it there if the base model is in another folder.\n"
     )
 
 
 def sglang(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """Trees by top-k and nodes, counted with the root; chains where no tree was measured. A standalone draft is the
-    algorithm STANDALONE."""
+    """Trees by top-k and number of nodes (including the root); chains for an untuned draft. The algorithm of standalone
+    drafts is STANDALONE."""
     drafting, steps = checkpoint.config.get("drafting") or {}, drafted_tokens(checkpoint)
-    top_k, nodes = _whole(drafting, "top_k") or 1, _whole(drafting, "nodes")
+    top_k, nodes = _positive(drafting, "top_k") or 1, _positive(drafting, "nodes")
     nodes = nodes if top_k > 1 and nodes else steps + 1
     algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE"}.get(checkpoint.method, "EAGLE")
     return _served(
-        f"python -m sglang.launch_server --model-path {_model(facts)}{_naming(facts)} \\\n"
+        f"python -m sglang.launch_server --model-path {_model(facts)}{_served_name(facts)} \\\n"
         f"  --speculative-algorithm {algorithm} \\\n"
-        f"  --speculative-draft-model-path {_place(folder)} --speculative-num-steps {steps} \\\n"
+        f"  --speculative-draft-model-path {_path(folder)} --speculative-num-steps {steps} \\\n"
         f"  --speculative-eagle-topk {top_k} --speculative-num-draft-tokens {nodes} --dtype {served_dtype(checkpoint)}",
         facts,
         30000,
@@ -81,8 +81,8 @@ def sglang(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
 
 
 def trtllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML, Medusa by converting and building engines; standalone
-    drafts that way too."""
+    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML; Medusa and standalone drafts by converting
+    checkpoints and building engines."""
     if checkpoint.method == "medusa":
         return _medusa_engine(checkpoint, facts, folder)
     pair = checkpoint.method == "draft"
@@ -97,54 +97,55 @@ def trtllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     ]
     command = f"trtllm-serve {_model(facts)} --backend pytorch --extra_llm_api_options speculative.yaml"
     return (
-        f"`speculative.yaml` (releases that do not know these names take `decoding_type: {older}` and "
+        f"`speculative.yaml` (releases without these names take `decoding_type: {older}` and "
         f"`speculative_model_dir`):\n\n{block(chr(10).join(lines), 'yaml')}\n{_served(command, facts, 8000)}"
         + (f"\n{_pair_of_engines(checkpoint, facts, folder)}" if pair else "")
     )
 
 
 CLONE = "git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM\n"
-"""The last release that builds engines, for its examples."""
+"""Clones the examples of the last release that builds engines."""
 CONVERTERS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen"}
-"""Folder in examples/models/core of TensorRT-LLM 1.2 that converts a type of model."""
+"""Folder in examples/models/core of TensorRT-LLM 1.2 with the converter, by model type."""
 
 
 def _medusa_engine(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """The tree is a file of the export."""
+    """The tree is read from a file of the export."""
     heads, layers = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
     tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
-    fetch, base = _in_a_folder(facts)
+    download, base = _base_folder(facts)
     return "Up to TensorRT-LLM 1.2, at temperature 0 only:\n\n" + block(
-        f"{CLONE}{fetch}python TensorRT-LLM/examples/medusa/convert_checkpoint.py --model_dir {base} \\\n"
-        f"  --medusa_model_dir {_place(folder)} --output_dir converted --dtype {served_dtype(checkpoint)} \\\n"
+        f"{CLONE}{download}python TensorRT-LLM/examples/medusa/convert_checkpoint.py --model_dir {base} \\\n"
+        f"  --medusa_model_dir {_path(folder)} --output_dir converted --dtype {served_dtype(checkpoint)} \\\n"
         f"  --num_medusa_heads {heads} --num_medusa_layers {layers} --max_medusa_token_len {max(tokens, heads)}\n"
         "trtllm-build --checkpoint_dir converted --output_dir engine --speculative_decoding_mode medusa\n"
         f"python TensorRT-LLM/examples/run.py --engine_dir engine --tokenizer_dir {base} \\\n"
-        f'  --medusa_choices "$(cat {_place(folder)}/medusa_choices.json)" --temperature 0 --max_output_len 100 \\\n'
+        f'  --medusa_choices "$(cat {_path(folder)}/medusa_choices.json)" --temperature 0 --max_output_len 100 \\\n'
         '  --input_text "Why is the sky blue?"',
         "sh",
     )
 
 
-def _in_a_folder(facts: Facts) -> tuple[str, str]:
-    """Converters read a folder: the command that fetches a base from the hub, and where the base then lies."""
+def _base_folder(facts: Facts) -> tuple[str, str]:
+    """The command that downloads a base model from the hub ("" for a local one), and its folder. Converters need a
+    folder."""
     if not facts.on_the_hub:
         return "", _model(facts)
     return f"hf download {_model(facts)} --local-dir ./base\n", "./base"
 
 
 def _pair_of_engines(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """The target verifies what comes from outside, up to `--max_draft_len`; both reuse blocks of their KV caches, which
-    needs paged context attention. Empty where the converter of such a base was not read."""
+    """The target verifies up to `--max_draft_len` external draft tokens. Both engines reuse blocks of their KV caches,
+    which needs paged context attention. "" for model types without an entry in CONVERTERS."""
     family = CONVERTERS.get(str(checkpoint.base.get("model_type")))
     if family is None:
         return ""
-    (fetch, base), tokens, dtype = _in_a_folder(facts), drafted_tokens(checkpoint), served_dtype(checkpoint)
+    (download, base), tokens, dtype = _base_folder(facts), drafted_tokens(checkpoint), served_dtype(checkpoint)
     convert = f"python TensorRT-LLM/examples/models/core/{family}/convert_checkpoint.py"
     build = "--use_paged_context_fmha enable"
-    return "Up to TensorRT-LLM 1.2 also as a pair of engines, both on one GPU here:\n\n" + block(
-        f"{CLONE}{fetch}{convert} \\\n"
-        f"  --model_dir {_place(folder)} --output_dir converted-draft --dtype {dtype}\n"
+    return "Up to TensorRT-LLM 1.2 also as a pair of engines, both on one GPU in this example:\n\n" + block(
+        f"{CLONE}{download}{convert} \\\n"
+        f"  --model_dir {_path(folder)} --output_dir converted-draft --dtype {dtype}\n"
         f"{convert} \\\n"
         f"  --model_dir {base} --output_dir converted-target --dtype {dtype}\n"
         f"trtllm-build --checkpoint_dir converted-draft --output_dir engine-draft {build}\n"
@@ -159,21 +160,21 @@ def _pair_of_engines(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> 
 
 
 def tgi(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """TGI takes the folder for the model and finds the base in its config.json."""
+    """TGI takes the export's folder as the model and reads the base model's path from its config.json."""
     heads = checkpoint.config["medusa_num_heads"]
-    launch = f"text-generation-launcher --model-id {_place(folder)} --speculate {heads} --port 8080"
-    note = f"The base is named in config.json (`base_model_name_or_path`: {code(facts.location)}).\n"
+    launch = f"text-generation-launcher --model-id {_path(folder)} --speculate {heads} --port 8080"
+    note = f"The path of the base model is in config.json (`base_model_name_or_path`: {code(facts.location)}).\n"
     if heads != 5:
         note += (
-            f"\nThe Medusa repository's own loader makes five heads whatever the config says (these are {heads}): set "
-            "`medusa_num_heads` in its `from_pretrained`, or load the state dict into as many heads.\n"
+            f"\nThe Medusa repository's own loader always builds five heads (this export has {heads}): set "
+            "`medusa_num_heads` in its `from_pretrained`, or load the state dict into that number of heads.\n"
         )
     return f"{_served(launch, facts, 8080)}\n{note}"
 
 
 def huggingface(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """`assistant_model`."""
-    base, draft = (json.dumps(place, ensure_ascii=False) for place in (facts.model, f"./{folder}"))
+    """A program with `assistant_model`, and the commands of the servers that take a draft model."""
+    base, draft = (json.dumps(path, ensure_ascii=False) for path in (facts.model, f"./{folder}"))
     program = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f"base = AutoModelForCausalLM.from_pretrained({base})\n"
@@ -191,30 +192,30 @@ def huggingface(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
 
 
 def modelopt(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """ModelOpt serves nothing itself: by the servers that read its exports."""
+    """The servers that read ModelOpt's exports; ModelOpt itself is not a server."""
     return _each({"TensorRT-LLM": trtllm, "SGLang": sglang}, checkpoint, facts, folder)
 
 
 def _each(servers: Mapping[str, Serve], checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
-    """A heading and the command for every server."""
+    """A heading and the command of every server."""
     return "\n".join(f"### {name}\n\n{serve(checkpoint, facts, folder)}" for name, serve in servers.items())
 
 
 def speculoos(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """The workbench itself."""
-    asked = '--prompt "Why is the sky blue?"'
-    return block(f"speculoos generate --model {_model(facts)} --checkpoint {_place(folder)} {asked}", "sh")
+    prompt = '--prompt "Why is the sky blue?"'
+    return block(f"speculoos generate --model {_model(facts)} --checkpoint {_path(folder)} {prompt}", "sh")
 
 
-def _whole(drafting: dict[str, Any], key: str) -> int:
-    """A measured number; 0 for none, and for what a stranger's checkpoint has in its place."""
+def _positive(drafting: dict[str, Any], key: str) -> int:
+    """A positive integer of the tuned settings; 0 if it is missing or invalid, as in a third party's checkpoint."""
     value = drafting.get(key)
     return value if type(value) is int and value > 0 else 0
 
 
 def served_dtype(checkpoint: CheckpointFiles) -> str:
-    """What a GPU server runs both models in: the base's precision; bfloat16 for one that is stored in float32, since
-    attention kernels on GPUs are made for 16 bits."""
+    """The precision of both models on a GPU server: the base model's, or bfloat16 for a base model in float32, because
+    attention kernels on GPUs need 16 bits."""
     return "bfloat16" if checkpoint.base_dtype == "float32" else checkpoint.base_dtype
 
 
@@ -222,13 +223,13 @@ def _model(facts: Facts) -> str:
     return shlex.quote(facts.model)
 
 
-def _place(folder: str) -> str:
-    """The export's folder as one word for a shell."""
+def _path(folder: str) -> str:
+    """The path of the export's folder, quoted for a shell."""
     return shlex.quote(f"./{folder}")
 
 
-def _naming(facts: Facts) -> str:
-    """The option that lets requests call the base by its name where the server would only know its path."""
+def _served_name(facts: Facts) -> str:
+    """The option that lets requests use the base model's name instead of its path."""
     return "" if facts.served_name == facts.model else f" --served-model-name {shlex.quote(facts.served_name)}"
 
 

@@ -1,4 +1,5 @@
-"""The formats, one record each: which server reads it, which drafts it takes and why not the others. No torch."""
+"""The records of all formats: the server, the supported drafts and the reasons why others are not supported. No
+torch."""
 
 from formats import refusals, serve
 from formats.record import ANY, Format, Layout
@@ -8,7 +9,7 @@ OWN = Format(
     title="Speculoos",
     layouts={ANY: Layout(servers="Speculoos", parts="own", serve=serve.speculoos)},
 )
-"""The workbench's own folder: what training wrote."""
+"""The workbench's own format: the checkpoint's folder as training wrote it."""
 
 VLLM = Format(
     name="vllm",
@@ -17,33 +18,35 @@ VLLM = Format(
         "eagle": Layout(
             servers="vLLM 0.29 to 0.33",
             serve=serve.vllm,
-            refusals=refusals.of("vLLM", refusals.plain_eagle, refusals.only(refusals.EAGLE | {"own_embeddings"})),
+            refusals=refusals.for_server(
+                "vLLM", refusals.plain_eagle, refusals.known_only(refusals.EAGLE | {"own_embeddings"})
+            ),
         ),
         "eagle3": Layout(
             servers="vLLM 0.29 to 0.33",
             serve=serve.vllm,
-            refusals=refusals.of(
-                "vLLM", refusals.ascending_layers, refusals.only(refusals.EAGLE31 | {"target_hidden_size"})
+            refusals=refusals.for_server(
+                "vLLM", refusals.ascending_layers, refusals.known_only(refusals.EAGLE31 | {"target_hidden_size"})
             ),
         ),
         "medusa": Layout(
             servers="vLLM 0.29 to 0.32 (0.33 removed Medusa)",
             serve=serve.vllm,
-            refusals=refusals.of(
+            refusals=refusals.for_server(
                 "vLLM",
-                refusals.some_blocks,
-                refusals.few_tokens_shared,
-                refusals.own_head_without_bias,
-                refusals.only(refusals.MEDUSA),
+                refusals.residual_blocks,
+                refusals.shared_small_vocabulary,
+                refusals.unbiased_shared_head,
+                refusals.known_only(refusals.MEDUSA),
             ),
         ),
     },
-    lacking={
-        "draft": "vLLM serves a standalone draft from its Hugging Face folder; take the format huggingface.",
+    unsupported={
+        "draft": "vLLM serves a standalone draft from its Hugging Face folder; use the format huggingface.",
     },
-    otherwise="vLLM has no drafter for this method.",
+    default_reason="vLLM has no drafter for this method.",
 )
-"""vLLM: EAGLE-1 and EAGLE-3, and Medusa in the versions that have it.
+"""vLLM: EAGLE-1, EAGLE-3, and Medusa in the versions that support it.
 
 Sources: vllm/model_executor/models/{llama_eagle,llama_eagle3,medusa}.py, transformers_utils/configs/{eagle,medusa}.py,
 v1/worker/gpu_model_runner.py.
@@ -57,18 +60,18 @@ SPECULATORS = Format(
             servers="speculators 0.9, vLLM 0.29 to 0.33",
             serve=serve.speculators,
             refusals=(
-                *refusals.of("vLLM, given speculators' format,", refusals.three_layers),
-                *refusals.of("vLLM", refusals.ascending_layers),
-                *refusals.of("speculators", refusals.only(refusals.EAGLE31)),
+                *refusals.for_server("vLLM with the speculators format", refusals.three_layers),
+                *refusals.for_server("vLLM", refusals.ascending_layers),
+                *refusals.for_server("speculators", refusals.known_only(refusals.EAGLE31)),
             ),
         )
     },
-    lacking={
-        "eagle": "speculators 0.9 has no EAGLE-1 any more; take the format vllm or sglang.",
-        "medusa": "speculators never had Medusa.",
-        "draft": "speculators holds heads, not whole models; take the format huggingface.",
+    unsupported={
+        "eagle": "speculators 0.9 no longer supports EAGLE-1; use the format vllm or sglang.",
+        "medusa": "speculators never supported Medusa.",
+        "draft": "speculators supports heads, not whole models; use the format huggingface.",
     },
-    otherwise="speculators has no place for this method.",
+    default_reason="speculators does not support this method.",
 )
 """speculators, vLLM's own format for drafts: EAGLE-3.
 
@@ -82,25 +85,27 @@ SGLANG = Format(
         "eagle": Layout(
             servers="SGLang 0.5",
             serve=serve.sglang,
-            refusals=refusals.of("SGLang", refusals.plain_eagle, refusals.only(refusals.EAGLE | {"fc_bias"})),
+            refusals=refusals.for_server(
+                "SGLang", refusals.plain_eagle, refusals.known_only(refusals.EAGLE | {"fc_bias"})
+            ),
         ),
         "eagle3": Layout(
             servers="SGLang 0.5",
             serve=serve.sglang,
-            refusals=refusals.of(
+            refusals=refusals.for_server(
                 "SGLang",
-                refusals.residual_after_norm,
+                refusals.residual_before_norm,
                 refusals.one_layer,
                 refusals.ascending_layers,
-                refusals.only(refusals.EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output"}),
+                refusals.known_only(refusals.EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output"}),
             ),
         ),
     },
-    lacking={
-        "medusa": "SGLang never had Medusa; vLLM up to 0.32, TensorRT-LLM up to 1.2 and TGI have.",
-        "draft": "SGLang serves a standalone draft (STANDALONE) from its Hugging Face folder; take huggingface.",
+    unsupported={
+        "medusa": "SGLang never had Medusa; vLLM up to 0.32, TensorRT-LLM up to 1.2 and TGI support it.",
+        "draft": "SGLang serves a standalone draft (STANDALONE) from its Hugging Face folder; use huggingface.",
     },
-    otherwise="SGLang has no drafter for this method.",
+    default_reason="SGLang has no drafter for this method.",
 )
 """SGLang: EAGLE (EAGLE-1 and 2) and EAGLE-3.
 
@@ -114,20 +119,20 @@ TRTLLM = Format(
         "eagle3": Layout(
             servers="TensorRT-LLM 1.2 and later (PyTorch backend)",
             serve=serve.trtllm,
-            refusals=refusals.of("TensorRT-LLM", *refusals.REFERENCE_EAGLE3),
+            refusals=refusals.for_server("TensorRT-LLM", *refusals.REFERENCE_EAGLE3),
         ),
         "medusa": Layout(
             servers="TensorRT-LLM up to 1.2 (its engines were removed after that)",
             serve=serve.trtllm,
-            refusals=refusals.of("TensorRT-LLM", *refusals.REFERENCE_MEDUSA),
+            refusals=refusals.for_server("TensorRT-LLM", *refusals.REFERENCE_MEDUSA),
         ),
     },
-    lacking={
-        "eagle": "TensorRT-LLM's PyTorch backend takes EAGLE-3 only; its engines, the last to take EAGLE-1, were "
+    unsupported={
+        "eagle": "TensorRT-LLM's PyTorch backend supports EAGLE-3 only; its engines, which supported EAGLE-1, were "
         "removed after 1.2.",
-        "draft": "TensorRT-LLM serves a standalone draft (DraftTarget) from its Hugging Face folder; take huggingface.",
+        "draft": "TensorRT-LLM serves a standalone draft (DraftTarget) from its Hugging Face folder; use huggingface.",
     },
-    otherwise="TensorRT-LLM has no drafter for this method.",
+    default_reason="TensorRT-LLM has no drafter for this method.",
 )
 """TensorRT-LLM: EAGLE-3 for the PyTorch backend; Medusa for the engines that 1.3 removed.
 
@@ -142,12 +147,12 @@ MEDUSA = Format(
         "medusa": Layout(
             servers="FasterDecoding/Medusa, Text Generation Inference 3",
             serve=serve.tgi,
-            refusals=refusals.of("the Medusa repository", *refusals.REFERENCE_MEDUSA),
+            refusals=refusals.for_server("the Medusa repository", *refusals.REFERENCE_MEDUSA),
         )
     },
-    otherwise="The Medusa repository and TGI take Medusa heads only.",
+    default_reason="The Medusa repository and TGI support Medusa heads only.",
 )
-"""The layout of the Medusa repository, which Text Generation Inference reads too.
+"""The layout of the Medusa repository, which Text Generation Inference also reads.
 
 Sources: FasterDecoding/Medusa medusa/model/medusa_model.py; text-generation-inference
 server/text_generation_server/layers/{medusa,speculative}.py, models/__init__.py.
@@ -160,17 +165,17 @@ MODELOPT = Format(
         "eagle3": Layout(
             servers="nvidia-modelopt 0.47; servers that read its exports (TensorRT-LLM, SGLang)",
             serve=serve.modelopt,
-            refusals=refusals.of("ModelOpt", *refusals.REFERENCE_EAGLE3),
+            refusals=refusals.for_server("ModelOpt", *refusals.REFERENCE_EAGLE3),
         )
     },
-    lacking={
-        "eagle": "ModelOpt exports EAGLE-3 only; it dropped EAGLE-1.",
-        "medusa": "ModelOpt trains Medusa heads but has no export of them (as of 0.47).",
-        "draft": "ModelOpt has no format for standalone drafts; take huggingface.",
+    unsupported={
+        "eagle": "ModelOpt exports EAGLE-3 only; it no longer supports EAGLE-1.",
+        "medusa": "ModelOpt trains Medusa heads but does not export them (as of 0.47).",
+        "draft": "ModelOpt has no format for standalone drafts; use huggingface.",
     },
-    otherwise="ModelOpt has no export for this method.",
+    default_reason="ModelOpt does not export this method.",
 )
-"""The layout that NVIDIA ModelOpt exports EAGLE-3 in.
+"""The layout of NVIDIA ModelOpt's EAGLE-3 exports.
 
 Sources: modelopt/torch/export/plugins/{hf_spec_export,hf_spec_configs}.py,
 modelopt/torch/speculative/plugins/modeling_eagle.py.
@@ -186,8 +191,8 @@ HUGGINGFACE = Format(
             serve=serve.huggingface,
         )
     },
-    otherwise="transformers takes whole models as assistants; heads on the base's hidden states are none.",
+    default_reason="transformers takes whole models as assistants, not heads on the base model's hidden states.",
 )
-"""A standalone draft as a plain Hugging Face folder: transformers' `assistant_model`, a draft model in the servers."""
+"""A standalone draft as a Hugging Face folder: `assistant_model` in transformers, a draft model in the servers."""
 
 ALL = (OWN, VLLM, SPECULATORS, SGLANG, TRTLLM, MEDUSA, MODELOPT, HUGGINGFACE)

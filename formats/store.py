@@ -1,8 +1,7 @@
-"""Exports that were made, on disk: `exports/<checkpoint id>/<format>.zip`, and beside each what its check found.
+"""Stored exports: `exports/<checkpoint id>/<format>.zip`, each with a JSON file with its validation report.
 
-An export belongs to the checkpoint as it was: when that changes (tuned, trained again) its old exports are no longer
-offered, and the next one takes their place. No torch.
-"""
+An export belongs to one state of its checkpoint: when the checkpoint changes (tuning, further training), its old
+exports are no longer offered, and the next export replaces them. No torch."""
 
 import json
 from contextlib import suppress
@@ -22,7 +21,7 @@ FOLDER = "exports"
 
 @dataclass(frozen=True)
 class StoredExport:
-    """A zip that is ready. `report` is what `formats.report.ExportReport.to_json` gives, empty for our own format."""
+    """A complete zip. `report` is `formats.report.ExportReport.to_json()`; it is empty for the workbench's format."""
 
     path: Path
     bytes: int
@@ -30,13 +29,13 @@ class StoredExport:
 
 
 def exports_folder(home: Path, checkpoint_id: str) -> Path:
-    """Where a checkpoint's exports lie."""
+    """The folder of a checkpoint's exports."""
     return home / FOLDER / checkpoint_id
 
 
 def source_of(checkpoint: str | Path) -> str:
-    """What tells this state of a checkpoint's folder from others: the sha256 of its SHA256SUMS; of a folder without
-    one, of its files' names, sizes and times."""
+    """A key for the present state of a checkpoint's folder: the sha256 of its SHA256SUMS or, without that file, of its
+    files' names, sizes and modification times."""
     folder = Path(checkpoint)
     with suppress(OSError):
         return sha256((folder / SUMS).read_bytes()).hexdigest()
@@ -45,7 +44,7 @@ def source_of(checkpoint: str | Path) -> str:
 
 
 def stored_exports(folder: Path, source: str) -> dict[str, StoredExport]:
-    """{format: zip} of what was made from the checkpoint as `source` has it."""
+    """{format: zip} of the exports of the checkpoint's state `source`."""
     exports = {}
     for path in sorted(folder.glob("[!.]*.json")):
         note, archive = _read(path), path.with_suffix(".zip")
@@ -55,9 +54,10 @@ def stored_exports(folder: Path, source: str) -> dict[str, StoredExport]:
 
 
 def store_export(file: Path, archive: Path, source: str, report: dict[str, Any]) -> StoredExport:
-    """Offer the zip `file`, which is whole and lies on the same disk, as `archive`: the older one stays until now.
+    """Move the complete zip `file`, on the same disk, to `archive`, replacing an older export.
 
-    Its note goes first and comes last: a zip without one is not offered, so that none has another's report.
+    The old note is deleted first and the new one is written last: a zip without a note is not offered, so no zip is
+    shown with the report of another.
     """
     note = archive.with_suffix(".json")
     note.unlink(missing_ok=True)
@@ -67,26 +67,26 @@ def store_export(file: Path, archive: Path, source: str, report: dict[str, Any])
 
 
 def deliver_export(store: Store, checkpoint_id: str, source: str, export: StoredExport) -> None:
-    """Put an export where other machines find it, its note last."""
-    at = _shelf(checkpoint_id, source)
-    store.put_file(f"{at}/{export.path.name}", export.path)
-    store.put_file(f"{at}/{export.path.stem}.json", export.path.with_suffix(".json"))
+    """Copy an export to the shared store, its note last."""
+    prefix = _prefix(checkpoint_id, source)
+    store.put_file(f"{prefix}/{export.path.name}", export.path)
+    store.put_file(f"{prefix}/{export.path.stem}.json", export.path.with_suffix(".json"))
 
 
 def fetch_export(store: Store, folder: Path, checkpoint_id: str, source: str, name: str) -> StoredExport | None:
-    """An export that another machine made of the checkpoint as `source` has it, brought to `folder`; None where there
-    is none."""
-    at = _shelf(checkpoint_id, source)
-    note = json.loads(store.read(f"{at}/{name}.json") or b"null")
+    """Copy another machine's export of the checkpoint's state `source` from the store to `folder`; None if there is no
+    such export."""
+    prefix = _prefix(checkpoint_id, source)
+    note = json.loads(store.read(f"{prefix}/{name}.json") or b"null")
     if not isinstance(note, dict):
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    coming = folder / f".{name}.zip"
-    store.get_file(f"{at}/{name}.zip", coming)
-    return store_export(coming, folder / f"{name}.zip", source, note.get("report", {}))
+    temporary = folder / f".{name}.zip"
+    store.get_file(f"{prefix}/{name}.zip", temporary)
+    return store_export(temporary, folder / f"{name}.zip", source, note.get("report", {}))
 
 
-def _shelf(checkpoint_id: str, source: str) -> str:
+def _prefix(checkpoint_id: str, source: str) -> str:
     return f"{FOLDER}/{checkpoint_id}/{source[:16]}"
 
 

@@ -1,5 +1,5 @@
-"""A strict table of what must be in an export, and the comparison: nothing missing, nothing left over, every shape,
-type and config field as the server reads it. Reads headers and JSON; no torch.
+"""A strict table of an export's tensors, config and files, and the comparison with it: nothing missing, nothing
+unexpected, every shape, type and config field as the server reads it. Reads headers and JSON; no torch.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,8 @@ MISSING: Any = object()
 
 @dataclass(frozen=True)
 class TensorTable:
-    """`tensors`: shape and type of each, the type FLOAT for the draft's own. `config`: the value of each key, dotted
-    names for nested ones; `either` of keys whose value is the exporter's choice. `why`: what the server makes of a
-    wrong tensor or key."""
+    """`tensors`: shape and type of each; the type FLOAT stands for `float_type`. `config`: the expected values; `free`:
+    keys with any value, nested ones with dots. `why`: the effect of a wrong tensor or key on the server."""
 
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
     config: Mapping[str, Any]
@@ -30,14 +29,14 @@ class TensorTable:
     why: Mapping[str, str] = field(default_factory=dict)
     weights: str = "model.safetensors"
     files: tuple[str, ...] = ()
-    """Further files that must be there."""
+    """Names of further files."""
 
     @property
     def size(self) -> int:
-        """Bytes of the tensors, once more for a `.pt` of the same."""
+        """Size of the tensors in bytes, including a `.pt` file of the same tensors."""
         types = {FLOAT: self.float_type}
-        held = sum(SIZES[types.get(kind, kind)] * prod(shape) for shape, kind in self.tensors.values())
-        return held * (1 + sum(name.endswith(".pt") for name in self.files))
+        size = sum(SIZES[types.get(dtype, dtype)] * prod(shape) for shape, dtype in self.tensors.values())
+        return size * (1 + sum(name.endswith(".pt") for name in self.files))
 
 
 FLOAT = "FLOAT"
@@ -51,8 +50,8 @@ def compare(folder: Path, table: TensorTable) -> list[Check]:
     except (OSError, BadInput) as error:
         return [Check("files", False, str(error).replace(f"{folder}/", ""))]
     return [
-        all_of("files", _files(folder, table), f"{table.weights}, config.json and what belongs to them"),
-        all_of("tensors", _tensors(entries, table), f"{len(entries)} tensors, none missing, none left over"),
+        all_of("files", _files(folder, table), f"{table.weights}, config.json and the expected further files"),
+        all_of("tensors", _tensors(entries, table), f"{len(entries)} tensors, none missing, none unexpected"),
         all_of("types", _types(entries, config, table), f"all weights are {FLOATS[table.float_type]}, as declared"),
         all_of("config", _config(config, table), f"{len(flat(config))} keys as the server reads them"),
     ]
@@ -61,8 +60,8 @@ def compare(folder: Path, table: TensorTable) -> list[Check]:
 def _files(folder: Path, table: TensorTable) -> list[str]:
     present = {path.name for path in folder.iterdir()}
     expected = {table.weights, "config.json", *table.files}
-    gone = [f"{name} is missing." for name in sorted(expected - present)]
-    return gone + [f"{name} does not belong here." for name in sorted(present - expected - {*ALWAYS})]
+    missing = [f"{name} is missing." for name in sorted(expected - present)]
+    return missing + [f"{name} does not belong here." for name in sorted(present - expected - {*ALWAYS})]
 
 
 def _tensors(entries: Mapping[str, TensorEntry], table: TensorTable) -> list[str]:
@@ -79,20 +78,20 @@ def _tensors(entries: Mapping[str, TensorEntry], table: TensorTable) -> list[str
 
 
 def _shape(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    turned = " It is transposed." if actual == expected[::-1] else ""
-    return f"{name}: expected the shape {list(expected)}, found {list(actual)}.{turned}"
+    transposed = " It is transposed." if actual == expected[::-1] else ""
+    return f"{name}: expected the shape {list(expected)}, found {list(actual)}.{transposed}"
 
 
 def _types(entries: Mapping[str, TensorEntry], config: Mapping[str, Any], table: TensorTable) -> list[str]:
     wrong = []
-    for name, (_, kind) in table.tensors.items():
-        expected = table.float_type if kind == FLOAT else kind
+    for name, (_, dtype) in table.tensors.items():
+        expected = table.float_type if dtype == FLOAT else dtype
         if name in entries and entries[name].dtype != expected:
             wrong.append(f"{table.weights}: {name}: expected the type {expected}, found {entries[name].dtype}.")
-    kinds = {FLOATS[entry.dtype] for entry in entries.values() if entry.dtype in FLOATS}
+    types = {FLOATS[entry.dtype] for entry in entries.values() if entry.dtype in FLOATS}
     for key in ("torch_dtype", "dtype"):
-        if key in config and {config[key]} != kinds:
-            wrong.append(f"config.json: {key} says {config[key]}, the tensors are {', '.join(sorted(kinds))}.")
+        if key in config and {config[key]} != types:
+            wrong.append(f"config.json: {key} says {config[key]}, the tensors are {', '.join(sorted(types))}.")
     return wrong
 
 
@@ -100,11 +99,11 @@ def _config(config: Mapping[str, Any], table: TensorTable) -> list[str]:
     actual, expected = flat(config), flat(table.config)
     wrong = []
     for key, value in expected.items():
-        have = actual.get(key, MISSING)
-        if have is MISSING:
+        found = actual.get(key, MISSING)
+        if found is MISSING:
             wrong.append(f"config.json: {key} is missing{_because(table, key)}.")
-        elif have != value or isinstance(have, bool) != isinstance(value, bool):
-            wrong.append(f"config.json: {key}: expected {value!r}, found {have!r}{_because(table, key)}.")
+        elif found != value or isinstance(found, bool) != isinstance(value, bool):
+            wrong.append(f"config.json: {key}: expected {value!r}, found {found!r}{_because(table, key)}.")
     for key in actual:
         if key not in expected and key not in table.free:
             wrong.append(f"config.json: {key} does not belong here{_because(table, key)}.")
@@ -112,7 +111,7 @@ def _config(config: Mapping[str, Any], table: TensorTable) -> list[str]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as dotted keys; an empty one stays a value."""
+    """Nested objects as dotted keys; an empty object stays a value."""
     values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
@@ -123,5 +122,5 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _because(table: TensorTable, name: str) -> str:
-    said = table.why.get(name) or table.why.get(name.rpartition(".")[2], "")
-    return f" ({said})" if said else ""
+    reason = table.why.get(name) or table.why.get(name.rpartition(".")[2], "")
+    return f" ({reason})" if reason else ""

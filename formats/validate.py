@@ -1,4 +1,5 @@
-"""Is an export what its server wants, and does it draft what the checkpoint drafts? Table, tokens' identity, proof."""
+"""Validate an export: files and config as its server reads them, the same tokenizer, the same drafts as the
+checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ def validate(
     facts: Facts,
     reporter: Reporter | None = None,
 ) -> ExportReport:
-    """The report on the export in `folder`, made of `checkpoint` for `base` (in float32). Never raises for what is
-    wrong with the export: that is a check that did not pass."""
+    """The report on the export of `checkpoint` in `folder`, for `base` in float32. Faults of the export do not raise;
+    they are checks that did not pass."""
     folder, record, reporter = Path(folder), find_format(format_name), reporter or Silent()
     subject = _subject(checkpoint, facts)
     if format_name == OWN:
@@ -35,18 +36,19 @@ def validate(
         checks = compare(folder, record.load("table", checkpoint.method)(checkpoint))
         checks.append(_base(checkpoint, base, facts))
         checks.append(_tokenizer(folder, checkpoint, facts))
-        checks, figures = _proved(folder, record, checkpoint, base, checks, reporter)
+        checks, figures = _compared(folder, record, checkpoint, base, checks, reporter)
     return ExportReport(
         format_name, checkpoint.method, record.servers(checkpoint.method), tuple(checks), figures, subject
     )
 
 
-def _proved(
+def _compared(
     folder: Path, record: Any, checkpoint: CheckpointFiles, base: Any, checks: list[Check], reporter: Reporter
 ) -> tuple[list[Check], dict[str, Any]]:
-    """The checks with those of the proof; a network that the table found wrong is not run."""
+    """`checks` with those of the logits and drafted tokens, which run only if all earlier checks passed; and
+    figures."""
     if failed := [check.name for check in checks if not check.passed]:
-        return [*checks, Check("logits", False, f"not tried: {', '.join(failed)} failed")], {}
+        return [*checks, Check("logits", False, f"not compared: {', '.join(failed)} failed")], {}
     from formats import streamed
     from formats.proof import prove
 
@@ -61,36 +63,37 @@ def _proved(
 
 def _sums(folder: Path) -> Check:
     wrong = damage(folder)
-    return Check("sums", not wrong, "; ".join(f"{file} {what}" for file, what in wrong.items()) or "SHA256SUMS hold")
+    return Check("sums", not wrong, "; ".join(f"{file} {fault}" for file, fault in wrong.items()) or "SHA256SUMS match")
 
 
 def _base(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> Check:
-    """The base is the one that the draft was trained on."""
+    """The base model is the one that the draft was trained on."""
     trained = checkpoint.config.get("base_sha256", "")
     if trained and facts.sha256 and trained != facts.sha256:
-        return Check("base", False, f"trained on weights {trained[:12]}…, this base has {facts.sha256[:12]}….")
+        return Check("base", False, f"trained on weights {trained[:12]}…, this base model has {facts.sha256[:12]}….")
     if base.vocab_size != checkpoint.vocab_size:
-        return Check("base", False, f"vocab_size: the base has {base.vocab_size} rows, not {checkpoint.vocab_size}.")
+        detail = f"vocab_size: the base model has {base.vocab_size} rows, not {checkpoint.vocab_size}."
+        return Check("base", False, detail)
     return Check("base", True, f"{facts.name}, weights {(facts.sha256 or 'not recorded')[:12]}")
 
 
 def _tokenizer(folder: Path, checkpoint: CheckpointFiles, facts: Facts) -> Check:
-    """The tokens that the export brings, or was made for, are the base's."""
-    ours = checkpoint.tokenizer_sha256
-    own, recorded = tokenizer_sha256(folder), _recorded(folder) or facts.tokenizer_sha256
-    if own and own != ours:
-        return Check("tokenizer", False, "tokenizer.json or its chat template is not the base's: another model's?")
-    if recorded and recorded != ours:
+    """The tokenizer in the export's folder, and the one in its report, are the base model's."""
+    expected = checkpoint.tokenizer_sha256
+    stored, recorded = tokenizer_sha256(folder), _recorded(folder) or facts.tokenizer_sha256
+    if stored and stored != expected:
+        return Check("tokenizer", False, "tokenizer.json or its chat template is not the base model's.")
+    if recorded and recorded != expected:
         return Check(
             "tokenizer",
             False,
-            f"tokenizer_sha256: made for {recorded[:12]}…, this base has {ours[:12]}…: another model's?",
+            f"tokenizer_sha256: exported for {recorded[:12]}…, this base model has {expected[:12]}….",
         )
-    return Check("tokenizer", True, f"sha256 {ours[:12]}")
+    return Check("tokenizer", True, f"sha256 {expected[:12]}")
 
 
 def _recorded(folder: Path) -> str:
-    """The tokenizer that an export says it was made for."""
+    """The sha256 of the tokenizer in an export's report; "" if there is none."""
     try:
         return str(read_object(folder / REPORT).get("subject", {}).get("tokenizer_sha256", ""))
     except BadInput:

@@ -1,10 +1,10 @@
-"""All drafters by name: those without a draft, and one for each method, with the options of each."""
+"""All drafters by name and their options: drafters without a checkpoint, and one for each method."""
 
 from typing import Any
 
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import NgramDrafter
-from decoding.drafters.parts import LARGEST
+from decoding.drafters.parts import MAX_OPTION
 from decoding.drafters.plain import PlainDrafter
 from decoding.probe import require_trees
 from decoding.target import Target
@@ -15,24 +15,24 @@ WITHOUT_DRAFT: dict[str, tuple[tuple[str, ...], Any]] = {
     "none": ((), PlainDrafter),
     "ngram": (("depth", "width", "max_ngram", "min_ngram"), NgramDrafter),
 }
-"""Drafters that need no checkpoint: their options and their class."""
+"""Drafters without a checkpoint: options and class."""
 
 
 def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | None = None) -> Drafter:
-    """The drafter for `draft` (what models.checkpoints.load_draft gives), or for none.
+    """The drafter for `draft` (from models.checkpoints.load_draft), or a drafter without a draft.
 
-    options["drafter"]: none, ngram, or the draft's own method; left out it is the draft's method, else none.
+    options["drafter"]: none, ngram, or the draft's method (default: the draft's method, or none without a draft).
     Further options by drafter:
 
     - ngram: `depth`, `width`, `max_ngram`, `min_ngram`
     - medusa: `tree` (Medusa choices: a list of ranks for each node or for each leaf)
     - eagle, eagle3: `tree` (a static tree), or `depth`, `top_k`, `nodes` (EAGLE-2's dynamic tree; top_k 1 is a
-      chain); `sample` (draw the children of a static tree when the generation samples)
+      chain); `sample` (sample the children of a static tree if the generation samples)
     - draft: `depth` (a chain) or `tree`; `sample` (default true)
 
-    Without any of these the ones kept with the checkpoint (its tuned tree) count, else defaults.
-    Beside a fast target the draft's own linear layers are packed, in place. Raises BadInput for an unknown drafter or
-    option, or a value of the wrong kind; Unsupported where the base cannot verify drafts.
+    Without any of these, the tuned options of the checkpoint are used, else defaults. For a fast target the draft's
+    linear layers are packed in place. Raises BadInput for an unknown drafter or option or an invalid value, Unsupported
+    if the base model cannot verify drafts.
     """
     options = {k: v for k, v in (options or {}).items() if v is not None}
     name = options.pop("drafter", None) or (draft.method if draft is not None else "none")
@@ -57,7 +57,7 @@ def _check(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
             raise BadInput(f"Drafter {name!r} has no option {option!r}; it takes {', '.join(known) or 'none'}.")
         if option == "tree":
             trees.check(value)
-        elif option != "sample" and not (isinstance(value, int) and 0 <= value <= LARGEST):
-            raise BadInput(f"{option}: expected a whole number of at most {LARGEST}, got {value!r}.")
+        elif option != "sample" and not (isinstance(value, int) and 0 <= value <= MAX_OPTION):
+            raise BadInput(f"{option}: expected a whole number of at most {MAX_OPTION}, got {value!r}.")
     if "tree" in options and {"depth", "top_k", "nodes"} & set(options):
-        raise BadInput("tree: a static tree leaves no room for depth, top_k and nodes; give one or the others.")
+        raise BadInput("tree: cannot be combined with depth, top_k or nodes; remove one or the others.")

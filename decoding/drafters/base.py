@@ -1,4 +1,4 @@
-"""What a drafter is to the loop. Drafters differ; the loop does not."""
+"""The interface between the decoding loop and drafters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ from decoding.tree import DraftTree
 from models.runtime.interface import Scored
 
 Sampling = tuple[Warp, torch.Generator, int]
-"""How drafted tokens are drawn: warp, generator, the target's vocabulary size."""
+"""Sampling of draft tokens: warp, random generator, the target's vocabulary size."""
 
 
 @dataclass(frozen=True)
 class DrafterStart:
-    """How a generation begins: `token` follows the prompt; `scored` has rows of its last `len(hidden)` tokens."""
+    """The state after the prefill: `token` follows the prompt; `scored` has the rows of the last `len(hidden)` prompt
+    tokens."""
 
     prompt_ids: Sequence[int]
     token: int
@@ -26,7 +27,7 @@ class DrafterStart:
     generator: torch.Generator
 
     def sampling(self, vocab_size: int) -> Sampling | None:
-        """How a drafter that samples draws: as the generation does; None where it is greedy."""
+        """Sampling of draft tokens with the generation's settings; None if the generation is greedy."""
         if not self.config.temperature:
             return None
         warp = Warp(self.config.temperature, self.config.top_k, self.config.top_p)
@@ -34,29 +35,29 @@ class DrafterStart:
 
 
 class Drafter:
-    """Guesses trees of tokens for one sequence and is told what became of them. As it stands here, it guesses nothing,
-    needs no features and keeps nothing of the target's."""
+    """Proposes trees of tokens for one sequence and receives the emitted tokens. This base class proposes no tokens and
+    needs no features."""
 
     name = ""
-    """none, ngram, or a method's."""
+    """none, ngram, or a method."""
     kind: Literal["verify", "plain"] = "verify"
-    """What its steps are called in the trace."""
+    """Kind of its steps in the trace."""
     own: Literal["target", "plain"] = "target"
-    """Origin of the base's own tokens in the trace."""
+    """Origin of the base model's tokens in the trace."""
     layers: Sequence[int] = ()
-    """0-based layers of the base whose outputs it wants as features."""
+    """0-based layers of the base model whose outputs it needs as features."""
 
     def reusable(self, prompt_ids: Sequence[int]) -> int | None:
-        """How many leading tokens the target need not compute again for its sake; None: any."""
+        """Number of leading prompt tokens whose features it does not need again; None: all."""
         return None
 
-    def prefill(self, opening: DrafterStart) -> None:
-        """A generation begins."""
+    def prefill(self, start: DrafterStart) -> None:
+        """Start a generation."""
 
     def propose(self, token: int) -> DraftTree:
-        """A tree whose root is `token`, the last one emitted."""
+        """A tree whose root is `token`, the last emitted token."""
         return DraftTree((token,))
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
-        """`tokens` were emitted. `rows` are the rows of `scored` whose tokens are in the cache now, the old root
-        first; row rows[i] is followed by tokens[i]."""
+        """Receive the emitted `tokens`. `rows` are the rows of `scored` that were committed to the cache, the old root
+        first; tokens[i] follows row rows[i]."""

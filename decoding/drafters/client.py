@@ -1,4 +1,4 @@
-"""Draft tokens that a client sent: one chain, verified in the first forward after the prefill."""
+"""Draft tokens from a client's request: one chain, verified in the first forward after the prefill."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from models.runtime.interface import Scored
 
 
 class ClientDrafter(Drafter):
-    """Proposes `tokens` once, as one chain, and leaves the rest of the answer to `inner`.
+    """Proposes `tokens` once, as one chain, and then delegates to `inner`.
 
-    The prefill emits the answer's first token, so the chain is proposed only where that is tokens[0].
+    The prefill emits the first token of the response, so the chain is proposed only if this token is tokens[0].
     """
 
     def __init__(self, inner: Drafter, tokens: Sequence[int]):
@@ -22,9 +22,9 @@ class ClientDrafter(Drafter):
     def reusable(self, prompt_ids: Sequence[int]) -> int | None:
         return self.inner.reusable(prompt_ids)
 
-    def prefill(self, opening: DrafterStart) -> None:
-        self._chain = self.tokens[1:] if self.tokens[:1] == (opening.token,) else ()
-        self.inner.prefill(opening)
+    def prefill(self, start: DrafterStart) -> None:
+        self._chain = self.tokens[1:] if self.tokens[:1] == (start.token,) else ()
+        self.inner.prefill(start)
 
     def propose(self, token: int) -> DraftTree:
         if self._chain:

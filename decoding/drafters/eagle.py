@@ -1,7 +1,7 @@
-"""EAGLE-1 and EAGLE-3 as drafters: static trees, EAGLE-2's dynamic trees, chains (a dynamic tree of top_k 1).
+"""EAGLE-1 and EAGLE-3 drafters: static trees, EAGLE-2's dynamic trees, chains (a dynamic tree of top_k 1).
 
-The draft continues the base's own features. Its cache has a row for every place t of the text but the last: feature of
-t with token t+1. Rows of the tree being drafted, whose features are guesses, come after those and are dropped.
+The draft extrapolates the base model's features. Its cache has a row for every position t of the text except the last:
+the feature of t with token t+1. The rows of the current tree, whose features are predicted, follow and are dropped.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from decoding.drafters.base import Drafter, DrafterStart, Sampling
 from decoding.drafters.expansion import grow_dynamic, grow_static
-from decoding.drafters.parts import DEEPEST, WIDE, TuningSpace, check_columns, is_fast
+from decoding.drafters.parts import MAX_TUNING_DEPTH, WIDE, TuningSpace, check_columns, is_fast
 from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.target import PREFILL_ROWS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
@@ -21,13 +21,14 @@ from models.methods import trees
 from models.runtime.interface import Scored
 from speculoos.errors import BadInput, Unsupported
 
-MOST_CANDIDATES = 65_536
-"""Of a dynamic tree: what its levels choose from in one step."""
+MAX_CANDIDATES = 65_536
+"""Largest number of candidates of a dynamic tree in one step."""
 
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """EAGLE-2's settings: `depth` expansions after the first level, `top_k` candidates each, `nodes` with the root."""
+    """EAGLE-2's settings: `depth` expansions after the first level, `top_k` candidates each, `nodes` including the
+    root."""
 
     depth: int = 7
     top_k: int = 10
@@ -35,23 +36,24 @@ class DynamicTree:
 
     def __post_init__(self) -> None:
         for name in ("depth", "top_k", "nodes"):
-            if getattr(self, name) < (least := 0 if name == "depth" else 1):
-                raise BadInput(f"{name}: expected {least} or more, got {getattr(self, name)}.")
-        if self.depth > trees.DEEPEST or self.depth * self.top_k**2 > MOST_CANDIDATES:
+            if getattr(self, name) < (minimum := 0 if name == "depth" else 1):
+                raise BadInput(f"{name}: expected {minimum} or more, got {getattr(self, name)}.")
+        if self.depth > trees.DEEPEST or self.depth * self.top_k**2 > MAX_CANDIDATES:
             raise BadInput(
-                f"depth is at most {trees.DEEPEST}, and depth times top_k squared at most {MOST_CANDIDATES:,}; "
+                f"depth is at most {trees.DEEPEST}, and depth times top_k squared at most {MAX_CANDIDATES:,}; "
                 f"got depth {self.depth}, top_k {self.top_k}."
             )
 
 
 REFERENCE = DynamicTree()
-"""What EAGLE's own code uses; for a GPU."""
+"""The default of EAGLE's own code; for a GPU."""
 SMALL = DynamicTree(depth=3, top_k=3, nodes=8)
-"""For a CPU, where a forward of eight nodes costs little more than one."""
+"""For a CPU, where a forward of eight nodes costs little more than a forward of one."""
 
 
 class EagleDrafter(Drafter):
-    """Static `shape`, or a dynamic tree. `sample`: children of a static shape are drawn when the generation samples."""
+    """`tree`: a static shape or a dynamic tree. `sample`: children of a static shape are sampled if the generation
+    samples."""
 
     def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, vocab_size: int, sample: bool = False):
         self.draft, self.tree, self.vocab_size, self.sample = draft, tree, vocab_size, sample
@@ -59,36 +61,36 @@ class EagleDrafter(Drafter):
         self.layers = tuple(draft.layers_wanted)
         self.cache = draft.new_cache()
         self.text: list[int] = []
-        """Tokens 1, 2, … of the text: row t of the cache met text[t]."""
+        """Tokens 1, 2, … of the text: text[t] is the token of cache row t."""
         self.first = -1
-        """Token 0 of the text, which no row meets."""
-        self.waiting: list[torch.Tensor] = []
+        """Token 0 of the text, which has no row."""
+        self.pending: list[torch.Tensor] = []
         """Features of tokens whose rows are not computed yet."""
         self.last = torch.empty(0)
-        """The draft's output [1, H] after the text, from which the next tree grows."""
+        """The draft's output [1, H] after the text, the root of the next tree."""
         self.sampling: Sampling | None = None
         self._outputs = self.last
-        """Outputs [1 + nodes, H] of the tree being grown, the root's (`last`) first."""
-        self._lines: list[list[int]] = []
-        """For each of those, the tree's rows it looks at: its ancestors' and its own."""
+        """Outputs [1 + nodes, H] of the current tree; the root's (`last`) is first."""
+        self._visible: list[list[int]] = []
+        """For each of these nodes, the tree's rows it attends to: its ancestors' and its own."""
         self._depths: list[int] = []
 
     def reusable(self, prompt_ids: Sequence[int]) -> int:
-        """One token fewer than the text shares with the last one: its last feature has to be computed again."""
-        known = len(self.text) - sum(map(len, self.waiting))  # rows after these are guesses of the last tree
-        return max(common_prefix([self.first, *self.text[:known]], prompt_ids) - 1, 0)
+        """One token less than the common prefix with the present text: its last feature must be computed again."""
+        computed = len(self.text) - sum(map(len, self.pending))  # later rows are predictions of the last tree
+        return max(common_prefix([self.first, *self.text[:computed]], prompt_ids) - 1, 0)
 
-    def prefill(self, opening: DrafterStart) -> None:
-        self.sampling = opening.sampling(self.vocab_size) if self.sample else None
-        prompt_ids, scored = opening.prompt_ids, opening.scored
+    def prefill(self, start: DrafterStart) -> None:
+        self.sampling = start.sampling(self.vocab_size) if self.sample else None
+        prompt_ids, scored = start.prompt_ids, start.scored
         self.cache.crop(len(prompt_ids) - len(scored.hidden))
-        self.first, self.text = prompt_ids[0], [*prompt_ids[1:], opening.token]
-        self.waiting = [self._features(scored, slice(None))]
-        self._catch_up()
+        self.first, self.text = prompt_ids[0], [*prompt_ids[1:], start.token]
+        self.pending = [self._features(scored, slice(None))]
+        self._compute_pending()
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self.text += tokens
-        self.waiting.append(self._features(scored, list(rows)))
+        self.pending.append(self._features(scored, list(rows)))
 
     def propose(self, token: int) -> DraftTree:
         if isinstance(self.tree, DynamicTree):
@@ -98,21 +100,21 @@ class EagleDrafter(Drafter):
     @torch.inference_mode()
     def root(self, token: int) -> torch.Tensor:
         """Draft logits [V'] after the text."""
-        if self.waiting:
-            self._catch_up()
+        if self.pending:
+            self._compute_pending()
         self.cache.crop(len(self.text))
         self._outputs = self.last
-        self._lines, self._depths = [[]], [0]
+        self._visible, self._depths = [[]], [0]
         return self.draft.logits(self.last)[0]
 
     @torch.inference_mode()
     def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Draft logits [n, V'] after new nodes, each continuing its parent's output."""
-        rows, first = len(self._lines) - 1, len(self._lines)
-        for at, parent in enumerate(parents):
-            self._lines.append([*self._lines[parent], rows + at])
+        """Draft logits [n, V'] after new nodes; the feature of a node is its parent's output."""
+        rows, first = len(self._visible) - 1, len(self._visible)
+        for index, parent in enumerate(parents):
+            self._visible.append([*self._visible[parent], rows + index])
             self._depths.append(self._depths[parent] + 1)
-        mask = self._mask(self._lines[first:], rows + len(tokens))
+        mask = self._mask(self._visible[first:], rows + len(tokens))
         features = self._outputs.index_select(0, torch.tensor(parents, device=self._outputs.device))
         positions = [len(self.text) - 1 + depth for depth in self._depths[first:]]
         out = self.draft(features, tokens, positions, self.cache, mask)
@@ -122,27 +124,27 @@ class EagleDrafter(Drafter):
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         return self.draft.to_target(choices)
 
-    def _mask(self, lines: Sequence[Sequence[int]], rows: int) -> torch.Tensor:
-        """Bool [nodes, text + rows]: each looks at the whole text and at the rows of its line."""
-        seen = [[False] * rows for _ in lines]
-        for row, line in zip(seen, lines, strict=True):
-            for column in line:
+    def _mask(self, visible: Sequence[Sequence[int]], rows: int) -> torch.Tensor:
+        """Bool [nodes, text + rows]: each node attends to the whole text and its `visible` rows of the tree."""
+        mask = [[False] * rows for _ in visible]
+        for row, columns in zip(mask, visible, strict=True):
+            for column in columns:
                 row[column] = True
-        return F.pad(torch.tensor(seen, device=self.last.device), (len(self.text), 0), value=True)
+        return F.pad(torch.tensor(mask, device=self.last.device), (len(self.text), 0), value=True)
 
     @torch.inference_mode()
-    def _catch_up(self) -> None:
-        """Run the rows whose features are known by now; keep the last output, from which the next tree grows."""
-        features = torch.cat(self.waiting)
+    def _compute_pending(self) -> None:
+        """Compute the rows of pending features; `last` is the output of the last row."""
+        features = torch.cat(self.pending)
         start = len(self.text) - len(features)
         self.cache.crop(start)
         assert self.cache.length == start, (self.cache.length, start)
-        for rows in features.split(PREFILL_ROWS):  # a long prompt at once would need a mask of its length squared
+        for rows in features.split(PREFILL_ROWS):  # the mask of a long prompt would be quadratic in its length
             ids = self.text[start : start + len(rows)]
-            places = range(start, start + len(rows))
-            self.last = self.draft(rows, ids, places, self.cache)[-1:]
-            start = places.stop
-        self.waiting = []
+            positions = range(start, start + len(rows))
+            self.last = self.draft(rows, ids, positions, self.cache)[-1:]
+            start = positions.stop
+        self.pending = []
 
     @torch.inference_mode()
     def _features(self, scored: Scored, rows: slice | list[int]) -> torch.Tensor:
@@ -150,7 +152,8 @@ class EagleDrafter(Drafter):
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
-    """For EAGLE-1 and EAGLE-3. Beside a fast target the draft's weights are taken over, packed."""
+    """The drafter of an EAGLE-1 or EAGLE-3 draft. For a fast target the draft's weights are moved to a packed
+    runner."""
     sample = bool(options.pop("sample", False))
     if "tree" in options:
         tree = shape_from_choices(options["tree"])
@@ -160,11 +163,11 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
     columns = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
     check_columns(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], columns)
     if not is_fast(target) and draft.runner is not None:
-        raise Unsupported("This draft was packed for a fast target; load it again to use it beside another one.")
+        raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
     runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)
     return EagleDrafter(runner, tree, target.base.vocab_size, sample)
 
 
 def tuning(draft: Any) -> TuningSpace:
-    """Dynamic trees."""
-    return TuningSpace(DEEPEST, lambda depth: {"depth": depth - 1, **WIDE}, dynamic=True)
+    """Dynamic trees are tuned."""
+    return TuningSpace(MAX_TUNING_DEPTH, lambda depth: {"depth": depth - 1, **WIDE}, dynamic=True)

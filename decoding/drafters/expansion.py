@@ -1,6 +1,6 @@
-"""Growing a tree with a draft that needs one forward a level: static shapes and EAGLE-2's dynamic trees.
+"""Growing a tree with a draft that needs one forward per level: static shapes and EAGLE-2's dynamic trees.
 
-Knows log-probabilities only; who computes them is an Expander.
+The log-probabilities are computed by an Expander.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from decoding.tree import DraftTree, TreeShape
 
 
 class Expander(Protocol):
-    """The draft model at work on one tree. Nodes are numbered in the order they are added; the root is 0."""
+    """A draft model with the state of one tree. Nodes are numbered in the order they are added; the root is 0."""
 
     def root(self, token: int) -> torch.Tensor:
-        """Begin a tree at `token`: draft logits [V'] of what follows it."""
+        """Start a tree with the root `token`: draft logits [V'] after it."""
 
     def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Add nodes below nodes added before; draft logits [n, V'] of what follows each of them."""
+        """Add nodes below earlier nodes: draft logits [n, V'] after each of them."""
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
-        """The target's token ids of indices into V' (a draft may speak a smaller vocabulary)."""
+        """The target's token ids of indices into V' (a draft may have a smaller vocabulary)."""
 
 
 def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: Sampling | None = None) -> DraftTree:
-    """Fill `shape` level by level. Children are the draft's best by rank, or, with `sampling`, drawn from its warped
-    distribution without replacement, whose rows come along. A shape of the root alone drafts nothing."""
+    """Fill `shape` level by level. Children are the draft's best tokens by rank, or, with `sampling`, sampled from its
+    warped distribution without replacement and stored as `proposals`. A shape with only a root drafts nothing."""
     if len(shape) == 1:
         return DraftTree((token,))
     filler = _Filler(shape, token, expander, sampling)
@@ -39,7 +39,7 @@ def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: Samp
 
 
 class _Filler:
-    """State of one `grow_static`: tokens by node of the shape, and the expander's own numbers of nodes."""
+    """State of one `grow_static`: tokens by node of the shape, and the expander's number of each node."""
 
     def __init__(self, shape: TreeShape, token: int, expander: Expander, sampling: Sampling | None):
         self.shape, self.expander, self.sampling = shape, expander, sampling
@@ -49,7 +49,8 @@ class _Filler:
         self.number = {0: 0}
 
     def fill(self, level: list[int], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-        """Choose the children of the nodes in `level`; (those that have children themselves, their logits)."""
+        """Choose the children of the nodes in `level`. Returns the children that have children, and the logits after
+        them."""
         if self.sampling is None:
             self._rank(level, logits)
         else:
@@ -65,7 +66,7 @@ class _Filler:
         return parents, self.expander.add([self.tokens[node] for node in parents], numbers)
 
     def _rank(self, level: list[int], logits: torch.Tensor) -> None:
-        """The children of all nodes of a level, each its parent's best of that rank."""
+        """Set the children of all nodes of a level to their parent's best tokens by rank."""
         children, ranks = self.shape.children, self.shape.ranks
         count = max(ranks[c] for node in level for c in children[node]) + 1
         best = logits.float().log_softmax(-1).topk(count, dim=-1)
@@ -79,7 +80,7 @@ class _Filler:
         picked = self._draw(node, logits, len(children))
         ids = self.expander.token_ids(picked).tolist()
         values = logits.float().log_softmax(-1)[picked].tolist()
-        for child, token, value in zip(children, ids, values, strict=False):  # fewer drawn where the mass ended
+        for child, token, value in zip(children, ids, values, strict=False):  # fewer if no probability mass remains
             self.tokens[child], self.logprobs[child] = token, value
 
     def _draw(self, node: int, logits: torch.Tensor, count: int) -> torch.Tensor:
@@ -90,7 +91,7 @@ class _Filler:
         return draw_distinct(q, count, generator).to(q.device)
 
     def tree(self) -> DraftTree:
-        """The nodes that got a token; a node without one takes its descendants along."""
+        """The tree of the nodes that have a token; a node without a token has no descendants."""
         keep = [n for n in range(len(self.shape)) if n in self.tokens]
         new = {old: i for i, old in enumerate(keep)}
         shape = self.shape
@@ -106,11 +107,11 @@ class _Filler:
 
 
 def grow_dynamic(token: int, expander: Expander, depth: int, top_k: int, nodes: int) -> DraftTree:
-    """EAGLE-2's tree: a node's score is the log-probability of its whole path; the best `nodes` (root included) stay.
+    """EAGLE-2's tree: the best `nodes` (including the root) by score, the log-probability of the path from the root.
 
-    `top_k` children of the root, then `depth` times: expand the `top_k` best nodes of the last level into `top_k`
-    children each. So there are at most depth + 1 levels. An ancestor never scores below its descendants, so the best
-    nodes form a tree. Source: Li et al. 2024 (EAGLE-2), section 4; defaults of its code: depth 7, top_k 10, 60 nodes.
+    The root gets `top_k` children; then, `depth` times, the `top_k` best nodes of the last level get `top_k` children
+    each, so there are at most depth + 1 levels. A node's score is at most its parent's, so the best nodes form a tree.
+    Source: Li et al. 2024 (EAGLE-2), section 4; defaults of its code: depth 7, top_k 10, 60 nodes.
     """
     tokens, parents, scores, logprobs = [token], [-1], [0.0], [0.0]
     number = {0: 0}  # the expander's number of a candidate

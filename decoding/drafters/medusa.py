@@ -1,4 +1,5 @@
-"""Medusa: heads on the base's last hidden state guess the tokens after the next one, arranged as a static tree."""
+"""Medusa: heads on the base model's last hidden state predict the tokens after the next one, arranged as a static
+tree."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,17 +16,18 @@ from models.runtime.linear import pack_module
 from speculoos.errors import BadInput
 
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (0, 0, 0, 0))
-"""Eight nodes with the root: on a CPU a forward of eight costs little more than one. Deeper than the heads is cut."""
+"""Eight nodes including the root: on a CPU a forward of eight costs little more than a forward of one. Choices deeper
+than the number of heads are dropped."""
 
 
 class MedusaDrafter(Drafter):
-    """Node (r1, …, rd) of the tree holds candidate rd of head d - 1; all heads look at the same hidden row."""
+    """Node (r1, …, rd) of the tree is candidate rd of head d - 1; all heads use the same hidden state."""
 
     name = "medusa"
 
     def __init__(self, heads: Any, choices: Sequence[Sequence[int]] | None = None):
-        """`heads` maps hidden [H] to logits [num_heads, V]. `choices` as Medusa writes them. Raises BadInput when the
-        choices are deeper than there are heads."""
+        """`heads` maps hidden [H] to logits [num_heads, V]. `choices` are Medusa choices. Raises BadInput if the
+        choices are deeper than the number of heads."""
         self.heads, self.num_heads = heads, heads.config.medusa_num_heads
         if choices is None:
             choices = [c for c in DEFAULT_CHOICES if len(c) <= self.num_heads]
@@ -37,8 +39,8 @@ class MedusaDrafter(Drafter):
             )
         self.hidden: torch.Tensor | None = None
 
-    def prefill(self, opening: DrafterStart) -> None:
-        self.hidden = opening.scored.hidden[-1]
+    def prefill(self, start: DrafterStart) -> None:
+        self.hidden = start.scored.hidden[-1]
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self.hidden = scored.hidden[rows[-1]]
@@ -50,18 +52,18 @@ class MedusaDrafter(Drafter):
         logits = self.heads(self.hidden, self.shape.max_depth).float()
         best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
         logprobs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).tolist()
-        return place(self.shape, token, self.heads.to_target(best.indices).tolist(), logprobs)
+        return fill_shape(self.shape, token, self.heads.to_target(best.indices).tolist(), logprobs)
 
 
-def place(shape: TreeShape, token: int, ids: list[list[int]], logprobs: list[list[float]]) -> DraftTree:
-    """The tree with candidate `ids[depth - 1][rank]` at each node below the root `token`."""
-    slots = list(zip(shape.depths, shape.ranks, strict=True))[1:]
-    tokens = (token, *(ids[depth - 1][rank] for depth, rank in slots))
-    return DraftTree(tokens, shape, (0.0, *(logprobs[depth - 1][rank] for depth, rank in slots)))
+def fill_shape(shape: TreeShape, token: int, ids: list[list[int]], logprobs: list[list[float]]) -> DraftTree:
+    """The tree with the root `token` and the candidate `ids[depth - 1][rank]` at every other node."""
+    nodes = list(zip(shape.depths, shape.ranks, strict=True))[1:]
+    tokens = (token, *(ids[depth - 1][rank] for depth, rank in nodes))
+    return DraftTree(tokens, shape, (0.0, *(logprobs[depth - 1][rank] for depth, rank in nodes)))
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
-    """Beside a fast target the heads are packed, in place."""
+    """The drafter of Medusa heads. For a fast target the heads are packed in place."""
     if is_fast(target):
         pack_module(draft)
     drafter = MedusaDrafter(draft, options.get("tree"))
@@ -70,5 +72,5 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
 
 
 def tuning(draft: Any) -> TuningSpace:
-    """Static trees as deep as there are heads."""
+    """Static trees are tuned, up to one level for each head."""
     return TuningSpace(draft.num_heads, lambda depth: {"tree": wide_choices(depth, WIDE["nodes"])})

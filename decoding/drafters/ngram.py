@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the last few tokens earlier in this very text is guessed to follow again. No training.
+"""Prompt lookup: proposes the tokens that followed an earlier occurrence of the last n tokens. No training.
 
-Source: Saxena 2023, prompt lookup decoding; here with an index, so that a step does not search the whole text.
+Source: Saxena 2023, prompt lookup decoding; with an index, so that a step does not search the whole text.
 """
 
 from collections.abc import Sequence
@@ -11,34 +11,34 @@ from models.methods.trees import DEEPEST, MOST_NODES
 from models.runtime.interface import Scored
 from speculoos.errors import BadInput
 
-LONGEST_NGRAM = 16
-"""Tokens of one: every place of the text is kept once for each length."""
-SEARCHED = 32
-"""Earlier places looked at per n-gram, latest first: keeps a step's cost flat in long texts."""
+MAX_NGRAM = 16
+"""Largest n: the index stores every position of the text once for each n."""
+MAX_OCCURRENCES = 32
+"""Occurrences tried per n-gram, latest first; limits the cost of a step in long texts."""
 
 
 class NgramDrafter(Drafter):
-    """Looks up the last `max_ngram` … `min_ngram` tokens, longest first; `width` different continuations at most."""
+    """Looks up the last `max_ngram` … `min_ngram` tokens, longest first; proposes at most `width` continuations."""
 
     name = "ngram"
 
     def __init__(self, depth: int = 7, width: int = 1, max_ngram: int = 3, min_ngram: int = 1):
         if width < 1 or not 1 <= min_ngram <= max_ngram:
-            raise BadInput("Prompt lookup: width and min_ngram are 1 or more, and max_ngram no less than min_ngram.")
-        if max_ngram > LONGEST_NGRAM or depth > DEEPEST or width * depth > MOST_NODES:
+            raise BadInput("Prompt lookup: width and min_ngram must be 1 or more, and max_ngram at least min_ngram.")
+        if max_ngram > MAX_NGRAM or depth > DEEPEST or width * depth > MOST_NODES:
             raise BadInput(
-                f"Prompt lookup: max_ngram is at most {LONGEST_NGRAM}, depth at most {DEEPEST}, "
+                f"Prompt lookup: max_ngram must be at most {MAX_NGRAM}, depth at most {DEEPEST}, "
                 f"and width times depth at most {MOST_NODES:,}."
             )
         self.depth, self.width = depth, width
         self.sizes = range(max_ngram, min_ngram - 1, -1)
         self.ids: list[int] = []
         self.ends: dict[tuple[int, ...], list[int]] = {}
-        """For each n-gram of the text, the indices right after it, oldest first."""
+        """For each n-gram of the text, the indices after its occurrences, oldest first."""
 
-    def prefill(self, opening: DrafterStart) -> None:
+    def prefill(self, start: DrafterStart) -> None:
         self.ids, self.ends = [], {}
-        self._extend([*opening.prompt_ids, opening.token])
+        self._extend([*start.prompt_ids, start.token])
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self._extend(tokens)
@@ -51,10 +51,10 @@ class NgramDrafter(Drafter):
         return DraftTree.build(nodes, parents)
 
     def _continuations(self) -> list[list[int]]:
-        """Up to `width` texts of up to `depth` tokens, the likeliest first: longer matches, then later ones."""
+        """Up to `width` continuations of up to `depth` tokens: those of longer matches first, then later ones."""
         continuations: list[list[int]] = []
         for size in self.sizes:
-            for end in reversed(self.ends.get(tuple(self.ids[-size:]), [])[-SEARCHED:]):
+            for end in reversed(self.ends.get(tuple(self.ids[-size:]), [])[-MAX_OCCURRENCES:]):
                 text = self.ids[end : end + self.depth]
                 if text and text not in continuations:
                     continuations.append(text)
@@ -71,7 +71,7 @@ class NgramDrafter(Drafter):
 
 
 def _merge(nodes: list[int], parents: list[int], text: Sequence[int]) -> None:
-    """Add `text` below the root, sharing the nodes that are there already. Mutates both lists."""
+    """Add `text` below the root, sharing existing nodes. Mutates both lists."""
     node = 0
     for token in text:
         parent = node

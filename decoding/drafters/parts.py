@@ -1,4 +1,4 @@
-"""What the makers of drafters share."""
+"""Shared by the modules of all drafters: limits, tuning space, checks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from decoding.target import Target
 from models.runtime.forward import FastForward
 from speculoos.errors import BadInput
 
-LARGEST = 1024
-"""Choices and ranks of a tree, and any other count."""
-DEEPEST = 5
+MAX_OPTION = 1024
+"""Largest value of a drafter's numeric option."""
+MAX_TUNING_DEPTH = 5
 WIDE = {"top_k": 4, "nodes": 32}
-"""The widest tree whose traces tell what narrower ones would give."""
+"""The widest tuned tree; its traces also give the results of narrower trees."""
 
 
 @dataclass(frozen=True)
 class TuningSpace:
-    """What can be tuned about a kind of draft: its widest setting, and the options of a given depth."""
+    """The tunable options of a kind of draft: its greatest depth, and the drafter's options for a depth."""
 
     deepest: int
     at_depth: Callable[[int], dict[str, Any]]
@@ -25,13 +25,13 @@ class TuningSpace:
 
 
 def check_columns(ranks: Sequence[int], columns: int) -> None:
-    """Raises BadInput for ranks beyond the tokens a draft knows."""
+    """Raise BadInput for ranks beyond the draft's vocabulary size `columns`."""
     if max(ranks, default=0) >= columns:
         raise BadInput(
-            f"The tree asks for the {max(ranks) + 1} best tokens and this draft knows {columns}; use a narrower one."
+            f"The tree needs the {max(ranks) + 1} best tokens, but this draft has {columns}; use a narrower tree."
         )
 
 
 def is_fast(target: Target) -> bool:
-    """Whether the target runs on our own forward, so that the draft may too."""
+    """Whether the target uses the fast runtime, so that the draft can use it too."""
     return isinstance(target.forward, FastForward)

@@ -1,9 +1,9 @@
-"""No drafter: every step is the base's own next token."""
+"""Plain decoding: every step emits one token of the base model."""
 
 from decoding.drafters.base import Drafter
 
 
 class PlainDrafter(Drafter):
-    """Trees of the root alone."""
+    """Proposes trees with only a root."""
 
     name, kind, own = "none", "plain", "plain"

@@ -1,6 +1,6 @@
-"""Recorded tokens as drafts: a drafter that costs nothing and is right as often as its recording is.
+"""A drafter that proposes recorded tokens at no cost.
 
-For measuring what the loop itself costs, and for tests with drafts that are always, sometimes or never right.
+Used to measure the overhead of the loop, and in tests with drafts that are always, sometimes or never accepted.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,17 @@ from models.runtime.interface import Scored
 
 
 class ReplayDrafter(Drafter):
-    """Puts the recording on one path of a static shape, by turns on each, and wrong tokens everywhere else."""
+    """Puts the recorded tokens on one path of a static shape, alternating between paths, and wrong tokens on all other
+    nodes."""
 
     name = "replay"
 
     def __init__(self, recorded: Sequence[int], shape: TreeShape | int, vocab_size: int):
-        """`recorded` are the new tokens of an earlier generation; `shape` a tree, or the depth of a chain."""
+        """`recorded`: the new tokens of an earlier generation. `shape`: a tree, or the depth of a chain."""
         self.recorded, self.vocab_size = list(recorded), vocab_size
         self.shape = chain_shape(shape) if isinstance(shape, int) else shape
 
-    def prefill(self, opening: DrafterStart) -> None:
+    def prefill(self, start: DrafterStart) -> None:
         self.done, self.turn = 1, 0
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
@@ -38,7 +39,7 @@ class ReplayDrafter(Drafter):
         return DraftTree(tuple(tokens), self.shape)
 
     def _wrong(self, depth: int, rank: int) -> int:
-        """A token other than the recorded one at this depth, different for each rank."""
-        at = self.done + depth - 1
-        truth = self.recorded[at] if at < len(self.recorded) else 0
-        return (truth + 1 + rank) % self.vocab_size
+        """A token that is not the recorded one at this depth, different for each rank."""
+        index = self.done + depth - 1
+        recorded = self.recorded[index] if index < len(self.recorded) else 0
+        return (recorded + 1 + rank) % self.vocab_size

@@ -1,4 +1,4 @@
-"""A smaller causal model as drafter, with a cache of its own that is kept in step with the text."""
+"""A smaller causal model as drafter, with its own KV cache, which follows the text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +7,17 @@ import torch
 
 from decoding.drafters.base import Drafter, DrafterStart, Sampling
 from decoding.drafters.expansion import grow_static
-from decoding.drafters.parts import DEEPEST, TuningSpace, is_fast
+from decoding.drafters.parts import MAX_TUNING_DEPTH, TuningSpace, is_fast
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
 from models.runtime.interface import Scored
 
 
 class StandaloneDrafter(Drafter):
-    """Fills a static shape (a chain by default) level by level with the draft's own tokens.
+    """Fills a static shape (a chain by default) level by level with the draft's tokens.
 
-    Where the generation samples, so does the drafter, from the same temperature, top-k and top-p; with
-    `sample=False` it always takes its best tokens, which is lossless too but accepts less often at high temperature.
+    If the generation samples, the drafter samples with the same temperature, top-k and top-p; with `sample=False` it
+    always proposes its best tokens, which is also lossless but has a lower acceptance rate at high temperature.
     """
 
     name = "draft"
@@ -27,30 +27,30 @@ class StandaloneDrafter(Drafter):
         self.draft, self.shape, self.vocab_size, self.sample = draft, shape, vocab_size, sample
         self.sampling: Sampling | None = None
         self.ids: list[int] = []
-        self.in_step = 0
-        """Leading tokens the draft's cache is known to share with the text."""
+        self.synced = 0
+        """Number of leading tokens that the draft's cache and the text have in common."""
 
-    def prefill(self, opening: DrafterStart) -> None:
-        self.sampling = opening.sampling(self.vocab_size) if self.sample else None
-        self.ids = [*opening.prompt_ids, opening.token]
-        self.in_step = 0
-        if len(opening.prompt_ids) < self.draft.max_length:
-            self.draft.prefill(opening.prompt_ids)
-            self.in_step = len(opening.prompt_ids)
+    def prefill(self, start: DrafterStart) -> None:
+        self.sampling = start.sampling(self.vocab_size) if self.sample else None
+        self.ids = [*start.prompt_ids, start.token]
+        self.synced = 0
+        if len(start.prompt_ids) < self.draft.max_length:
+            self.draft.prefill(start.prompt_ids)
+            self.synced = len(start.prompt_ids)
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self.ids += tokens
 
     def propose(self, token: int) -> DraftTree:
         if len(self.ids) + len(self.shape) > self.draft.max_length:
-            return DraftTree((token,))  # the draft's context is full; the target goes on alone
+            return DraftTree((token,))  # the draft's context is full, so plain decoding continues
         return grow_static(self.shape, token, self, self.sampling)
 
     def root(self, token: int) -> torch.Tensor:
-        """Bring the draft's cache up to the text, whose last token is `token`; its logits [V'] there."""
-        self.in_step += common_prefix(self.draft.ids[self.in_step :], self.ids[self.in_step : -1])
-        self.draft.rewind(self.in_step)
-        missing = self.ids[self.in_step : -1]
+        """Update the draft's cache to the text, whose last token is `token`; logits [V'] after it."""
+        self.synced += common_prefix(self.draft.ids[self.synced :], self.ids[self.synced : -1])
+        self.draft.rewind(self.synced)
+        missing = self.ids[self.synced : -1]
         self._tokens: list[int] = []
         self._parents: list[int] = []
         if self.shape.is_chain:
@@ -60,8 +60,8 @@ class StandaloneDrafter(Drafter):
         return self.add([token], [-1])[0]
 
     def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """A chain's token goes into the cache. Of a tree nothing is kept and all nodes so far are scored again: a
-        forward of a few nodes costs what one costs, and the cache stays that of the text."""
+        """Tokens of a chain are cached. Nodes of a tree are not: all nodes so far are scored again, because a forward
+        of a few nodes costs about as much as a forward of one, and the cache stays that of the text."""
         if self.shape.is_chain:
             return self.draft.extend(tokens).logits
         self._tokens += tokens
@@ -73,12 +73,13 @@ class StandaloneDrafter(Drafter):
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> StandaloneDrafter:
-    """The small model beside a fast target runs on our own forward too, where it can."""
+    """The drafter of a standalone draft. For a fast target the small model uses the fast runtime too, if it is
+    supported."""
     shape = shape_from_choices(options["tree"]) if "tree" in options else chain_shape(options.get("depth", 4))
-    own = (fast_target if is_fast(target) else Target)(draft.as_base(target.base), target.max_length)
-    return StandaloneDrafter(own, shape, target.base.vocab_size, bool(options.get("sample", True)))
+    small = (fast_target if is_fast(target) else Target)(draft.as_base(target.base), target.max_length)
+    return StandaloneDrafter(small, shape, target.base.vocab_size, bool(options.get("sample", True)))
 
 
 def tuning(draft: Any) -> TuningSpace:
-    """Chains."""
-    return TuningSpace(DEEPEST, lambda depth: {"tree": [[0] * depth]})
+    """Chains are tuned."""
+    return TuningSpace(MAX_TUNING_DEPTH, lambda depth: {"tree": [[0] * depth]})

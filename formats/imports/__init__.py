@@ -1,6 +1,6 @@
-"""Published drafts as checkpoints of ours.
+"""Import of published drafts as checkpoints of the workbench.
 
-`run.import_draft` is the way in: it fetches and starts a limited child, in which `work.convert` reads the source
-(`source`), sees what it is (`formats`), reads it (`medusa`, `eagle`, `eagle3`, `causal`, `own`), holds it against the
-base (`base`, `tokens`) and writes the checkpoint.
+The entry point is `run.import_draft`. It downloads the draft and starts a child process with limited resources. There,
+`work.convert` opens the source (`source`), detects its layout (`layouts`), reads it (`medusa`, `eagle`, `eagle3`,
+`causal`, `own`), checks it against the base model (`base`, `tokens`) and writes the checkpoint.
 """

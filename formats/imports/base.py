@@ -1,5 +1,5 @@
-"""The base a draft is matched to, without its weights: sizes from a model on the meta device, single tensors from its
-files."""
+"""The base model of an imported draft, without its weights: sizes from a model on the meta device, single tensors from
+its files."""
 
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ META = torch.device("meta")
 
 
 class BaseOutline:
-    """Sizes and single tensors of the base in `folder`, called `name` in messages."""
+    """Sizes and single tensors of the base model in `folder`; `name` is used in messages."""
 
     def __init__(self, folder: str | Path, name: str):
         self.folder, self.name = Path(folder), name
@@ -28,29 +28,29 @@ class BaseOutline:
 
     @property
     def default_layers(self) -> tuple[int, ...]:
-        """Outputs that EAGLE-3 fuses where nothing else is said."""
+        """Layers whose outputs EAGLE-3 fuses by default."""
         return aux_layers(self.num_layers)
 
     @cached_property
     def entries(self) -> dict[str, TensorEntry]:
-        """Where its tensors lie."""
+        """Headers of its tensors by name."""
         return {entry.name: entry for entry in identity.tensors(self.folder)}
 
     @cached_property
     def embeddings(self) -> Tensor | None:
-        """[V, H]; None where its files name them in a way unknown here."""
+        """[V, H]; None if no tensor in its files has their name."""
         return self._weight(self.base.embed_tokens)
 
     @cached_property
     def head(self) -> Tensor | None:
-        """[V, H]: its lm_head, or the embeddings where these are tied."""
+        """[V, H]: its lm_head, or the embeddings if they are tied."""
         head = self._weight(self.base.lm_head)
         tied = self.base.config.get_text_config().tie_word_embeddings
         return self.embeddings if head is None and tied else head
 
     def _weight(self, module: Any) -> Tensor | None:
-        named = self.base.model.named_parameters(remove_duplicate=False)
-        names = [name for name, value in named if value is module.weight]
+        parameters = self.base.model.named_parameters(remove_duplicate=False)
+        names = [name for name, value in parameters if value is module.weight]
         entry = next((self.entries[name] for name in names if name in self.entries), None)
         if entry is None:
             return None
@@ -67,5 +67,5 @@ def _meta_model(folder: Path) -> Any:
         with META:
             model = AutoModelForCausalLM.from_config(config)
     except Exception as error:
-        raise Unsupported(f"{folder}: transformers cannot make this base's outline ({type(error).__name__}).") from None
+        raise Unsupported(f"{folder}: transformers cannot build this base model ({type(error).__name__}).") from None
     return model

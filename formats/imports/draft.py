@@ -1,4 +1,4 @@
-"""A draft that was read: our network, tensors by our names, and what there is to say about it."""
+"""The result of reading a source: the workbench's draft network, tensors by its names, and notices for the user."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,68 +10,68 @@ from formats.imports.source import DraftSource, same_values
 from models.checkpoints import draft_class, own_tensors
 from speculoos.errors import BadInput, Unsupported
 
-TABLE = "embed_tokens.weight"
+EMBEDDINGS = "embed_tokens.weight"
 
 
 @dataclass
-class ReadDraft:
-    """What a reader makes of a source. `notices` are sentences for people: what was accepted and how it was taken."""
+class ImportedDraft:
+    """A draft that was read from a source. `notices` are sentences for the user about differences that were
+    accepted."""
 
     network: Any
-    """Of its method, for its config; where its numbers are in `tensors`, on the meta device."""
+    """The method's network for the config; on the meta device if its weights are in `tensors`."""
     tensors: dict[str, Tensor]
     notices: list[str] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
-    """Of a checkpoint of ours: what it says of its training."""
+    """Training metadata of a Speculoos checkpoint."""
     drafting: dict[str, Any] = field(default_factory=dict)
 
 
 def fill(
-    method: str, config: dict[str, Any], source: DraftSource, base: BaseOutline, given: dict[str, Tensor]
-) -> ReadDraft:
-    """Take every tensor the network of `config` has, out of `given` or from the source under the same name.
+    method: str, config: dict[str, Any], source: DraftSource, base: BaseOutline, tensors: dict[str, Tensor]
+) -> ImportedDraft:
+    """The network of `config` with all its tensors, from `tensors` or from the source under the same name.
 
-    Raises BadInput or Unsupported where one is missing, has another shape, or is left over.
+    Raises BadInput or Unsupported if a tensor is missing, has another shape, or is not used.
     """
     with META:  # names and shapes, no numbers
         network = draft_class(method).from_json(config, base.base)
-    tensors = {}
+    filled = {}
     for name, parameter in own_tensors(network).items():
-        value = given[name] if name in given else source.take(name, tuple(parameter.shape))
+        value = tensors[name] if name in tensors else source.take(name, tuple(parameter.shape))
         if tuple(value.shape) != tuple(parameter.shape):
             raise BadInput(f"{source.name}: {name} has the shape {list(value.shape)}, not {list(parameter.shape)}.")
-        tensors[name] = value
-    source.check_nothing_left()
-    return ReadDraft(network, tensors)
+        filled[name] = value
+    source.check_all_taken()
+    return ImportedDraft(network, filled)
 
 
 def check_size(source: DraftSource, base: BaseOutline, key: str, stated: int, actual: int) -> None:
-    """Raise Unsupported where the config says another size than the base has."""
+    """Raise Unsupported if the size in the config is not the base model's."""
     if stated != actual:
         raise Unsupported(
-            f"{source.where}: {key} is {stated}, the base {base.name} has {actual}; "
-            "choose the base the draft was trained for."
+            f"{source.config_name}: {key} is {stated}, the base model {base.name} has {actual}; "
+            "choose the base model the draft was trained for."
         )
 
 
 def check_vocabulary(source: DraftSource, base: BaseOutline) -> None:
-    """Raise Unsupported where the config's vocabulary is another than the base's."""
+    """Raise Unsupported if the config's vocabulary size is not the base model's."""
     check_size(source, base, "vocab_size", source.fields.number("vocab_size", base.vocab_size), base.vocab_size)
 
 
 def own_embeddings(source: DraftSource, base: BaseOutline, width: int) -> dict[str, Tensor]:
-    """Embeddings [V, width] that the source brings and that are not the base's, by their name; {} where the base's
-    serve.
+    """The source's own embeddings [V, width] by their name; {} if the draft uses the base model's.
 
-    Raises BadInput where a draft of another width brings none, or they have another shape.
+    Raises BadInput if they have another shape, or are missing in a draft of another hidden size.
     """
-    if not source.has(TABLE):
+    if not source.has(EMBEDDINGS):
         if width != base.hidden_size:
             raise BadInput(
-                f"{source.name}: {TABLE} is missing, and the base's cannot serve: "
-                f"the draft is {width} wide and the base {base.hidden_size}."
+                f"{source.name}: {EMBEDDINGS} is missing, and the base model's cannot be used: "
+                f"the draft's hidden size is {width}, the base model's {base.hidden_size}."
             )
         return {}
-    own = source.take(TABLE, (base.vocab_size, width))
+    own = source.take(EMBEDDINGS, (base.vocab_size, width))
     shared = width == base.hidden_size and base.embeddings is not None and same_values(own, base.embeddings)
-    return {} if shared else {TABLE: own}
+    return {} if shared else {EMBEDDINGS: own}

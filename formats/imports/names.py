@@ -1,4 +1,4 @@
-"""How projects name the parts of a draft, and which layout names belong to. No torch: pages look at files by this."""
+"""Tensor names of each project, and detection of a draft's layout. No torch, because pages use it too."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -18,9 +18,9 @@ TITLES = {
     "speculators": "EAGLE-3 (speculators)",
     "model": "causal language model",
 }
-"""Every layout with what people call it."""
+"""Title of each layout."""
 SECTIONS = ("eagle_config", "transformer_layer_config", "text_config", "medusa")
-"""Sections of a config into which some projects put further keys; they count where the top has none."""
+"""Sections of a config with nested keys, used if the top level does not have the key."""
 HEADS = re.compile(r"^(?:model\.)?medusa_heads?\.")
 LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
@@ -30,24 +30,24 @@ VLLM_EAGLE3 = ("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "LlamaEagle3F
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name as vLLM calls it: no prefix of a trainer, `layers.0.` for `midlayer.`."""
+    """A tensor's name in vLLM: without a trainer's prefix, `layers.0.` instead of `midlayer.`."""
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return re.sub(r"^midlayer\.", "layers.0.", name)
 
 
 def medusa_name(name: str) -> str:
-    """A tensor's name as `models.medusa` has it."""
+    """A tensor's name in `models.medusa`."""
     name = HEADS.sub("", name)
-    if found := LINEAR.fullmatch(name) or VLLM.fullmatch(name):
-        return f"blocks.{found[1]}.{found[2]}.linear.{found[3]}"
-    if found := MATRIX.fullmatch(name):
-        return f"lm_heads.{found[1]}.weight"
+    if match := LINEAR.fullmatch(name) or VLLM.fullmatch(name):
+        return f"blocks.{match[1]}.{match[2]}.linear.{match[3]}"
+    if match := MATRIX.fullmatch(name):
+        return f"lm_heads.{match[1]}.weight"
     return name
 
 
-def made_for(config: Mapping[str, Any]) -> Any:
-    """The base that a config of the Medusa repository or of speculators names; None where it names none."""
+def named_base_of(config: Mapping[str, Any]) -> Any:
+    """The base model in a config of the Medusa repository or of speculators; None if there is none."""
     section = config.get("speculators_config")
     verifier = section.get("verifier") if isinstance(section, dict) else None
     named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
@@ -55,22 +55,22 @@ def made_for(config: Mapping[str, Any]) -> Any:
 
 
 def is_medusa(names: Collection[str]) -> bool:
-    """Whether tensors are heads of either layout."""
+    """Whether the tensors are Medusa heads of the repository's or vLLM's layout."""
     return any(LINEAR.fullmatch(HEADS.sub("", name)) or VLLM.fullmatch(HEADS.sub("", name)) for name in names) or any(
         HEADS.match(name) and MATRIX.fullmatch(HEADS.sub("", name)) for name in names
     )
 
 
 def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str:
-    """The layout of a draft with that config.json and tensors of these names; `shown` is what messages call it. Raises
-    Unsupported for a draft of a kind that is not known here."""
+    """The layout of a draft with this config.json and these tensor names; `shown` is the draft's name in messages.
+    Raises Unsupported for an unknown layout."""
     plain = {plain_name(name) for name in names}
     if config.get("speculoos_method"):
         return "speculoos"
     if kind := config.get("speculators_model_type"):
         if kind != "eagle3":
             raise Unsupported(
-                f"{shown}/config.json: speculators_model_type {str(kind)[:40]!r} is not known here; eagle3 is."
+                f"{shown}/config.json: speculators_model_type {str(kind)[:40]!r} is not supported; eagle3 is."
             )
         return "speculators"
     if is_medusa(names):
@@ -80,8 +80,8 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
     if any(name.endswith("embed_tokens.weight") or "layers.0." in name or ".h.0." in name for name in names):
         return "model"
     raise Unsupported(
-        f"{shown}: is no draft of a kind known here (its first tensor is {next(iter(names), '')}); "
-        f"known are {', '.join(TITLES.values())}."
+        f"{shown}: not a supported draft (its first tensor is {next(iter(names), '')}); "
+        f"supported are {', '.join(TITLES.values())}."
     )
 
 
@@ -91,5 +91,5 @@ def _eagle(config: Mapping[str, Any], names: Collection[str], plain: set[str]) -
     architectures = config.get("architectures") or [""]
     if str(architectures[0]) in VLLM_EAGLE3:
         return "vllm-eagle3"
-    first = any(name.startswith("midlayer.") for name in names)
-    return "modelopt-eagle3" if not first and "t2d" not in plain else "eagle3"
+    midlayer = any(name.startswith("midlayer.") for name in names)
+    return "modelopt-eagle3" if not midlayer and "t2d" not in plain else "eagle3"

@@ -1,32 +1,33 @@
-"""Checkpoints of ours that come back from another home: a folder, or an unpacked zip."""
+"""Speculoos checkpoints from another installation: a folder or an unpacked zip."""
 
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
 from formats.imports.base import BaseOutline
-from formats.imports.draft import ReadDraft, check_size, fill
+from formats.imports.draft import ImportedDraft, check_size, fill
 from formats.imports.source import DraftSource
 from models.checkpoints import OWN_KEYS, read_config, verify_sums
 from models.methods import find_method
 
 
-def read(source: DraftSource, base: BaseOutline, layout: str) -> ReadDraft:
-    """The draft with what its config says of its training and drafting. Raises Damaged where its sums do not hold."""
+def read(source: DraftSource, base: BaseOutline, layout: str) -> ImportedDraft:
+    """The draft with its training metadata and tuned settings. Raises Damaged if its SHA256SUMS do not match."""
     config = read_config(source.folder)
     verify_sums(source.folder)
     method = config["speculoos_method"]
     _check_sizes(source, base, find_method(method).shares_hidden_size)
     shape = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "dtype")}
     draft = fill(method, shape, source, base, {})
-    told = config.get("training", {})
-    draft.info = {**told, "figures": figures(told.get("figures")), "base_sha256": str(config.get("base_sha256", ""))}
+    training = config.get("training", {})
+    base_sha256 = str(config.get("base_sha256", ""))
+    draft.info = {**training, "figures": figures(training.get("figures")), "base_sha256": base_sha256}
     draft.drafting = {key: config[key] for key in ("drafting", "tuning") if config.get(key)}
     return draft
 
 
 def figures(values: Any) -> dict[str, Any]:
-    """What of a stranger's figures can be shown and stored: finite numbers, lists of them, short texts."""
+    """The valid values of a third party's figures: finite numbers, lists of them, short strings."""
     if not isinstance(values, Mapping):
         return {}
     return {str(key)[:80]: value for key, value in values.items() if _is_figure(value)}

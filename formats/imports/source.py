@@ -1,5 +1,5 @@
-"""A draft as somebody else left it in a folder: its config, its tensors by name, its licence. Safetensors only; pickles
-were rewritten before."""
+"""A third party's draft in a folder: its config, its tensors by name, its licence. Reads safetensors only; pickles are
+converted before."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -18,18 +18,18 @@ from models.identity import FLOATS, TensorEntry
 from speculoos.errors import BadInput, Unsupported
 
 BUFFERS = re.compile(r".*rotary_emb\.inv_freq|verifier_(lm_head|norm)\.weight|(.*\.)?position_ids")
-"""Tensors that old files keep beside the weights and that follow from the config or from the base."""
+"""Tensors in older files that follow from the config or from the base model; they are ignored."""
 
 
 def pickled_files(folder: Path) -> list[Path]:
-    """The pickles of a folder that has no safetensors of the same weights."""
+    """The pickles of a folder; [] if it has safetensors files."""
     if safetensors_files(folder):
         return []
     return sorted(path for path in folder.iterdir() if PICKLES.fullmatch(path.name) and path.is_file())
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """Weights of the draft: those of its index, else model*.safetensors, else all."""
+    """Weight files of the draft: those of its index, else model*.safetensors, else all."""
     if (folder / identity.INDEX).exists():
         return identity.weight_files(folder)
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
@@ -37,15 +37,15 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 class DraftSource:
-    """What is in the folder. Tensors are read when they are taken, and ticked off."""
+    """The draft in a folder. Tensors are read by `take`, which records their names."""
 
-    def __init__(self, folder: Path, files: list[Path], shown: str, layout_given: bool):
-        """`files`: weights instead of those in the folder (pickles rewritten). `shown`: how messages name it.
-        `layout_given`: somebody said what its layout is, so that nothing is guessed."""
-        self.folder, self.name, self.layout_given = folder, shown, layout_given
+    def __init__(self, folder: Path, converted: list[Path], shown: str, layout_chosen: bool):
+        """`converted`: converted pickles, used instead of the weights in the folder. `shown`: the draft's name in
+        messages. `layout_chosen`: the user chose the layout, so nothing is guessed."""
+        self.folder, self.name, self.layout_chosen = folder, shown, layout_chosen
         self.config = identity.read_json(folder / "config.json")
-        self.rewritten = files
-        self.entries = self._entries(self.rewritten or safetensors_files(folder))
+        self.converted = converted
+        self.entries = self._entries(converted or safetensors_files(folder))
         self._taken: set[str] = set()
 
     def _entries(self, files: list[Path]) -> dict[str, TensorEntry]:
@@ -57,26 +57,26 @@ class DraftSource:
         return {name: entry for name, entry in entries.items() if not BUFFERS.fullmatch(name)}
 
     @property
-    def where(self) -> str:
-        """How messages begin that are about its config."""
+    def config_name(self) -> str:
+        """Prefix of messages about its config."""
         return f"{self.name}/config.json"
 
     @property
     def fields(self) -> Fields:
-        """The config; keys that some projects put into sections count where the top has none."""
-        return Fields(self.where, self.config, *(self.config.get(name) for name in SECTIONS))
+        """The config's fields, including keys in nested sections."""
+        return Fields(self.config_name, self.config, *(self.config.get(name) for name in SECTIONS))
 
-    def rename(self, to: Callable[[str], str]) -> None:
-        """Call every tensor by another name. Raises BadInput where two would have the same."""
+    def rename(self, new_name: Callable[[str], str]) -> None:
+        """Rename all tensors. Raises BadInput if two would have the same name."""
         entries: dict[str, TensorEntry] = {}
         for name, entry in self.entries.items():
-            if (own := to(name)) in entries:
-                raise BadInput(f"{self.name}: {name} and {entries[own].name} are the same tensor twice; keep one.")
-            entries[own] = entry
+            if (new := new_name(name)) in entries:
+                raise BadInput(f"{self.name}: {name} and {entries[new].name} are the same tensor twice; keep one.")
+            entries[new] = entry
         self.entries = entries
 
-    def their(self, name: str) -> str:
-        """What the file itself calls a tensor, also one that it lacks, by what it calls another of the same layer."""
+    def name_in_file(self, name: str) -> str:
+        """A tensor's name in the file; for a missing tensor, derived from another tensor of the same layer."""
         if name in self.entries:
             return self.entries[name].name
         start = re.match(r"(?:layers\.\d+\.)?", name)[0]
@@ -90,43 +90,42 @@ class DraftSource:
         return name in self.entries
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape. Raises BadInput where there is no such tensor."""
+        """The shape of a tensor. Raises BadInput if it is missing."""
         if name not in self.entries:
-            raise BadInput(f"{self.name}: the tensor {self.their(name)} is missing; fetch the draft again.")
+            raise BadInput(f"{self.name}: the tensor {self.name_in_file(name)} is missing; download the draft again.")
         return self.entries[name].shape
 
     def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """Read a tensor, ticked off. Raises BadInput where it is missing or has another `shape`."""
+        """Read a tensor and record its name. Raises BadInput if it is missing or has another `shape`."""
         actual = self.shape(name)
         if shape is not None and actual != shape:
             raise BadInput(
-                f"{self.name}: {self.their(name)}: expected the shape {_text(shape)}, {_mismatch(actual, shape)}."
+                f"{self.name}: {self.name_in_file(name)}: expected the shape {_text(shape)}, "
+                f"{_mismatch(actual, shape)}."
             )
         entry = self.entries[name]
         try:
             with safe_open(entry.file, "pt") as stored:
                 value = stored.get_tensor(entry.name)
         except (SafetensorError, OSError) as error:
-            raise BadInput(f"{self.name}: {entry.name} cannot be read ({error}); fetch the draft again.") from None
+            raise BadInput(f"{self.name}: {entry.name} cannot be read ({error}); download the draft again.") from None
         self._taken.add(name)
         return value
 
-    def leave(self, names: Iterable[str]) -> None:
-        """Treat tensors as if they were not there."""
+    def drop(self, names: Iterable[str]) -> None:
+        """Ignore tensors of the file."""
         for name in names:
             del self.entries[name]
 
-    def check_nothing_left(self) -> None:
-        """Raise Unsupported, naming a tensor that no part of the draft is made of."""
-        if left := [entry.name for name, entry in self.entries.items() if name not in self._taken]:
-            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            raise Unsupported(
-                f"{self.name}: holds {left[0]}{more}, which is no part of such a draft as it is known here."
-            )
+    def check_all_taken(self) -> None:
+        """Raise Unsupported with the name of a tensor that was not taken."""
+        if unused := [entry.name for name, entry in self.entries.items() if name not in self._taken]:
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            raise Unsupported(f"{self.name}: contains {unused[0]}{more}, which is not part of a supported draft.")
 
     @property
     def dtype(self) -> str:
-        """What most of its numbers are stored as."""
+        """The floating-point type of most of its numbers; "" if there are none."""
         counts: dict[str, int] = {}
         for entry in self.entries.values():
             if entry.dtype in FLOATS:
@@ -135,13 +134,13 @@ class DraftSource:
 
     @property
     def licence(self) -> str:
-        """As its README or config states it."""
+        """The licence in its README or config."""
         stated = self.config.get("license")
         return licence_in(self.folder) or (stated[:80] if isinstance(stated, str) else "")
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors say the same in the coarser of their precisions."""
+    """Whether two tensors are equal in the lower of their precisions."""
     if one.shape != other.shape:
         return False
     if one.is_floating_point() and one.dtype != other.dtype:

@@ -1,13 +1,13 @@
-"""What an import does in its limited child: reads a folder that somebody else filled, writes a checkpoint of ours."""
+"""The part of an import that runs in the limited child: reads a third party's folder and writes a checkpoint."""
 
 from pathlib import Path
 from typing import Any
 
 from formats.imports import source
 from formats.imports.base import BaseOutline
-from formats.imports.draft import ReadDraft
+from formats.imports.draft import ImportedDraft
 from formats.imports.layouts import READERS, find_layout
-from formats.imports.names import TITLES, made_for
+from formats.imports.names import TITLES, named_base_of
 from formats.imports.run import Conversion
 from formats.imports.source import DraftSource
 from formats.imports.tokens import check_tokenizer
@@ -18,10 +18,10 @@ from speculoos.errors import BadInput, SpeculoosError
 
 
 def convert(request: dict[str, str]) -> dict[str, Any]:
-    """Read a draft for its base and write `scratch`/draft; `request` holds the fields of `run.Asked`.
+    """Read a draft for its base model and write `scratch`/draft; `request` contains the fields of `run.Conversion`.
 
-    Returns {"method", "format", "title", "origin", "notices", "licence", "figures"}. Raises BadInput or Unsupported,
-    naming the file and key at fault.
+    Returns {"method", "format", "title", "origin", "notices", "licence", "figures", "base_sha256"}. Raises BadInput or
+    Unsupported with the file and key at fault.
     """
     conversion = Conversion(**request)
     try:
@@ -32,59 +32,62 @@ def convert(request: dict[str, str]) -> dict[str, Any]:
 
 def _convert(conversion: Conversion, base: BaseOutline) -> dict[str, Any]:
     folder, scratch = Path(conversion.folder), Path(conversion.scratch)
-    source = DraftSource(folder, _rewritten(folder, scratch), conversion.shown, bool(conversion.layout))
+    source = DraftSource(folder, _converted_pickles(folder, scratch), conversion.shown, bool(conversion.layout))
     layout = find_layout(source, conversion.layout)
     notices = [check_tokenizer(folder, conversion.shown, base.folder, base.name), _other_dtype(source)]
     draft = READERS[layout](source, base, layout)
     notices += [*draft.notices, _other_base(source, conversion)]
     report = {
-        **{"format": layout, "title": TITLES[layout], "origin": conversion.origin or conversion.shown},
-        **{"notices": [*filter(None, notices)], "licence": source.licence},
+        "format": layout,
+        "title": TITLES[layout],
+        "origin": conversion.origin or conversion.shown,
+        "notices": [*filter(None, notices)],
+        "licence": source.licence,
     }
-    _write(scratch / "draft", draft, base, conversion.base_sha256, _source(source, report))
+    _write(scratch / "draft", draft, base, conversion.base_sha256, _card_source(source, report))
     trained_on = draft.info.get("base_sha256") or conversion.base_sha256
     figures = draft.info.get("figures") or {}
     return {**report, "method": draft.network.method, "figures": figures, "base_sha256": trained_on}
 
 
-def _rewritten(folder: Path, scratch: Path) -> list[Path]:
-    """Its pickles as safetensors in `scratch`."""
+def _converted_pickles(folder: Path, scratch: Path) -> list[Path]:
+    """Convert the pickles in `folder` to safetensors files in `scratch`. Raises BadInput if there are no weights."""
     files = []
     for file in source.pickled_files(folder):
         files.append(scratch / f"{file.name}.safetensors")
         pickles.convert(file, files[-1])
     if not files and not source.safetensors_files(folder):
         raise BadInput(
-            f"{folder}: no weights of a draft here (model.safetensors, pytorch_model.bin, medusa_lm_head.pt)."
+            f"{folder}: no weights of a draft; add model.safetensors, pytorch_model.bin or medusa_lm_head.pt."
         )
     return files
 
 
 def _other_dtype(source: DraftSource) -> str:
-    """A notice where the config says another precision than most numbers are stored in."""
+    """A notice if the precision in the config is not that of most tensors."""
     stated = source.fields.text("torch_dtype") or source.fields.text("dtype")
     if not stated or not source.dtype or stated.removeprefix("torch.") == source.dtype:
         return ""
     key = "torch_dtype" if source.fields.text("torch_dtype") else "dtype"
-    return f"{key}: config.json says {stated[:40]}, the numbers are stored as {source.dtype} and were kept so."
+    return f"{key}: config.json says {stated[:40]}, but the tensors are {source.dtype} and were not converted."
 
 
 def _other_base(source: DraftSource, conversion: Conversion) -> str:
-    """A notice where the config names a base by another name than the chosen one has. Names are no proof that the
-    weights differ, so this refuses nothing."""
-    named = made_for(source.config)
-    known = (conversion.base_name, conversion.base_hub_id, conversion.base_folder)
-    if not isinstance(named, str) or last_part(named) in {last_part(name) for name in known}:
+    """A notice if the config names another base model than the selected one. Only a notice, because different names do
+    not prove that the weights differ."""
+    named = named_base_of(source.config)
+    expected = (conversion.base_name, conversion.base_hub_id, conversion.base_folder)
+    if not isinstance(named, str) or last_part(named) in {last_part(name) for name in expected}:
         return ""
     return (
-        f"{source.where} names the base {named[:120]}, and the base chosen here is {conversion.base_name}: if they are "
-        "different models, few draft tokens will be accepted; import the draft for the base it was trained on."
+        f"{source.config_name} names the base model {named[:120]}, but {conversion.base_name} is selected: if they are "
+        "different models, few draft tokens will be accepted; import the draft for the base model it was trained on."
     )
 
 
-def _source(source: DraftSource, report: dict[str, Any]) -> dict[str, Any]:
-    """For the card: where it came from."""
-    named = made_for(source.config)
+def _card_source(source: DraftSource, report: dict[str, Any]) -> dict[str, Any]:
+    """The draft's origin for the model card."""
+    named = named_base_of(source.config)
     return {
         "came from": report["origin"],
         "format": report["title"],
@@ -94,9 +97,9 @@ def _source(source: DraftSource, report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, draft: ReadDraft, base: BaseOutline, base_sha256: str, came_from: dict[str, Any]) -> None:
+def _write(folder: Path, draft: ImportedDraft, base: BaseOutline, base_sha256: str, origin: dict[str, Any]) -> None:
     trained_on = draft.info.get("base_sha256") or base_sha256
-    info = {**draft.info, "base": base.name, "base_sha256": trained_on, "source": came_from}
+    info = {**draft.info, "base": base.name, "base_sha256": trained_on, "source": origin}
     save_draft(folder, draft.network, info, tensors=draft.tensors)
     if draft.drafting:
         amend(folder, **draft.drafting)

@@ -1,7 +1,6 @@
-"""Draft networks as servers build them, in plain torch: each reads an export the way that server's loader does and
-knows neither the writers nor our own networks, so that what both agree on is in the files. Sources are named at each.
+"""Draft networks as servers build them, in plain torch. Each reader loads an export like that server's loader. Readers
+use neither the writers nor the workbench's own networks, so equal logits show that the files are correct.
 
-An EAGLE reader (`eagle.py`, `eagle3.py`) has `layer_inputs`, `fuse`, `step`, `logits`, `target_ids`; Medusa's has
-`logits` and `target_ids`; a standalone one is a model of transformers. Shapes: n places, H hidden, V vocabulary of the
-base, V' columns of the draft.
-"""
+An EAGLE reader (`eagle.py`, `eagle3.py`) has `layer_inputs`, `fuse`, `step`, `logits`, `target_ids`; a Medusa reader
+has `logits` and `target_ids`; a standalone draft is a transformers model. Shapes: n positions, H hidden size, V
+vocabulary of the base model, V' columns of the draft."""

@@ -1,6 +1,5 @@
-"""Medusa heads as vLLM's Medusa and the Medusa repository, TGI and TensorRT-LLM run them: x + silu(Wx + b) for each
-block, then the head's matrix.
-"""
+"""Medusa heads as in vLLM, the Medusa repository, TGI and TensorRT-LLM: x + silu(Wx + b) for each block, then the
+head's matrix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ import torch
 from torch.nn import functional as F
 
 from formats.checkpoint import CheckpointFiles, read_object
-from formats.readers.weights import Weights, opened, pieces
+from formats.readers.weights import Weights, open_export, row_chunks
 
 
 @dataclass
 class Medusa:
-    """Heads by the names of their tensors: `block` and `matrix` are patterns of head and layer."""
+    """Medusa heads. `block` and `matrix` are patterns of tensor names with head and layer."""
 
     weights: Weights
     heads: int
@@ -25,10 +24,10 @@ class Medusa:
     matrix: str
     target_ids: torch.Tensor
     biased: bool = True
-    """Whether the server's blocks have a bias; else a stored one is passed over."""
+    """Whether the server's blocks have a bias; else a stored bias is ignored."""
 
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
-        """The base's last hidden states [n, H] → [n, V'] of one head (0-based)."""
+        """The base model's last hidden states [n, H] → [n, V'] of one head (0-based)."""
         x = hidden
         for layer in range(self.layers):
             name = self.block.format(head=head, layer=layer)
@@ -38,10 +37,10 @@ class Medusa:
 
 
 def vllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
-    """MedusaConfig takes any key with `num` and `heads`, or `num` and `layers`, in it for its own two, the last one
-    wins; token_map counts where truncated_vocab_size is smaller. With `original_lm_head` lm_heads.0 serves all; without
-    it every head is made over the whole vocabulary (0.29 to 0.32), whatever truncated_vocab_size says."""
-    config, weights = opened(folder)
+    """MedusaConfig reads the number of heads (layers) from the last key that contains `num` and `heads` (`layers`).
+    token_map is used if truncated_vocab_size is smaller than vocab_size. With `original_lm_head` all heads share
+    lm_heads.0; without it every head has the whole vocabulary (0.29 to 0.32), whatever truncated_vocab_size says."""
+    config, weights = open_export(folder)
     heads = _last(config, "heads", 5)
     layers = _last(config, "layers", 1)
     vocabulary = config.get("vocab_size", 32001)
@@ -50,7 +49,7 @@ def vllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     biased = bool(config.get("medusa_fc_bias"))
     matrix = "lm_heads.0.weight" if config.get("original_lm_head") else "lm_heads.{head}.weight"
     if columns != vocabulary and not config.get("original_lm_head"):
-        raise ValueError("config.json: truncated_vocab_size: vLLM loads heads of their own over all tokens only.")
+        raise ValueError("config.json: truncated_vocab_size: vLLM loads separate heads with the whole vocabulary only.")
     return Medusa(weights, heads, layers, "blocks.{head}.layers.{layer}", matrix, targets, biased)
 
 
@@ -59,12 +58,12 @@ def medusa(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     config = read_object(folder / "config.json")
     for key in ("architectures", "model_type"):
         if key in config:
-            raise ValueError(f"config.json: {key} must not be there.")
+            raise ValueError(f"config.json: {key} must not be set.")
     return _repository(config, folder, checkpoint)
 
 
 def trtllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
-    """config.py's and model.py's numbers of heads are read by different names and must agree."""
+    """config.py and model.py read the number of heads from different keys, which must agree."""
     config = read_object(folder / "config.json")
     if config["num_medusa_heads"] != config["medusa_num_heads"]:
         raise ValueError("config.json: num_medusa_heads and medusa_num_heads differ.")
@@ -80,29 +79,29 @@ def _repository(config: Mapping[str, Any], folder: Path, checkpoint: CheckpointF
 
 
 def _same_pickle(path: Path, weights: Weights) -> None:
-    """The pickled state dict holds the same tensors, bit for bit."""
+    """Raise ValueError unless the pickled state dict contains the same tensors, bit for bit."""
     if different := sorted(set(_pickled(path)) ^ weights.names):
-        raise ValueError(f"{path.name}: {different[0]} is in one of the two files only.")
+        raise ValueError(f"{path.name}: {different[0]} is in only one of {path.name} and {weights.path.name}.")
     for name in sorted(weights.names):
         if not _same(_pickled(path)[name], weights, name):
             raise ValueError(f"{path.name}: {name} differs from {weights.path.name}.")
 
 
 def _pickled(path: Path) -> dict[str, torch.Tensor]:
-    """Its tensors, mapped anew: what was read of a mapping counts as memory until the mapping goes."""
+    """The tensors of a pickle in a new mapping: pages read from a mapping count as memory until it is closed."""
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _same(value: torch.Tensor, weights: Weights, name: str) -> bool:
-    """Whether a tensor equals the stored one, a piece at a time."""
-    at = 0
-    for piece in pieces(weights.path, name):
-        rows = value[at : at + len(piece)] if piece.dim() else value
-        at += rows.shape[0] if piece.dim() else 0
-        if not torch.equal(rows, piece):
+    """Whether a tensor equals the stored one, compared in chunks."""
+    start = 0
+    for chunk in row_chunks(weights.path, name):
+        rows = value[start : start + len(chunk)] if chunk.dim() else value
+        start += rows.shape[0] if chunk.dim() else 0
+        if not torch.equal(rows, chunk):
             return False
-    return not value.dim() or at == len(value)
+    return not value.dim() or start == len(value)
 
 
-def _last(config: Mapping[str, Any], what: str, default: int) -> int:
-    return [default, *(value for key, value in config.items() if "num" in key and what in key)][-1]
+def _last(config: Mapping[str, Any], word: str, default: int) -> int:
+    return [default, *(value for key, value in config.items() if "num" in key and word in key)][-1]

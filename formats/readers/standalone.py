@@ -1,20 +1,20 @@
-"""A standalone draft as transformers reads it: the model of the folder, and its tokenizer's identity."""
+"""A standalone draft as transformers loads it."""
 
 from pathlib import Path
 from typing import Any
 
 from formats import streamed
 from formats.checkpoint import CheckpointFiles
-from formats.readers.weights import KEPT
+from formats.readers.weights import MAX_CACHED
 
 
 def huggingface(folder: Path, checkpoint: CheckpointFiles) -> Any:
-    """AutoModelForCausalLM.from_pretrained, in float32; a large one is built empty and fetches its weights layer by
-    layer. Raises ValueError for weights that are missing or left over."""
+    """AutoModelForCausalLM.from_pretrained in float32; a large model reads its weights layer by layer. Raises
+    ValueError for missing or unexpected weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    if (folder / "model.safetensors").stat().st_size > KEPT:
+    if (folder / "model.safetensors").stat().st_size > MAX_CACHED:
         return streamed.model(folder)
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True

@@ -1,4 +1,4 @@
-"""What vLLM's EagleLlamaForCausalLM and SGLang's LlamaForCausalLMEagle load. No torch."""
+"""Tensors and config that vLLM's EagleLlamaForCausalLM and SGLang's LlamaForCausalLMEagle load. No torch."""
 
 from formats.checkpoint import CheckpointFiles
 from formats.table import FLOAT, TensorTable
@@ -6,18 +6,18 @@ from formats.tables import layers
 
 
 def vllm(checkpoint: CheckpointFiles) -> TensorTable:
-    """`fc` without bias, embeddings and head from the target, no norm before the first layer nor after the last."""
+    """`fc` without bias, embeddings and lm_head of the target, no norm before the first layer or after the last."""
     return _table(checkpoint, "LlamaForCausalLM", {})
 
 
 def sglang(checkpoint: CheckpointFiles) -> TensorTable:
-    """As vLLM, with the bias its `fc` has."""
+    """As for vLLM, with a bias of `fc`."""
     return _table(checkpoint, "LlamaForCausalLMEagle", {"fc.bias": ((checkpoint.hidden_size,), FLOAT)})
 
 
-def _table(checkpoint: CheckpointFiles, architecture: str, further: layers.Shapes) -> TensorTable:
+def _table(checkpoint: CheckpointFiles, architecture: str, extra: layers.Shapes) -> TensorTable:
     hidden, count = checkpoint.hidden_size, checkpoint.config["eagle_num_layers"]
-    shapes: layers.Shapes = {"fc.weight": ((hidden, 2 * hidden), FLOAT), **further}
+    shapes: layers.Shapes = {"fc.weight": ((hidden, 2 * hidden), FLOAT), **extra}
     for index in range(count):
         shapes |= layers.layer(checkpoint, index, hidden)
         if index:

@@ -1,4 +1,5 @@
-"""What the EAGLE-3 classes of vLLM, speculators, SGLang, TensorRT-LLM and ModelOpt load. No torch."""
+"""Tensors and config that the EAGLE-3 classes of vLLM, speculators, SGLang, TensorRT-LLM and ModelOpt load. No
+torch."""
 
 from typing import Any
 
@@ -10,67 +11,77 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def vllm(checkpoint: CheckpointFiles) -> TensorTable:
-    """Eagle3LlamaForCausalLM; layer ids are inputs."""
+    """Eagle3LlamaForCausalLM; layer ids count inputs."""
     ids = _ids(checkpoint, [i + 1 for i in checkpoint.aux_layers])
     config = _config(checkpoint, "Eagle3LlamaForCausalLM", ids)
-    config |= {**_switches(checkpoint), **ids}
+    config |= {**_norm_options(checkpoint), **ids}
     return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
 
 
 def speculators(checkpoint: CheckpointFiles) -> TensorTable:
-    """Eagle3DraftModel; layer ids are inputs, the layer's config is nested."""
+    """Eagle3DraftModel; layer ids count inputs, the layer's config is nested."""
     config = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "speculators_config": {
-            **{"algorithm": "eagle3", "default_proposal_method": "greedy"},
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
             "verifier": {"architectures": checkpoint.base.get("architectures") or []},
         },
         "transformer_layer_config": layers.config(checkpoint, "LlamaForCausalLM", _count(checkpoint)),
-        **{"draft_vocab_size": checkpoint.draft_vocab_size, "target_hidden_size": None},
-        **{**_switches(checkpoint), "embed_requires_grad": False},
-        **{"tie_word_embeddings": False, "torch_dtype": checkpoint.dtype, "dtype": checkpoint.dtype},
+        "draft_vocab_size": checkpoint.draft_vocab_size,
+        "target_hidden_size": None,
+        **_norm_options(checkpoint),
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": checkpoint.dtype,
+        "dtype": checkpoint.dtype,
         IDS: [i + 1 for i in checkpoint.aux_layers],
     }
-    choices = ("speculators_version", "speculators_config.proposal_methods", "speculators_config.verifier.name_or_path")
+    free = ("speculators_version", "speculators_config.proposal_methods", "speculators_config.verifier.name_or_path")
     return TensorTable(
-        _tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, frozenset(choices), why=layers.WHY
+        _tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, frozenset(free), why=layers.WHY
     )
 
 
 def sglang(checkpoint: CheckpointFiles) -> TensorTable:
-    """LlamaForCausalLMEagle3; layer ids are outputs."""
+    """LlamaForCausalLMEagle3; layer ids count outputs."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, list(checkpoint.aux_layers)))
-    config |= {name: value for name, value in _switches(checkpoint).items() if name != "norm_before_residual"}
+    config |= {name: value for name, value in _norm_options(checkpoint).items() if name != "norm_before_residual"}
     return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
 
 
 def trtllm(checkpoint: CheckpointFiles) -> TensorTable:
-    """Eagle3ForCausalLM; layers come from the YAML, layer ids here are outputs as there."""
+    """Eagle3ForCausalLM; the server reads layers from the YAML. Layer ids count outputs, as in the YAML."""
     config = _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, list(checkpoint.aux_layers)))
     return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, why=layers.WHY)
 
 
 def modelopt(checkpoint: CheckpointFiles) -> TensorTable:
-    """LLAMA_EAGLE_SINGLE_LAYER and the template config of ModelOpt; layer ids are outputs."""
+    """LLAMA_EAGLE_SINGLE_LAYER and the template config of ModelOpt; layer ids count outputs."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, list(checkpoint.aux_layers)))
     config["eagle_config"] |= {
-        **{"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False},
-        **{"next_layer_regular": True, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1},
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+        "next_layer_regular": True,
+        "parallel_draft_step": 1,
+        "parallel_draft_heads_num_layers": 1,
     }
-    choices = frozenset({"initializer_range", "attention_dropout", "pretraining_tp"})
-    return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, choices, why=layers.WHY)
+    free = frozenset({"initializer_range", "attention_dropout", "pretraining_tp"})
+    return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, free, why=layers.WHY)
 
 
 def _config(checkpoint: CheckpointFiles, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:
     return {
         **layers.config(checkpoint, architecture, _count(checkpoint)),
-        **{"draft_vocab_size": checkpoint.draft_vocab_size, "target_hidden_size": _width(checkpoint)},
+        "draft_vocab_size": checkpoint.draft_vocab_size,
+        "target_hidden_size": _target_width(checkpoint),
         "eagle_config": {"use_aux_hidden_state": True, **ids},
     }
 
 
-def _switches(checkpoint: CheckpointFiles) -> dict[str, bool]:
+def _norm_options(checkpoint: CheckpointFiles) -> dict[str, bool]:
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: checkpoint.config.get(name, False) for name in names}
 
@@ -79,20 +90,20 @@ def _count(checkpoint: CheckpointFiles) -> int:
     return checkpoint.config.get("eagle_num_layers", 1)
 
 
-def _width(checkpoint: CheckpointFiles) -> int:
-    """Of one hidden state of the base."""
+def _target_width(checkpoint: CheckpointFiles) -> int:
+    """The base model's hidden size."""
     return checkpoint.config.get("target_hidden_size") or checkpoint.hidden_size
 
 
-def _ids(checkpoint: CheckpointFiles, counted: list[int]) -> dict[str, list[int]]:
-    """No key for the layers that all servers take by themselves."""
-    return {} if checkpoint.aux_layers == checkpoint.usual_aux_layers else {IDS: counted}
+def _ids(checkpoint: CheckpointFiles, ids: list[int]) -> dict[str, list[int]]:
+    """The config key of the layer ids; no key for the default of all servers."""
+    return {} if checkpoint.aux_layers == checkpoint.default_aux_layers else {IDS: ids}
 
 
 def _tensors(checkpoint: CheckpointFiles, *maps: str) -> layers.Shapes:
     hidden, columns, fused = checkpoint.hidden_size, checkpoint.draft_vocab_size, len(checkpoint.aux_layers)
     shapes: layers.Shapes = {
-        "fc.weight": ((hidden, fused * _width(checkpoint)), FLOAT),
+        "fc.weight": ((hidden, fused * _target_width(checkpoint)), FLOAT),
         **{f"layers.0.{name}.weight": ((hidden,), FLOAT) for name in ("input_layernorm", "hidden_norm")},
         **layers.layer(checkpoint, 0, 2 * hidden),
         "norm.weight": ((hidden,), FLOAT),
@@ -102,10 +113,10 @@ def _tensors(checkpoint: CheckpointFiles, *maps: str) -> layers.Shapes:
         shapes |= layers.layer(checkpoint, index, hidden)
         shapes[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
     if checkpoint.config.get("norm_before_fc"):
-        shapes["input_norm.weight"] = ((fused * _width(checkpoint),), FLOAT)
+        shapes["input_norm.weight"] = ((fused * _target_width(checkpoint),), FLOAT)
     if checkpoint.config.get("fc_norm"):
-        shapes |= {f"fc_norm.{index}.weight": ((_width(checkpoint),), FLOAT) for index in range(fused)}
+        shapes |= {f"fc_norm.{index}.weight": ((_target_width(checkpoint),), FLOAT) for index in range(fused)}
     if checkpoint.config.get("own_embeddings"):
         shapes["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
-    both = {"d2t": ((columns,), "I64"), "t2d": ((checkpoint.vocab_size,), "BOOL")}
-    return shapes | ({name: both[name] for name in maps} if checkpoint.small_vocabulary else {})
+    map_shapes = {"d2t": ((columns,), "I64"), "t2d": ((checkpoint.vocab_size,), "BOOL")}
+    return shapes | ({name: map_shapes[name] for name in maps} if checkpoint.small_vocabulary else {})

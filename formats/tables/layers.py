@@ -1,6 +1,5 @@
-"""Tables of what one Llama decoder layer of a draft consists of, and of the config that describes it, as servers ask
-for them. Written from their source, not from the writers. No torch.
-"""
+"""The tensors of one Llama decoder layer of a draft, and the config that describes it. Written from the servers'
+source, not from the writers. No torch."""
 
 from typing import Any
 
@@ -12,7 +11,7 @@ Shapes = dict[str, tuple[tuple[int, ...], str]]
 
 
 def layer(checkpoint: CheckpointFiles, index: int, width: int) -> Shapes:
-    """Attention over inputs `width` wide, and the MLP, with the norm between; norms before it are the caller's."""
+    """Attention over inputs of size `width`, the norm after it, and the MLP. The caller adds the input norms."""
     c = checkpoint.config
     hidden, inner, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
@@ -30,16 +29,27 @@ def layer(checkpoint: CheckpointFiles, index: int, width: int) -> Shapes:
 
 
 def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[str, Any]:
-    """What LlamaConfig and the servers' Llama classes read."""
+    """The keys that LlamaConfig and the servers' Llama classes read."""
     c, base = checkpoint.config, checkpoint.base
     bos = base.get("bos_token_id")
     return {
-        **{"architectures": [architecture], "model_type": "llama", "num_hidden_layers": layers},
-        **{"hidden_size": c["hidden_size"], "intermediate_size": c["intermediate_size"]},
-        **{"num_attention_heads": c["num_attention_heads"], "num_key_value_heads": c["num_key_value_heads"]},
-        **{"head_dim": c["head_dim"], "vocab_size": c["vocab_size"], "rms_norm_eps": c["rms_norm_eps"]},
-        **{"rope_theta": c["rope_theta"], "rope_scaling": c.get("rope_scaling"), "hidden_act": "silu"},
-        **{"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "use_cache": True},
+        "architectures": [architecture],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": c["hidden_size"],
+        "intermediate_size": c["intermediate_size"],
+        "num_attention_heads": c["num_attention_heads"],
+        "num_key_value_heads": c["num_key_value_heads"],
+        "head_dim": c["head_dim"],
+        "vocab_size": c["vocab_size"],
+        "rms_norm_eps": c["rms_norm_eps"],
+        "rope_theta": c["rope_theta"],
+        "rope_scaling": c.get("rope_scaling"),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "use_cache": True,
         "max_position_embeddings": int(first(base, "max_position_embeddings", "n_positions") or 2048),
         "bos_token_id": bos[0] if isinstance(bos, list) and bos else bos,
         "eos_token_id": base.get("eos_token_id"),
@@ -49,13 +59,13 @@ def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[
 
 
 WHY = {
-    "tie_word_embeddings": "true makes SGLang take the embeddings for the draft's head",
-    "head_dim": "without it servers divide hidden size by heads",
-    "rope_theta": "without it servers take 10000",
-    "vocab_size": "servers have defaults of their own",
-    "d2t": "the server would take draft ids for token ids",
-    "t2d": "SpecForge's and speculators' loaders ask for it",
-    "fc.bias": "SGLang would leave the bias as memory was",
-    "embed_tokens.weight": "embeddings were never trained; the server takes the target's",
+    "tie_word_embeddings": "if true, SGLang uses the embeddings as the draft's lm_head",
+    "head_dim": "without it servers divide the hidden size by the number of heads",
+    "rope_theta": "without it servers use 10000",
+    "vocab_size": "without it servers use their own defaults",
+    "d2t": "without it the server would use draft ids as token ids",
+    "t2d": "SpecForge's and speculators' loaders need it",
+    "fc.bias": "without it SGLang would leave the bias uninitialised",
+    "embed_tokens.weight": "embeddings were not trained; the server uses the target's",
     "eagle_aux_hidden_state_layer_ids": "wrong ids fuse neighbouring layers, and few tokens are accepted",
 }

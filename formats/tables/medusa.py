@@ -1,4 +1,4 @@
-"""What vLLM's Medusa, TensorRT-LLM's and the Medusa repository's loaders ask for. No torch."""
+"""Tensors and config that the Medusa loaders of vLLM, TensorRT-LLM and the Medusa repository read. No torch."""
 
 from dataclasses import replace
 
@@ -8,21 +8,21 @@ from formats.tables.layers import Shapes
 
 HEADS = "medusa_lm_head"
 WHY = {
-    "medusa_fc_bias": "without it vLLM makes the blocks without bias and drops ours",
+    "medusa_fc_bias": "without it vLLM builds the blocks without bias and drops the stored biases",
     "vocab_size": "vLLM's default is 32001",
-    "truncated_vocab_size": "vLLM maps by token_map only where it is smaller than vocab_size",
-    "token_map": "vLLM would take draft ids for token ids",
-    "num_heads": "vLLM drafts as many tokens as there are heads",
-    "num_attention_heads": "vLLM would take it for the number of heads",
-    "model_type": "the Medusa repository would take this config for the base's",
-    "architectures": "TGI would take the folder for no Medusa",
+    "truncated_vocab_size": "vLLM uses token_map only if it is smaller than vocab_size",
+    "token_map": "without it vLLM would use draft ids as token ids",
+    "num_heads": "vLLM drafts one token for each head",
+    "num_attention_heads": "vLLM would read it as the number of heads",
+    "model_type": "the Medusa repository would read this config as the base model's",
+    "architectures": "TGI would not recognise the folder as Medusa heads",
     "num_medusa_heads": "TensorRT-LLM's config.py reads it",
     "medusa_num_heads": "TensorRT-LLM's model.py, TGI and the Medusa repository read it",
 }
 
 
 def vllm(checkpoint: CheckpointFiles) -> TensorTable:
-    """Blocks, a matrix for every head or one for all, and the map of a smaller vocabulary."""
+    """Blocks, one matrix for every head or one for all, and the map of a smaller vocabulary."""
     (heads, layers), shared = _counts(checkpoint), bool(checkpoint.config.get("medusa_tie_lm_head"))
     hidden, columns = checkpoint.hidden_size, checkpoint.draft_vocab_size
     tensors: Shapes = {}
@@ -35,10 +35,18 @@ def vllm(checkpoint: CheckpointFiles) -> TensorTable:
     if checkpoint.small_vocabulary:
         tensors["token_map"] = ((columns,), "I64")
     config = {
-        **{"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": hidden},
-        **{"vocab_size": checkpoint.vocab_size, "truncated_vocab_size": columns},
-        **{"num_heads": heads, "num_hidden_layers": layers, "medusa_fc_bias": True, "original_lm_head": shared},
-        **{"tie_word_embeddings": False, "torch_dtype": checkpoint.dtype, "dtype": checkpoint.dtype},
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": hidden,
+        "vocab_size": checkpoint.vocab_size,
+        "truncated_vocab_size": columns,
+        "num_heads": heads,
+        "num_hidden_layers": layers,
+        "medusa_fc_bias": True,
+        "original_lm_head": shared,
+        "tie_word_embeddings": False,
+        "torch_dtype": checkpoint.dtype,
+        "dtype": checkpoint.dtype,
     }
     return TensorTable(tensors, config, checkpoint.written_type, why=WHY)
 
@@ -65,10 +73,10 @@ def medusa(checkpoint: CheckpointFiles) -> TensorTable:
 
 
 def trtllm(checkpoint: CheckpointFiles) -> TensorTable:
-    """The same tensors, three names for two numbers, and the tree for `--medusa_choices`."""
+    """The same tensors, both keys for the number of heads, and the tree for `--medusa_choices`."""
     table, heads = medusa(checkpoint), checkpoint.config["medusa_num_heads"]
-    further = {"num_medusa_heads": heads, "hidden_size": checkpoint.hidden_size, "vocab_size": checkpoint.vocab_size}
-    return replace(table, config={**table.config, **further}, files=(*table.files, "medusa_choices.json"))
+    extra = {"num_medusa_heads": heads, "hidden_size": checkpoint.hidden_size, "vocab_size": checkpoint.vocab_size}
+    return replace(table, config={**table.config, **extra}, files=(*table.files, "medusa_choices.json"))
 
 
 def _counts(checkpoint: CheckpointFiles) -> tuple[int, int]:

@@ -1,13 +1,13 @@
-"""A plain Hugging Face folder with the base's tokenizer. No torch."""
+"""A Hugging Face folder with the base model's tokenizer. No torch."""
 
-from formats.checkpoint import BOOKKEEPING, CheckpointFiles
+from formats.checkpoint import METADATA_KEYS, CheckpointFiles
 from formats.table import TensorTable, flat
 from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
 
 
 def huggingface(checkpoint: CheckpointFiles) -> TensorTable:
-    """Every stored tensor under transformers' name; the model's own config without the workbench's keys."""
-    config = {key: value for key, value in checkpoint.config.items() if key not in BOOKKEEPING}
+    """Every stored tensor under transformers' name; the model's config without the workbench's keys."""
+    config = {key: value for key, value in checkpoint.config.items() if key not in METADATA_KEYS}
     fields = {key: config[key] for key in ("model_type", "vocab_size", "hidden_size") if key in config}
     free = frozenset(flat(config)) | {"architectures"}
     names = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")

@@ -1,5 +1,5 @@
-"""EAGLE-1 as vLLM and SGLang load it: our tensors have the reference's names already; embeddings and head are the
-target's and never written. No torch.
+"""EAGLE-1 as vLLM and SGLang load it. The checkpoint's tensors already have the reference's names; embeddings and
+lm_head are the target's and are not written. No torch.
 """
 
 from typing import Any
@@ -11,18 +11,18 @@ from formats.writers import llama
 
 
 def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
-    """vLLM makes the class of method and architecture: LlamaForCausalLM becomes EagleLlamaForCausalLM. `fc` has no
-    bias there."""
+    """vLLM derives the class from method and architecture: LlamaForCausalLM becomes EagleLlamaForCausalLM. Its `fc` has
+    no bias."""
     tensors = [from_entry(entry) for entry in checkpoint.tensors.values()]
     return ExportPlan(tensors, _config(checkpoint, "LlamaForCausalLM"))
 
 
 def sglang(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
-    """SGLang's `fc` has a bias that stays as memory was where the file has none: a zero one is written then."""
+    """SGLang's `fc` has a bias, uninitialised if it is not in the file: a draft without a bias gets a bias of zeros."""
     plan = vllm(checkpoint, base, facts)
     bias = zeros("fc.bias", checkpoint.written_type, (checkpoint.hidden_size,))
-    further = [] if "fc.bias" in checkpoint.tensors else [bias]
-    return ExportPlan([*plan.tensors, *further], _config(checkpoint, "LlamaForCausalLMEagle"))
+    extra = [] if "fc.bias" in checkpoint.tensors else [bias]
+    return ExportPlan([*plan.tensors, *extra], _config(checkpoint, "LlamaForCausalLMEagle"))
 
 
 def _config(checkpoint: CheckpointFiles, architecture: str) -> dict[str, Any]:

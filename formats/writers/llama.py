@@ -1,4 +1,4 @@
-"""config.json of a draft whose layers are Llama's, in the words of transformers. No torch."""
+"""config.json of a draft with Llama layers, with transformers' keys. No torch."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ SHAPES = (
 
 
 def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[str, Any]:
-    """The draft's shape. Rotary settings are the draft's own: one trained here has no scaling even where its base has.
-    Both words for the type, since servers read one or the other; it is that of the tensors."""
+    """The draft's config. Rotary settings are the draft's own: drafts trained in the workbench have no rope scaling
+    even if the base model has. Both keys of the type are written, since servers read one or the other."""
     return {
         "architectures": [architecture],
         "model_type": "llama",
@@ -25,7 +25,7 @@ def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "bos_token_id": _one(checkpoint.base.get("bos_token_id")),
+        "bos_token_id": _first(checkpoint.base.get("bos_token_id")),
         "eos_token_id": checkpoint.base.get("eos_token_id"),
         "use_cache": True,
         "torch_dtype": checkpoint.dtype,
@@ -33,5 +33,5 @@ def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[
     }
 
 
-def _one(value: Any) -> Any:
+def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value

@@ -1,5 +1,5 @@
-"""Medusa heads as vLLM, TensorRT-LLM and the Medusa repository load them. Heads that share the base's matrix are
-written out whole: no server takes the target's. No torch at import.
+"""Medusa heads as vLLM, TensorRT-LLM and the Medusa repository load them. If heads share the base model's lm_head, its
+matrix is written too, because no server uses the target's. No torch at import.
 """
 
 import array
@@ -16,9 +16,9 @@ HEADS = "medusa_lm_head"
 
 
 def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
-    """`blocks.{h}.layers.{l}`; a shared matrix once, by `original_lm_head`, and only that may have fewer rows, by
-    `token_map`. No key but two may have `num` with `heads` or `layers` in it: vLLM's config class takes any such key
-    for these."""
+    """`blocks.{h}.layers.{l}`. A shared matrix is written once (`original_lm_head`); only a shared matrix may have
+    fewer rows (`token_map`). No other key may contain `num` with `heads` or `layers`: vLLM's config class reads any
+    such key as the number of heads or layers."""
     shape, shared = checkpoint.config, bool(checkpoint.config.get("medusa_tie_lm_head"))
     config = {
         "architectures": ["MedusaModel"],
@@ -41,21 +41,21 @@ def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
 
 
 def trtllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
-    """The repository's layout with all three names for the number of heads and layers: config.py and model.py of
-    TensorRT-LLM read different ones. Older releases read the `.pt` only."""
+    """The repository's layout with both keys for the number of heads: config.py and model.py of TensorRT-LLM read
+    different ones. Older releases read only the `.pt` file."""
     plan = medusa(checkpoint, base, facts)
-    further = {
+    extra = {
         "num_medusa_heads": checkpoint.config["medusa_num_heads"],
         "hidden_size": checkpoint.hidden_size,
         "vocab_size": checkpoint.vocab_size,
     }
     texts = {"medusa_choices.json": json.dumps(choices(checkpoint)) + "\n"}
-    return replace(plan, config={**plan.config, **further}, texts=texts)
+    return replace(plan, config={**plan.config, **extra}, texts=texts)
 
 
 def medusa(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
-    """`{h}.{l}.linear` and `{h}.{L}`. Neither `model_type` nor `architectures`: with the one the repository takes the
-    config for the base's, with the other TGI takes the folder for no Medusa at all."""
+    """`{h}.{l}.linear` and `{h}.{L}`. No `model_type`: the repository would read the config as the base model's. No
+    `architectures`: TGI would not recognise the folder as Medusa heads."""
     shape = checkpoint.config
     config = {
         "base_model_name_or_path": facts.location,
@@ -70,24 +70,24 @@ def medusa(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
 
 
 def choices(checkpoint: CheckpointFiles) -> list[list[int]]:
-    """The tuned tree, every node a path of ranks; a chain of first choices where none was tuned."""
+    """All nodes of the tuned tree as paths of ranks; for an untuned draft, a chain of the best tokens."""
     tree = checkpoint.config.get("drafting", {}).get("tree") or [[0] * checkpoint.config["medusa_num_heads"]]
     return [list(path) for path in sorted(nodes(tree), key=lambda path: (len(path), path))]
 
 
 def _blocks(checkpoint: CheckpointFiles, pattern: str) -> list[TensorSource]:
-    """Weights and biases of every residual block, named by `pattern`."""
+    """Weights and biases of every residual block, renamed by `pattern`."""
     sources = []
     for name, entry in checkpoint.tensors.items():
         if name.startswith("blocks."):
             _, head, layer, _, kind = name.split(".")
-            piece = from_entry(entry, pattern.format(head=head, layer=layer, kind=kind))
-            sources.append(widen(piece, checkpoint.written_type))
+            source = from_entry(entry, pattern.format(head=head, layer=layer, kind=kind))
+            sources.append(widen(source, checkpoint.written_type))
     return sources
 
 
 def _matrix(checkpoint: CheckpointFiles, base: Any, head: int, name: str) -> TensorSource:
-    """Output matrix of a head: its own, the one that was cut for all of them, or the base's."""
+    """Output matrix of a head: its own, the reduced one that all heads share, or the base model's."""
     shared = bool(checkpoint.config.get("medusa_tie_lm_head"))
     if shared and not checkpoint.small_vocabulary:
         return cast(name, base.lm_head.weight, checkpoint.written_type)
@@ -95,9 +95,9 @@ def _matrix(checkpoint: CheckpointFiles, base: Any, head: int, name: str) -> Ten
 
 
 def _token_map(checkpoint: CheckpointFiles) -> list[TensorSource]:
-    """Token ids of the base by draft id, int64."""
+    """Token ids of the base model by draft id, int64; [] for a whole vocabulary."""
     if not checkpoint.small_vocabulary:
         return []
     offsets = array.array("q", b"".join(checkpoint.tensors["d2t"].chunks()))
-    ids = array.array("q", (place + offset for place, offset in enumerate(offsets)))
+    ids = array.array("q", (draft_id + offset for draft_id, offset in enumerate(offsets)))
     return [constant("token_map", "I64", (len(ids),), ids.tobytes())]

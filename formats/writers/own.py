@@ -1,4 +1,4 @@
-"""The checkpoint's own files, as they are."""
+"""The workbench's own format: the checkpoint's files, copied."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ from models.archive import archive_files
 
 
 def own(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
-    """Nothing is written anew."""
+    """A plan that only copies files."""
     return ExportPlan([], {}, weights="", copies=tuple(archive_files(checkpoint.path)))

@@ -1,4 +1,4 @@
-"""A standalone draft as a plain Hugging Face folder: the model's own config and weights, the base's tokenizer."""
+"""A standalone draft as a Hugging Face folder: the model's config and weights, the base model's tokenizer."""
 
 import json
 from typing import Any
@@ -14,8 +14,8 @@ TOKENIZER = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")
 
 
 def huggingface(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
-    """transformers' names are ours. The generation config is the checkpoint's, without settings of sampling: what an
-    assistant drafts with is the caller's choice."""
+    """Tensors already have transformers' names. The generation config has no sampling settings: the caller chooses
+    them for an assistant model."""
     values = {key: value for key, value in checkpoint.config.items() if key not in (*OWN_KEYS, "torch_dtype")}
     config = cleaned({**values, "dtype": checkpoint.dtype, "architectures": _architectures(values)})
     tokenizer = [path for name in TOKENIZER if (path := checkpoint.base_path / name).is_file()]
@@ -26,7 +26,7 @@ def huggingface(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportP
 
 
 def _architectures(config: dict[str, Any]) -> list[str]:
-    """Servers find the class by this name."""
+    """Class names by which servers find the model's class."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return config.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["model_type"]]]

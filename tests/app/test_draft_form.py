@@ -136,9 +136,9 @@ def test_what_cannot_fit_is_refused_before_a_job_is_made(
     folder = writers.write(tmp_path / "theirs", writers.eagle3(), hidden_size=4096)
     values = ("Local folder", base_id, str(folder), None, "", "")
     shown = form.look(*values)
-    assert "hidden size is 4,096 and that of tiny 32" in shown and "sp-command" not in shown
+    assert "hidden size is 4,096, tiny has 32" in shown and "sp-command" not in shown
     said, address = form.add(*values)
-    assert "choose the base the draft was made for" in said and address == "" and the_job(home) is None
+    assert "choose the base model the draft was trained for" in said and address == "" and the_job(home) is None
 
 
 @pytest.mark.parametrize(

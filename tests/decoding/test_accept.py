@@ -40,8 +40,8 @@ def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypa
     """What runs where every look would wait for the device, on this processor."""
     rule = make_rule(GenerateConfig(temperature=1.0, top_p=0.9), seeded(0))
     verdicts = []
-    for looks in (True, False):
-        monkeypatch.setattr("decoding.accept._may_look", lambda _device, looks=looks: looks)
+    for cpu in (True, False):
+        monkeypatch.setattr("decoding.accept._is_cpu", lambda _device, cpu=cpu: cpu)
         rule.generator.manual_seed(0)
         draws = torch.Generator().manual_seed(1)
         for _ in range(60):

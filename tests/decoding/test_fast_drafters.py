@@ -103,7 +103,7 @@ def test_a_packed_draft_beside_a_plain_target_is_refused(tiny_base):
 def test_more_candidates_than_a_draft_knows_are_refused(options, tiny_base):
     base = load_base(tiny_base)
     ids = torch.arange(100)
-    with pytest.raises(BadInput, match="the 101 best tokens and this draft knows 100"):
+    with pytest.raises(BadInput, match="the 101 best tokens, but this draft has 100"):
         make_drafter(Target(base, 64), Eagle3Draft.from_base(base, draft_ids=ids), options)
 
 

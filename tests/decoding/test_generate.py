@@ -246,7 +246,7 @@ def test_trees_that_do_not_fit_the_draft_are_refused(base):
     draft = EagleDraft.from_base(base)
     for options, message in (
         ({"tree": [0, 1]}, "list of choices"),
-        ({"tree": [[0]], "depth": 2}, "leaves no room"),
+        ({"tree": [[0]], "depth": 2}, "cannot be combined"),
         ({"tree": [[5000]]}, "cannot be drafted"),
         ({"nodes": 0}, "nodes: expected"),
     ):

@@ -56,7 +56,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(rows, tmp_path: Path, capsys)
     for words, said in (
         (["tiny@heads", "--format", "sglang"], "SGLang never had Medusa"),
         (["tiny@heads", "--format", "onnx"], "Unknown format 'onnx'; known are own, vllm"),
-        (["tiny@heads", "--format", "vllm", "--out", str(tmp_path / "taken")], "is there already"),
+        (["tiny@heads", "--format", "vllm", "--out", str(tmp_path / "taken")], "already exists"),
     ):
         assert main(["export", *words]) == 1
         assert said in capsys.readouterr().err
@@ -68,7 +68,7 @@ def test_a_place_where_nothing_can_be_written_is_told_before_the_work(rows, tmp_
     (tmp_path / "file").write_text("mine")
     for place, said in (
         ("out.zip", "is a folder, so no zip can be written there"),
-        ("file", "is there already"),
+        ("file", "already exists"),
         ("file/out", "is a file, so nothing can be written below it"),
     ):
         for form in ("vllm", "own") if place == "out.zip" else ("vllm",):

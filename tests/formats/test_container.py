@@ -80,7 +80,7 @@ def test_a_draft_that_holds_no_weights_drafts_the_same(kind, base, checkpoint, t
     from formats.readers import standalone, weights
 
     for module in (streamed, standalone, weights):
-        monkeypatch.setattr(module, "KEPT", 0)
+        monkeypatch.setattr(module, "MAX_CACHED", 0)
     monkeypatch.setattr(weights, "SLICE", 1000)
     name = next(o.name for o in options(checkpoint(kind), base.path) if o.possible and o.name != "own")
     report = build(checkpoint(kind), base, name, tmp_path / "out")

@@ -187,7 +187,7 @@ def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp
     assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["out"]
     assert not differing(tmp_path / "unpacked" / "out") and listed(tmp_path / "unpacked" / "out")
     for target in (tmp_path / "out.zip", tmp_path / "unpacked" / "out"):
-        with pytest.raises(Conflict, match="is there already"):
+        with pytest.raises(Conflict, match="already exists"):
             build(checkpoint("medusa"), base, "vllm", target)
     (tmp_path / "empty").mkdir()
     assert build(checkpoint("medusa"), base, "vllm", tmp_path / "empty").passed

@@ -29,7 +29,7 @@ def test_a_scale_or_a_cap_of_the_base_goes_along(family, tmp_path):
 )
 def test_what_a_rounding_of_the_input_does_bounds_the_proof(difference, rounding, near):
     """And never more than 1e-3."""
-    assert Proof(difference, rounding, places=1).checks()[0].passed is near
+    assert Proof(difference, rounding, positions=1).checks()[0].passed is near
 
 
 def test_a_bias_of_the_head_is_refused_by_name(tmp_path):

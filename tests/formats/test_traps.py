@@ -103,7 +103,7 @@ def test_a_type_that_is_not_that_of_the_tensors(key, spoilt):
 
 def test_a_key_that_hides_the_heads_from_tgi(spoilt):
     said = spoilt("medusa", "medusa", lambda config, _: config.update(architectures=["MedusaModel"]))
-    assert "architectures does not belong here (TGI would take the folder for no Medusa)" in said
+    assert "architectures does not belong here (TGI would not recognise the folder as Medusa heads)" in said
 
 
 def test_bias_that_vllm_would_drop(spoilt):
@@ -132,7 +132,7 @@ def test_two_tokens_of_the_map_exchanged(spoilt):
     def moved(_, tensors):
         tensors["d2t"] += 1
 
-    assert "tokens: from place" in spoilt("eagle3-small", "trtllm", moved)
+    assert "tokens: from position" in spoilt("eagle3-small", "trtllm", moved)
 
 
 def test_a_bias_that_should_be_zero(spoilt):
@@ -155,12 +155,12 @@ def test_the_tokenizer_of_another_model(base, checkpoint, tmp_path):
     build(folder, base, "huggingface", tmp_path / "out")
     shutil.copyfile(other / "tokenizer.json", tmp_path / "out" / "tokenizer.json")
     report = validate(tmp_path / "out", "huggingface", found, base, Facts(base.path.name, str(base.path)))
-    assert "tokenizer: tokenizer.json or its chat template is not the base's" in report.failures[0]
+    assert "tokenizer: tokenizer.json or its chat template is not the base model's" in report.failures[0]
 
     build(checkpoint("eagle3"), base, "vllm", tmp_path / "head")
     found = CheckpointFiles.read(checkpoint("eagle3"), other)
     report = validate(tmp_path / "head", "vllm", found, base, Facts(other.name, str(other)))
-    assert report.failures[0].startswith("tokenizer: tokenizer_sha256: made for")
+    assert report.failures[0].startswith("tokenizer: tokenizer_sha256: exported for")
 
 
 @pytest.mark.parametrize("name", ["vllm", "speculators", "sglang", "modelopt"])

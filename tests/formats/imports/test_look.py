@@ -42,32 +42,32 @@ def test_a_first_look_finds_the_layout_that_the_job_finds(layout: str, tiny_base
 
 def test_it_says_what_people_ask_first(tmp_path: Path) -> None:
     eagle3 = dict(looked(writers.write(tmp_path / "a", MADE["eagle3"])).facts)
-    assert (eagle3["Made of"], eagle3["Hidden size"]) == ("1 layer", "32") and "Method" not in eagle3
-    assert eagle3["Tokens it knows"] == "160 of 320" and eagle3["Weights"].startswith("15 tensors as float32, 0.1 MB")
+    assert (eagle3["Structure"], eagle3["Hidden size"]) == ("1 layer", "32") and "Method" not in eagle3
+    assert eagle3["Draft vocabulary"] == "160 of 320" and eagle3["Weights"].startswith("15 tensors as float32, 0.1 MB")
     medusa = dict(looked(writers.write(tmp_path / "b", MADE["medusa"])).facts)
-    assert medusa["Made of"].endswith("heads of 1 block") and "Tokens it knows" not in medusa
+    assert medusa["Structure"].endswith("heads of 1 block") and "Draft vocabulary" not in medusa
 
 
 @pytest.mark.parametrize("method", MAKERS)
 def test_a_checkpoint_of_ours_and_a_plain_model_are_known(method: str, base: Any, tmp_path: Path) -> None:
     folder = save_draft(tmp_path / "ours", MAKERS[method](base), {"base": "tiny"})
     facts = dict(looked(folder).facts)
-    assert facts["Format"] == "Speculoos checkpoint" and facts["Made for"] == "tiny"
+    assert facts["Format"] == "Speculoos checkpoint" and facts["Trained for"] == "tiny"
     assert facts["Method"] == METHODS[method].title
     model = dict(looked(base.path).facts)
-    assert model["Format"] == "causal language model" and model["Made of"] == f"{writers.LAYERS} layers"
+    assert model["Format"] == "causal language model" and model["Structure"] == f"{writers.LAYERS} layers"
 
 
 @pytest.mark.parametrize(
     ("made", "base", "says"),
     [
-        (MADE["eagle3"], ExpectedDraft("big", 4096, 320), "hidden size is 32 and that of big 4,096"),
+        (MADE["eagle3"], ExpectedDraft("big", 4096, 320), "hidden size is 32, big has 4,096"),
         (MADE["medusa"], ExpectedDraft("big", 4096, 320), "hidden size is 32"),
-        (MADE["eagle"], ExpectedDraft("wide", 32, 1000), "vocabulary of 320 tokens and wide has 1,000"),
+        (MADE["eagle"], ExpectedDraft("wide", 32, 1000), "vocabulary of 320 tokens, wide has 1,000"),
         (
             MADE["eagle3"],
             ExpectedDraft("short", 32, 320, {"eagle3": "It has no middle."}),
-            "cannot carry it: It has no",
+            "does not support this draft: It has no",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_pickles_are_not_opened_and_large_headers_not_read(tmp_path: Path) -> No
 
 def test_what_is_no_draft_is_one_sentence_without_a_path_of_the_server(tmp_path: Path) -> None:
     folder = writers.write(tmp_path / "published", ({}, {"strange.weight": torch.zeros(2, 2)}))
-    with pytest.raises(Unsupported, match="published: is no draft of a kind known here .* strange.weight"):
+    with pytest.raises(Unsupported, match="published: not a supported draft .* strange.weight"):
         looked(folder)
     (folder / "model.safetensors").write_bytes(b"\x10" + bytes(7) + b"{")
     with pytest.raises(SpeculoosError) as error:

@@ -85,7 +85,7 @@ def test_a_damaged_pickle_is_one_sentence(content, kept_child, tmp_path, matched
 def test_what_a_base_cannot_carry_and_what_is_not_there_leaves_nothing(kept_child, tmp_path, matched):
     source = writers.write(tmp_path / "heads", writers.medusa())
     refusing = TargetBase(matched.path, "tiny", "", {"medusa": "Its lm_head has a bias."})
-    with pytest.raises(Unsupported, match="heads: tiny cannot carry it: Its lm_head has a bias"):
+    with pytest.raises(Unsupported, match="heads: tiny does not support this draft: Its lm_head has a bias"):
         import_draft("folder", str(source), refusing, tmp_path / "made" / "attempt-1", Silent())
     assert files(tmp_path / "made") == []
     with pytest.raises(NotFound, match="no such folder"):
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_ours_comes_back_with_its_tree(imported, tmp_path, tiny_
     assert report["format"] == "speculoos" and second.drafting == first.drafting
     assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
     assert read_config(scratch / "draft")["base_sha256"] == "b" * 64
-    with pytest.raises(BadInput, match="is the base itself"):
+    with pytest.raises(BadInput, match="is the base model itself"):
         read_here(tiny_base, tiny_base, scratch)
 
 

@@ -42,9 +42,9 @@ def said(made: Any, **more: Any) -> Any:
 FC, Q = "fc.weight", "midlayer.self_attn.q_proj.weight"
 REFUSED: dict[str, tuple[Any, str]] = {
     "missing d2t": (without("d2t", without("t2d", small())), r"the tensor d2t is missing: draft_vocab_size is 159"),
-    "d2t of absolute ids": (put("d2t", lambda t: SOME, small()), "d2t leads to token 477"),
-    "d2t twice": (put("d2t", lambda t: t["d2t"].clamp(max=3), small()), "d2t leads to one token|t2d marks"),
-    "t2d of another": (put("t2d", lambda t: ~t["t2d"], small()), "t2d marks other tokens"),
+    "d2t of absolute ids": (put("d2t", lambda t: SOME, small()), "d2t maps to token 477"),
+    "d2t twice": (put("d2t", lambda t: t["d2t"].clamp(max=3), small()), "d2t maps two draft ids|t2d contains"),
+    "t2d of another": (put("t2d", lambda t: ~t["t2d"], small()), "t2d contains other tokens"),
     "transposed fc": (put(FC, lambda t: t[FC].T, small()), "fc.weight: expected the shape 32 × 96, .* transposed"),
     "transposed fc of EAGLE-1": (put(FC, lambda t: t[FC].T, writers.eagle()), "fc.weight: .* it is transposed"),
     "wrong head count": (said(small(), num_attention_heads=8, head_dim=8), "num_attention_heads is 8"),
@@ -54,32 +54,32 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "wrong blocks": (said(writers.medusa(), medusa_num_layers=2), "medusa_num_layers is 2"),
     "matrices of another vocabulary": (
         put("0.1.weight", lambda t: torch.zeros(100, HIDDEN), writers.medusa()),
-        "0.1.weight has 100 rows and the base tiny 320 tokens",
+        "0.1.weight has 100 rows and the base model tiny 320 tokens",
     ),
     "no token map": (
         said(without("token_map", writers.vllm_medusa(token_map=SOME)), truncated_vocab_size=None),
         "the tensor token_map is missing",
     ),
     "a head in between": (without("1.1.weight", without("1.0.linear.bias", writers.medusa())), "1.*linear.bias"),
-    "other hidden size": (writers.eagle(config={"hidden_size": 16}), "hidden_size is 16, the base tiny has 32"),
+    "other hidden size": (writers.eagle(config={"hidden_size": 16}), "hidden_size is 16, the base model tiny has 32"),
     "other hidden size of EAGLE-3": (writers.eagle3(config={"hidden_size": 16}), "hidden_size is 16"),
     "other target": (said(small(), target_hidden_size=64), "target_hidden_size is 64"),
     "other vocabulary": (said(small(), vocab_size=1000), "vocab_size is 1000"),
-    "left over": (put("mystery.weight", lambda t: torch.zeros(2), small()), "holds mystery.weight"),
+    "left over": (put("mystery.weight", lambda t: torch.zeros(2), small()), "contains mystery.weight"),
     "missing": (
         without("midlayer.mlp.down_proj.weight", small()),
         "the tensor midlayer.mlp.down_proj.weight is missing",
     ),
     "missing bias": (said(writers.eagle(), bias=True), "fc.bias is missing"),
-    "unwanted bias": (said(writers.eagle(fc_bias=True), bias=False), "fc.bias is there"),
+    "unwanted bias": (said(writers.eagle(fc_bias=True), bias=False), "fc.bias exists"),
     "foreign head": (
         put("lm_head.weight", lambda t: torch.ones(VOCABULARY, HIDDEN), writers.eagle()),
         "lm_head.weight",
     ),
     "layers out of range": (said(small(), **{IDS: [0, 2, 9]}), f"{IDS}: .* layers 0 to 3 .* got 9"),
     "an embedding as a layer": (said(writers.speculators(draft_ids=SOME), **{IDS: [0, 1, 3]}), f"{IDS}: .* got 0"),
-    "a layer twice": (said(small(), **{IDS: [0, 3, 3]}), f"{IDS} names layer 3 more than once"),
-    "too many layers": (said(small(), **{IDS: [0, 1, 2, 3]}), f"{IDS} names 4 layers, and fc.weight takes 3"),
+    "a layer twice": (said(small(), **{IDS: [0, 3, 3]}), f"{IDS} has layer 3 more than once"),
+    "too many layers": (said(small(), **{IDS: [0, 1, 2, 3]}), f"{IDS} has 4 layers, and fc.weight takes 3"),
     "layer count": (said(small(), num_hidden_layers=2), "num_hidden_layers is 2"),
     "dynamic rope": (said(small(), rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_scaling: 'dynamic'"),
     "half a rope": (said(small(), rope_scaling={"rope_type": "llama3", "factor": 2.0}), "low_freq_factor"),
@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parallel": (said(small(), eagle_config={"parallel_draft_step": 4}), "parallel_draft_step 4"),
     "no features": (said(small(), eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
     "another kind": (said(writers.speculators(), speculators_model_type="dflash"), "speculators_model_type 'dflash'"),
-    "no draft": (({}, {"weight": torch.zeros(2)}), "no draft of a kind known here .its first tensor is weight"),
+    "no draft": (({}, {"weight": torch.zeros(2)}), "not a supported draft .its first tensor is weight"),
 }
 
 
@@ -106,12 +106,12 @@ def test_a_trap_is_refused_with_a_sentence_that_names_the_key(name, imported, tm
 ODD: dict[str, tuple[Any, str]] = {
     "bf16 declared fp32": (
         changed(small(), lambda config, t: t.update({n: v.bfloat16() for n, v in t.items() if v.is_floating_point()})),
-        "torch_dtype: config.json says float32, the numbers are stored as bfloat16",
+        "torch_dtype: config.json says float32, but the tensors are bfloat16",
     ),
     "more heads than said": (said(writers.medusa(), medusa_num_heads=2), "medusa_num_heads: config.json says 2"),
-    "a bias of zeros": (put("fc.bias", lambda t: torch.zeros(HIDDEN), writers.eagle()), "fc.bias: is zero"),
+    "a bias of zeros": (put("fc.bias", lambda t: torch.zeros(HIDDEN), writers.eagle()), "fc.bias: all values are zero"),
     "tied and not": (said(small(), tie_word_embeddings=True), "tie_word_embeddings: config.json says true"),
-    "no head": (without("lm_head.weight", writers.eagle3()), "lm_head.weight: is not in the file; the head of tiny"),
+    "no head": (without("lm_head.weight", writers.eagle3()), "lm_head.weight: not in the file; the lm_head of tiny"),
     "a sliding window": (said(small(), layer_types=["sliding_attention"], sliding_window=64), "sliding_window: .* 64"),
 }
 
@@ -140,7 +140,7 @@ def test_a_config_that_names_another_base_gives_a_warning(named, warned, made, t
     folder = writers.write(tmp_path / "published", (config, tensors))
     (tmp_path / "scratch").mkdir()
     report = read_here(folder, tiny_base, tmp_path / "scratch", base_hub_id="org/base")
-    expected = [f"published/config.json names the base {named}, and the base chosen here is tiny"] if warned else []
+    expected = [f"published/config.json names the base model {named}, but tiny is selected"] if warned else []
     assert [notice.partition(":")[0] for notice in report["notices"]] == expected
 
 
@@ -183,7 +183,9 @@ def test_the_tokenizer_of_another_model_is_refused(imported, tmp_path, tiny_base
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(Unsupported, match="published/tokenizer.json: is another tokenizer than that of tiny: 'a'"):
+    with pytest.raises(
+        Unsupported, match="published/tokenizer.json: differs from the tokenizer of tiny: the id of 'a'"
+    ):
         imported(small())
 
 
@@ -196,7 +198,7 @@ def test_a_small_model_becomes_a_draft_untrained_and_another_tokenizer_is_refuse
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["a"], tokenizer["model"]["vocab"]["b"] = 65, 64
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(Unsupported, match="another tokenizer"):
+    with pytest.raises(Unsupported, match="differs from the tokenizer"):
         read_here(folder, tiny_base, tmp_path)
 
 
