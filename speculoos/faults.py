@@ -7,7 +7,21 @@ MEMORY_SIGNS = (
     *("memory allocation", "bad allocation", "bad_alloc", "failed to map segment"),
     "could not create a primitive",  # oneDNN
 )
-DISK_SIGNS = ("no space left", "disk quota exceeded", "file too large", "disk is full", "is full; make room", "is full; free")
+DISK_SIGNS = (
+    "no space left",
+    "disk quota exceeded",
+    "file too large",
+    "disk is full",
+    "is full; make room",
+    "is full; free",
+)
+    "no space left",
+    "disk quota exceeded",
+    "file too large",
+    "disk is full",
+    "is full; make room",
+    "is full; free",
+)
 
 
 def out_of_memory(error: BaseException) -> bool:
