@@ -10,7 +10,7 @@ from models.starter import installed
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import stored
-from tracking.stored import Files
+from tracking.stored import RowFiles
 
 AT_ONCE = 2
 _pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="arrivals")
@@ -18,18 +18,20 @@ _downloads: dict[str, Future[Any]] = {}
 _lock = threading.Lock()
 
 
-def files_of(settings: Settings) -> Files:
+def files_of(settings: Settings) -> RowFiles:
     """The local files of rows."""
-    return Files(settings, installed)
+    return RowFiles(settings, installed)
 
 
-def awaited(session: Session, settings: Settings, *rows: Any) -> str:
+def download_notice(session: Session, settings: Settings, *rows: Any) -> str:
     """A message that files of these rows are being downloaded, or why the download failed; "" if all files are local.
     Starts missing downloads; the next call after a failure retries."""
     if not settings.store:
         return ""
     files = files_of(settings)
-    missing = [(row, stored_row) for row in rows if not files.here(row, stored_row := stored.of(session, row.id))]
+    missing = [
+        (row, stored_row) for row in rows if not files.here(row, stored_row := stored.stored_entry(session, row.id))
+    ]
     with _lock:
         for row in rows:
             if row.id not in {other.id for other, _ in missing}:
@@ -44,7 +46,7 @@ def signature() -> str:
         return ",".join(f"{row_id[:8]}{int(future.done())}" for row_id, future in sorted(_downloads.items()))
 
 
-def _state(files: Files, row: Any, stored_row: Any) -> str:
+def _state(files: RowFiles, row: Any, stored_row: Any) -> str:
     with _lock:
         future = _downloads.get(row.id)
         if future is not None and future.done():

@@ -26,8 +26,8 @@ PAUSE = 0.5
 MOST_WAITING = 20
 """With this many delays pending no password is checked, which limits attempts to 1 / PAUSE per second in total."""
 FORM_LIMIT = 4096
-OPEN = ("/healthz", "/readyz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
-MACHINES = ("/api/", "/gradio_api/", "/metrics")
+PUBLIC_PATHS = ("/healthz", "/readyz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
+SCRIPT_PATHS = ("/api/", "/gradio_api/", "/metrics")
 """Paths requested by scripts: they get 401, not the login page."""
 WRONG_PASSWORD = "Wrong password."
 WRONG_LINK = "This link was used already or has expired. `speculoos login-link` prints a new one."
@@ -46,7 +46,7 @@ def add_login(app: FastAPI, settings: Settings) -> None:
     """Add the login to `app`, if the settings require one."""
     if not settings.asks_login:
         return
-    door = Door(settings)
+    door = LoginHandler(settings)
 
     @app.get("/login")
     async def form(request: Request) -> Response:
@@ -71,7 +71,7 @@ def add_login(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(LoginRequired, sessions=door.sessions)
 
 
-class Door:
+class LoginHandler:
     """Handles login requests: by password, or by a link that works once."""
 
     def __init__(self, settings: Settings):
@@ -81,7 +81,7 @@ class Door:
     async def by_link(self, request: Request, token: str) -> Response:
         """Login with a printed link. A browser that is logged in already does not use up the link."""
         if await self.sessions.find(request.cookies.get(self.sessions.cookie, "")):
-            return RedirectResponse(own_path(request.query_params.get("next", "/")), status_code=303)
+            return RedirectResponse(local_path(request.query_params.get("next", "/")), status_code=303)
         return await self._log_in(request, request.query_params.get("next", "/"), token=token)
 
     async def by_form(self, request: Request, fields: dict[str, str]) -> Response:
@@ -93,12 +93,14 @@ class Door:
     async def _log_in(
         self, request: Request, target: str, name: str = "", password: str = "", token: str = ""
     ) -> Response:
-        target = own_path(target)
+        target = local_path(target)
         if self._delays.locked():
             return self.page(target, "Too many attempts; try again in a minute.", name, 429)
         try:
             user = check_user(name)
-            if not (self.sessions.is_password(password) or token and login_links.use(self.settings, token)):
+            if not (
+                self.sessions.is_password(password) or token and login_links.consume_login_token(self.settings, token)
+            ):
                 async with self._delays, self._delay_lock:
                     await asyncio.sleep(PAUSE)
                 wrong = WRONG_PASSWORD if self.settings.password and not token else WRONG_LINK
@@ -121,7 +123,7 @@ class LoginRequired:
         self.app, self.sessions = app, sessions
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["type"] == "http" and scope["path"] in OPEN:
+        if scope["type"] not in ("http", "websocket") or scope["type"] == "http" and scope["path"] in PUBLIC_PATHS:
             await self.app(scope, receive, send)
             return
         try:
@@ -144,7 +146,7 @@ class LoginRequired:
 
     def _refuse(self, request: Request) -> Response:
         path = request.url.path
-        if request.method != "GET" or path.startswith(MACHINES):
+        if request.method != "GET" or path.startswith(SCRIPT_PATHS):
             return Response("Log in first.\n", status_code=401, media_type="text/plain")
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/login?next={quote(path + query, safe='')}", status_code=303)
@@ -165,7 +167,7 @@ async def read_form(request: Request) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
 
 
-def own_path(target: str) -> str:
+def local_path(target: str) -> str:
     """`target` if it is a path of this application, otherwise "/"."""
     ours = target.startswith("/") and not target.startswith("//")
     return target if ours and "\\" not in target and target.isprintable() else "/"
@@ -185,4 +187,4 @@ def login_page(settings: Settings, target: str, problem: str = "", name: str = "
     form = (folder / f"login-{'password' if settings.password else 'link'}.html").read_text(encoding="utf-8")
     message = f'<p class="sp-notice sp-bad" role="alert"><span>{safe(problem)}</span></p>' if problem else ""
     template = template.replace("[[asked]]", form).replace("[[problem]]", message)
-    return template.replace("[[next]]", safe(own_path(target))).replace("[[name]]", safe(name[:200]))
+    return template.replace("[[next]]", safe(local_path(target))).replace("[[name]]", safe(name[:200]))

@@ -35,7 +35,7 @@ SIGNATURES: dict[str, Callable[[Session, str], str]] = {
     **{what.page: what.now for what in LISTINGS},
 }
 """Page → function of its signature. Pages without one show the status strip only."""
-KEPT_SECONDS = 0.5
+CACHE_SECONDS = 0.5
 """Cache time in seconds."""
 ENDED = 20
 """Maximum number of finished jobs in a response."""
@@ -45,7 +45,7 @@ IDLE, LISTED, OPEN = 10.0, 2.0, 1.0
 
 def routes(settings: Settings) -> APIRouter:
     """GET /api/changes."""
-    router, board = APIRouter(prefix="/api"), Board(settings)
+    router, board = APIRouter(prefix="/api"), ChangesCache(settings)
 
     @router.get("/changes")
     async def changes(page: str = "", id: str = "", strip: str = "", ended: str = "") -> JSONResponse:
@@ -57,7 +57,7 @@ def routes(settings: Settings) -> APIRouter:
     return router
 
 
-class Board:
+class ChangesCache:
     """Cache of recent results. Used from one event loop; the queries run in threads."""
 
     def __init__(self, settings: Settings):
@@ -80,7 +80,7 @@ class Board:
 
     async def _cached(self, key: tuple[str, ...], query: Callable[[], Any]) -> Any:
         at, result = self._results.get(key, (0.0, None))
-        if at and time.monotonic() - at < KEPT_SECONDS:
+        if at and time.monotonic() - at < CACHE_SECONDS:
             return result
         if key not in self._pending:
             self._pending[key] = task = asyncio.create_task(asyncio.to_thread(query))
@@ -90,7 +90,7 @@ class Board:
     def _store(self, key: tuple[str, ...], done: "asyncio.Task[Any]") -> None:
         del self._pending[key]
         now = time.monotonic()
-        self._results = {k: entry for k, entry in self._results.items() if now - entry[0] < KEPT_SECONDS}
+        self._results = {k: entry for k, entry in self._results.items() if now - entry[0] < CACHE_SECONDS}
         if not done.cancelled() and done.exception() is None:
             self._results[key] = now, done.result()
 
@@ -101,7 +101,7 @@ class Board:
         return status_bar.render(self.settings), busy
 
     def _ended(self) -> list[dict[str, Any]]:
-        jobs = self._rows(lambda session: listing.ended(session, ENDED), [])
+        jobs = self._rows(lambda session: listing.long_jobs(session, ENDED), [])
         return [{"id": job.id, "name": job.name, "state": job.state} for job in jobs]
 
     def _signature(self, page: str, row_id: str) -> str:

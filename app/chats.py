@@ -30,7 +30,7 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.put("/chats/{chat_id}")
     def rename(chat_id: str, name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
-        return {"id": chat_id, "name": called(settings, chat_id, name)}
+        return {"id": chat_id, "name": rename_chat(settings, chat_id, name)}
 
     @router.delete("/chats/{chat_id}")
     def remove(chat_id: str) -> dict[str, Any]:
@@ -62,14 +62,14 @@ def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, A
     response it continues, or ""."""
     with reading(settings) as session:
         all_turns = runs.group_runs(session, chat_id)
-        versions = chats.versions(all_turns)
-        shown = [_turn(session, run, versions[run.id]) for run in chats.path(all_turns, chosen)]
+        versions = chats.sibling_turns(all_turns)
+        shown = [_turn(session, run, versions[run.id]) for run in chats.turns_on_path(all_turns, chosen)]
     return {"id": chat_id, "title": chats.title(all_turns[0]) if all_turns else "", "turns": shown}
 
 
 def _turn(session: Any, run: Any, versions: list[str]) -> dict[str, Any]:
     measured = runs.group_runs(session, run.id)
-    continues = chats.told(run).get("continues", "")
+    continues = chats.chat_fields(run).get("continues", "")
     return {
         **runs.run_view(run),
         "plain": runs.run_view(measured[-1]) if measured else None,
@@ -78,12 +78,12 @@ def _turn(session: Any, run: Any, versions: list[str]) -> dict[str, Any]:
     }
 
 
-def called(settings: Settings, chat_id: str, name: str) -> str:
+def rename_chat(settings: Settings, chat_id: str, name: str) -> str:
     """Rename a chat; returns the stored name. Raises BadInput, NotFound."""
     name = " ".join(name.split())
     if len(name) > LONGEST_NAME:
         raise BadInput(f"The name is longer than {LONGEST_NAME} characters; shorten it.")
-    turns.check_whole(name, "The name")
+    turns.check_surrogates(name, "The name")
     with writing(settings) as session:
         chats.rename(session, chat_id, name)
     return name
@@ -93,8 +93,8 @@ def whole_answer(settings: Settings, run_id: str) -> str:
     """The response so far, including the turns it continues. Raises NotFound."""
     with reading(settings) as session:
         run = runs.get_run(session, run_id)
-        path = chats.path(runs.group_runs(session, str(run.group_id)), run_id) if run.group_id else []
-        text = chats.answer(run, path)
+        path = chats.turns_on_path(runs.group_runs(session, str(run.group_id)), run_id) if run.group_id else []
+        text = chats.whole_response(run, path)
         if run.state in runs.ENDED:
             return text
         records = runs.steps_after(session, run_id, limit=10**9)

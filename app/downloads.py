@@ -11,14 +11,14 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from app.arrivals import files_of
 from formats import OWN
-from formats.store import StoredExport, exports_folder, fetch_export, source_of, store_export, stored_exports
+from formats.store import StoredExport, checkpoint_state, exports_folder, fetch_export, store_export, stored_exports
 from models import archive, data_export
 from models.archive import archive_name
 from models.starter import HEAD
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
 from speculoos.store import open_store
-from speculoos.sums import Sums
+from speculoos.sums import ChecksumCache
 from tracking.db import reading
 from tracking.queries import must_be_ready
 from tracking.tables import Base, Checkpoint, Dataset
@@ -38,7 +38,7 @@ def routes(settings: Settings) -> APIRouter:
     @router.get("/checkpoints/{checkpoint_id}/exports/{name}")
     def export(checkpoint_id: str, name: str) -> FileResponse:
         folder, filename = checkpoint_files(settings, checkpoint_id)
-        exports, source = exports_folder(settings.home, checkpoint_id), source_of(folder)
+        exports, source = exports_folder(settings.home, checkpoint_id), checkpoint_state(folder)
         export = stored_exports(exports, source).get(name)
         if export is None and name == OWN:
             # concurrent requests for the same zip wait for one writer; others do not wait
@@ -98,7 +98,7 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
     folder = Path(files_of(settings).local(checkpoint)).resolve()
     if not any(folder.is_relative_to(root) for root in stores(settings)):
         raise NotFound(f"The files of “{checkpoint.name}” are outside the home folder and cannot be downloaded.")
-    archive.check(folder, checkpoint.name, checkpoint.sha256, Sums.of(settings))
+    archive.check(folder, checkpoint.name, checkpoint.sha256, ChecksumCache.of(settings))
     return folder, archive_name(base.name, checkpoint.name)
 
 

@@ -1,4 +1,4 @@
-"""Values of the form that imports a published draft: source, uploaded files, request. Only `gather` writes files."""
+"""Values of the form that imports a published draft: source, uploaded files, request."""
 
 import os
 import shutil
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from app.forms import hub_id, readable
-from formats.imports.look import DraftInspection, ExpectedDraft, draft_files, look
+from formats.imports.look import DraftInspection, ExpectedDraft, draft_files, inspect_draft
 from formats.imports.names import TITLES
 from speculoos.errors import BadInput
-from speculoos.files import plain_name
+from speculoos.files import portable_name
 from speculoos.settings import Settings
 from tracking.tables import Base
 from workers.jobs.requests import ImportDraft
@@ -65,14 +65,14 @@ def files_of(settings: Settings, form: DraftForm) -> tuple[list[Path], str]:
         raise BadInput(f"Local folder: {folder} cannot be read ({error.strerror}).") from None
 
 
-def first_look(settings: Settings, form: DraftForm, base: Base) -> DraftInspection | None:
+def inspect_form(settings: Settings, form: DraftForm, base: Base) -> DraftInspection | None:
     """Inspect the files and check that they fit `base`; None for a Hub id, which the job downloads. Raises BadInput or
     Unsupported."""
     files, shown = files_of(settings, form)
-    return look(files, wanted(base), form.layout, shown) if files else None
+    return inspect_draft(files, expected_draft(base), form.layout, shown) if files else None
 
 
-def wanted(base: Base) -> ExpectedDraft:
+def expected_draft(base: Base) -> ExpectedDraft:
     """What a draft for `base` must match, from the base model's card."""
     card = base.card or {}
     sizes = (card.get("hidden_size") or 0, card.get("vocabulary") or 0)
@@ -80,7 +80,7 @@ def wanted(base: Base) -> ExpectedDraft:
 
 
 def request_of(settings: Settings, form: DraftForm) -> ImportDraft:
-    """The job's request; for uploads with the folder that `gather` fills. Raises BadInput."""
+    """The job's request; for uploads with the folder that `link_uploads` fills. Raises BadInput."""
     if not form.base_id:
         raise BadInput("Base model: choose the model that the draft was trained for.")
     if form.is_empty:
@@ -92,7 +92,7 @@ def request_of(settings: Settings, form: DraftForm) -> ImportDraft:
     return ImportDraft(source=form.kind, location=location, base_id=form.base_id, layout=form.layout)
 
 
-def gather(settings: Settings, form: DraftForm, request: ImportDraft) -> None:
+def link_uploads(settings: Settings, form: DraftForm, request: ImportDraft) -> None:
     """Put uploads into the request's folder as hard links, which remain when the uploads are cleaned up."""
     if form.kind != "upload":
         return
@@ -107,7 +107,7 @@ def gather(settings: Settings, form: DraftForm, request: ImportDraft) -> None:
 
 def slug(name: str) -> str:
     """A folder name for a draft's name."""
-    return plain_name(name)[:80] or "upload"
+    return portable_name(name)[:80] or "upload"
 
 
 def _existing(uploads: Sequence[str]) -> list[Path]:

@@ -12,9 +12,9 @@ from tracking import queries
 
 LOOKUP = "ngram"
 """The drafter without a checkpoint: prompt lookup."""
-LOOKUP_TAKES = ("depth", "width", "max_ngram", "min_ngram")
+LOOKUP_OPTIONS = ("depth", "width", "max_ngram", "min_ngram")
 EXACT, TYPICAL = "exact", "typical"
-BESIDE = ("drafter", "acceptance", "probabilities")
+NON_TREE_OPTIONS = ("drafter", "acceptance", "probabilities")
 """Speculation options of a request other than those of the tree."""
 
 
@@ -32,7 +32,7 @@ class Drafting:
         """From the request of a stored run."""
         fields = request.get("speculation") or {}
         tree = fields.get("tree")
-        options = {name: value for name, value in fields.items() if name not in BESIDE}
+        options = {name: value for name, value in fields.items() if name not in NON_TREE_OPTIONS}
         text = tree if isinstance(tree, str) else trees.typed(options) if options else ""
         return cls(text, str(fields.get("acceptance") or EXACT), bool(fields.get("probabilities")))
 
@@ -63,7 +63,7 @@ def check(session: Session, drafting: Drafting, model: str, drafter: str, temper
 def _draft(session: Session, model: str, drafter: str) -> tuple[str, str, tuple[str, ...]]:
     """(name of the draft, name of its drafter, supported options)."""
     if drafter == LOOKUP:
-        return "prompt lookup", LOOKUP, LOOKUP_TAKES
+        return "prompt lookup", LOOKUP, LOOKUP_OPTIONS
     _, checkpoint = queries.find_model(session, model)
     if checkpoint is None or checkpoint.method not in METHODS:
         raise NotFound(f"There is no draft {model!r}; choose another.")

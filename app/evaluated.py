@@ -11,7 +11,7 @@ from tracking import queries, runs
 from tracking.db import writing
 from tracking.tables import Base, Checkpoint, Evaluation, new_id
 
-GONE = "This prompt is not stored with the evaluation. Measure again, or enter it in the Playground."
+PROMPT_NOT_STORED = "This prompt is not stored with the evaluation. Measure again, or enter it in the Playground."
 
 
 def run_again(settings: Settings, evaluation_id: str, number: str) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def request_of(row: Evaluation, number: str) -> dict[str, Any]:
     prompts = (row.result or {}).get("per_prompt") or []
     prompt = prompts[int(number)] if number.isdecimal() and int(number) < len(prompts) else {}
     if not isinstance(prompt, Mapping) or not prompt.get("messages"):
-        raise BadInput(GONE)
+        raise BadInput(PROMPT_NOT_STORED)
     config = row.config or {}
     sampling = {"max_tokens": row.result.get("max_tokens") or 128, "temperature": row.temperature, "seed": 0}
     if row.top_p != 1:

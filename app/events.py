@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from app import inference, turns
-from app.visitor import still_in
+from app.visitor import is_logged_in
 from speculoos.errors import NotFound, SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from tracking import runs
@@ -38,7 +38,7 @@ def routes(settings: Settings) -> APIRouter:
         await asyncio.to_thread(view, settings, run_id)
         last = _last_event(request.headers.get("last-event-id", ""))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        records = follow(settings, run_id, last, lambda: still_in(request))
+        records = follow(settings, run_id, last, lambda: is_logged_in(request))
         return StreamingResponse(records, media_type="text/event-stream", headers=headers)
 
     @router.get("/runs/{run_id}")

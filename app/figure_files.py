@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app.views import experiment_export, leaderboard
 from app.widgets import intervals
 from speculoos.errors import NotFound
-from speculoos.redaction import secrets
+from speculoos.redaction import known_secrets
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.leaderboard import LeaderboardView
@@ -42,15 +42,15 @@ def routes(settings: Settings) -> APIRouter:
     @router.get("/experiments/{experiment_id}.json")
     def experiment_json(experiment_id: str) -> Response:
         with reading(settings) as session:
-            row = found(session, experiment_id)
-            text = experiment_export.as_json(session, row, settings.home, secrets(settings))
+            row = experiment_row(session, experiment_id)
+            text = experiment_export.as_json(session, row, settings.home, known_secrets(settings))
             return as_file(text.encode(), "application/json", f"{file_name(row)}.json")
 
     @router.get("/experiments/{experiment_id}.csv")
     def experiment_csv(experiment_id: str) -> Response:
         with reading(settings) as session:
-            row = found(session, experiment_id)
-            text = experiment_export.as_csv(session, row, settings.home, secrets(settings))
+            row = experiment_row(session, experiment_id)
+            text = experiment_export.as_csv(session, row, settings.home, known_secrets(settings))
             return as_file(text.encode("utf-8-sig"), CSV, f"{file_name(row)}.csv")
 
     return router
@@ -62,7 +62,7 @@ def as_file(content: bytes, kind: str, name: str) -> Response:
     return Response(content, media_type=kind, headers=headers)
 
 
-def found(session: Session, experiment_id: str) -> Experiment:
+def experiment_row(session: Session, experiment_id: str) -> Experiment:
     """The row. Raises NotFound."""
     row = session.get(Experiment, experiment_id[:64])
     if row is None:

@@ -75,7 +75,7 @@ class GradioGate:
         try:
             body = await _body(receive)
             session = session_of(scope)
-            body = payloads.checked(body, self.blocks, lambda path: self.uploads.is_own(session, path))
+            body = payloads.checked_event(body, self.blocks, lambda path: self.uploads.is_own(session, path))
         except BadInput as error:
             await _refusal(error)(scope, receive, send)
             return

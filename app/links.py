@@ -13,7 +13,9 @@ from tracking.tables import Job
 GO = "(to) => { if (to && to.startsWith('/') && !to.startsWith('//')) location.href = to; }"
 
 
-def leads(event: Callable[..., Any], act: Callable[..., Any], inputs: Any, said: gr.HTML, target: gr.Textbox) -> None:
+def on_event_open(
+    event: Callable[..., Any], act: Callable[..., Any], inputs: Any, said: gr.HTML, target: gr.Textbox
+) -> None:
     """On `event`, call `act(*inputs)`, which returns (error message for `said`, URL for the hidden `target`), then open
     the URL unless it is ""."""
     event(act, inputs, [said, target], **QUIET).then(None, target, None, js=GO, api_visibility="private")

@@ -18,7 +18,7 @@ from app import auth, changes, chats, downloads, events, figure_files, metrics
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
 from app.head import PageHead
-from app.page_sessions import keep_little
+from app.page_sessions import use_page_sessions
 from app.sessions import session_key
 from app.theme import STATIC, Static, head, theme
 from app.uploads import Uploads
@@ -27,20 +27,20 @@ from app.widgets.elements import loads
 from ops.starter import ensure_starter
 from ops.storage import surveys_of
 from speculoos import logs
-from speculoos.connections import BoundedConnection, allow_connections
+from speculoos.connections import BoundedConnection, raise_open_file_limit
 from speculoos.errors import SpeculoosError
-from speculoos.guard import PAGES_POLICY, Guard
-from speculoos.private import keep_private
+from speculoos.guard import PAGES_POLICY, RequestGuard
+from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
 from tracking.db import writing
-from tracking.processes import beating
+from tracking.processes import heartbeats_during
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections, so that none sends into a connection that is being closed."""
 UNUSED_QUEUE_SECONDS = 1.0
 """Poll interval of Gradio's queue, which no event uses and app/gradio_gate.py blocks. Gradio's default is 1,100 polls
 per second, 4 % of a core."""
-PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in (*shell.NAV, *shell.BESIDE)}
+PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in (*shell.NAV, *shell.TAB_PAGES)}
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -62,7 +62,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.add_middleware(metrics.Scraper, metrics=web_metrics, token=settings.metrics_token)
     app.add_middleware(PageHead, tags=head(), paths=PAGES)
     app.add_middleware(
-        Guard,
+        RequestGuard,
         port=settings.port,
         allowed_hosts=settings.page_hosts,
         max_body_bytes=(settings.max_upload_mb + 1) * 2**20,
@@ -97,7 +97,7 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
             favicon_path=str(STATIC / "icon.svg"),
             theme=theme(),
         )
-    keep_little(app, pages)
+    use_page_sessions(app, pages)
     queue = pages._queue
     queue.sleep_when_free = queue.progress_update_sleep_when_free = UNUSED_QUEUE_SECONDS
 
@@ -106,7 +106,7 @@ def make_pages(settings: Settings) -> gr.Blocks:
     """One Blocks with a route per page. Each page module's `build(settings)` creates its components and events."""
     with gr.Blocks(title="Speculoos", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
         build_page("/", settings)
-    for label, path in (*shell.NAV[1:], *shell.BESIDE):
+    for label, path in (*shell.NAV[1:], *shell.TAB_PAGES):
         with demo.route(label, path, show_in_navbar=False):
             build_page(path, settings)
     return demo
@@ -130,17 +130,17 @@ def register_starter(settings: Settings) -> None:
 
 def main() -> int:
     """Serve the pages at the configured address. Prints one sentence to standard error if that is not allowed."""
-    keep_private()
+    set_private_umask()
     try:
         settings = load()
-        logs.configure(settings, "web")
+        logs.configure_logging(settings, "web")
         auth.check_bind(settings)
     except SpeculoosError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     register_starter(settings)
-    allow_connections()
-    with beating(settings, "web"):
+    raise_open_file_limit()
+    with heartbeats_during(settings, "web"):
         uvicorn.run(
             make_app(settings),
             host=settings.host,

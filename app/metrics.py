@@ -27,7 +27,7 @@ from starlette.routing import Match, Mount
 from ops.health import HealthPart, check
 from ops.storage import Surveys, database_bytes
 from speculoos.errors import SpeculoosError
-from speculoos.room import existing
+from speculoos.room import nearest_existing
 from speculoos.settings import Settings
 from tracking import workload
 from tracking.db import reading
@@ -142,7 +142,7 @@ class MetricRows:
         yield gauge("speculoos_device_held", "1 while a job or a measurement holds the device.", ["device", "by"], held)
 
     def _disk(self) -> Iterator[Metric]:
-        disk = shutil.disk_usage(existing(self.settings.home))
+        disk = shutil.disk_usage(nearest_existing(self.settings.home))
         yield gauge("speculoos_disk_free_bytes", "Free bytes on the disk of the home folder.", [], {(): disk.free})
         yield gauge("speculoos_disk_total_bytes", "Size of that disk.", [], {(): disk.total})
         if survey := self.surveys.get(SURVEY_SECONDS):
@@ -163,7 +163,7 @@ class Waits:
         )
         for queue in workload.QUEUES:
             self.histogram.labels(queue)
-        self._since = datetime.now(UTC) + workload.LATE
+        self._since = datetime.now(UTC) + workload.START_DELAY
         self._seen: set[str] = set()
 
     def read(self, session: Any) -> None:

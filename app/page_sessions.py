@@ -50,7 +50,7 @@ class PageSessions(StateHolder):
         return super().__getitem__(session_id)
 
 
-def keep_little(app: FastAPI, blocks: gr.Blocks) -> None:
+def use_page_sessions(app: FastAPI, blocks: gr.Blocks) -> None:
     """Make the Gradio application mounted in `app` use `PageSessions`."""
     blocks.state_session_capacity = MOST
     mounted = next(route.app for route in app.routes if isinstance(route, Mount) and hasattr(route.app, "state_holder"))

@@ -22,7 +22,7 @@ DEEPEST = 20
 MOST_FILES = 64
 
 
-def checked(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool]) -> bytes:
+def checked_event(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool]) -> bytes:
     """The checked event of `body` for Gradio. `is_own(path)`: whether a path is an upload of this session.
 
     Raises BadInput for an invalid event.

@@ -14,7 +14,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.widgets.problems import sentence
+from app.widgets.problems import error_text
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 
@@ -59,7 +59,7 @@ def fail_quietly(blocks: gr.Blocks) -> None:
             error.print_exception = False
             raise
         except SpeculoosError as error:
-            raise gr.Error(safe(sentence(error)), print_exception=False) from None
+            raise gr.Error(safe(error_text(error)), print_exception=False) from None
         except Exception as error:
             fn = blocks.fns[block_fn] if isinstance(block_fn, int) else block_fn
             place = origin(error)

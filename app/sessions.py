@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from speculoos.errors import SpeculoosError
-from speculoos.files import secret
+from speculoos.files import read_or_create_secret
 from speculoos.settings import Settings
 from tracking import logins
 from tracking.db import reading, writing
@@ -102,4 +102,4 @@ class Sessions:
 
 def session_key(settings: Settings) -> bytes:
     """The home folder's key for cookies and uploads, created at the first start, readable by its owner only."""
-    return secret(settings.home / "secrets" / "session-key", lambda: secrets.token_hex(32)).encode()
+    return read_or_create_secret(settings.home / "secrets" / "session-key", lambda: secrets.token_hex(32)).encode()

@@ -24,7 +24,7 @@ from tracking.tables import Run, new_id
 ID = re.compile(r"[0-9a-f]{32}")
 PROMPT_LIMIT = 200_000
 """Maximum number of characters of a prompt."""
-USUAL = Drafting()
+DEFAULT_DRAFTING = Drafting()
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def next_turn(
     prompt: str,
     sampling: TurnSampling,
     drafter: str = "",
-    drafting: Drafting = USUAL,
+    drafting: Drafting = DEFAULT_DRAFTING,
     *,
     after: str | None = None,
 ) -> tuple[Run, str]:
@@ -64,13 +64,13 @@ def next_turn(
     running.
     """
     prompt = _checked(prompt)
-    check_whole(sampling.system, "The system prompt")
-    check_whole(model + drafter, "The name of the model")
+    check_surrogates(sampling.system, "The system prompt")
+    check_surrogates(model + drafter, "The name of the model")
     with writing(settings) as session:
         speculation = _speculation(session, model, drafter, drafting, sampling)
         turns = _ended(runs.group_runs(session, chat_id) if ID.fullmatch(chat_id) else [])
         path = _path(turns, after)
-        messages = [*history(path, sampling.system, before(turns)), {"role": "user", "content": prompt}]
+        messages = [*history(path, sampling.system, opening_messages(turns)), {"role": "user", "content": prompt}]
         request = {**_request(messages, sampling, speculation), chats.KEY: _chat_fields(turns, path)}
         group = turns[0].group_id if turns else new_id()
         run = runs.create_run(session, "chat", model, request, group, path[-1].position + 1 if path else 0)
@@ -104,18 +104,18 @@ def _ended(turns: list[Run]) -> list[Run]:
 def _path(turns: list[Run], after: str | None) -> list[Run]:
     """The turns before the new one."""
     if after is None:
-        return chats.path(turns)
-    ids = chats.line(after, chats.parents(turns))
+        return chats.turns_on_path(turns)
+    ids = chats.turn_path_ids(after, chats.previous_turns(turns))
     return [next(turn for turn in turns if turn.id == turn_id) for turn_id in ids]
 
 
 def _chat_fields(turns: list[Run], path: list[Run]) -> dict[str, str]:
     """The chat fields of a new turn's request: its predecessor, and the chat's name if set."""
-    fields = {"name": name} if turns and (name := chats.told(turns[0]).get("name")) else {}
+    fields = {"name": name} if turns and (name := chats.chat_fields(turns[0]).get("name")) else {}
     return {"after": path[-1].id if path else "", **fields}
 
 
-def before(turns: list[Run]) -> list[dict[str, str]]:
+def opening_messages(turns: list[Run]) -> list[dict[str, str]]:
     """The messages before a chat's first prompt: none, or the earlier turns of a prompt from an evaluation or a
     recording, with their own system prompt, which is not in a field of the page."""
     if not turns:
@@ -133,11 +133,11 @@ def history(turns: list[Run], system: str = "", opening: Sequence[dict[str, str]
     for turn in turns:
         if turn.state == "FAILED" or not turn.text:
             continue
-        if chats.told(turn).get("continues"):
+        if chats.chat_fields(turn).get("continues"):
             messages.pop()
         else:
             messages.append(turn.request["messages"][-1])
-        messages.append({"role": "assistant", "content": chats.answer(turn, turns)})
+        messages.append({"role": "assistant", "content": chats.whole_response(turn, turns)})
     return messages
 
 
@@ -152,7 +152,7 @@ def remove_turn(settings: Settings, run_id: str) -> None:
             raise Conflict("This response is still being generated; stop it first.")
         if run.kind != "chat":
             raise Conflict("This response belongs to a comparison or another response; delete that one.")
-        if run_id in chats.parents(runs.group_runs(session, str(run.group_id))).values():
+        if run_id in chats.previous_turns(runs.group_runs(session, str(run.group_id))).values():
             raise Conflict("Other turns follow this one; delete those first.")
         for measured in runs.group_runs(session, run_id):
             runs.delete_run(session, measured.id)
@@ -192,15 +192,15 @@ def new_comparison(
     targets: list[tuple[str, str]],
     prompt: str,
     sampling: TurnSampling,
-    drafting: Drafting = USUAL,
+    drafting: Drafting = DEFAULT_DRAFTING,
 ) -> tuple[str, str]:
     """Run a prompt on 2 to 4 (model, drafter) targets, one column each, measured one after another in order or, every
     second time, in reverse order. `drafting` applies to targets with a draft. Returns the comparison's id, and an error
     message if it could not start, otherwise ""."""
     if not 2 <= len(targets) <= 4:
         raise BadInput("Choose two to four targets to compare.")
-    check_whole(sampling.system, "The system prompt")
-    check_whole("".join(map("".join, targets)), "The name of a model")
+    check_surrogates(sampling.system, "The system prompt")
+    check_surrogates("".join(map("".join, targets)), "The name of a model")
     system = [{"role": "system", "content": sampling.system.strip()}] if sampling.system.strip() else []
     messages = [*system, {"role": "user", "content": _checked(prompt)}]
     if sampling.temperature and sampling.seed is None:
@@ -253,7 +253,7 @@ def _speculation(
 ) -> dict[str, Any]:
     """Speculation options of a request; {} for plain decoding. Raises BadInput."""
     has_draft = bool(drafter or split_model(model)[1])
-    if has_draft and drafting != USUAL:
+    if has_draft and drafting != DEFAULT_DRAFTING:
         drafts.check(session, drafting, model, drafter, sampling.temperature)
     return drafting.speculation(drafter) if has_draft else {}
 
@@ -268,11 +268,11 @@ def _checked(prompt: str) -> str:
         raise BadInput("Enter a prompt first.")
     if len(prompt) > PROMPT_LIMIT:
         raise BadInput(f"The prompt is longer than {PROMPT_LIMIT:,} characters; shorten it.")
-    check_whole(prompt, "The prompt")
+    check_surrogates(prompt, "The prompt")
     return prompt
 
 
-def check_whole(text: str, what: str) -> None:
+def check_surrogates(text: str, what: str) -> None:
     """Raises BadInput for a text with a lone surrogate, which can be neither stored nor tokenized."""
     try:
         text.encode()

@@ -25,7 +25,7 @@ def visitor_of(request: Any) -> Any | None:
     return getattr(plain, "scope", {}).get(LOGIN)
 
 
-async def still_in(request: Request) -> bool:
+async def is_logged_in(request: Request) -> bool:
     """Whether the request's login is still valid, for long responses to check repeatedly. True without logins. Raises
     Unavailable if the database is not available."""
     sessions = getattr(request.app.state, "sessions", None)

@@ -21,14 +21,14 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.plan import BenchmarkPlan, BenchmarkSettings, conversations
-from benchmarks.race import PEERS, Contender, add_options, ours, peer, started
+from benchmarks.race import PEERS, Contender, add_options, ours, peer, start_contenders
 from benchmarks.training import OURS
 from evaluation.machine import describe_machine
 from models.base import load_base
 from models.eagle3 import Eagle3Draft
 from models.methods import train_config
 from speculoos.errors import BadInput
-from training.acceptance import measure
+from training.acceptance import measure_acceptance
 from training.batches import TokenisedConversation, collate, make_batches
 from training.eagle3 import Eagle3Method
 
@@ -39,7 +39,7 @@ def trained(
     """Train each contender alone; returns losses and versions. Drafts are written to out/NAME."""
     results: dict[str, Any] = {}
     for contender in contenders:
-        with started([contender], "eagle3", args.base, plan, args.threads) as (runners, failed):
+        with start_contenders([contender], "eagle3", args.base, plan, args.threads) as (runners, failed):
             results |= {name: {"not_trained": reason} for name, reason in failed.items()}
             for runner in runners:
                 losses = [runner.step(i, plan.lr(i))["loss"] for i in range(len(plan.steps))]
@@ -59,7 +59,7 @@ def judged(base: Any, weights: Path, rows: list[TokenisedConversation], batch_to
     draft.lm_head.weight.copy_(base.lm_head.weight)
     method = Eagle3Method(train_config("eagle3", train_lm_head=False), base, draft=draft).eval()
     groups = make_batches(rows, batch_tokens, 0)
-    got = measure(method, [method.features(collate([rows[i] for i in group])) for group in groups])
+    got = measure_acceptance(method, [method.features(collate([rows[i] for i in group])) for group in groups])
     return {"top1_by_depth": [round(x, 4) for x in got.top1()], "mean_accepted_length": round(got.tau, 4)}
 
 

@@ -19,7 +19,7 @@ from corpus.importing import import_prompts
 from models.base import load_base
 from models.starter import starter_path
 from speculoos.errors import BadInput
-from speculoos.reporting import ConsoleReporter, Reporter, Silent
+from speculoos.reporting import ConsoleReporter, Reporter, SilentReporter
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def make_answers(
     with tempfile.TemporaryDirectory() as scratch:
         file, prompt_set = Path(scratch) / "prompts.jsonl", Path(scratch) / "prompts"
         file.write_text("\n".join(sample) + "\n", encoding="utf-8")
-        import_prompts(file, prompt_set, Silent(), original_name=prompts.name)
+        import_prompts(file, prompt_set, SilentReporter(), original_name=prompts.name)
         options = GenerateOptions(max_tokens=request.max_tokens, batch_size=request.batch_size)
         loaded = load_base(base, dtype=generation_dtype(request.device), device=request.device)
-        return generate_local(loaded, prompt_set, out, options, reporter or Silent())
+        return generate_local(loaded, prompt_set, out, options, reporter or SilentReporter())
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

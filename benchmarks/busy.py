@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.acceptance import evaluate
-from evaluation.planner import Choices, plan
+from evaluation.planner import PlanOptions, plan
 from evaluation.questions import built_in
 from evaluation.tuning import tune
 from models.base import load_base
 from models.standalone import StandaloneDraft
 from models.tiny import make_tiny_base
 from speculoos.errors import Unavailable
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,14 +58,16 @@ def every_core_busy() -> Iterator[None]:
 def measured(what: str, base: Any, draft: Any, max_tokens: int) -> dict[str, Any]:
     """The warning, the CPU share of other programs, and whether each speedup is at most the accepted length τ."""
     if what == "tune":
-        tuned = tune(base, draft, built_in(3), Silent(), max_tokens=max_tokens)
+        tuned = tune(base, draft, built_in(3), SilentReporter(), max_tokens=max_tokens)
         result, pairs = tuned.finding(), [(size.speedup, size.expected_tau) for size in tuned.plan.sizes]
     elif what == "plan":
-        result = plan(base, draft, built_in(3), Silent(), choices=Choices((1, 2), (), max_tokens=max_tokens))
+        result = plan(
+            base, draft, built_in(3), SilentReporter(), choices=PlanOptions((1, 2), (), max_tokens=max_tokens)
+        )
         pairs = [(shape["by_batch"]["1"]["speedup"], shape["tau"]) for shape in result["shapes"]]
     else:
         try:
-            result = evaluate(base, draft, built_in(3), Silent(), max_tokens=max_tokens)
+            result = evaluate(base, draft, built_in(3), SilentReporter(), max_tokens=max_tokens)
         except Unavailable as error:  # refused: nothing is stored
             return {"what": what, "busy": str(error), "other_load": None, "possible": True, "highest": None}
         pairs = [(result["speedup_interval"][0], result["mean_accepted_length_interval"][1])]

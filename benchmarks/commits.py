@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.decode import prompts_of
 from benchmarks.report import conditions, finish, load_average
-from benchmarks.side import Side
-from benchmarks.tables import table_lines, wishes
+from benchmarks.side import BenchmarkSide
+from benchmarks.tables import goal_lines, table_lines
 from models.base import load_tokenizer
 from models.starter import HEAD, starter_path
 
@@ -56,7 +56,7 @@ def of_start(args: argparse.Namespace, dtype: str, prompts: Path, numbers: range
     options = {"model": str(args.model), "dtype": dtype, "prompts": str(prompts), "checkpoint": str(args.checkpoint)}
     options |= {"tokens": args.tokens, "threads": args.threads}
     answers: Answers = []
-    with Side(SIDE, options) as now, Side(SIDE, options, args.before.resolve()) as before:
+    with BenchmarkSide(SIDE, options) as now, BenchmarkSide(SIDE, options, args.before.resolve()) as before:
         sides = {"now": now, "before": before}
         for i, number in enumerate(numbers):
             order = SIDES if i % 2 else SIDES[::-1]
@@ -107,7 +107,7 @@ def table(result: dict[str, Any]) -> str:
     for dtype, part in result["dtypes"].items():
         memory = part["peak_memory_mb"]
         lines.append(f"\nPeak, {dtype}: {memory['before']} MiB before, {memory['now']} now, {memory['ratio']} ×.")
-    return "\n".join(lines + wishes(wanted(result)))
+    return "\n".join(lines + goal_lines(wanted(result)))
 
 
 def wanted(result: dict[str, Any]) -> dict[str, bool]:

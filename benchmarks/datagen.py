@@ -19,15 +19,15 @@ from typing import Any
 import torch
 
 from benchmarks.report import conditions, finish, load_average
-from benchmarks.side import Side
-from benchmarks.tables import table_lines, wishes
+from benchmarks.side import BenchmarkSide
+from benchmarks.tables import goal_lines, table_lines
 from models.base import load_tokenizer
 from models.chat import render
 from models.starter import starter_path
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 
 WANTED = {"transformers": 2.0, "before": 1.3}
-BUILT_IN = CLONE / "corpus" / "quickstart_prompts.jsonl"
+BUILT_IN = PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl"
 SIDE = Path(__file__).with_name("datagen_side.py")
 LONGEST = 512
 """Maximum prompt length in tokens; longer prompts are truncated."""
@@ -46,10 +46,10 @@ def _first_turn(row: dict[str, Any]) -> str:
     return row["messages"][0]["content"] if "messages" in row else row["prompt"]
 
 
-def side(args: argparse.Namespace, name: str, dtype: str, prompts: Path, tree: Path = CLONE) -> Side:
+def side(args: argparse.Namespace, name: str, dtype: str, prompts: Path, tree: Path = PROJECT_ROOT) -> BenchmarkSide:
     """A contender; enter it to wait until it is ready."""
     options = {"side": name, "model": str(args.model), "dtype": dtype, "prompts": str(prompts)}
-    return Side(SIDE, {**options, "tokens": args.tokens, "threads": args.threads}, tree)
+    return BenchmarkSide(SIDE, {**options, "tokens": args.tokens, "threads": args.threads}, tree)
 
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def table(result: dict[str, Any]) -> str:
         lines += [f"\n**{dtype}**", "", *table_lines("| | tokens/s | tokens/s of a core | peak MiB |", rows)]
         for peer, ratio in numbers["times_as_fast"].items():
             lines.append(f"\nOurs is {ratio} × {peer}; {numbers['same_answers'][peer]} answers are the same.")
-        lines += wishes(numbers["wanted"])
+        lines += goal_lines(numbers["wanted"])
     return "\n".join(lines)
 
 

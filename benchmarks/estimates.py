@@ -30,7 +30,7 @@ from benchmarks.tables import table_lines
 from models.runtime.speed import WAITS
 from models.starter import HEAD, starter_path
 from models.tiny import make_tiny_base
-from speculoos.settings import CLONE, Settings
+from speculoos.settings import PROJECT_ROOT, Settings
 from tests.tools.running import Up, wait_for
 from tracking import db, queries
 from tracking.names import STARTER
@@ -54,7 +54,7 @@ from workers.jobs.requests import (
 )
 from workers.jobs.submit import submit
 
-PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
+PROMPTS = PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl"
 ALLOWED = (2.0, 1.3)
 """Allowed factors between estimated and actual time in the first and the second round."""
 PARTS = ("fresh", "tiny-first", "tiny-last")

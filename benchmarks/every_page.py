@@ -10,7 +10,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from app.views.shell import BESIDE, NAV
+from app.views.shell import NAV, TAB_PAGES
 from benchmarks.camera import Camera, camera
 from tests.browser.furnished import Furnished, furnish
 
@@ -45,7 +45,7 @@ def take(folder: Path) -> None:
 
 def addresses(made: Furnished) -> dict[str, str]:
     """{name: URL} of all pages and objects."""
-    return {label: made.url + path for label, path in (*NAV, *BESIDE, *made.things.items())}
+    return {label: made.url + path for label, path in (*NAV, *TAB_PAGES, *made.things.items())}
 
 
 def look(browser: Camera, url: str, label: str, folder: Path, widths: Sequence[int] = WIDTHS) -> list[str]:

@@ -27,7 +27,7 @@ from benchmarks.gpu_speed import large_shape, race
 from benchmarks.gpu_work import generation, training, two_jobs
 from benchmarks.peers.common import peak_memory_mb
 from benchmarks.report import conditions, load_average
-from benchmarks.tables import between, table_lines
+from benchmarks.tables import replace_between, table_lines
 from models.base import pick_device
 from models.runtime.precision import exact_products
 from speculoos.files import write_json
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.json:
         write_json(args.json, result)
     if device.type == "cuda":
-        PAGE.write_text(between(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(result)), encoding="utf-8")
+        PAGE.write_text(replace_between(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(result)), encoding="utf-8")
     wrong = [claim for claim in result["claims"] if claim["holds"] is False]
     for claim in wrong:
         print(f"Does not hold: {claim['name']} (wanted {claim['goal']}): {claim['figure']}")

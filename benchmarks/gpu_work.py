@@ -16,12 +16,12 @@ from evaluation.questions import BUILT_IN
 from evaluation.ties import TIE, first_difference
 from models.methods import train_config
 from speculoos.errors import Unavailable
-from speculoos.reporting import Silent
-from speculoos.settings import CLONE
+from speculoos.reporting import SilentReporter
+from speculoos.settings import PROJECT_ROOT
 from tests.tools.homes import write_answers
 from training.loop import train
 
-PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
+PROMPTS = PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl"
 METHODS = {"eagle3": {"train_lm_head": False}, "medusa": {"medusa_num_heads": 2}}
 """The settings of benchmarks.training."""
 BATCHED = ("llama", "mistral", "phi", "qwen3")
@@ -31,7 +31,7 @@ WARM_UP_STEPS = 2
 JOBS = 2
 
 
-class KeptResult(Silent):
+class KeptResult(SilentReporter):
     """Stores the metrics of every step."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def generation(bench: Bench) -> Findings:
     """Tokens per second of batched generation as in `speculoos generate`, and its exactness."""
     sizes = bench.sizes
     request = AnswerRequest(sizes.answers, sizes.answer_tokens, batch_size=sizes.batch, device=str(bench.device))
-    report = make_answers(bench.starter, PROMPTS, bench.scratch / "answers", request, Silent())
+    report = make_answers(bench.starter, PROMPTS, bench.scratch / "answers", request, SilentReporter())
     claim = Claim(f"{sizes.answers} prompts answered, {sizes.batch} at once", "all", f"{report['rows']}")
     claim.holds = report["complete"] and report["rows"] == sizes.answers and not report["failed"]
     speed = {f"{report['dtype']}, tokens/s": report["tokens_per_second"], "tokens": report["tokens"]}
@@ -129,9 +129,9 @@ def started(bench: Bench, out: Path) -> subprocess.Popen[str]:
     command += [str(BUILT_IN), "--limit", str(sizes.prompts), "--max-tokens", str(sizes.answer_tokens)]
     command += ["--device", str(bench.device), "--checkpoint", str(bench.head), "--context", "512"]
     command += ["--store", str(out.with_suffix("")), "--json", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(CLONE)}
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
     return subprocess.Popen(
-        command, cwd=CLONE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=PROJECT_ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 

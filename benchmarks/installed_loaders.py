@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.environments import make_environment
 from formats.checkpoint import read_object
-from formats.export import build
-from formats.imports.eagle3 import TWICE
+from formats.export import build_export
+from formats.imports.eagle3 import MODELOPT_TWICE
 from formats.imports.run import Conversion
 from formats.imports.work import convert
 from formats.passages import PROMPTS, passages
@@ -51,11 +51,13 @@ def speculators(environments: Path, scratch: Path) -> list[InstalledModel]:
     """The exported starter head, loaded with speculators' `from_pretrained`."""
     base = load_base(starter_path())
     draft = load_draft(HEAD, base)
-    build(HEAD, base, "speculators", scratch / "speculators")
+    build_export(HEAD, base, "speculators", scratch / "speculators")
     ours = logits(draft, example_states(draft, base, scratch))
     tensors, report = run_in_environment("speculators", environments, scratch / "speculators", scratch)
     counts = (report["tensors"], report["left_over"], report["unset"])
-    return [InstalledModel(report["version"], "the starter's head", *counts, apart(ours, tensors["logits"]))]
+    return [
+        InstalledModel(report["version"], "the starter's head", *counts, relative_difference(ours, tensors["logits"]))
+    ]
 
 
 def modelopt(environments: Path, scratch: Path) -> list[InstalledModel]:
@@ -68,19 +70,26 @@ def modelopt(environments: Path, scratch: Path) -> list[InstalledModel]:
     base = load_base(starter_path())
     draft = random_head(base)
     save_draft(scratch / "head", draft, {"base": "starter"})
-    build(scratch / "head", base, "modelopt", scratch / "modelopt")
+    build_export(scratch / "head", base, "modelopt", scratch / "modelopt")
     states = example_states(draft, base, scratch)
     tensors, report = run_in_environment("modelopt", environments, scratch / "modelopt", scratch, base.path)
     counts = (report["tensors"], report["left_over"], report["unset"])
-    once, twice = (imported(scratch / "exported", base, layout) for layout in ("", TWICE))
+    once, twice = (imported(scratch / "exported", base, layout) for layout in ("", MODELOPT_TWICE))
     ours, own, trained = (logits(one, states) for one in (draft, once, twice))
     version = report["version"]
     return [
         InstalledModel(
-            version, "our export, in its module, features normed once", *counts, apart(ours, tensors["ours_once"])
+            version,
+            "our export, in its module, features normed once",
+            *counts,
+            relative_difference(ours, tensors["ours_once"]),
         ),
-        InstalledModel(version, "its export, imported as servers read it", *counts, apart(own, tensors["own_once"])),
-        InstalledModel(version, f"its export, imported as {TWICE}", *counts, apart(trained, tensors["own"])),
+        InstalledModel(
+            version, "its export, imported as servers read it", *counts, relative_difference(own, tensors["own_once"])
+        ),
+        InstalledModel(
+            version, f"its export, imported as {MODELOPT_TWICE}", *counts, relative_difference(trained, tensors["own"])
+        ),
     ]
 
 
@@ -93,7 +102,7 @@ def transformers(scratch: Path) -> list[InstalledModel]:
     base = load_base(starter_path())
     ours = StandaloneDraft.from_base(base, 11)
     save_draft(scratch / "draft", ours, {"base": "starter"})
-    build(scratch / "draft", base, "huggingface", scratch / "huggingface")
+    build_export(scratch / "draft", base, "huggingface", scratch / "huggingface")
     load_options = {"dtype": torch.float32, "output_loading_info": True}
     draft, info = AutoModelForCausalLM.from_pretrained(scratch / "huggingface", **load_options)
     tokenizer, same, apart_most = AutoTokenizer.from_pretrained(scratch / "huggingface"), True, 0.0
@@ -102,7 +111,7 @@ def transformers(scratch: Path) -> list[InstalledModel]:
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         options = {**ids, "do_sample": False, "max_new_tokens": 48}
         same &= torch.equal(base.model.generate(**options), base.model.generate(**options, assistant_model=draft))
-        apart_most = max(apart_most, apart(ours.model(**ids).logits, draft(**ids).logits))
+        apart_most = max(apart_most, relative_difference(ours.model(**ids).logits, draft(**ids).logits))
     name = f"transformers {__version__} generate(assistant_model=…)"
     counts = (len(draft.state_dict()), sorted(info["unexpected_keys"]), sorted(info["missing_keys"]))
     return [InstalledModel(name, "11 of the starter's layers", *counts, apart_most, same)]
@@ -160,6 +169,6 @@ def imported(folder: Path, base: LoadedBase, layout: str = "") -> Any:
         return load_draft(Path(scratch) / "draft", base)
 
 
-def apart(ours: Tensor, theirs: Tensor) -> float:
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     """Largest absolute difference of logits, relative to the largest logit."""
     return float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0))

@@ -17,11 +17,11 @@ from pathlib import Path
 from benchmarks import every_page
 from benchmarks.camera import Camera, camera
 from benchmarks.estimates import Home, workbench
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 from workers.jobs.builtin import BUILT_IN, PROMPTS
 from workers.jobs.requests import GenerateData
 
-IMAGES = CLONE / "docs" / "images"
+IMAGES = PROJECT_ROOT / "docs" / "images"
 WIDTH = 1280
 QUESTION = "Write a Python function that checks whether a number is even."
 MODEL = "starter@starter"

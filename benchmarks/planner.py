@@ -35,8 +35,16 @@ from decoding.target import Target, fast_target
 from evaluation.costs import Costs
 from evaluation.estimate import milliseconds
 from evaluation.meter import Meter
-from evaluation.planner import MAX_LENGTH, TEXT, Progress, measure_curves, prompts_of, space_of, steps_of
-from evaluation.questions import BUILT_IN, read_questions, spread
+from evaluation.planner import (
+    MAX_LENGTH,
+    PLAN_TEXT_TOKENS,
+    PlanProgress,
+    generate_steps,
+    measure_curves,
+    prompts_of,
+    tuning_space,
+)
+from evaluation.questions import BUILT_IN, read_questions, spread_over_categories
 from evaluation.shapes import DraftShape, chain_shares
 from models.base import LoadedBase, load_base
 from models.checkpoints import load_draft
@@ -44,7 +52,7 @@ from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
 from models.starter import HEAD, starter_path
 from models.tiny import make_tiny_base
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 
 ALLOWED = 0.15
 """Allowed relative error of a prediction."""
@@ -87,13 +95,13 @@ def contenders(
     target: Target, head: Any, cuts: dict[int, Any], prompts: Sequence[Sequence[int]], args: argparse.Namespace
 ) -> list[PlannerContender]:
     """All contenders, with the τ that the planner predicts."""
-    progress = Progress(Silent(), 1)
-    curves = measure_curves(target, head, space_of(head), prompts, args.max_tokens, progress)
+    progress = PlanProgress(SilentReporter(), 1)
+    curves = measure_curves(target, head, tuning_space(head), prompts, args.max_tokens, progress)
     shapes = [*curves.chains(), *_longest(curves.trees())]
     result = [PlannerContender("plain", None, {"drafter": "none"}, 1.0, shape=DraftShape("plain"))]
     result += [PlannerContender(shape.name, head, shape.options, shape.tau, shape=shape) for shape in shapes]
     for layers, draft in cuts.items():
-        steps = steps_of(target, draft, {"depth": max(DEPTHS)}, prompts[:4], STANDALONE_TOKENS, progress)
+        steps = generate_steps(target, draft, {"depth": max(DEPTHS)}, prompts[:4], STANDALONE_TOKENS, progress)
         shares = chain_shares(steps, max(DEPTHS))
         for depth in DEPTHS:
             tau = 1 + sum(shares[:depth])
@@ -116,13 +124,13 @@ def race(base: LoadedBase, head: Any, args: argparse.Namespace) -> dict[str, Any
     layers = [count for count in args.layers if count < base.num_layers]
     cuts = {count: StandaloneDraft.from_base(base, count).eval() for count in layers}
     target = fast_target(base, MAX_LENGTH)
-    rows = spread(read_questions(args.questions), 2 * args.limit)
+    rows = spread_over_categories(read_questions(args.questions), 2 * args.limit)
     rows.sort(key=lambda row: row.get("category") or "")
     prompts = prompts_of(base, rows, target.max_length - args.max_tokens)
     known, asked = prompts[::2], prompts[1::2]
     entries = contenders(target, head, cuts, known, args)
-    text = (known[0] * TEXT)[: min(TEXT, target.max_length // 2)]
-    meter = Meter(target, text, head, space_of(head), batches=(1,), layers=layers)
+    text = (known[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
+    meter = Meter(target, text, head, tuning_space(head), batches=(1,), layers=layers)
     meter.round()
     meter.taken.clear()
     for number, prompt in enumerate(asked, 1):

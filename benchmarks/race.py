@@ -17,7 +17,7 @@ import torch
 from benchmarks.plan import BenchmarkPlan
 from models.starter import starter_path
 from speculoos.errors import Unavailable
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 
 HERE = Path(__file__).parent
 PEERS = {"modelopt": ("eagle3", "medusa"), "speculators": ("eagle3",)}
@@ -30,11 +30,11 @@ class Contender:
 
     name: str
     command: tuple[str, ...]
-    tree: Path = CLONE
+    tree: Path = PROJECT_ROOT
     """Source tree whose modules it uses, for versions of this project."""
 
 
-def ours(name: str, base_dtype: str, tree: Path = CLONE) -> Contender:
+def ours(name: str, base_dtype: str, tree: Path = PROJECT_ROOT) -> Contender:
     """This project, or another commit of it in `tree`, with the frozen base model in `base_dtype`."""
     return Contender(name, (sys.executable, "-m", "benchmarks.ours", "--base-dtype", base_dtype), tree)
 
@@ -119,7 +119,7 @@ class Runner:
 
 
 @contextmanager
-def started(
+def start_contenders(
     contenders: Sequence[Contender], method: str, base: Path, plan: BenchmarkPlan, threads: int
 ) -> Iterator[tuple[list[Runner], dict[str, str]]]:
     """Yields (started contenders, {name: reason} of those that failed to start)."""
@@ -137,7 +137,7 @@ def started(
         yield runners, missing
 
 
-def in_turn(runners: Sequence[Runner], number: int, plan: BenchmarkPlan) -> dict[str, dict[str, float]]:
+def run_round(runners: Sequence[Runner], number: int, plan: BenchmarkPlan) -> dict[str, dict[str, float]]:
     """One round: every contender runs step `number`; the order rotates from round to round."""
     first = number % max(len(runners), 1)
     order = [*runners[first:], *runners[:first]]
@@ -146,6 +146,6 @@ def in_turn(runners: Sequence[Runner], number: int, plan: BenchmarkPlan) -> dict
 
 def _environment(threads: int, tree: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    paths = {"PYTHONPATH": str(tree)} if "PYTHONPATH" in os.environ or tree != CLONE else {}
+    paths = {"PYTHONPATH": str(tree)} if "PYTHONPATH" in os.environ or tree != PROJECT_ROOT else {}
     fixed = {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
     return {**inherited, **paths, **fixed, "OMP_NUM_THREADS": str(threads)}

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import between, table_lines
+from benchmarks.tables import replace_between, table_lines
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- figures: written by benchmarks/reliability.py -->", "<!-- end of figures -->"
@@ -30,7 +30,7 @@ MEMORY = ("start_mb", "warm_mb", "end_mb", "mb_per_minute")
 
 def page(text: str, figures: dict[str, Any]) -> str:
     """The page's text with these figures; figures of other drills stay."""
-    return between(text, BEGIN, END, tables(figures, text.partition(BEGIN)[2].partition(END)[0].strip()))
+    return replace_between(text, BEGIN, END, tables(figures, text.partition(BEGIN)[2].partition(END)[0].strip()))
 
 
 def tables(figures: dict[str, Any], before: str = "") -> str:

@@ -27,13 +27,13 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from benchmarks.installed_loaders import InstalledModel, apart, modelopt, speculators, transformers
+from benchmarks.installed_loaders import InstalledModel, modelopt, relative_difference, speculators, transformers
 from benchmarks.peers import serving_parts as parts
 from formats.checkpoint import read_object
-from formats.export import build
-from formats.options import options
+from formats.export import build_export
+from formats.options import export_options
 from formats.passages import Passage, passages
-from formats.streamed import draft as load
+from formats.streamed import streamed_draft as load
 from models.base import LoadedBase, load_base
 from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
@@ -88,13 +88,13 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
     if not checkpoint.exists():
         save_draft(checkpoint, draft_of(kind, base), {"base": "tiny"})
     module, name = CLASSES.get((server, kind.split("-")[0]), ("", ""))
-    possible = {option.name for option in options(checkpoint, base.path) if option.possible}
+    possible = {option.name for option in export_options(checkpoint, base.path) if option.possible}
     text = source(folder, wheel, module) if module and server in possible else None
     if text is None:
         return None
     out = scratch / f"{kind}-{server}"
     if not out.exists():
-        build(checkpoint, base, server, out)
+        build_export(checkpoint, base, server, out)
     config = SimpleNamespace(**read_object(out / "config.json"))
     model = build_draft(server, parts.run_source(module, text), name, config, base)
     tensors = load_file(out / "model.safetensors")
@@ -131,7 +131,7 @@ def compare(server: str, model: Any, draft: Any, base: LoadedBase) -> float | No
         return None  # its layers pass the residual through a server mechanism
     worst = 0.0
     for passage in passages(base, getattr(draft, "layers_wanted", ())):
-        off = apart(*logits(server, model, draft, base, passage))
+        off = relative_difference(*logits(server, model, draft, base, passage))
         worst = max(worst, off if off == off else float("inf"))
     return worst
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 
 
-class Side:
+class BenchmarkSide:
     """A script that answers each JSON line with a JSON line, after a first line when it is ready.
 
     `given` is its only argument, as JSON. `stderr` None: its stderr is shown.
@@ -21,7 +21,7 @@ class Side:
         self,
         script: Path,
         given: Mapping[str, Any],
-        tree: Path = CLONE,
+        tree: Path = PROJECT_ROOT,
         environment: Mapping[str, str] = os.environ,
         stderr: int | None = subprocess.DEVNULL,
     ):
@@ -31,7 +31,7 @@ class Side:
             command, cwd=tree, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
         )
 
-    def __enter__(self) -> "Side":
+    def __enter__(self) -> "BenchmarkSide":
         self._read()
         return self
 

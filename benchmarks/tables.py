@@ -14,12 +14,12 @@ def table_lines(head: str, rows: Iterable[Iterable[Any]]) -> list[str]:
     return [head, "| --- " * (head.count("|") - 1) + "|", *map(row, rows)]
 
 
-def wishes(wanted: Mapping[str, bool], of: str = "") -> list[str]:
+def goal_lines(wanted: Mapping[str, bool], of: str = "") -> list[str]:
     """One line per goal: whether it is met."""
     return [f"Wanted{of}: {what}: {'yes' if met else 'NO'}." for what, met in wanted.items()]
 
 
-def between(text: str, begin: str, end: str, figures: str) -> str:
+def replace_between(text: str, begin: str, end: str, figures: str) -> str:
     """`text` with `figures` as the new content between the two marks."""
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{figures}\n{end}{rest.partition(end)[2]}"

@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.answers import AnswerRequest, make_answers
 from benchmarks.environments import make_environment
 from benchmarks.plan import BenchmarkPlan, BenchmarkSettings, conversations
-from benchmarks.race import PEERS, Contender, add_options, in_turn, ours, peer, started
+from benchmarks.race import PEERS, Contender, add_options, ours, peer, run_round, start_contenders
 from benchmarks.report import conditions, finish, load_average
-from benchmarks.tables import table_lines, wishes
+from benchmarks.tables import goal_lines, table_lines
 
 OURS, OURS_FP32, BEFORE = "ours", "ours, all fp32", "before"
 WANTED = {"eagle3": 1.5, "medusa": 2.0}
@@ -32,11 +32,11 @@ WANTED = {"eagle3": 1.5, "medusa": 2.0}
 def race(args: argparse.Namespace, method: str, plan: BenchmarkPlan) -> dict[str, Any]:
     """Run all rounds of one method; returns figures of each contender, and comparisons."""
     contenders, missing = entries(args, method)
-    with started(contenders, method, args.base, plan, args.threads) as (runners, failed):
+    with start_contenders(contenders, method, args.base, plan, args.threads) as (runners, failed):
         facts = {runner.name: runner.facts for runner in runners}
         rounds: list[dict[str, dict[str, float]]] = []
         for number in range(min(args.warm_up + args.rounds, len(plan.steps))):
-            rounds.append(in_turn(runners, number, plan))
+            rounds.append(run_round(runners, number, plan))
             print(f"{method}: round {number + 1}, {_spoken(rounds[-1], plan.tokens(number))}", flush=True)
         peaks = {runner.name: runner.finish() for runner in runners}
     figures = {
@@ -142,7 +142,7 @@ def table(result: dict[str, Any]) -> str:
                 f"\nLargest difference of our losses, bf16 base against all fp32: {numbers['loss_difference']:.2%}."
             )
         lines += [f"{name}: not raced, {reason}." for name, reason in numbers["not_raced"].items()]
-        lines += wishes(numbers.get("wanted", {}))
+        lines += goal_lines(numbers.get("wanted", {}))
     return "\n".join(lines)
 
 

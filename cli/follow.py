@@ -7,7 +7,7 @@ from datetime import timedelta
 from cli.console import say
 from cli.launch.services import Services, needed_for
 from speculoos.errors import Cancelled, JobFailed
-from speculoos.people import account
+from speculoos.people import current_user
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.jobs import get
@@ -22,7 +22,7 @@ POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
 
 def run_request(settings: Settings, request: Request, name: str = "", wait: bool = True) -> Job:
     """Submit what this account asks for, its output called `name`, and follow it; see `run_jobs`."""
-    asked = {"name": name, "user": account(), "settings": settings}
+    asked = {"name": name, "user": current_user(), "settings": settings}
     (job,) = run_jobs(settings, lambda: [submit(request, **asked)], request.runs_on, wait)
     return job
 

@@ -38,7 +38,7 @@ from cli.commands import (
 from cli.commands.fields import kind_command
 from cli.console import fail
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
-from speculoos.private import keep_private
+from speculoos.private import set_private_umask
 from workers.jobs.requests import own_kinds
 
 app = typer.Typer(
@@ -90,7 +90,7 @@ def options(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Nothing a user does leads to a traceback."""
-    keep_private()
+    set_private_umask()
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is stopped in order

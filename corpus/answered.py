@@ -12,7 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, list_of, origin_of, text_of
+from corpus.fields import (
+    BadRecord,
+    category_of,
+    check_size,
+    check_text,
+    is_filled,
+    kind_of,
+    list_of,
+    origin_of,
+    text_of,
+)
 from corpus.mapping import mapped_rows
 from corpus.prompts import ROLES
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, row_id
@@ -70,19 +80,19 @@ def read_answered(
     files: Files, max_rows: int = DEFAULT_MAX_ROWS, mapping: Mapping[str, str] | None = None
 ) -> Iterator[AnsweredRow | BadRow]:
     """All rows, good or bad, of files of answered conversations, in order: see `corpus.mapping.mapped_rows`."""
-    return mapped_rows(files, parse, ANSWERED_FIELDS, mapping, max_rows=max_rows)
+    return mapped_rows(files, parse_answered, ANSWERED_FIELDS, mapping, max_rows=max_rows)
 
 
-def parse(line: int, value: Any) -> AnsweredRow:
+def parse_answered(line: int, value: Any) -> AnsweredRow:
     """The conversation of one record. Raises BadRecord when it has none to learn from."""
     record = record_of(value)
     turns = messages_of(record, _message)
     endings = _endings(record, turns)
     messages, finish = _trimmed(turns, endings)
     _check(messages)
-    if filled(record.get("system")) and messages[0]["role"] != "system":
+    if is_filled(record.get("system")) and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(record["system"], "system")})
-    tools = _tools(record["tools"]) if filled(record.get("tools")) else []
+    tools = _tools(record["tools"]) if is_filled(record.get("tools")) else []
     row = AnsweredRow(line, messages, finish, tools, category_of(record), origin_of(record))
     check_text(row.to_json())
     return row
@@ -108,9 +118,9 @@ def _message(item: Any, where: str) -> Message:
 def _answer_fields(item: Mapping[str, Any], where: str) -> Message:
     """Fields of answers only: reasoning, tool calls, finish reason."""
     fields: Message = {}
-    if reasoning := next((item[key] for key in REASONING if filled(item.get(key))), None):
+    if reasoning := next((item[key] for key in REASONING if is_filled(item.get(key))), None):
         fields["reasoning_content"] = text_of(reasoning, where)
-    if filled(item.get("tool_calls")):
+    if is_filled(item.get("tool_calls")):
         fields["tool_calls"] = [_call(call, where) for call in list_of(item["tool_calls"], f"{where}.tool_calls")]
     if ending := next((item[key] for key in FINISH if isinstance(item.get(key), str)), ""):
         fields["finish"] = ending
@@ -140,7 +150,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 def _endings(record: Mapping[str, Any], turns: list[Message]) -> list[str]:
     """The finish reason of each answer in `turns`, "" if unknown."""
     endings = [turn.pop("finish", "") for turn in turns if turn["role"] == "assistant"]
-    value = next((record[key] for key in FINISH if filled(record.get(key))), None)
+    value = next((record[key] for key in FINISH if is_filled(record.get(key))), None)
     if isinstance(value, list):
         first = max(len(endings) - len(value), 0)  # the list may have no entry for a greeting
         endings[first:] = [str(ending) for ending in value[: len(endings)]]

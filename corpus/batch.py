@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from corpus.sampling import pick
+from corpus.sampling import sample_tokens
 from decoding.target import common_prefix
 from models.base import LoadedBase
 from models.runtime.cache import KVCache
@@ -135,7 +135,7 @@ class _Batch:
             rows = [row for row, answer in enumerate(answers) if answer.temperature == temperature]
             draws = [answers[row].numbers.random() for row in rows]
             logits = scored.logits if len(rows) == len(answers) else scored.logits[rows]
-            for row, token in zip(rows, pick(logits, draws, temperature, self.top_p), strict=True):
+            for row, token in zip(rows, sample_tokens(logits, draws, temperature, self.top_p), strict=True):
                 best[row] = token
         return best
 

@@ -10,7 +10,9 @@ from corpus.duplicates import remove_duplicates
 from corpus.shards import write_summary
 
 
-def close(folder: str | Path, options: GenerateOptions, report: Mapping[str, Any], **summary: Any) -> dict[str, Any]:
+def finish_dataset(
+    folder: str | Path, options: GenerateOptions, report: Mapping[str, Any], **summary: Any
+) -> dict[str, Any]:
     """Write the report and `summary` to `dataset.json`; returns the report, without duplicates if `options.unique`."""
     removed = remove_duplicates(Path(folder)).total() if options.unique and report["complete"] else 0
     left_out = {**report["left_out"], **({DUPLICATE: removed} if removed else {})}

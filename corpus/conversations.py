@@ -8,11 +8,11 @@ from typing import Any
 from corpus.seeds import row_seed
 from corpus.shards import count_rows, read_rows
 
-FAILED, EMPTY, CUT, DUPLICATE = "failed", "empty", "cut", "duplicate"
+KIND_FAILED, EMPTY, CUT, DUPLICATE = "failed", "empty", "cut", "duplicate"
 """Kinds of omitted rows."""
 EXACT, TEXT = "exact", "text alone"
 """Label sources of a row: its token ids, or its text, which is tokenised for training."""
-NAMED = 50
+MAX_NAMED_ROWS = 50
 """Maximum omitted rows of one kind named in the log; all are counted."""
 
 
@@ -112,7 +112,7 @@ def to_answer(folder: str | Path, options: GenerateOptions, done: set[str]) -> I
         for row in read_rows(folder, options.limit, options.first):
             row_id = sample_id(row["id"], sample)
             if row_id not in done:
-                yield conversation({**row, "id": row_id}, options.system_prompt, options.replace_system)
+                yield make_conversation_from_row({**row, "id": row_id}, options.system_prompt, options.replace_system)
 
 
 def sample_id(row_id: str, sample: int) -> str:
@@ -126,7 +126,9 @@ def count_answers(folder: str | Path, options: GenerateOptions) -> int:
     return (prompts if options.limit is None else min(prompts, options.limit)) * options.samples
 
 
-def conversation(row: dict[str, Any], system_prompt: str = "", replace_system: bool = False) -> Conversation:
+def make_conversation_from_row(
+    row: dict[str, Any], system_prompt: str = "", replace_system: bool = False
+) -> Conversation:
     """A row's user turns and system message; `system_prompt` if it has none or `replace_system` is set."""
     own = [m["content"] for m in row["messages"] if m["role"] == "system"]
     system = own[0] if own and not replace_system else system_prompt

@@ -14,9 +14,9 @@ from typing import Any
 
 import openai
 
-from corpus.replies import FORMS, Reply, reply_of
+from corpus.replies import TOKEN_ID_REQUESTS, Reply, parse_reply
 from speculoos.errors import BadInput, Cancelled, Unavailable
-from speculoos.redaction import cut
+from speculoos.redaction import cut_to_words
 from speculoos.settings import Endpoint
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -182,7 +182,7 @@ class EndpointPool:
     def _failed(self, server: Server, error: Exception) -> tuple[str, str] | None:
         first = server.failures == 0
         if server.failed(self._clock(), _retry_after(error)) and first:
-            return f"{server.label} does not answer ({plain_reason(error)}); the others go on without it.", "warning"
+            return f"{server.label} does not answer ({short_error(error)}); the others go on without it.", "warning"
         return None
 
     def _succeeded(self, server: Server) -> tuple[str, str] | None:
@@ -197,7 +197,7 @@ def _send(server: Server, form: dict[str, Any], request: dict[str, Any]) -> tupl
     extra = {**form, **request.get("extra_body", {})}
     raw = kind.with_raw_response.create(model=server.model, **{**request, "extra_body": extra or None})
     body = _json(raw.http_response)
-    return replace(reply_of(body), body=body, seconds=raw.elapsed.total_seconds()), raw.retries_taken
+    return replace(parse_reply(body), body=body, seconds=raw.elapsed.total_seconds()), raw.retries_taken
 
 
 def _json(response: Any) -> Any:
@@ -209,14 +209,14 @@ def _json(response: Any) -> Any:
 
 def _find_form(server: Server, probe: dict[str, Any]) -> dict[str, Any]:
     """The first of FORMS with which a server returns token ids, {} for none; unknown fields are rejected or ignored."""
-    for form in FORMS:
+    for form in TOKEN_ID_REQUESTS:
         with suppress(openai.BadRequestError, openai.UnprocessableEntityError):
             if _send(server, form, probe)[0].ids:
                 return form
     return {}
 
 
-def plain_reason(error: Exception) -> str:
+def short_error(error: Exception) -> str:
     """One short line: the status and the endpoint's error message."""
     if isinstance(error, openai.APITimeoutError):
         return "no answer within the time limit"
@@ -224,7 +224,7 @@ def plain_reason(error: Exception) -> str:
         return "no connection"
     body = getattr(error, "body", None)
     message = body.get("message") if isinstance(body, dict) else None
-    text = cut(str(message or error).splitlines()[0], 200) if str(message or error) else type(error).__name__
+    text = cut_to_words(str(message or error).splitlines()[0], 200) if str(message or error) else type(error).__name__
     status = getattr(error, "status_code", None)
     return f"{status} {text}" if status and not text.startswith(str(status)) else text
 

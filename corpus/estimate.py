@@ -38,7 +38,7 @@ class Needs:
         )
 
 
-def needs(base: LoadedBase, source: str | Path, options: GenerateOptions, rows: int) -> Needs:
+def estimate_needs(base: LoadedBase, source: str | Path, options: GenerateOptions, rows: int) -> Needs:
     """Extrapolate from the turns and tokens of the first 64 prompts.
 
     Memory is two KV caches of a full batch (a batch is copied when rows change) and one prefill's activations:
@@ -57,7 +57,7 @@ def needs(base: LoadedBase, source: str | Path, options: GenerateOptions, rows: 
     return Needs(rows, tokens, round((tokens + rows * prompt) * BYTES_PER_TOKEN), round(cache + prefill))
 
 
-def check(needed: Needs, base: LoadedBase, folder: str | Path) -> None:
+def check_needs(needed: Needs, base: LoadedBase, folder: str | Path) -> None:
     """Raise Unavailable when there is not enough disk space or memory."""
     free = shutil.disk_usage(Path(folder)).free
     if needed.disk + SPARE_DISK > free:
@@ -89,4 +89,4 @@ def _cache_width(config: Any) -> int:
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return room.memory()[0]
+    return room.available_memory()[0]

@@ -67,17 +67,17 @@ def check_size(*texts: list[str]) -> None:
 
 def category_of(record: dict[str, Any]) -> str:
     """The category by which figures are grouped, "" if none."""
-    return str(record["category"])[:MAX_LABEL] if filled(record.get("category")) else ""
+    return str(record["category"])[:MAX_LABEL] if is_filled(record.get("category")) else ""
 
 
 def origin_of(record: dict[str, Any]) -> dict[str, Any]:
     """The origin of a row: its own id and data set, if present."""
     keys = ("id", "question_id", "conversation_id", "dataset", "source")
-    labels = {k: record[k] for k in keys if isinstance(record.get(k), str | int) and filled(record[k])}
+    labels = {k: record[k] for k in keys if isinstance(record.get(k), str | int) and is_filled(record[k])}
     return {k: value[:MAX_LABEL] if isinstance(value, str) else value for k, value in labels.items()}
 
 
-def filled(value: Any) -> bool:
+def is_filled(value: Any) -> bool:
     """Whether a field is neither None nor an empty text or list."""
     return value is not None and value != "" and value != []
 

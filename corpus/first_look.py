@@ -9,7 +9,7 @@ from corpus import answered, prompts
 from corpus.answered import ANSWERED_FIELDS
 from corpus.mapping import mapped_rows
 from corpus.readers import read_records
-from corpus.records import Broken
+from corpus.records import UnreadableRecord
 from corpus.rows import BadRow
 from corpus.shapes import FIELDS
 
@@ -23,7 +23,7 @@ SEARCHED = 10_000
 def look(path: str, with_answers: bool, mapping: dict[str, str]) -> dict[str, Any]:
     """{"columns": names, "rows": [{"line", "messages"} or {"line", "reason"}]} of the first rows. Raises BadInput when
     the file cannot be read."""
-    parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
+    parse, fields = (answered.parse_answered, ANSWERED_FIELDS) if with_answers else (prompts.parse_prompt, FIELDS)
     read = islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), ROWS)
     return {"columns": columns(path), "rows": [_display(row) for row in read]}
 
@@ -31,7 +31,7 @@ def look(path: str, with_answers: bool, mapping: dict[str, str]) -> dict[str, An
 def nothing_kept(path: str, with_answers: bool, mapping: dict[str, str]) -> str:
     """The reason why an import would drop all rows (of the first SEARCHED ones): the error of the first row; "" if any
     row is good. Raises BadInput when the file cannot be read."""
-    parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
+    parse, fields = (answered.parse_answered, ANSWERED_FIELDS) if with_answers else (prompts.parse_prompt, FIELDS)
     first = None
     for row in islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), SEARCHED):
         if not isinstance(row, BadRow):
@@ -44,7 +44,7 @@ def columns(path: str) -> list[str]:
     """Field names of the first records, unchanged and in order of appearance."""
     names: dict[str, None] = {}
     for record in islice(read_records(path), ROWS):
-        if not isinstance(record, Broken) and isinstance(record.value, dict):
+        if not isinstance(record, UnreadableRecord) and isinstance(record.value, dict):
             names |= dict.fromkeys(str(name)[:200] for name in record.value)
     return list(names)[:COLUMNS]
 

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from corpus.batch import BatchAnswer, answer_all
-from corpus.closing import close
-from corpus.conversations import FAILED, Conversation, GenerateOptions, count_answers, to_answer
-from corpus.estimate import check, needs
-from corpus.seeds import row_numbers
+from corpus.closing import finish_dataset
+from corpus.conversations import KIND_FAILED, Conversation, GenerateOptions, count_answers, to_answer
+from corpus.estimate import check_needs, estimate_needs
+from corpus.seeds import row_rng
 from corpus.shards import ShardWriter
-from corpus.telling import Telling
+from corpus.telling import GenerationStatus
 from models.base import LoadedBase, has_bfloat16
 from models.chat import after_answer, render
 from models.fetch import read_card
 from speculoos.errors import SpeculoosError
 from speculoos.reporting import Reporter, check_stop
-from training.hidden_states.kept import KeptStates
+from training.hidden_states.kept import StatesStore
 
 FLUSH_SECONDS = 20.0
 POOL = 8  # batches whose prompts are sorted by length together
@@ -60,7 +60,7 @@ def generate_local(
     options: GenerateOptions,
     reporter: Reporter,
     card: dict[str, Any] | None = None,
-    keep: KeptStates | None = None,
+    keep: StatesStore | None = None,
 ) -> dict[str, Any]:
     """Answer the prompts of data set `source` into data set `folder`; returns the report:
 
@@ -78,7 +78,7 @@ def generate_local(
         run.status.update(run.tokens, last=True)
     report = run.report()
     sums = {"base_sha256": card.get("weights_sha256", ""), "tokenizer_sha256": card.get("tokenizer_sha256", "")}
-    return close(folder, options, report, source=Path(source).name, **sums)
+    return finish_dataset(folder, options, report, source=Path(source).name, **sums)
 
 
 class _LocalRun:
@@ -91,12 +91,12 @@ class _LocalRun:
         options: GenerateOptions,
         reporter: Reporter,
         total: int,
-        keep: KeptStates | None = None,
+        keep: StatesStore | None = None,
     ):
         self.base, self.shards, self.options, self.reporter, self.total = base, shards, options, reporter, total
         self.keep = keep
         self.ready: list[BatchAnswer] = []
-        self.status = Telling(reporter, shards.folder)
+        self.status = GenerationStatus(reporter, shards.folder)
         self.finish: dict[str, int] = {}
         self.tokens, self.complete = 0, True
         self.started = time.monotonic()
@@ -148,15 +148,15 @@ class _LocalRun:
         try:
             turn.ids = self._prompt(turn)
         except SpeculoosError as error:
-            self.status.add_omitted(conversation, FAILED, str(error))
+            self.status.add_omitted(conversation, KIND_FAILED, str(error))
             return
         remaining = self.base.max_length - len(turn.ids)
         if remaining < 1:
             self.status.add_omitted(
-                conversation, FAILED, f"{len(turn.ids)} prompt tokens; this base takes {self.base.max_length}"
+                conversation, KIND_FAILED, f"{len(turn.ids)} prompt tokens; this base takes {self.base.max_length}"
             )
             return
-        numbers = row_numbers(self.options.seed, conversation.id, len(conversation.answers))
+        numbers = row_rng(self.options.seed, conversation.id, len(conversation.answers))
         temperature = self.options.temperature_of(conversation.id)
         self.ready.append(BatchAnswer(turn.ids, min(self.options.max_tokens, remaining), numbers, turn, temperature))
 
@@ -215,6 +215,6 @@ class _LocalRun:
 def _check_needs(
     base: LoadedBase, source: str | Path, folder: str | Path, options: GenerateOptions, reporter: Reporter, rows: int
 ) -> None:
-    estimate = needs(base, source, options, rows)
+    estimate = estimate_needs(base, source, options, rows)
     reporter.log(estimate.sentence())
-    check(estimate, base, folder)
+    check_needs(estimate, base, folder)

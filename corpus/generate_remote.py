@@ -15,14 +15,14 @@ from typing import Any
 
 import openai
 
-from corpus.closing import close
-from corpus.conversations import FAILED, TEXT, Conversation, GenerateOptions, count_answers, to_answer
-from corpus.endpoints import EndpointPool, plain_reason
-from corpus.labels import PROMPT, WHY, ServedBase, Trail
+from corpus.closing import finish_dataset
+from corpus.conversations import KIND_FAILED, TEXT, Conversation, GenerateOptions, count_answers, to_answer
+from corpus.endpoints import EndpointPool, short_error
+from corpus.labels import LABEL_PROBLEMS, PROMPT, ConversationTokens, ServedBase
 from corpus.replies import Reply
 from corpus.seeds import row_seed
 from corpus.shards import ShardWriter
-from corpus.telling import Telling
+from corpus.telling import GenerationStatus
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint
@@ -63,7 +63,7 @@ def generate_remote(
     sums = {"base_sha256": "", "tokenizer_sha256": ""}
     if served:
         sums = {"base_sha256": served.base_sha256, "tokenizer_sha256": served.tokenizer_sha256}
-    return close(folder, options, report, source=Path(source).name, config=pool.config(), **sums)
+    return finish_dataset(folder, options, report, source=Path(source).name, config=pool.config(), **sums)
 
 
 def _probe(options: GenerateOptions, served: ServedBase | None) -> dict[str, Any] | None:
@@ -81,7 +81,7 @@ class _Row:
     """A row being answered: its token ids, the endpoint's token count, and the error if it failed."""
 
     conversation: Conversation
-    trail: Trail | None = None
+    trail: ConversationTokens | None = None
     tokens: int = 0
     retries: int = 0
     error: Exception | None = None
@@ -138,7 +138,7 @@ class _RequestThreads:
 
     def _answer(self, conversation: Conversation) -> _Row:
         """All turns of one row."""
-        row = _Row(conversation, Trail(self.served) if self.served else None)
+        row = _Row(conversation, ConversationTokens(self.served) if self.served else None)
         try:
             while not conversation.complete and not self.stopped.is_set():
                 reply, retries, prompt = self._request(row)
@@ -191,7 +191,7 @@ class _RemoteRun:
         self.reporter, self.total = reporter, total
         self.labels, self.finish = Counter[str](), Counter[str]()
         self.tokens = self.retries = self.failed_in_a_row = 0
-        self.status = Telling(reporter, shards.folder)
+        self.status = GenerationStatus(reporter, shards.folder)
         self.started, self.complete = time.monotonic(), True
 
     @property
@@ -258,8 +258,10 @@ class _RemoteRun:
         self.status.add_row(record, row.tokens)
         kind = row.trail.kind if row.trail else TEXT
         self.labels[kind] += 1
-        if kind in WHY and self.labels[kind] == 1:
-            message = f"{row.conversation.id}: {WHY[kind]}; such rows are counted, and tokenised from their text."
+        if kind in LABEL_PROBLEMS and self.labels[kind] == 1:
+            message = (
+                f"{row.conversation.id}: {LABEL_PROBLEMS[kind]}; such rows are counted, and tokenised from their text."
+            )
             self.reporter.log(message, "warning")
 
     def _failed(self, row: Conversation, error: Exception) -> None:
@@ -269,7 +271,7 @@ class _RemoteRun:
         if isinstance(error, REFUSALS):
             refuse = "refuse" if "," in self._endpoint_names else "refuses"
             raise Unavailable(f"{self._endpoint_names} {refuse}: {reason}.", "Check its url, model and key.")
-        self.status.add_omitted(row, FAILED, reason)
+        self.status.add_omitted(row, KIND_FAILED, reason)
         self.failed_in_a_row += 1
         if self.failed_in_a_row >= max(GIVE_UP_AFTER, self.pool.slots):
             count = self.failed_in_a_row
@@ -279,7 +281,7 @@ class _RemoteRun:
             )
 
     def _reason(self, error: Exception) -> str:
-        text = plain_reason(error)
+        text = short_error(error)
         for key in {server.endpoint.key for server in self.pool.servers} - {""}:
             text = text.replace(key, "•••")
         return text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.answered import AnsweredRow, AnsweredTokens, read_answered
-from corpus.importing import ImportReport, PromptSource, bucket, write_rows
+from corpus.importing import ImportReport, PromptSource, length_bucket, write_rows
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
@@ -87,7 +87,7 @@ class AnsweredReport(ImportReport):
         self.tokens += len(ids)
         self.cut_answers += row.cut
         self.mask_sources[row.masked.source] += 1
-        self.lengths[bucket(len(ids))] += 1
+        self.lengths[length_bucket(len(ids))] += 1
         for start, end in row.masked.spans:
             self.answer_tokens += end - start
             self.used.update(ids[start:end])

@@ -17,7 +17,7 @@ from speculoos.reporting import Reporter, check_stop
 REPORTED = 200
 CATEGORIES = 10_000
 """Maximum number of counted categories."""
-UNPACKED, UNPACKED_TIMES = 1 << 30, 100
+MAX_UNPACKED_BYTES, UNPACKED_TIMES = 1 << 30, 100
 """Maximum size of the data set: bytes, or multiple of the file's size, whichever is larger."""
 EVERY = 500
 
@@ -72,7 +72,7 @@ def write_rows(
 ) -> dict[str, Any]:
     """Write good rows to the data set folder `folder` and bad ones to its `bad.jsonl`; `dataset.json` gets `summary`
     and the report, which is returned. Raises BadInput when no row is good."""
-    max_size = max(UNPACKED, UNPACKED_TIMES * source.size)
+    max_size = max(MAX_UNPACKED_BYTES, UNPACKED_TIMES * source.size)
     with new_folder(Path(folder), replace=True) as building, new_file(building / "bad.jsonl") as bad:
         with ShardWriter(building) as shards:
             for row in rows:
@@ -119,7 +119,7 @@ class ImportReport:
         self.turns[str(sum(m["role"] == "user" for m in row.messages))] += 1
         characters = sum(len(m["content"]) for m in row.messages)
         self.characters += characters
-        self.lengths_in_characters[bucket(characters)] += 1
+        self.lengths_in_characters[length_bucket(characters)] += 1
         self.size += characters + sum(map(len, getattr(row, "reference", ())))
         if row.category and (row.category in self.categories or len(self.categories) < CATEGORIES):
             self.categories[row.category] += 1
@@ -138,7 +138,7 @@ class ImportReport:
         }
 
 
-def bucket(length: int) -> int:
+def length_bucket(length: int) -> int:
     """The smallest power of two that is at least `length`, for histograms."""
     return 1 << max(length - 1, 0).bit_length()
 

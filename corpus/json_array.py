@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
+from corpus.records import MAX_ROW_BYTES, Record, UnreadableRecord, too_long
 
 CHUNK = 1 << 16
 SURROGATES = re.compile("[\udc80-\udcff]")
@@ -28,7 +28,7 @@ class JsonArray:
         self._advance(self.at + 1)
         return True
 
-    def members(self) -> Iterator[Record | Broken]:
+    def members(self) -> Iterator[Record | UnreadableRecord]:
         """One JSON object: a single record, or {"data": [record, …]}, numbered from 1.
 
         Raises ValueError or RecursionError when the object is invalid or, without such a list, too long.
@@ -57,7 +57,7 @@ class JsonArray:
             raise ValueError(f"something follows the object in line {self.line}")
         yield _checked(1, fields)
 
-    def elements(self) -> Iterator[Record | Broken]:
+    def elements(self) -> Iterator[Record | UnreadableRecord]:
         if self.opens("]"):
             return
         start = part = 0
@@ -67,12 +67,14 @@ class JsonArray:
             try:
                 value = self._value()
             except (ValueError, RecursionError) as error:
-                yield Broken(start, _array_reason(error))
+                yield UnreadableRecord(start, _array_reason(error))
                 return
             yield _checked(start, value, part)
             if not self.opens(","):
                 if not self.opens("]"):
-                    yield Broken(self.line, "broken JSON: a comma or ] is missing, the rest of the file is not read")
+                    yield UnreadableRecord(
+                        self.line, "broken JSON: a comma or ] is missing, the rest of the file is not read"
+                    )
                 return
 
     def _skip_whitespace(self) -> str:
@@ -108,22 +110,22 @@ class JsonArray:
         self.at = end
 
 
-def reason_of(error: Exception) -> str:
+def json_error_message(error: Exception) -> str:
     """The message of a JSON error, without its position."""
     return error.msg.removesuffix(" at") if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _array_reason(error: Exception) -> str:
-    text = "nested too deeply" if isinstance(error, RecursionError) else f"broken JSON: {reason_of(error)}"
+    text = "nested too deeply" if isinstance(error, RecursionError) else f"broken JSON: {json_error_message(error)}"
     return f"{text}; the rest of the file is not read"
 
 
-def _checked(line: int, value: Any, part: int = 0) -> Record | Broken:
+def _checked(line: int, value: Any, part: int = 0) -> Record | UnreadableRecord:
     """The record, or a Broken one if it contains lone surrogates, i.e. invalid UTF-8."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        return Broken(line, "nested too deeply")
+        return UnreadableRecord(line, "nested too deeply")
     if SURROGATES.search(text):
-        return Broken(line, "wrong encoding: some bytes are not UTF-8")
+        return UnreadableRecord(line, "wrong encoding: some bytes are not UTF-8")
     return Record(line, value, part)

@@ -12,7 +12,7 @@ from models.chat import after_answer, render
 
 ABSENT, RANGE, TEXT_MISMATCH, PROMPT = "no ids said", "unknown ids", "ids of another text", "ids of another prompt"
 """Kinds of rows without exact labels."""
-WHY = {
+LABEL_PROBLEMS = {
     RANGE: "the endpoint sends token ids that the base's tokenizer does not have",
     TEXT_MISMATCH: "the endpoint's token ids do not decode to its answer",
     PROMPT: "the endpoint's prompt differs from the messages rendered with the base's chat template",
@@ -49,7 +49,7 @@ class ServedBase:
 
 
 @dataclass
-class Trail:
+class ConversationTokens:
     """Token ids of one conversation so far, and half-open spans of the answers. `wrong`: why there are none, or ""."""
 
     base: ServedBase

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from corpus.importing import bucket
+from corpus.importing import length_bucket
 from corpus.shards import read_lines
 
 COUNTED = 100_000
@@ -20,5 +20,5 @@ def count_lengths(folder: str | Path) -> dict[str, Any]:
         row = json.loads(line)
         cut += list(row.get("finish") or ()).count("length")
         if ids := row.get("token_ids"):
-            lengths[bucket(len(ids))] += 1
+            lengths[length_bucket(len(ids))] += 1
     return {"lengths": sorted(lengths.items()), "cut_answers": cut}

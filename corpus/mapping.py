@@ -6,7 +6,7 @@ With a mapping, all other fields of a record except labels are ignored.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from corpus.fields import BadRecord, filled
+from corpus.fields import BadRecord, is_filled
 from corpus.rows import DEFAULT_MAX_ROWS, Files, parsed_rows
 from corpus.shapes import record_of
 from speculoos.errors import BadInput
@@ -64,7 +64,7 @@ def mapped_rows(
 
 def renamed(record: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, Any]:
     """The record with fields named as in `corpus.shapes`. Raises BadRecord without a prompt or messages column."""
-    mapped = {READ_AS[name]: record[column] for name, column in mapping.items() if filled(record.get(column))}
+    mapped = {READ_AS[name]: record[column] for name, column in mapping.items() if is_filled(record.get(column))}
     if not {"prompt", "messages"} & set(mapped):
         columns = " and ".join(repr(mapping[name]) for name in ("prompt", "messages") if name in mapping)
         raise BadRecord(f"no prompt: {columns} is missing or empty")

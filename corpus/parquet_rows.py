@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
+from corpus.records import MAX_ROW_BYTES, Record, UnreadableRecord, too_long
 from speculoos.errors import BadInput
 
 BATCH_ROWS = 256
@@ -31,7 +31,7 @@ ELEMENT_BYTES = 16
 """Bytes counted for each list element in addition to its content: a million empty texts need memory too."""
 
 
-def read_parquet(path: Path, fields: Collection[str] | None = None) -> Iterator[Record | Broken]:
+def read_parquet(path: Path, fields: Collection[str] | None = None) -> Iterator[Record | UnreadableRecord]:
     """All rows, numbered from 1, with the columns whose lower-case name is in `fields`.
 
     Raises BadInput when the file is broken, MemoryError when its pages are larger than declared.
@@ -59,14 +59,14 @@ def _columns(file: pq.ParquetFile, fields: Collection[str] | None) -> list[str]:
     return [name for name in file.schema_arrow.names if fields is None or name.strip().lower() in fields]
 
 
-def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -> Iterator[Record | Broken]:
+def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -> Iterator[Record | UnreadableRecord]:
     """The rows of one row group; `before` is the number of rows before it in the file."""
     group = file.metadata.row_group(number)
     selected = [i for i in range(group.num_columns) if _belongs(group.column(i).path_in_schema, columns)]
     chunks = [group.column(i) for i in selected]
     size = sum(_size(group.column(i), file.schema.column(i).length) for i in selected)
     if reason := _limit_error(group.num_rows, size, chunks):
-        yield Broken(before + 1, f"{reason}; rows {before + 1} to {before + group.num_rows} are left out")
+        yield UnreadableRecord(before + 1, f"{reason}; rows {before + 1} to {before + group.num_rows} are left out")
         return
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(size, 1)))
     first_row = before + 1
@@ -94,13 +94,13 @@ def _limit_error(rows: int, size: int, chunks: list[Any]) -> str:
     return ""
 
 
-def _rows(batch: pa.RecordBatch, first: int) -> Iterator[Record | Broken]:
+def _rows(batch: pa.RecordBatch, first: int) -> Iterator[Record | UnreadableRecord]:
     """The rows of a batch as objects, converted in pieces; too long rows are never converted."""
     sizes = sum((_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
     start = 0
     while start < len(sizes):
         if sizes[start] > MAX_ROW_BYTES:
-            yield Broken(first + start, too_long())
+            yield UnreadableRecord(first + start, too_long())
             start += 1
             continue
         end = start + _count_fitting(sizes[start:])

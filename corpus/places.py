@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from models.identity import read_json
 from speculoos.errors import BadInput
-from speculoos.files import link_or_copy, sync, write_json
+from speculoos.files import link_or_copy, sync_file, write_json
 from speculoos.store import Store
 
 
@@ -32,7 +32,7 @@ class ShardFolder(Protocol):
         """Remove all shards, after they were copied to the data set."""
 
 
-class Folder:
+class LocalShardFolder:
     """A ShardFolder in a local folder that all workers share, on the same disk as the data set."""
 
     def __init__(self, folder: Path):
@@ -48,7 +48,7 @@ class Folder:
 
     def put(self, key: str, file: Path, report: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        sync(file)
+        sync_file(file)
         file.replace(self._file(key))
         write_json(self._report_path(key), report)
 
@@ -72,7 +72,7 @@ class Folder:
         return self.folder / f"{key}.json"
 
 
-class Shelf:
+class StoreShardFolder:
     """A ShardFolder in a store that all machines share, under the key prefix `prefix`."""
 
     def __init__(self, store: Store, prefix: str):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, origin_of, text_of
+from corpus.fields import BadRecord, category_of, check_size, check_text, is_filled, kind_of, origin_of, text_of
 from corpus.mapping import mapped_rows
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, row_id
 from corpus.shapes import FIELDS, messages_of, record_of
@@ -20,7 +20,7 @@ ROLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PromptRow:
     """One prompt: an optional system message, user turns, and `reference` with an answer or "" for each turn."""
 
     line: int
@@ -46,22 +46,22 @@ def read_prompts(
     limit: int | None = None,
     max_rows: int = DEFAULT_MAX_ROWS,
     mapping: Mapping[str, str] | None = None,
-) -> Iterator[Row | BadRow]:
+) -> Iterator[PromptRow | BadRow]:
     """All rows, good or bad, of prompt files, in order: see `corpus.mapping.mapped_rows`."""
-    return mapped_rows(files, parse, FIELDS, mapping, limit, max_rows)
+    return mapped_rows(files, parse_prompt, FIELDS, mapping, limit, max_rows)
 
 
-def parse(line: int, value: Any) -> Row:
+def parse_prompt(line: int, value: Any) -> PromptRow:
     """The prompt of one record. Raises BadRecord when it has none."""
     record = record_of(value)
     turns, answers = _pair(messages_of(record, _message))
-    system = [text_of(record["system"], "system")] if filled(record.get("system")) else []
+    system = [text_of(record["system"], "system")] if is_filled(record.get("system")) else []
     system = [m["content"] for m in turns if m["role"] == "system"] or system
     users = [m["content"] for m in turns if m["role"] == "user"]
     check_size(users, answers, system)
     messages = [{"role": "system", "content": s} for s in system[:1] if s.strip()]
     messages += [{"role": "user", "content": u} for u in users]
-    row = Row(line, messages, answers, category_of(record), origin_of(record))
+    row = PromptRow(line, messages, answers, category_of(record), origin_of(record))
     check_text(row.to_json())
     return row
 

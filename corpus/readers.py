@@ -1,7 +1,7 @@
 """Streaming readers of JSONL, JSON, CSV and parquet files; each record has its line number.
 
-Handles formats and limits, not the content of records. An unreadable record is returned as `Broken` with a reason, and
-reading continues with the next one.
+Handles formats and limits, not the content of records. An unreadable record is returned as `UnreadableRecord` with a
+reason, and reading continues with the next one.
 """
 
 import csv
@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from corpus.json_array import JsonArray, reason_of
-from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
+from corpus.json_array import JsonArray, json_error_message
+from corpus.records import MAX_ROW_BYTES, Record, UnreadableRecord, too_long
 from speculoos.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
@@ -25,7 +25,7 @@ BLANK_LINES = 1_000_000
 """Maximum blank lines of a file, which are not counted as rows."""
 
 
-def read_records(path: str | Path, fields: Collection[str] | None = None) -> Iterator[Record | Broken]:
+def read_records(path: str | Path, fields: Collection[str] | None = None) -> Iterator[Record | UnreadableRecord]:
     """All records of a file, in order. Raises BadInput when the file as a whole is unreadable.
 
     Of columnar files, only the columns whose lower-case name is in `fields` are read.
@@ -95,12 +95,12 @@ def lines_of(handle: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
         yield number, None
 
 
-def _jsonl(path: Path) -> Iterator[Record | Broken]:
+def _jsonl(path: Path) -> Iterator[Record | UnreadableRecord]:
     blanks = _Blanks(path)
     with open(path, "rb") as handle:
         for number, line in lines_of(handle):
             if line is None:
-                yield Broken(number, too_long())
+                yield UnreadableRecord(number, too_long())
             elif line.strip():
                 yield _json_line(number, line.removeprefix(BOM) if number == 1 else line)
             else:
@@ -119,31 +119,31 @@ class _Blanks:
             raise BadInput(f"{self.path.name}: has more than {BLANK_LINES:,} blank lines; remove them.")
 
 
-def _json_line(number: int, line: bytes) -> Record | Broken:
+def _json_line(number: int, line: bytes) -> Record | UnreadableRecord:
     try:
         return Record(number, json.loads(line.decode("utf-8")))
     except UnicodeDecodeError as error:
-        return Broken(number, f"wrong encoding: byte {error.start + 1} is not UTF-8")
+        return UnreadableRecord(number, f"wrong encoding: byte {error.start + 1} is not UTF-8")
     except RecursionError:
-        return Broken(number, "nested too deeply")
+        return UnreadableRecord(number, "nested too deeply")
     except ValueError as error:
-        return Broken(number, f"broken JSON: {_json_error(error)}")
+        return UnreadableRecord(number, f"broken JSON: {_json_error(error)}")
 
 
 def _json_error(error: ValueError) -> str:
     """Python's message with the column, without its line number, which is not that of the file."""
     column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-    return reason_of(error) + column
+    return json_error_message(error) + column
 
 
-def _json(path: Path) -> Iterator[Record | Broken]:
+def _json(path: Path) -> Iterator[Record | UnreadableRecord]:
     with open(path, "rb") as raw:
         text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape")
         reader = JsonArray(text)
         yield from reader.elements() if reader.opens("[") else _json_object(path, reader)
 
 
-def _json_object(path: Path, reader: JsonArray) -> Iterator[Record | Broken]:
+def _json_object(path: Path, reader: JsonArray) -> Iterator[Record | UnreadableRecord]:
     """A JSON file with a single object. Raises BadInput for other values."""
     if not reader.opens("{"):
         raise BadInput(f"{path.name}: broken JSON: neither an array nor an object.")
@@ -155,7 +155,7 @@ def _json_object(path: Path, reader: JsonArray) -> Iterator[Record | Broken]:
         raise BadInput(f"{path.name}: broken JSON: {error}.") from None
 
 
-def _csv(path: Path) -> Iterator[Record | Broken]:
+def _csv(path: Path) -> Iterator[Record | UnreadableRecord]:
     csv.field_size_limit(MAX_ROW_BYTES)
     blanks = _Blanks(path)
     with open(path, "rb") as handle:
@@ -230,7 +230,7 @@ def _csv_reason(error: csv.Error, source: _CsvLines) -> str:
     return source.unclosed("by the end of the file") if "end of data" in str(error) else str(error)
 
 
-def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | Broken | bool | None:
+def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | UnreadableRecord | bool | None:
     """The next row; False for a blank line, None at the end."""
     source.start_row()
     start = source.first
@@ -240,17 +240,17 @@ def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | Brok
         return None
     except csv.Error as error:
         lines = f", lines {start} to {source.number} are left out" if source.number > start else ""
-        return Broken(start, f"broken CSV: {_csv_reason(error, source)}{lines}")
+        return UnreadableRecord(start, f"broken CSV: {_csv_reason(error, source)}{lines}")
     if source.problem:
-        return Broken(start, source.problem)
+        return UnreadableRecord(start, source.problem)
     if not cells:
         return False
     if len(cells) > len(header):
-        return Broken(start, f"{len(cells)} columns where the header has {len(header)}")
+        return UnreadableRecord(start, f"{len(cells)} columns where the header has {len(header)}")
     return Record(start, dict(zip(header, cells, strict=False)))
 
 
-def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[Record | Broken]:
+def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[Record | UnreadableRecord]:
     from corpus.parquet_rows import read_parquet  # imports numpy and pyarrow only when needed
 
     return read_parquet(path, fields)

@@ -19,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from corpus.answered import ANSWERED_FIELDS, parse
-from corpus.fields import BadRecord, filled, text_of
+from corpus.answered import ANSWERED_FIELDS, parse_answered
+from corpus.fields import BadRecord, is_filled, text_of
 from corpus.rows import BadRow, parsed_rows, row_id
 from corpus.shapes import Message, record_of
 from corpus.shards import read_rows
@@ -90,11 +90,11 @@ def _record(line: int, value: Any, raw: bool) -> Recording:
 def _messages_and_output(line: int, record: dict[str, Any]) -> tuple[list[Message], str, str]:
     """(prompt messages, output, finish reason); token ids may replace either text."""
     try:
-        row = parse(line, record)
+        row = parse_answered(line, record)
     except BadRecord:
-        if not filled(record.get("token_ids")):
+        if not is_filled(record.get("token_ids")):
             raise
-        if not filled(record.get("prompt")) and not filled(record.get("prompt_ids")):
+        if not is_filled(record.get("prompt")) and not is_filled(record.get("prompt_ids")):
             raise BadRecord("token_ids without a prompt or prompt_ids") from None
         return [{"role": "user", "content": text_of(record.get("prompt") or "", "prompt")}], "", "length"
     return row.messages[:-1], row.messages[-1]["content"], row.finish[-1]
@@ -114,7 +114,7 @@ def _logprobs(value: Any) -> tuple[TopLogprobs, ...]:
     """Log-probabilities in our format, or OpenAI's `{"content": [{"token", "logprob", "top_logprobs"}]}`."""
     if isinstance(value, dict):
         value = value.get("content")
-    if not filled(value):
+    if not is_filled(value):
         return ()
     if not isinstance(value, list):
         raise BadRecord("logprobs: expected a list with one entry per token")
@@ -199,6 +199,6 @@ def _tensor(number: int, prompt: Recording, output: str) -> Recording | BadRow:
 def _prompt_record(line: int, value: Any) -> Recording:
     """A prompt to continue as plain text."""
     record = record_of(value)
-    if not filled(record.get("prompt")):
+    if not is_filled(record.get("prompt")):
         raise BadRecord("no prompt: expected an object with a text called prompt")
     return Recording(row_id(line), [{"role": "user", "content": text_of(record["prompt"], "prompt")}], line=line)

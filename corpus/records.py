@@ -22,7 +22,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class UnreadableRecord:
     """An unreadable record and the reason."""
 
     line: int

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMS: tuple[dict[str, Any], ...] = (
+TOKEN_ID_REQUESTS: tuple[dict[str, Any], ...] = (
     {"return_token_ids": True},
     {"return_meta_info": True, "return_prompt_token_ids": True, "logprobs": True},
 )
@@ -39,7 +39,7 @@ class Reply:
     """From the request to the end of the response."""
 
 
-def reply_of(body: Any) -> Reply:
+def parse_reply(body: Any) -> Reply:
     """The first choice of a chat completion or plain completion. Raises ValueError without a choice, or for text that
     is not valid Unicode."""
     choices = body.get("choices") if isinstance(body, dict) else None

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from corpus.fields import BadRecord
 from corpus.readers import read_records
-from corpus.records import Broken, Record
+from corpus.records import Record, UnreadableRecord
 from speculoos.errors import BadInput
 
 Good = TypeVar("Good")
@@ -57,7 +57,7 @@ def parsed_rows(
         yield row
 
 
-def _records(files: Files, fields: Collection[str]) -> Iterator[Record | Broken]:
+def _records(files: Files, fields: Collection[str]) -> Iterator[Record | UnreadableRecord]:
     if isinstance(files, str | Path):
         yield from read_records(files, fields)
         return
@@ -70,8 +70,8 @@ def _records(files: Files, fields: Collection[str]) -> Iterator[Record | Broken]
         before = last
 
 
-def _row(record: Record | Broken, parse: Callable[[int, Any], Good]) -> Good | BadRow:
-    if isinstance(record, Broken):
+def _row(record: Record | UnreadableRecord, parse: Callable[[int, Any], Good]) -> Good | BadRow:
+    if isinstance(record, UnreadableRecord):
         return BadRow(record.line, record.reason)
     try:
         return replace(parse(record.line, record.value), part=record.part)  # type: ignore[type-var]

@@ -8,7 +8,7 @@ TOP_K = 1024
 """Tokens sorted first when sampling: sorting the whole vocabulary takes longer than a small model's forward."""
 
 
-def pick(logits: torch.Tensor, draws: list[float], temperature: float, top_p: float) -> list[int]:
+def sample_tokens(logits: torch.Tensor, draws: list[float], temperature: float, top_p: float) -> list[int]:
     """Token ids for logits [B, V]. Temperature 0 is greedy; else inverse-CDF sampling from the smallest set of tokens
     whose probability reaches `top_p`, with one uniform number in [0, 1) per row."""
     if temperature <= 0:

@@ -4,7 +4,7 @@ import hashlib
 import random
 
 
-def row_numbers(seed: int, row_id: str, turn: int) -> random.Random:
+def row_rng(seed: int, row_id: str, turn: int) -> random.Random:
     """Random generator of one answer, independent of batch, shard and resumes."""
     return random.Random(row_seed(seed, row_id, turn))
 

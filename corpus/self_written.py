@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from corpus.batch import BatchAnswer, answer_all
-from corpus.seeds import row_numbers
+from corpus.seeds import row_rng
 from models.base import LoadedBase
 from models.chat import render
 from speculoos.errors import Unsupported
@@ -27,7 +27,7 @@ def self_written_prompts(base: LoadedBase, count: int, batch_size: int, seed: in
     numbers = iter(range(2 * count))
 
     def source(limit: int) -> list[BatchAnswer]:
-        samples = [(f"self-{n}", row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, limit)]
+        samples = [(f"self-{n}", row_rng(seed, f"self-{n}", 0)) for n in islice(numbers, limit)]
         return [BatchAnswer(list(opening), MAX_TOKENS, rng, tag, TEMPERATURE) for tag, rng in samples]
 
     seen: set[str] = set()

@@ -11,7 +11,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from corpus.fields import BadRecord, filled, kind_of, list_of, text_of
+from corpus.fields import BadRecord, is_filled, kind_of, list_of, text_of
 
 ANSWER_KEYS = ("output", "response", "answer", "completion", "reference", "chosen")
 FIELDS = frozenset(
@@ -38,14 +38,14 @@ def record_of(value: Any) -> dict[str, Any]:
 def messages_of(record: dict[str, Any], read: MessageReader) -> list[Message]:
     """The record's messages as [{"role", "content", …}, …]. Raises BadRecord when there are none."""
     for key in ("conversations", "conversation", "messages"):
-        if filled(record.get(key)):
+        if is_filled(record.get(key)):
             return _chat(list_of(record[key], key), key, read)
-    if filled(record.get("turns")):
+    if is_filled(record.get("turns")):
         return _turns(list_of(record["turns"], "turns"), record, read)
-    if filled(record.get("instruction")):
+    if is_filled(record.get("instruction")):
         return _alpaca(record)
     for key in ("prompt", "question"):
-        if filled(record.get(key)):
+        if is_filled(record.get(key)):
             return _prompt(record[key], record, key, read)
     raise BadRecord(
         "no prompt: none of conversations, messages, turns, instruction, prompt, question is there and filled"
@@ -71,7 +71,7 @@ def _turns(items: list[Any], record: dict[str, Any], read: MessageReader) -> lis
 
 def _alpaca(record: dict[str, Any]) -> list[Message]:
     text = text_of(record["instruction"], "instruction")
-    if filled(record.get("input")):
+    if is_filled(record.get("input")):
         text = f"{text}\n\n{text_of(record['input'], 'input')}"
     return [{"role": "user", "content": text}, *_answer(record)]
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from corpus.conversations import DUPLICATE, EXACT, FAILED, TEXT, GenerateOptions, to_answer
+from corpus.conversations import DUPLICATE, EXACT, KIND_FAILED, TEXT, GenerateOptions, to_answer
 from corpus.duplicates import remove_duplicates
 from corpus.places import ShardFolder
 from corpus.shards import read_lines, read_summary, shard_files, write_sums
@@ -51,7 +51,7 @@ class ShardPart:
         return replace(options, max_minutes=None, **changes)
 
 
-def plan(source: str | Path, options: GenerateOptions, rows: int, **author: str) -> list[ShardPart]:
+def plan_shards(source: str | Path, options: GenerateOptions, rows: int, **author: str) -> list[ShardPart]:
     """The parts of a generation, `rows` prompts each, sample after sample. `author` identifies the model (checksums of
     the base, names of endpoint and model). Reads the prompts once, without parsing them."""
     recipe = {name: value for name, value in asdict(options).items() if name not in IGNORED}
@@ -65,12 +65,12 @@ def plan(source: str | Path, options: GenerateOptions, rows: int, **author: str)
     return parts
 
 
-def begun_by_one(folder: Path) -> bool:
+def has_unsharded_rows(folder: Path) -> bool:
     """Whether an unsharded generation wrote to the folder: then names of shard files have no keys."""
     return any(path.stem.count("-") == 1 for path in shard_files(folder))
 
 
-def land(
+def store_shard(
     work: Path, source: str | Path, options: GenerateOptions, last: Mapping[str, Any], key: str, storage: ShardFolder
 ) -> dict[str, Any]:
     """Store the shard's rows in folder `work` in `storage` as one file, in the order of their prompts. Returns the
@@ -96,7 +96,7 @@ def land(
     return report
 
 
-def landed(parts: Sequence[ShardPart], storage: ShardFolder, folder: Path) -> dict[str, dict[str, Any]]:
+def finished_reports(parts: Sequence[ShardPart], storage: ShardFolder, folder: Path) -> dict[str, dict[str, Any]]:
     """{key: report} of the finished parts, in `storage` or, from an earlier assembly, in the data set's folder."""
     earlier = {each["key"]: each for each in read_summary(folder).get("shards", [])}
     stored = {key: each for key, each in earlier.items() if (folder / each["file"]).exists()}
@@ -117,7 +117,7 @@ def assemble(
     return damaged
 
 
-def without_duplicates(
+def drop_duplicates(
     parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]], folder: Path
 ) -> dict[str, Mapping[str, Any]]:
     """Remove duplicate conversations from the assembled parts; returns the updated reports."""
@@ -125,7 +125,7 @@ def without_duplicates(
     updated = dict(reports)
     for part in (part for part in parts if part.file in removed):
         file, report = folder / part.file, reports[part.key]
-        left_out = Counter(report.get("left_out") or {FAILED: len(report["failed"])})
+        left_out = Counter(report.get("left_out") or {KIND_FAILED: len(report["failed"])})
         left_out[DUPLICATE] += removed[part.file]
         counted = _count_rows([line for line in file.read_bytes().splitlines() if line.strip()])
         updated[part.key] = {**report, **counted, "left_out": dict(left_out), "sha256": file_sha256(file)}
@@ -147,14 +147,14 @@ def add_unfinished(parts: Sequence[ShardPart], works: Mapping[str, Path], folder
     return count
 
 
-def totals(parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def total_report(parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The report of the whole generation: sums over its parts, and `shards` with one entry per part."""
     finished = [reports[part.key] for part in parts if part.key in reports]
     failed = [each for report in finished for each in report["failed"]]
     finish, left_out, labels = Counter[str](), Counter[str](), Counter[str]()
     for report in finished:
         finish.update(report["finish"])
-        left_out.update(report.get("left_out") or {FAILED: len(report["failed"])})
+        left_out.update(report.get("left_out") or {KIND_FAILED: len(report["failed"])})
         labels.update(report.get("labels", {}))
     seconds, tokens = sum(each["seconds"] for each in finished), sum(each["tokens"] for each in finished)
     return {

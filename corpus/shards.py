@@ -16,7 +16,7 @@ from models.damage import check_dataset
 from models.identity import read_json
 from speculoos.errors import BadInput, Damaged, NotFound
 from speculoos.files import new_file, write_json
-from speculoos.sums import SUMS, differing, file_sha256, lines, listed
+from speculoos.sums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums, read_checksums
 
 ROWS_PER_SHARD = 2000
 SUMMARY = "dataset.json"
@@ -126,7 +126,7 @@ def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def _whole_shards(folder: Path) -> dict[str, str]:
     """{shard: sha256}; computed for shards without a recorded checksum (killed writer, earlier version)."""
-    damaged = {} if (folder / SUMMARY).exists() else differing(folder)
+    damaged = {} if (folder / SUMMARY).exists() else find_changed_files(folder)
     for name, why in damaged.items():
         log.warning("%s %s: its rows are generated again", folder / name, why)
         (folder / name).unlink(missing_ok=True)
@@ -140,13 +140,13 @@ def _whole_shards(folder: Path) -> dict[str, str]:
 def write_sums(folder: Path, sums: Mapping[str, str], more: bool = False) -> None:
     """Write SHA256SUMS from {file name: sha256}; with `more`, existing entries are kept."""
     known = _known_sums(folder) if more else {}
-    with new_file(folder / SUMS) as handle:
-        handle.write(lines({**known, **sums}))
+    with new_file(folder / CHECKSUM_FILE) as handle:
+        handle.write(format_checksums({**known, **sums}))
 
 
 def _known_sums(folder: Path) -> dict[str, str]:
     try:
-        return listed(folder)
+        return read_checksums(folder)
     except Damaged:
         return {}
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corpus.conversations import NAMED, Conversation
+from corpus.conversations import MAX_NAMED_ROWS, Conversation
 from corpus.shards import read_lines, shard_files
 from speculoos.reporting import Reporter
 
@@ -22,14 +22,14 @@ WINDOW_SECONDS = 30.0
 """Averaging window of speeds."""
 SHOWN = 3
 """Number of answers shown, and of omitted rows per kind."""
-ANSWER, LEFT_OUT = 0, 1
+ANSWER, OMITTED_SAMPLE = 0, 1
 """The step of a sample is its kind."""
 LONGEST = 1500
 """Maximum characters of a shown text."""
 ALL = ""
 
 
-class Telling:
+class GenerationStatus:
     """Status of one run. Call `add_row` or `add_omitted` for each row, and `update` regularly.
 
     `failed` are the ids and reasons of omitted rows, `kinds` their number by kind.
@@ -58,12 +58,12 @@ class Telling:
         """Count an omitted row with its reason; the first ones of each kind are logged and shown."""
         self.failed.append({"id": row.id, "reason": reason})
         self.kinds[kind] += 1
-        if self.kinds[kind] <= NAMED:
+        if self.kinds[kind] <= MAX_NAMED_ROWS:
             self._reporter.log(f"{row.id} is left out: {reason}", "warning")
         if self.kinds[kind] <= SHOWN:
             answer = {"content": row.answers[-1] if row.answers else ""}
             prompt = row.users[max(len(row.answers) - 1, 0)]
-            self._sample(LEFT_OUT, row.id, prompt, answer, kind=kind, reason=reason)
+            self._sample(OMITTED_SAMPLE, row.id, prompt, answer, kind=kind, reason=reason)
 
     def update(self, tokens: int | Mapping[str, int], last: bool = False) -> None:
         """Report the status every few seconds; `tokens` are those of this run, in total or by server."""

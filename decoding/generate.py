@@ -25,7 +25,7 @@ def generate(
     """Yield the Step of the prefill, then one Step per verification. Tokens are final; the caller may stop at any
     time."""
     config = config or GenerateConfig()
-    generator = seeded(config.seed)
+    generator = seeded_generator(config.seed)
     rule = make_rule(config, generator)
     record_probs = config.probabilities and drafter.kind == "verify"
     best_only = rule.best_only and not record_probs
@@ -89,7 +89,7 @@ def base_probabilities(tree: DraftTree, scored: Scored, config: GenerateConfig) 
     return tuple(rows.gather(1, torch.tensor(tree.tokens[1:], device=device)[:, None])[:, 0].tolist())
 
 
-def seeded(seed: int | None) -> torch.Generator:
+def seeded_generator(seed: int | None) -> torch.Generator:
     """A CPU generator, so that random numbers are the same for every device; None draws a seed."""
     generator = torch.Generator()
     generator.manual_seed(seed if seed is not None else int(torch.randint(2**62, ())))

@@ -23,7 +23,7 @@ from speculoos.errors import Unsupported
 SHAPE = shape_from_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
 TEXT_TOKENS = 12
 """Number of tokens before the tree."""
-NARROW = 6
+NARROW_WINDOW = 6
 """Sliding window for the second comparison: shorter than the text, longer than a branch."""
 TOLERANCE = 2e-3
 """Largest difference of a likely token's log-probability that rounding in float32 can cause."""
@@ -46,7 +46,7 @@ def probe(base: LoadedBase, seed: int = 0) -> Probe:
     windowed = any(layer_windows(base.config).values())
     worst = _compare(base, seed)
     if windowed:
-        with narrowed(base, NARROW):
+        with with_sliding_window(base, NARROW_WINDOW):
             worst = max(worst, _compare(base, seed))
     return Probe(worst, windowed)
 
@@ -64,7 +64,7 @@ def require_trees(target: Target) -> None:
 
 
 @contextmanager
-def narrowed(base: LoadedBase, window: int) -> Iterator[None]:
+def with_sliding_window(base: LoadedBase, window: int) -> Iterator[None]:
     """Set the model's sliding window to `window` tokens within the block. Mutates and restores `base.config`."""
     original = base.config.sliding_window
     base.config.sliding_window = window

@@ -66,7 +66,7 @@ def forced_target(base: LoadedBase, max_length: int = 2048) -> ForcedTarget:
 
 
 @dataclass(frozen=True)
-class Reader:
+class UnloadedBase:
     """The properties that the loop needs of a base model that is not loaded."""
 
     tokenizer: Any
@@ -79,7 +79,7 @@ class RecordedTarget:
     """A recording instead of a base model, for drafts that need no hidden states: prompt lookup and standalone
     drafts."""
 
-    def __init__(self, base: Reader, max_length: int):
+    def __init__(self, base: UnloadedBase, max_length: int):
         self.base, self.max_length = base, max_length
         self.forward, self.notice = None, ""
         self.ids: list[int] = []

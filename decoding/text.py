@@ -30,7 +30,7 @@ class TextStream:
         self._origins: list[str] = []  # of the tokens of an incomplete character
         self._held = ""  # possible beginning of a stop text
         self._stopped = self._unfinished = False
-        self._pieces = piece_reader(tokenizer)
+        self._pieces = token_text_reader(tokenizer)
 
     def record(self, step: Step) -> dict[str, Any]:
         """`step.record()` with `text` for every token and `texts` for every drafted node. Mutates the stream."""
@@ -112,7 +112,7 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def piece_reader(tokenizer: Any) -> Any:
+def token_text_reader(tokenizer: Any) -> Any:
     """A cached function from a token id to its text, with the leading space; special tokens have their name."""
 
     def decode(ids: Sequence[int]) -> str:

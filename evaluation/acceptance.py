@@ -21,10 +21,10 @@ from decoding.generate import generate
 from decoding.stats import Summary, summarize
 from decoding.step import Step
 from decoding.target import Target, fast_target
-from decoding.text import piece_reader
-from evaluation.breakdown import Prompt, breakdown, worst_first
+from decoding.text import token_text_reader
+from evaluation.breakdown import PromptFigures, breakdown, worst_first
 from evaluation.estimate import AcceptanceEstimate, StepTiming, estimate
-from evaluation.load import Load
+from evaluation.load import LoadMonitor
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
 from evaluation.side_by_side import side_by_side
@@ -36,7 +36,7 @@ from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 4096
 WARM_UP_TOKENS = 8
-NOISE = 0.02
+MAX_TIMING_NOISE = 0.02
 """The prompts are repeated if timing alone gives the speedup a larger relative standard error."""
 PASSES = 3
 """Maximum passes over the prompts, and maximum total time as a multiple of the first pass."""
@@ -140,7 +140,7 @@ def evaluate(
     bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling)
     bench.total = len(questions) * (PASSES if bench.speculates else 1)
     _warm_up(bench)
-    began, load = monotonic(), Load()
+    began, load = monotonic(), LoadMonitor()
     for row in questions:
         before = len(bench.done)
         _question(bench, row)
@@ -151,7 +151,7 @@ def evaluate(
         raise BadInput("Every question is too long for this base; give shorter ones.")
     _repeat(bench, until=began + PASSES * (monotonic() - began))
     reporter.progress(bench.completed, bench.completed, "questions")
-    figures = result(bench.done)
+    figures = acceptance_result(bench.done)
     figures |= load.figures(reporter, figures.get("timing_noise") or 0.0)
     if not bench.sampling.greedy:
         figures |= {"identical_to_plain": None, "ties": 0, "differences": []}
@@ -162,12 +162,13 @@ def _breakdown(bench: _Bench) -> dict[str, Any]:
     """Breakdown of the acceptance, and the prompts with the lowest τ."""
     answers = [measured.speculative for measured in bench.done]
     prompts = (
-        Prompt.of({"id": m.id, "turn": m.turn, "category": m.category}, m.speculative, m.messages) for m in bench.done
+        PromptFigures.of({"id": m.id, "turn": m.turn, "category": m.category}, m.speculative, m.messages)
+        for m in bench.done
     )
-    return {**breakdown(answers, piece_reader(bench.target.base.tokenizer)), "per_prompt": worst_first(prompts)}
+    return {**breakdown(answers, token_text_reader(bench.target.base.tokenizer)), "per_prompt": worst_first(prompts)}
 
 
-def result(measured: Sequence[PromptResult]) -> dict[str, Any]:
+def acceptance_result(measured: Sequence[PromptResult]) -> dict[str, Any]:
     """The figures of `evaluate` from the measured prompts."""
     apart = [m for m in measured if m.first_difference is not None]
     categories = sorted({m.category for m in measured if m.category})
@@ -259,7 +260,7 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
         measured.turn = turn
         measured.messages = [*([{"role": "system", "content": system}] if system else []), *map(dict, messages)]
         bench.done.append(measured)
-        answer = tokenizer.decode(ids(measured.plain), skip_special_tokens=True)
+        answer = tokenizer.decode(token_ids_of_steps(measured.plain), skip_special_tokens=True)
         messages.append({"role": "assistant", "content": answer})
         check_stop(bench.reporter)
 
@@ -288,9 +289,9 @@ def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int], seed: int) ->
     measured = PromptResult(str(row.get("id", "")), row.get("category", ""), plain, speculative, prompt, seed)
     if not bench.sampling.greedy:
         return measured
-    measured.first_difference = first_difference(ids(plain), ids(measured.speculative))
+    measured.first_difference = first_difference(token_ids_of_steps(plain), token_ids_of_steps(measured.speculative))
     if measured.first_difference is not None:
-        measured.gap = gap_at(bench.target, prompt, ids(plain), ids(measured.speculative))
+        measured.gap = gap_at(bench.target, prompt, token_ids_of_steps(plain), token_ids_of_steps(measured.speculative))
     return measured
 
 
@@ -335,9 +336,9 @@ def _repeat(bench: _Bench, until: float) -> None:
 
 
 def _is_doubtful(figures: AcceptanceEstimate) -> bool:
-    return figures.noise > NOISE or figures.impossible
+    return figures.noise > MAX_TIMING_NOISE or figures.impossible
 
 
-def ids(steps: Sequence[Step]) -> list[int]:
+def token_ids_of_steps(steps: Sequence[Step]) -> list[int]:
     """Token ids of a generation."""
     return [token.id for step in steps for token in step.tokens]

@@ -9,7 +9,7 @@ from typing import Any
 
 from decoding.stats import acceptance_by_rank, summarize
 from decoding.step import Step
-from evaluation.token_classes import CLASSES, classes
+from evaluation.token_classes import CLASSES, classify_tokens
 
 PLACES = (0, 16, 32, 64, 128, 256, 512, 1024)
 """Start positions of the spans of an answer, in tokens."""
@@ -57,7 +57,7 @@ def by_class(answers: Iterable[Sequence[Step]], piece: Callable[[int], str]) -> 
     tokens, drafted = Counter[str](), Counter[str]()
     for answer in answers:
         emitted = [(token, step.kind) for step in answer for token in step.tokens]
-        kinds = classes(piece(token.id) for token, _ in emitted)
+        kinds = classify_tokens(piece(token.id) for token, _ in emitted)
         for (token, step_kind), kind in zip(emitted, kinds, strict=True):
             if step_kind != "prefill":
                 tokens[kind] += 1
@@ -66,7 +66,7 @@ def by_class(answers: Iterable[Sequence[Step]], piece: Callable[[int], str]) -> 
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptFigures:
     """One prompt's figures: `named` (`id`, `turn`, `category`), its counts, and its messages if it can be run again."""
 
     named: dict[str, Any]
@@ -76,13 +76,13 @@ class Prompt:
     messages: list[dict[str, str]]
 
     @classmethod
-    def of(cls, named: dict[str, Any], steps: Sequence[Step], messages: list[dict[str, str]]) -> "Prompt":
+    def of(cls, named: dict[str, Any], steps: Sequence[Step], messages: list[dict[str, str]]) -> "PromptFigures":
         """The figures computed from the steps of the answer."""
         summary = summarize(steps)
         return cls(named, summary.mean_accepted_length, summary.tokens, summary.verifications, messages)
 
 
-def worst_first(prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
+def worst_first(prompts: Iterable[PromptFigures]) -> list[dict[str, Any]]:
     """JSON rows of the prompts with counted steps, by ascending τ, the first WORST with their messages."""
     ranked = sorted((each for each in prompts if each.steps), key=lambda each: (each.tau, str(each.named)))
     rows, characters_left = [], MAX_CHARACTERS

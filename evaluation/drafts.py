@@ -9,7 +9,7 @@ from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.standalone import StandaloneDrafter
-from decoding.recorded import ForcedTarget, Reader, RecordedTarget, forced_target
+from decoding.recorded import ForcedTarget, RecordedTarget, UnloadedBase, forced_target
 from decoding.target import fast_target
 from decoding.tree import chain_shape, shape_from_choices
 from decoding.tuning import measure_forward
@@ -38,13 +38,13 @@ class Opened:
         return Costs({1: forward}, machine=describe_machine(self.target.base.device)) if forward else None
 
 
-def with_base(base: LoadedBase, draft: Any, options: dict[str, Any]) -> Opened:
+def open_with_base(base: LoadedBase, draft: Any, options: dict[str, Any]) -> Opened:
     """A draft with its base model."""
     target = forced_target(base, MAX_LENGTH)
     return Opened(target, lambda: make_drafter(target, draft, options))
 
 
-def small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> Opened:
+def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> Opened:
     """A small model with the same tokenizer as the recorded model, without that model."""
     if is_checkpoint(folder):
         raise BadInput(f"{folder}: is a checkpoint made for a base; give BASE@CHECKPOINT, or a model's folder.")
@@ -53,14 +53,14 @@ def small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", d
     tree = options.get("tree")
     shape = shape_from_choices(tree) if tree else chain_shape(int(options.get("depth", 4)))
     target = fast_target(model, MAX_LENGTH)
-    reader = Reader(model.tokenizer, model.eos_ids, model.vocab_size)
+    reader = UnloadedBase(model.tokenizer, model.eos_ids, model.vocab_size)
     return Opened(RecordedTarget(reader, target.max_length), lambda: StandaloneDrafter(target, shape, model.vocab_size))
 
 
-def prompt_lookup(folder: Path, options: dict[str, Any]) -> Opened:
+def open_prompt_lookup(folder: Path, options: dict[str, Any]) -> Opened:
     """Prompt lookup, which needs only a tokenizer."""
     tokenizer = load_tokenizer(folder)
-    reader = Reader(tokenizer, read_eos_ids(folder, tokenizer), len(tokenizer))
+    reader = UnloadedBase(tokenizer, read_eos_ids(folder, tokenizer), len(tokenizer))
     lookup = {name: value for name, value in options.items() if name != "drafter"}
     _check(lookup, ("depth", "width", "max_ngram", "min_ngram"))
     return Opened(RecordedTarget(reader, MAX_LENGTH), lambda: NgramDrafter(**lookup))

@@ -1,6 +1,6 @@
 """Detects whether other programs disturbed a speed measurement, as a warning for users."""
 
-from speculoos.other_work import ALIKE, OtherWork
+from speculoos.other_work import MAX_LOAD_DIFFERENCE, OtherCpuLoad
 from speculoos.reporting import Reporter
 
 MAX_NOISE = 0.05
@@ -8,11 +8,11 @@ MAX_NOISE = 0.05
 HINT = "Measure again when less else is running."
 
 
-class Load:
+class LoadMonitor:
     """Measures other programs' load from its creation until `figures`."""
 
     def __init__(self) -> None:
-        self._others = OtherWork()
+        self._others = OtherCpuLoad()
 
     def figures(self, reporter: Reporter, noise: float) -> dict[str, float | str | None]:
         """`other_load`, the share of CPU time used by other programs (None if the measurement was too short), and
@@ -26,7 +26,7 @@ class Load:
 
 def busy_warning(share: float | None, noise: float) -> str:
     """A warning of one or two sentences, "" if none."""
-    if share is not None and share > ALIKE:
+    if share is not None and share > MAX_LOAD_DIFFERENCE:
         return (
             f"The machine was busy: other programs took {share:.0%} of its processor time meanwhile, so these speeds "
             f"may be wrong. {HINT}"

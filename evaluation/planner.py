@@ -22,9 +22,9 @@ from decoding.target import Target, fast_target
 from decoding.tuning import lengths_by_size, values_from_steps
 from evaluation.costs import Costs
 from evaluation.estimate import SEED, interval_of
-from evaluation.load import Load
+from evaluation.load import LoadMonitor
 from evaluation.meter import BATCHES, ROWS, Meter
-from evaluation.shapes import CHAINS, TREES, Curves, DraftShape, chain_options, chain_shares, expected_chain
+from evaluation.shapes import CHAINS, TREES, AcceptanceCurves, DraftShape, chain_options, chain_shares, expected_chain
 from evaluation.tuning import prompts_of
 from models.base import LoadedBase
 from models.methods import METHODS
@@ -32,7 +32,7 @@ from speculoos.errors import BadInput, Unsupported
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
-TEXT = 128
+PLAN_TEXT_TOKENS = 128
 """Tokens in the cache while forwards are measured."""
 LAYERS = (2, 4, 8)
 ROUNDS = 5
@@ -45,7 +45,7 @@ MAX_ACCEPTANCE = 0.999
 
 
 @dataclass(frozen=True)
-class Choices:
+class PlanOptions:
     """What to measure and to plan for."""
 
     batches: tuple[int, ...] = BATCHES
@@ -56,7 +56,7 @@ class Choices:
     """Width of standalone drafts; 0 for the base's."""
 
 
-class Progress:
+class PlanProgress:
     """Progress of a plan."""
 
     def __init__(self, reporter: Reporter, total: int):
@@ -76,40 +76,40 @@ def plan(
     reporter: Reporter,
     *,
     costs: Costs | None = None,
-    curves: Curves | None = None,
-    choices: Choices | None = None,
+    curves: AcceptanceCurves | None = None,
+    choices: PlanOptions | None = None,
 ) -> dict[str, Any]:
     """Predicted throughput of every shape, JSON-able: see `surface`. `costs` of another machine and `curves` of a
     stored trace replace measurements.
 
     Repacks the base's weights (fast_target). Raises Cancelled between measurements, BadInput for missing figures.
     """
-    choices = choices or Choices()
+    choices = choices or PlanOptions()
     if not questions:
         raise BadInput("There is no question to plan with.")
     target = fast_target(base, MAX_LENGTH)
     prompts = prompts_of(base, questions, target.max_length - choices.max_tokens)
-    space = space_of(draft)
+    space = tuning_space(draft)
     runs = 0 if draft is None or curves is not None else len(prompts) * (1 if draft.method == "draft" else 2)
-    progress = Progress(reporter, runs + choices.rounds * (costs is None))
+    progress = PlanProgress(reporter, runs + choices.rounds * (costs is None))
     basis = MEASURED if costs is None else OTHER_MACHINE
     if curves is None and draft is not None:
         curves = measure_curves(target, draft, space, prompts, choices.max_tokens, progress)
     if costs is None:
-        text = (prompts[0] * TEXT)[: min(TEXT, target.max_length // 2)]
+        text = (prompts[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
         sizes = {"layers": choices.layers, "hidden_size": choices.draft_hidden_size}
         meter = Meter(target, text, draft, space, batches=choices.batches, **sizes)
         meter.round()
         meter.taken.clear()  # the first round only allocates buffers and lets libraries select kernels
-        load = Load()
+        load = LoadMonitor()
         for _ in range(choices.rounds):
             meter.round()
             progress.step("forwards")
         costs = meter.costs()
-        result = predicted(costs, curves, basis)
+        result = predict_plan(costs, curves, basis)
         _add_intervals(result, meter, _reachable(costs, curves))
         return result | load.figures(reporter, result["timing_noise"])
-    return predicted(costs, curves, basis)
+    return predict_plan(costs, curves, basis)
 
 
 def _add_intervals(result: dict[str, Any], meter: Meter, shapes: Sequence[DraftShape]) -> None:
@@ -125,12 +125,12 @@ def _add_intervals(result: dict[str, Any], meter: Meter, shapes: Sequence[DraftS
     result["timing_noise"] = round(noise, 4)
 
 
-def predicted(costs: Costs, curves: Curves | None, basis: str = OTHER_MACHINE) -> dict[str, Any]:
+def predict_plan(costs: Costs, curves: AcceptanceCurves | None, basis: str = OTHER_MACHINE) -> dict[str, Any]:
     """The surface and the costs it is computed from; needs no model."""
     return {**surface(costs, curves), "costs": costs.to_json(), "basis": basis, "machine": costs.machine}
 
 
-def surface(costs: Costs, curves: Curves | None) -> dict[str, Any]:
+def surface(costs: Costs, curves: AcceptanceCurves | None) -> dict[str, Any]:
     """`plain` and `shapes` with their throughput by number of sequences (`by_batch`), the `best` shape of each,
     `stops_at` (number of sequences from which on plain decoding is faster; None: not among the measured ones),
     `standalone` drafts with their break-even acceptance rate, and a `verdict` in words."""
@@ -148,7 +148,7 @@ def surface(costs: Costs, curves: Curves | None) -> dict[str, Any]:
     return {**plan_result, "verdict": verdict(plan_result)}
 
 
-def _reachable(costs: Costs, curves: Curves | None) -> list[DraftShape]:
+def _reachable(costs: Costs, curves: AcceptanceCurves | None) -> list[DraftShape]:
     """Shapes within the measured forwards; of trees with the same size, the depth that is fastest for one sequence."""
     if curves is None:
         return []
@@ -273,7 +273,7 @@ def _standalone_verdict(rows: Sequence[dict[str, Any]]) -> str:
     return f"{subject}: {', '.join(parts)}."
 
 
-def space_of(draft: Any) -> TuningSpace | None:
+def tuning_space(draft: Any) -> TuningSpace | None:
     """The tuning space of a draft. Raises Unsupported for a method without one."""
     if draft is None:
         return None
@@ -289,30 +289,30 @@ def measure_curves(
     space: TuningSpace,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    progress: Progress,
-) -> Curves:
+    progress: PlanProgress,
+) -> AcceptanceCurves:
     """Acceptance of the draft's deepest chain and widest tree, in answers of up to `max_tokens`."""
-    chain = steps_of(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
+    chain = generate_steps(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
     shares = chain_shares(chain, space.deepest)
     one_pass = draft.method == "medusa"
     counted = sum(step.counted for step in chain)
     if draft.method == "draft":
-        return Curves(shares, one_pass=False, dynamic=False, verifications=counted)
-    wide = steps_of(target, draft, space.at_depth(space.deepest), prompts, max_tokens, progress)
+        return AcceptanceCurves(shares, one_pass=False, dynamic=False, verifications=counted)
+    wide = generate_steps(target, draft, space.at_depth(space.deepest), prompts, max_tokens, progress)
     if not space.dynamic:
-        return Curves(shares, {}, values_from_steps(wide), one_pass, False, counted)
+        return AcceptanceCurves(shares, {}, values_from_steps(wide), one_pass, False, counted)
     sizes = [size for size in TREES if size <= max(ROWS)]
     by_depth = {depth: lengths_by_size(wide, sizes, depth) for depth in range(1, space.deepest + 1)}
-    return Curves(shares, by_depth, verifications=counted)
+    return AcceptanceCurves(shares, by_depth, verifications=counted)
 
 
-def steps_of(
+def generate_steps(
     target: Target,
     draft: Any,
     options: dict[str, Any],
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    progress: Progress,
+    progress: PlanProgress,
 ) -> list[Step]:
     """All steps of the answers to `prompts`."""
     drafter, steps = make_drafter(target, draft, options), []

@@ -65,7 +65,7 @@ class Scrape:
     gauge: float | None = None
 
 
-def of_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | None:
+def acceptance_of_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | None:
     """The acceptance figures in a chat completion (JSON); None without any."""
     for read in (_speculoos, _vllm, _sglang, _tensorrt):
         try:

@@ -5,7 +5,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from corpus.conversations import conversation
+from corpus.conversations import make_conversation_from_row
 from corpus.prompts import BadRow, read_prompts
 from corpus.shards import read_rows, read_summary
 from speculoos.errors import BadInput
@@ -34,7 +34,7 @@ def read_questions(
     return rows
 
 
-def spread(rows: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+def spread_over_categories(rows: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
     """`limit` rows, taken in turn from each category, in their original order."""
     by_category: dict[str, list[int]] = {}
     rows = list(rows)
@@ -47,14 +47,14 @@ def spread(rows: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
 
 def turns(row: dict[str, Any]) -> tuple[str, list[str]]:
     """(system prompt, user turns) of a row."""
-    chat = conversation(row)
+    chat = make_conversation_from_row(row)
     return chat.system, chat.users
 
 
 def _from_folder(folder: Path, limit: int | None) -> list[dict[str, Any]]:
     if limit is None or not read_summary(folder).get("suite"):
         return list(read_rows(folder, limit))
-    return spread(read_rows(folder), limit)
+    return spread_over_categories(read_rows(folder), limit)
 
 
 def _from_file(path: Path, limit: int | None, reporter: Reporter) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from corpus.endpoints import EndpointPool, plain_reason
+from corpus.endpoints import EndpointPool, short_error
 from decoding.target import fast_target
 from evaluation.questions import turns
 from models.base import LoadedBase
@@ -94,7 +94,7 @@ def _line(row: dict[str, Any], number: int, messages: Messages, result: Recorded
     return line | {key: value for key, value in fields.items() if value}
 
 
-def of_base(base: LoadedBase, max_tokens: int, logprobs: int = 0) -> Answerer:
+def answerer_of_base(base: LoadedBase, max_tokens: int, logprobs: int = 0) -> Answerer:
     """Plain greedy answers of a local base model, with the top `logprobs` tokens. Not thread-safe."""
     target = fast_target(base, MAX_LENGTH)
 
@@ -122,7 +122,9 @@ def _top_tokens(row: torch.Tensor, count: int) -> list[list[float]]:
     return [[int(i), round(float(v), 5)] for v, i in zip(best.values, best.indices, strict=True)]
 
 
-def of_endpoint(endpoint: Endpoint, max_tokens: int, logprobs: int = 0, model: str = "") -> tuple[Answerer, int]:
+def answerer_of_endpoint(
+    endpoint: Endpoint, max_tokens: int, logprobs: int = 0, model: str = ""
+) -> tuple[Answerer, int]:
     """(answerer with temperature 0, maximum concurrent requests). Servers without log-probabilities ignore or reject
     the option."""
     pool = EndpointPool([endpoint], model)
@@ -136,7 +138,7 @@ def of_endpoint(endpoint: Endpoint, max_tokens: int, logprobs: int = 0, model: s
         except SpeculoosError:
             raise
         except Exception as error:
-            raise Unavailable(plain_reason(error)) from None
+            raise Unavailable(short_error(error)) from None
         return RecordedAnswer(reply.text, reply.finish, logprobs=top_tokens)
 
     return answer, pool.slots

@@ -20,8 +20,8 @@ from decoding.generate import generate
 from decoding.recorded import ForcedTarget, RecordedTarget
 from decoding.stats import summarize
 from decoding.step import Step
-from decoding.text import TextStream, piece_reader
-from evaluation.breakdown import Prompt, breakdown, worst_first
+from decoding.text import TextStream, token_text_reader
+from evaluation.breakdown import PromptFigures, breakdown, worst_first
 from evaluation.costs import Costs
 from evaluation.estimate import StepTiming, estimate, milliseconds
 from evaluation.shapes import CHAIN, PLAIN, TREE, DraftShape
@@ -31,7 +31,7 @@ from speculoos.reporting import Reporter, check_stop
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayedRow:
     """One recording and the decoding steps that reproduce it with the draft."""
 
     recording: Recording
@@ -43,7 +43,7 @@ class Replayed:
 class ReplayResult:
     """The replayed recordings; `skipped` are (id, reason)."""
 
-    rows: list[Replayed] = field(default_factory=list)
+    rows: list[ReplayedRow] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -91,7 +91,7 @@ def replay(
             continue
         try:
             prompt, output = ids_of(row, target.base.tokenizer, target.base.eos_ids)
-            done.rows.append(Replayed(row, prompt, _steps(target, make(), prompt, output[:max_tokens], reporter)))
+            done.rows.append(ReplayedRow(row, prompt, _steps(target, make(), prompt, output[:max_tokens], reporter)))
         except Cancelled:
             raise
         except SpeculoosError as error:
@@ -122,7 +122,7 @@ def _steps(
     return list(generate(target, drafter, prompt, config))
 
 
-def result(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
+def replay_figures(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
     """JSON-able figures: τ with its interval, acceptance by depth, counts, `evaluation.breakdown`, the prompts with the
     lowest τ, and, with recorded log-probabilities, the expected acceptance of sampling."""
     summary = summarize(done.steps)
@@ -134,17 +134,17 @@ def result(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
         "tokens": summary.tokens,
         "prompts": len(done.rows),
         "skipped": [list(pair) for pair in done.skipped],
-        **breakdown([row.steps for row in done.rows], piece_reader(tokenizer)),
+        **breakdown([row.steps for row in done.rows], token_text_reader(tokenizer)),
         "per_prompt": worst_first(map(_prompt, done.rows)),
         **expected(done, tokenizer),
     }
 
 
-def _prompt(row: Replayed) -> Prompt:
+def _prompt(row: ReplayedRow) -> PromptFigures:
     """Figures of one prompt; without messages if a chat cannot repeat it (raw, or recorded as ids only)."""
     can_run_again = row.recording.prompt.strip() and not row.recording.raw
     messages = [{"role": m["role"], "content": m["content"]} for m in row.recording.messages] if can_run_again else []
-    return Prompt.of({"id": row.recording.id, "turn": 0, "category": ""}, row.steps, messages)
+    return PromptFigures.of({"id": row.recording.id, "turn": 0, "category": ""}, row.steps, messages)
 
 
 def _interval(done: ReplayResult) -> list[float] | None:
@@ -158,7 +158,7 @@ def _untimed(steps: Sequence[Step]) -> StepTiming:
     return StepTiming(tokens, np.ones(len(tokens)), np.ones(1))
 
 
-def shown(row: Replayed, tokenizer: Any, source: str) -> dict[str, Any]:
+def playground_answer(row: ReplayedRow, tokenizer: Any, source: str) -> dict[str, Any]:
     """A replayed output in the format of Playground answers: `messages`, `records`, `text`, `summary`."""
     stream = TextStream(tokenizer)
     records = list(stream.records(row.steps))
@@ -178,7 +178,7 @@ def expected(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
     with_logprobs = [row for row in done.rows if row.recording.logprobs]
     if not with_logprobs:
         return {}
-    piece = piece_reader(tokenizer)
+    piece = token_text_reader(tokenizer)
     by_depth: dict[int, list[float]] = {}
     for row in with_logprobs:
         for depth, probability in _probabilities(row, piece):
@@ -192,7 +192,7 @@ def expected(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _probabilities(row: Replayed, piece: Callable[[int], str]) -> Iterator[tuple[int, float]]:
+def _probabilities(row: ReplayedRow, piece: Callable[[int], str]) -> Iterator[tuple[int, float]]:
     """(depth, probability that a child is sampled) of every counted verification, along the recorded path."""
     position = 0
     for step in row.steps:
@@ -214,7 +214,7 @@ def _sum_p(logprobs: Sequence[tuple[str | int, float]], tokens: Sequence[int], p
     return min(sum(math.exp(logprob) for logprob in values), 1.0)
 
 
-def projected(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
+def project_times(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
     """The steps with predicted times on the machine of `costs` (without drafting costs: the drafting time measured
     here), and `projected_speedup` over plain decoding, `projected_tokens_per_second`, `projected_step_ms`."""
     rows = [replace(row, steps=[_retimed(step, costs) for step in row.steps]) for row in done.rows]

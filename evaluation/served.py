@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import openai
 
-from corpus.conversations import Conversation, conversation
-from corpus.endpoints import EndpointPool, plain_reason
+from corpus.conversations import Conversation, make_conversation_from_row
+from corpus.endpoints import EndpointPool, short_error
 from corpus.seeds import row_seed
-from evaluation.breakdown import Prompt, worst_first
+from evaluation.breakdown import PromptFigures, worst_first
 from evaluation.estimate import DRAWS, LEVEL, SEED
-from evaluation.published import META_INFO, PublishedAcceptance, Scrape, of_answer, scrape
+from evaluation.published import META_INFO, PublishedAcceptance, Scrape, acceptance_of_answer, scrape
 from speculoos.errors import BadInput, Unavailable
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint
@@ -112,7 +112,7 @@ def _server(session: _Session) -> str:
     try:
         models = session.drafting.servers[0].client.models.list().data
     except openai.OpenAIError as error:
-        session.reporter.log(f"{session.endpoint.name} does not list its models ({plain_reason(error)}).", "warning")
+        session.reporter.log(f"{session.endpoint.name} does not list its models ({short_error(error)}).", "warning")
         return ""
     owners = [str(getattr(each, "owned_by", "") or "").lower().replace("-", "_") for each in models]
     return next((name for owner in owners for name in SERVERS if name == owner), "")
@@ -129,13 +129,13 @@ def _warm_up(session: _Session) -> None:
 
 def _question(session: _Session, row: dict[str, Any]) -> None:
     """Measure all turns of one question. A rejected question is logged and omitted."""
-    chat = conversation(row)
+    chat = make_conversation_from_row(row)
     try:
         while not chat.complete:
             _turn(session, chat)
             check_stop(session.reporter)
     except (openai.OpenAIError, ValueError) as error:  # ValueError: an invalid response
-        reason = plain_reason(error)
+        reason = short_error(error)
         session.failed.append({"id": chat.id, "reason": reason})
         session.reporter.log(f"{chat.id}: left out, {reason}", "warning")
         if not session.done and len(session.failed) >= FAILED_IN_A_ROW:
@@ -146,7 +146,7 @@ def _question(session: _Session, row: dict[str, Any]) -> None:
 
 def _turn(session: _Session, chat: Conversation) -> None:
     text, tokens, seconds, answer = _ask(session, session.drafting, chat)
-    from_answer = of_answer(answer)
+    from_answer = acceptance_of_answer(answer)
     acceptance = from_answer or _from_counters(session)
     by = ("answers" if from_answer else "counters") * bool(acceptance)
     answered = ServedAnswer(chat.category, tokens, seconds, acceptance, by)
@@ -214,7 +214,7 @@ def _breakdown(done: Sequence[ServedAnswer]) -> dict[str, Any]:
     not published."""
     with_acceptance = [each for each in done if each.acceptance]
     prompts = [
-        Prompt(
+        PromptFigures(
             {"id": each.id, "turn": each.turn, "category": each.category},
             each.acceptance.tau,
             each.tokens,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from decoding.drafters.parts import WIDE
+from decoding.drafters.parts import WIDEST_TREE
 from decoding.step import Step
 from decoding.tuning import Choice, best_choices, expected_tau, lengths_by_size, values_from_steps
 from speculoos.errors import BadInput
@@ -35,7 +35,7 @@ class DraftShape:
 
 
 @dataclass(frozen=True)
-class Curves:
+class AcceptanceCurves:
     """Acceptance of a draft: `chain`: P(first d tokens accepted) for d = 1, 2, …; for trees either `values` by choice
     (static) or `sizes`: depth → nodes → τ (pruned by score)."""
 
@@ -65,9 +65,9 @@ class Curves:
 
     def _dynamic(self) -> Iterable[DraftShape]:
         for depth, by_size in self.sizes.items():
-            levels = (1, *[WIDE["top_k"]] * (depth - 1))
+            levels = (1, *[WIDEST_TREE["top_k"]] * (depth - 1))
             for nodes in (n for n in TREES if n in by_size and depth < n <= most_nodes(depth)):
-                options = {"depth": depth - 1, "top_k": WIDE["top_k"], "nodes": nodes}
+                options = {"depth": depth - 1, "top_k": WIDEST_TREE["top_k"], "nodes": nodes}
                 yield DraftShape(TREE, nodes, depth, by_size[nodes], levels, options)
 
     def _static(self) -> Iterable[DraftShape]:
@@ -75,7 +75,7 @@ class Curves:
             for nodes in TREES:
                 choices = best_choices(self.values, nodes, depth)
                 if len(choices) == nodes - 1 and max(map(len, choices)) == depth:
-                    levels = (1,) if self.one_pass else (1, *[WIDE["top_k"]] * (depth - 1))
+                    levels = (1,) if self.one_pass else (1, *[WIDEST_TREE["top_k"]] * (depth - 1))
                     options = {"tree": [list(choice) for choice in choices]}
                     yield DraftShape(TREE, nodes, depth, expected_tau(self.values, choices), levels, options)
 
@@ -88,7 +88,7 @@ def chain_options(depth: int, dynamic: bool) -> dict[str, Any]:
 def most_nodes(depth: int) -> int:
     """Maximum nodes of a dynamic tree: the root, its children, and `width` children of each of the `width` best nodes
     of every further level."""
-    width = WIDE["top_k"]
+    width = WIDEST_TREE["top_k"]
     return 1 + width + (depth - 1) * width * width
 
 
@@ -100,7 +100,7 @@ def chain_shares(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
     return tuple(sum(len(step.accepted) >= d for step in counted) / len(counted) for d in range(1, depth + 1))
 
 
-def curves_of_trace(steps: Sequence[Step]) -> Curves:
+def curves_of_trace(steps: Sequence[Step]) -> AcceptanceCurves:
     """Acceptance of chains and of trees within the drafted trees of a recorded trace, pruned by score."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     if not counted:
@@ -111,12 +111,12 @@ def curves_of_trace(steps: Sequence[Step]) -> Curves:
     largest = max(len(step.drafted.tokens) for step in counted) + 1
     sizes = [size for size in TREES if size <= largest]
     by_depth = {depth: lengths_by_size(steps, sizes, depth) for depth in range(1, deepest + 1)}
-    return Curves(chain, by_depth, verifications=len(counted))
+    return AcceptanceCurves(chain, by_depth, verifications=len(counted))
 
 
-def curves_of_shares(by_depth: Sequence[float]) -> Curves:
+def curves_of_shares(by_depth: Sequence[float]) -> AcceptanceCurves:
     """Chains only, from an evaluation's acceptance by depth (conditional on the previous depth)."""
-    return Curves(tuple(math.prod(by_depth[:depth]) for depth in range(1, len(by_depth) + 1)))
+    return AcceptanceCurves(tuple(math.prod(by_depth[:depth]) for depth in range(1, len(by_depth) + 1)))
 
 
 def expected_chain(acceptance: float, depth: int) -> float:

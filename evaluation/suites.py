@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, text_of
+from corpus.fields import BadRecord, category_of, check_size, check_text, is_filled, kind_of, text_of
 from corpus.importing import ImportReport, PromptSource, write_rows
-from corpus.prompts import Row
+from corpus.prompts import PromptRow
 from corpus.readers import read_records
-from corpus.records import Broken
+from corpus.records import UnreadableRecord
 from corpus.shapes import record_of
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
@@ -56,7 +56,7 @@ def import_suite(
 ) -> dict[str, Any]:
     """Import `suite` from `path` into the data set folder `folder`; returns the report of
     `corpus.importing.import_prompts`. Raises BadInput with file, line and field for a file in another format."""
-    known(suite)
+    check_suite(suite)
     name = original_name or Path(path).name
     with _unpacked(Path(path), name) as file:
         rows = read_suite(file, suite, name, limit)
@@ -64,18 +64,18 @@ def import_suite(
         return write_rows(source, rows, folder, reporter, ImportReport(), kind="prompts", suite=suite)
 
 
-def known(suite: str) -> None:
+def check_suite(suite: str) -> None:
     """Raise BadInput for an unknown suite."""
     if suite not in SUITES:
         raise BadInput(f"There is no suite {suite!r}; known are {', '.join(SUITES)}.")
 
 
-def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> Iterator[Row]:
+def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> Iterator[PromptRow]:
     """At most `limit` questions of a suite's file. Raises BadInput for the first one in another format."""
     for number, record in enumerate(read_records(path, FIELDS)):
         if limit is not None and number >= limit:
             return
-        reason = record.reason if isinstance(record, Broken) else ""
+        reason = record.reason if isinstance(record, UnreadableRecord) else ""
         try:
             if not reason:
                 yield _row(record.line, record.part, record.value, READERS[suite])
@@ -114,13 +114,13 @@ def _unpack(path: Path, target: Path, name: str) -> None:
     target.write_bytes(content)
 
 
-def _row(line: int, part: int, value: Any, read: Callable[[dict[str, Any]], Question]) -> Row:
+def _row(line: int, part: int, value: Any, read: Callable[[dict[str, Any]], Question]) -> PromptRow:
     record = record_of(value)
     users, category, answers = read(record)
     check_size(users, answers)
     messages = [{"role": "user", "content": user} for user in users]
     origin = {key: record[key] for key in ("question_id", "task_id") if isinstance(record.get(key), str | int)}
-    row = Row(line, messages, answers if any(answers) else [], category, origin, part)
+    row = PromptRow(line, messages, answers if any(answers) else [], category, origin, part)
     check_text(row.to_json())
     return row
 
@@ -130,14 +130,14 @@ def _mt_bench(record: dict[str, Any]) -> Question:
 
 
 def _humaneval(record: dict[str, Any]) -> Question:
-    if filled(record.get("turns")):
+    if is_filled(record.get("turns")):
         return _turns(record), "code", _answers(record)
     _require(record, "task_id")
     return [COMPLETE.format(_text(record, "prompt").strip("\n"))], "code", [_optional(record, "canonical_solution")]
 
 
 def _gsm8k(record: dict[str, Any]) -> Question:
-    if filled(record.get("turns")):
+    if is_filled(record.get("turns")):
         return _turns(record), "math", _answers(record)
     return [_text(record, "question")], "math", [_optional(record, "answer")]
 
@@ -189,7 +189,7 @@ def _optional(record: dict[str, Any], key: str) -> str:
 
 
 def _require(record: dict[str, Any], key: str) -> Any:
-    if not filled(record.get(key)):
+    if not is_filled(record.get(key)):
         fields = ", ".join(sorted(record)[:8]) or "none"
         raise BadRecord(f"{key}: is missing (there are {fields})")
     return record[key]

@@ -15,7 +15,7 @@ FENCE, INCOMPLETE = "```", "\ufffd"
 ENDS_SENTENCE = frozenset('.!?:;\n*#-"“(')
 
 
-def classes(pieces: Iterable[str]) -> Iterator[str]:
+def classify_tokens(pieces: Iterable[str]) -> Iterator[str]:
     """The class of each token text of one answer, in order."""
     text, previous = "", ""
     for piece in pieces:

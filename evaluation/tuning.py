@@ -11,14 +11,14 @@ import numpy as np
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.drafters.parts import WIDE, TuningSpace
+from decoding.drafters.parts import WIDEST_TREE, TuningSpace
 from decoding.generate import generate
 from decoding.stats import acceptance_by_rank, summarize
 from decoding.step import Step
 from decoding.target import Target, fast_target
 from decoding.tuning import TreePlan, lengths_by_size, measure_forward, plan_dynamic, plan_tree, values_from_steps
 from evaluation.estimate import DRAWS, SEED, interval_of
-from evaluation.load import Load
+from evaluation.load import LoadMonitor
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
 from models.base import LoadedBase
@@ -71,7 +71,7 @@ def tune(
 
     Repacks the base's weights (fast_target). Raises Cancelled between questions when the reporter requests a stop.
     """
-    target, load = fast_target(base, MAX_LENGTH), Load()
+    target, load = fast_target(base, MAX_LENGTH), LoadMonitor()
     space = METHODS[draft.method].load("drafter").tuning(draft)
     prompts = prompts_of(base, questions, target.max_length - max_tokens)
     answers, steps = list[list[Step]](), list[Step]()
@@ -91,7 +91,7 @@ def tune(
     costs, draft_ms, other_ms = times.costs()
     if space.dynamic:
         plan = plan_dynamic(steps, costs, draft_ms, other_ms)
-        drafting = {"depth": plan.depth - 1, "top_k": WIDE["top_k"], "nodes": plan.nodes}
+        drafting = {"depth": plan.depth - 1, "top_k": WIDEST_TREE["top_k"], "nodes": plan.nodes}
     else:
         plan = plan_tree(values_from_steps(steps), costs, draft_ms, other_ms)
         drafting = {"tree": [list(choice) for choice in plan.choices]}

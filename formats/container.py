@@ -47,7 +47,7 @@ def header(tensors: Sequence[TensorSource]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def pickle_of(weights: Path, path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+def write_pickle(weights: Path, path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> None:
     """Write the tensors of a safetensors file as a state dict with torch.save; `on_bytes` is called with the size of
     every chunk. The file is memory-mapped, and written pages are released at once."""
     import torch

@@ -11,7 +11,7 @@ from typing import Any
 
 from formats import OWN, container, find_format
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.plan import ExportPlan
 from formats.readme import readme
 from formats.report import ExportReport
@@ -19,17 +19,17 @@ from formats.validate import REPORT, validate
 from models.archive import zip_files
 from speculoos.errors import Conflict, Unsupported
 from speculoos.files import new_folder, write_json
-from speculoos.reporting import Reporter, Silent, check_stop, heeding
-from speculoos.sums import SUMS, of_files
+from speculoos.reporting import Reporter, SilentReporter, check_stop, use_reporter
+from speculoos.sums import CHECKSUM_FILE, checksums_text
 
 
-def build(
+def build_export(
     folder: str | Path,
     base: Any,
     format_name: str,
     target: str | Path,
     reporter: Reporter | None = None,
-    facts: Facts | None = None,
+    facts: CardFacts | None = None,
     force: bool = False,
     repository: str = "",
 ) -> ExportReport:
@@ -40,10 +40,10 @@ def build(
     `repository`, a hub id, the README says how to download the export. Raises Unsupported if the format does not
     support the checkpoint or the validation failed, Conflict if `target` exists, and the errors of
     CheckpointFiles.read."""
-    target, reporter, record = Path(target), reporter or Silent(), find_format(format_name)
-    checkpoint = check_possible(folder, base.path, format_name, target)
-    facts = facts or Facts(Path(base.path).name, str(base.path))  # a base model without a row: its folder
-    with heeding(reporter), _building(target, reporter) as building:
+    target, reporter, record = Path(target), reporter or SilentReporter(), find_format(format_name)
+    checkpoint = check_export(folder, base.path, format_name, target)
+    facts = facts or CardFacts(Path(base.path).name, str(base.path))  # a base model without a row: its folder
+    with use_reporter(reporter), _building(target, reporter) as building:
         plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
         write(plan, building, reporter)
         report = validate(building, format_name, checkpoint, base, facts, reporter)
@@ -58,7 +58,7 @@ def build(
     return report
 
 
-def check_possible(
+def check_export(
     folder: str | Path, base_path: str | Path, format_name: str, target: str | Path | None = None
 ) -> CheckpointFiles:
     """Check an export before its base model is loaded, and return the checkpoint. Raises Unsupported if the format does
@@ -74,7 +74,7 @@ def check_possible(
 def check_place(target: Path) -> None:
     """Raise Conflict if an export cannot be written to `target`: a file or a folder that is not empty exists there, a
     zip would replace a folder, or a parent is a file or is not writable."""
-    check_zip(target)
+    check_zip_target(target)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise Conflict(f"{target} already exists; choose another path, or remove it first.")
     nearest = next(parent for parent in target.absolute().parents if parent.exists())
@@ -84,7 +84,7 @@ def check_place(target: Path) -> None:
         raise Conflict(f"You have no permission to write to {nearest}; choose another path.")
 
 
-def check_zip(target: Path) -> None:
+def check_zip_target(target: Path) -> None:
     """Raise Conflict if `target` is a zip and a folder of that name exists."""
     if target.suffix == ".zip" and target.is_dir():
         raise Conflict(f"{target} is a folder, so no zip can be written there; remove it, or choose a file in it.")
@@ -97,7 +97,7 @@ def write(plan: ExportPlan, folder: Path, reporter: Reporter) -> None:
         container.write(folder / plan.weights, plan.tensors, written)
         write_json(folder / "config.json", plan.config)
     if plan.pickled:
-        container.pickle_of(folder / plan.weights, folder / plan.pickled, written)
+        container.write_pickle(folder / plan.weights, folder / plan.pickled, written)
     for path in plan.copies:
         shutil.copyfile(path, folder / path.name)
     for name, text in plan.texts.items():
@@ -122,7 +122,7 @@ def _describe(folder: Path, card: str, report: ExportReport) -> None:
     write_json(folder / REPORT, report.to_json())
     (folder / "README.md").write_text(card, encoding="utf-8")
     files = [path for path in folder.iterdir() if path.is_file()]
-    (folder / SUMS).write_text(of_files(files), encoding="utf-8")
+    (folder / CHECKSUM_FILE).write_text(checksums_text(files), encoding="utf-8")
 
 
 def _folder_name(target: str | Path) -> str:

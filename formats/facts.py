@@ -10,7 +10,7 @@ from models.starter import HUB_ID
 
 
 @dataclass(frozen=True)
-class Facts:
+class CardFacts:
     """Facts about the base model. `location` is the hub id or folder that servers load; for the starter, the hub id of
     the model that the starter is a quantised copy of."""
 
@@ -48,7 +48,7 @@ class Facts:
         return self.location if self.on_the_hub and re.fullmatch(r"[\w.-]+/[\w.-]+", self.location) else ""
 
     @classmethod
-    def of(cls, base: Any, checkpoint: str = "", measured: Mapping[str, str] | None = None) -> "Facts":
+    def of(cls, base: Any, checkpoint: str = "", measured: Mapping[str, str] | None = None) -> "CardFacts":
         """From a base model's row, the checkpoint's name and its measurements (`tracking.evaluations.measurements`)."""
         return cls(
             name=base.name,

@@ -12,7 +12,7 @@ from models.archive import WEIGHTS
 
 
 @dataclass(frozen=True)
-class Option:
+class FormatOption:
     """One format for one checkpoint. The JSON key of `servers` is `for`."""
 
     name: str
@@ -27,7 +27,7 @@ class Option:
         return {"for" if name == "servers" else name: value for name, value in asdict(self).items()}
 
 
-def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
+def export_options(checkpoint: str | Path, base: str | Path) -> list[FormatOption]:
     """Every format, for the checkpoint and the base model in these folders. Raises the errors of
     CheckpointFiles.read."""
     draft = CheckpointFiles.read(checkpoint, base)
@@ -35,7 +35,7 @@ def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
     for record in FORMATS.values():
         reason = record.reason(draft)
         size = 0 if reason else _bytes(record, draft)
-        choices.append(Option(record.name, record.title, record.servers(draft.method), not reason, reason, size))
+        choices.append(FormatOption(record.name, record.title, record.servers(draft.method), not reason, reason, size))
     return choices
 
 

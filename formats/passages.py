@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from models.chat import render
-from speculoos.reporting import heed
+from speculoos.reporting import check_current_stop
 
 PROMPTS = ("Why is the sky blue?", "Write one sentence about a fox.", "1 2 3 4 5 and so on:")
 CONTINUATION_TOKENS = 16
@@ -50,7 +50,7 @@ def passages(base: Any, layers: Sequence[int]) -> Iterator[Passage]:
         prompt = render(base.tokenizer, [{"role": "user", "content": text}])
         ids = list(prompt)
         for _ in range(CONTINUATION_TOKENS):
-            heed()
+            check_current_stop()
             hidden, _ = base.forward_hidden(torch.tensor([ids], device=base.device))
             ids.append(int(base.logits(hidden[0, -1]).argmax()))
         numbers = sorted(set(layers))

@@ -15,17 +15,17 @@ import torch
 from formats.passages import DEPTH, PROMPTS, Passage, passages
 from formats.report import Check
 from models.logits import bend
-from speculoos.reporting import Reporter, Silent, heed
+from speculoos.reporting import Reporter, SilentReporter, check_current_stop
 
 BOUND, ROUNDINGS, LOOSEST = 1e-4, 10.0, 1e-3
 """The bound; the factor on the effect of one rounding of the input; the maximum of the bound."""
-PROVING = "compared with what its server reads"
+COMPARING_NOTE = "compared with what its server reads"
 Logits = Iterator[tuple[torch.Tensor, torch.Tensor]]
 Chain = Callable[[Passage, int], tuple[list[int], list[int]]]
 
 
 @dataclass
-class Proof:
+class DraftComparison:
     """The result of the comparison so far. `drafted` counts the draft's tokens; `accepted` counts the accepted tokens
     of the draft and of the export."""
 
@@ -40,7 +40,7 @@ class Proof:
     def logits(self, pairs: Logits) -> None:
         """Add pairs of logits [n, V'] of the draft and the export."""
         for expected, actual in pairs:
-            heed()
+            check_current_stop()
             if expected.shape != actual.shape:
                 self.wrong.append(f"{actual.shape[-1]} columns, but the draft has {expected.shape[-1]}.")
                 continue
@@ -51,7 +51,7 @@ class Proof:
     def chains(self, passage: Passage, chain: Chain) -> None:
         """Add the chains of the draft and the export from every anchor."""
         for anchor in passage.anchors:
-            heed()
+            check_current_stop()
             both = chain(passage, anchor)
             if both[0] != both[1]:
                 self.wrong.append(f"from position {anchor} the draft drafts {both[0]}, the export {both[1]}.")
@@ -86,20 +86,20 @@ def difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def prove(draft: Any, reader: Any, base: Any, reporter: Reporter | None = None) -> Proof:
+def compare_drafts(draft: Any, reader: Any, base: Any, reporter: Reporter | None = None) -> DraftComparison:
     """Compare `draft` with the `reader` of an export. Raises ValueError or KeyError with the file and the key if the
     reader cannot run. Inside `heeding`, raises Cancelled if a stop is requested; this is checked before every layer of
     the base model and at every read of a large file."""
-    reporter = reporter or Silent()
+    reporter = reporter or SilentReporter()
     sides = {"medusa": _Heads, "draft": _Models}.get(draft.method, _Eagles)(draft, reader, base)
-    proof = Proof()
+    proof = DraftComparison()
     with _stoppable(base):
         for done, passage in enumerate(passages(base, sides.layers)):
-            reporter.progress(done, len(PROMPTS), "prompts", PROVING)
+            reporter.progress(done, len(PROMPTS), "prompts", COMPARING_NOTE)
             proof.logits(sides.logits(passage))
             proof.chains(passage, sides.chain)
     proof.rounding = sides.rounding
-    reporter.progress(len(PROMPTS), len(PROMPTS), "prompts", PROVING)
+    reporter.progress(len(PROMPTS), len(PROMPTS), "prompts", COMPARING_NOTE)
     if unused := getattr(getattr(reader, "weights", None), "unused", []):
         proof.wrong.append(f"the reader does not use the tensor {unused[0]}.")
     return proof
@@ -108,7 +108,7 @@ def prove(draft: Any, reader: Any, base: Any, reporter: Reporter | None = None) 
 @contextmanager
 def _stoppable(base: Any) -> Iterator[None]:
     """Within the block, a forward of the base model can be stopped between two layers."""
-    handles = [layer.register_forward_pre_hook(lambda *_: heed()) for layer in base.layers]
+    handles = [layer.register_forward_pre_hook(lambda *_: check_current_stop()) for layer in base.layers]
     try:
         yield
     finally:

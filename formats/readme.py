@@ -4,12 +4,20 @@ import re
 import shlex
 
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.record import Format
 from formats.report import ExportReport
 from formats.serve import measured
 from models.methods import METHODS
-from speculoos.markdown import block, code, quotation, scalar, section, table, text
+from speculoos.markdown import (
+    block_quotation,
+    code_span,
+    escape_text,
+    fenced_code_block,
+    markdown_section,
+    markdown_table,
+    yaml_scalar,
+)
 
 MACHINE_SETTINGS = ("draft_path", "device")
 """Settings that describe the machine, not the draft."""
@@ -21,7 +29,12 @@ LICENCE = (
 
 
 def readme(
-    record: Format, checkpoint: CheckpointFiles, facts: Facts, report: ExportReport, folder: str, repository: str = ""
+    record: Format,
+    checkpoint: CheckpointFiles,
+    facts: CardFacts,
+    report: ExportReport,
+    folder: str,
+    repository: str = "",
 ) -> str:
     """The README as Markdown. `repository`: the hub id from which the export can be downloaded."""
     layout = record.layout(checkpoint.method)
@@ -33,43 +46,49 @@ def readme(
     return "\n".join(
         [
             _front(record, checkpoint, facts),
-            f"# {noun} for {text(facts.name)}, for {record.title}",
-            f"For {layout.servers}. Written by Speculoos from checkpoint {code(facts.checkpoint or 'unnamed')}.\n",
+            f"# {noun} for {escape_text(facts.name)}, for {record.title}",
+            f"For {layout.servers}. Written by Speculoos from checkpoint {code_span(facts.checkpoint or 'unnamed')}.\n",
             *_verdict(report),
             "## Serve\n",
-            *(["Download it first:\n", block(download, "sh")] if repository else []),
+            *(["Download it first:\n", fenced_code_block(download, "sh")] if repository else []),
             _folders(facts, folder),
             layout.serve(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
-            *section("Measured", dict(facts.measured)),
+            *markdown_section("Measured", dict(facts.measured)),
             "## Base\n",
-            table(_base(facts, checkpoint)),
-            *section("Data", training.get("dataset")),
-            *section("Recipe", settings),
-            *section("Figures", training.get("figures")),
-            *section("Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}),
-            *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
+            markdown_table(_base(facts, checkpoint)),
+            *markdown_section("Data", training.get("dataset")),
+            *markdown_section("Recipe", settings),
+            *markdown_section("Figures", training.get("figures")),
+            *markdown_section(
+                "Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}
+            ),
+            *(["## Notes\n", block_quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## Licence\n",
-            f"Licence of the base model: {text(facts.licence or 'not recorded')}. {LICENCE}\n",
+            f"Licence of the base model: {escape_text(facts.licence or 'not recorded')}. {LICENCE}\n",
             "Check the files with `sha256sum -c SHA256SUMS`; `validation.json` contains the full report.",
             "",
         ]
     )
 
 
-def _folders(facts: Facts, folder: str) -> str:
+def _folders(facts: CardFacts, folder: str) -> str:
     """The folder names in the commands, which are run in the parent folder of the export."""
-    base = "" if facts.model == facts.location else f"; {code(facts.model)} stands for the folder of {text(facts.name)}"
-    note = f"{code(f'./{folder}')} is the folder with this file; run the commands in its parent folder{base}.\n"
+    base = (
+        ""
+        if facts.model == facts.location
+        else f"; {code_span(facts.model)} stands for the folder of {escape_text(facts.name)}"
+    )
+    note = f"{code_span(f'./{folder}')} is the folder with this file; run the commands in its parent folder{base}.\n"
     if facts.source != "starter":
         return note
     return note + (
-        f"\nThe draft was trained with a quantised copy of {code(facts.location)}; with that model itself slightly "
-        "fewer draft tokens may be accepted.\n"
+        f"\nThe draft was trained with a quantised copy of {code_span(facts.location)}; with that model itself "
+        "slightly fewer draft tokens may be accepted.\n"
     )
 
 
-def _front(record: Format, checkpoint: CheckpointFiles, facts: Facts) -> str:
+def _front(record: Format, checkpoint: CheckpointFiles, facts: CardFacts) -> str:
     """The card's metadata for the hub (https://huggingface.co/docs/hub/model-cards)."""
     values = {
         "base_model": facts.hub_id,
@@ -78,19 +97,21 @@ def _front(record: Format, checkpoint: CheckpointFiles, facts: Facts) -> str:
         "pipeline_tag": "text-generation",
     }
     tags = dict.fromkeys(["speculative-decoding", checkpoint.method, record.name, "speculoos"])
-    lines = [f"{key}: {scalar(value)}" for key, value in values.items() if value]
-    return "\n".join(["---", *lines, "tags:", *(f"- {scalar(tag)}" for tag in tags), "---"])
+    lines = [f"{key}: {yaml_scalar(value)}" for key, value in values.items() if value]
+    return "\n".join(["---", *lines, "tags:", *(f"- {yaml_scalar(tag)}" for tag in tags), "---"])
 
 
 def _verdict(report: ExportReport) -> list[str]:
     if report.passed:
         return ["Its files and logits were compared with the trained draft when it was exported.\n"]
     return [
-        "**This export failed its validation and should not be served:** " + text("; ".join(report.failures)) + "\n"
+        "**This export failed its validation and should not be served:** "
+        + escape_text("; ".join(report.failures))
+        + "\n"
     ]
 
 
-def _base(facts: Facts, checkpoint: CheckpointFiles) -> dict[str, str]:
+def _base(facts: CardFacts, checkpoint: CheckpointFiles) -> dict[str, str]:
     return {
         "model": facts.location if facts.on_the_hub else facts.name,
         "source": facts.source,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.refusals import Refusal
 
 ANY = "*"
@@ -21,7 +21,7 @@ class Layout:
 
     servers: str
     """Server and versions: `vLLM 0.9 to 0.32`."""
-    serve: Callable[[CheckpointFiles, Facts, str], str]
+    serve: Callable[[CheckpointFiles, CardFacts, str], str]
     """Takes the checkpoint, the facts and the folder's name; returns Markdown on how to serve the export."""
     refusals: tuple[Refusal, ...] = ()
     """Each returns "" if the server supports the checkpoint, else one sentence why not."""

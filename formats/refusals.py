@@ -48,7 +48,7 @@ def _is_biased(base_path: str) -> bool:
     return has_biased_head(entry.name for entry in tensors(base_path))
 
 
-def nowhere(method: str, base_path: str | Path) -> str:
+def no_server_reason(method: str, base_path: str | Path) -> str:
     """One sentence if no server can load a draft of this method and base model, else ""; also "" if the base model's
     files cannot be read. Shown before a training."""
     with suppress(SpeculoosError, OSError):

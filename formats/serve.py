@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
-from speculoos.markdown import block, code, scalar, text
+from formats.facts import CardFacts
+from speculoos.markdown import code_span, escape_text, fenced_code_block, yaml_scalar
 
-Serve = Callable[[CheckpointFiles, Facts, str], str]
+Serve = Callable[[CheckpointFiles, CardFacts, str], str]
 DEFAULT_TOKENS = {"eagle": 3, "eagle3": 3, "draft": 4}
 """Draft tokens per step of an untuned draft, as in the servers' own examples."""
 
@@ -29,7 +29,7 @@ def drafted_tokens(checkpoint: CheckpointFiles) -> int:
 def measured(checkpoint: CheckpointFiles) -> str:
     """A sentence on the settings that were measured best, or that the draft was not tuned."""
     drafting, tuning = checkpoint.config.get("drafting") or {}, checkpoint.config.get("tuning") or {}
-    verdict = f" ({text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
+    verdict = f" ({escape_text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
     if not drafting and tuning:
         return (
             f"In the workbench, tuning found plain decoding fastest{verdict}; on another machine, start with "
@@ -39,13 +39,13 @@ def measured(checkpoint: CheckpointFiles) -> str:
         return f"This draft was not tuned; start with {drafted_tokens(checkpoint)} draft tokens."
     longest = max(map(len, drafting["tree"])) if drafting.get("tree") else drafted_tokens(checkpoint)
     return (
-        f"Measured best in the workbench: {code(json.dumps(drafting))}{verdict}; its longest path has {longest} "
+        f"Measured best in the workbench: {code_span(json.dumps(drafting))}{verdict}; its longest path has {longest} "
         f"{'token' if longest == 1 else 'tokens'}. On another machine or with more concurrent requests, fewer tokens "
         "may be better."
     )
 
 
-def vllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def vllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """vLLM drafts chains. `method` is set, because vLLM otherwise guesses it from the path."""
     method = "draft_model" if checkpoint.method == "draft" else checkpoint.method
     options = {"method": method, "model": f"./{folder}", "num_speculative_tokens": drafted_tokens(checkpoint)}
@@ -53,17 +53,17 @@ def vllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     return _served(command, facts, 8000)
 
 
-def speculators(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def speculators(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """The config names the base model, so vLLM takes only the draft's folder. Without `--served-model-name`, requests
     would have to use that folder as the model's name."""
     command = f"vllm serve {_path(folder)} --served-model-name {shlex.quote(facts.served_name)}"
     return _served(command, facts, 8000) + (
         f"\nThe path of the base model is in config.json (`speculators_config.verifier.name_or_path`: "
-        f"{code(facts.location)}); change it there if the base model is in another folder.\n"
+        f"{code_span(facts.location)}); change it there if the base model is in another folder.\n"
     )
 
 
-def sglang(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def sglang(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """Trees by top-k and number of nodes (including the root); chains for an untuned draft. The algorithm of standalone
     drafts is STANDALONE."""
     drafting, steps = checkpoint.config.get("drafting") or {}, drafted_tokens(checkpoint)
@@ -80,7 +80,7 @@ def sglang(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     )
 
 
-def trtllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def trtllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """EAGLE-3 and standalone drafts by trtllm-serve and its YAML; Medusa and standalone drafts by converting
     checkpoints and building engines."""
     if checkpoint.method == "medusa":
@@ -92,14 +92,14 @@ def trtllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
         "speculative_config:",
         f"  decoding_type: {kind}",
         f"  max_draft_len: {drafted_tokens(checkpoint)}",
-        f"  speculative_model: {scalar(f'./{folder}')}",
+        f"  speculative_model: {yaml_scalar(f'./{folder}')}",
         *([] if pair else [f"  eagle3_layers_to_capture: {json.dumps(list(checkpoint.aux_layers))}"]),
     ]
     command = f"trtllm-serve {_model(facts)} --backend pytorch --extra_llm_api_options speculative.yaml"
     return (
         f"`speculative.yaml` (releases without these names take `decoding_type: {older}` and "
-        f"`speculative_model_dir`):\n\n{block(chr(10).join(lines), 'yaml')}\n{_served(command, facts, 8000)}"
-        + (f"\n{_pair_of_engines(checkpoint, facts, folder)}" if pair else "")
+        f"`speculative_model_dir`):\n\n{fenced_code_block(chr(10).join(lines), 'yaml')}\n"
+        f"{_served(command, facts, 8000)}" + (f"\n{_pair_of_engines(checkpoint, facts, folder)}" if pair else "")
     )
 
 
@@ -109,12 +109,12 @@ CONVERTERS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen"}
 """Folder in examples/models/core of TensorRT-LLM 1.2 with the converter, by model type."""
 
 
-def _medusa_engine(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def _medusa_engine(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """The tree is read from a file of the export."""
     heads, layers = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
     tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
     download, base = _base_folder(facts)
-    return "Up to TensorRT-LLM 1.2, at temperature 0 only:\n\n" + block(
+    return "Up to TensorRT-LLM 1.2, at temperature 0 only:\n\n" + fenced_code_block(
         f"{CLONE}{download}python TensorRT-LLM/examples/medusa/convert_checkpoint.py --model_dir {base} \\\n"
         f"  --medusa_model_dir {_path(folder)} --output_dir converted --dtype {served_dtype(checkpoint)} \\\n"
         f"  --num_medusa_heads {heads} --num_medusa_layers {layers} --max_medusa_token_len {max(tokens, heads)}\n"
@@ -126,7 +126,7 @@ def _medusa_engine(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> st
     )
 
 
-def _base_folder(facts: Facts) -> tuple[str, str]:
+def _base_folder(facts: CardFacts) -> tuple[str, str]:
     """The command that downloads a base model from the hub ("" for a local one), and its folder. Converters need a
     folder."""
     if not facts.on_the_hub:
@@ -134,7 +134,7 @@ def _base_folder(facts: Facts) -> tuple[str, str]:
     return f"hf download {_model(facts)} --local-dir ./base\n", "./base"
 
 
-def _pair_of_engines(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def _pair_of_engines(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """The target verifies up to `--max_draft_len` external draft tokens. Both engines reuse blocks of their KV caches,
     which needs paged context attention. "" for model types without an entry in CONVERTERS."""
     family = CONVERTERS.get(str(checkpoint.base.get("model_type")))
@@ -143,7 +143,7 @@ def _pair_of_engines(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> 
     (download, base), tokens, dtype = _base_folder(facts), drafted_tokens(checkpoint), served_dtype(checkpoint)
     convert = f"python TensorRT-LLM/examples/models/core/{family}/convert_checkpoint.py"
     build = "--use_paged_context_fmha enable"
-    return "Up to TensorRT-LLM 1.2 also as a pair of engines, both on one GPU in this example:\n\n" + block(
+    return "Up to TensorRT-LLM 1.2 also as a pair of engines, both on one GPU in this example:\n\n" + fenced_code_block(
         f"{CLONE}{download}{convert} \\\n"
         f"  --model_dir {_path(folder)} --output_dir converted-draft --dtype {dtype}\n"
         f"{convert} \\\n"
@@ -159,11 +159,11 @@ def _pair_of_engines(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> 
     )
 
 
-def tgi(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def tgi(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """TGI takes the export's folder as the model and reads the base model's path from its config.json."""
     heads = checkpoint.config["medusa_num_heads"]
     launch = f"text-generation-launcher --model-id {_path(folder)} --speculate {heads} --port 8080"
-    note = f"The path of the base model is in config.json (`base_model_name_or_path`: {code(facts.location)}).\n"
+    note = f"The path of the base model is in config.json (`base_model_name_or_path`: {code_span(facts.location)}).\n"
     if heads != 5:
         note += (
             f"\nThe Medusa repository's own loader always builds five heads (this export has {heads}): set "
@@ -172,7 +172,7 @@ def tgi(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     return f"{_served(launch, facts, 8080)}\n{note}"
 
 
-def huggingface(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def huggingface(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """A program with `assistant_model`, and the commands of the servers that take a draft model."""
     base, draft = (json.dumps(path, ensure_ascii=False) for path in (facts.model, f"./{folder}"))
     program = (
@@ -188,23 +188,23 @@ def huggingface(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
         "print(tokenizer.decode(answer[0], skip_special_tokens=True))"
     )
     servers = {"vLLM": vllm, "SGLang": sglang, "TensorRT-LLM": trtllm}
-    return f"{block(program, 'python')}\n{_each(servers, checkpoint, facts, folder)}"
+    return f"{fenced_code_block(program, 'python')}\n{_each(servers, checkpoint, facts, folder)}"
 
 
-def modelopt(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def modelopt(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """The servers that read ModelOpt's exports; ModelOpt itself is not a server."""
     return _each({"TensorRT-LLM": trtllm, "SGLang": sglang}, checkpoint, facts, folder)
 
 
-def _each(servers: Mapping[str, Serve], checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def _each(servers: Mapping[str, Serve], checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """A heading and the command of every server."""
     return "\n".join(f"### {name}\n\n{serve(checkpoint, facts, folder)}" for name, serve in servers.items())
 
 
-def speculoos(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
+def speculoos(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """The workbench itself."""
     prompt = '--prompt "Why is the sky blue?"'
-    return block(f"speculoos generate --model {_model(facts)} --checkpoint {_path(folder)} {prompt}", "sh")
+    return fenced_code_block(f"speculoos generate --model {_model(facts)} --checkpoint {_path(folder)} {prompt}", "sh")
 
 
 def _positive(drafting: dict[str, Any], key: str) -> int:
@@ -219,7 +219,7 @@ def served_dtype(checkpoint: CheckpointFiles) -> str:
     return "bfloat16" if checkpoint.base_dtype == "float32" else checkpoint.base_dtype
 
 
-def _model(facts: Facts) -> str:
+def _model(facts: CardFacts) -> str:
     return shlex.quote(facts.model)
 
 
@@ -228,12 +228,12 @@ def _path(folder: str) -> str:
     return shlex.quote(f"./{folder}")
 
 
-def _served_name(facts: Facts) -> str:
+def _served_name(facts: CardFacts) -> str:
     """The option that lets requests use the base model's name instead of its path."""
     return "" if facts.served_name == facts.model else f" --served-model-name {shlex.quote(facts.served_name)}"
 
 
-def _served(command: str, facts: Facts, port: int) -> str:
+def _served(command: str, facts: CardFacts, port: int) -> str:
     chat: dict[str, Any] = {
         "model": facts.served_name,
         "messages": [{"role": "user", "content": "Why is the sky blue?"}],
@@ -243,4 +243,4 @@ def _served(command: str, facts: Facts, port: int) -> str:
         f"curl http://localhost:{port}/v1/chat/completions "
         f"-H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(chat))}"
     )
-    return f"{block(command, 'sh')}\nTry it:\n\n{block(call, 'sh')}"
+    return f"{fenced_code_block(command, 'sh')}\nTry it:\n\n{fenced_code_block(call, 'sh')}"

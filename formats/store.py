@@ -14,7 +14,7 @@ from models.identity import read_json
 from speculoos.errors import BadInput
 from speculoos.files import write_json
 from speculoos.store import Store
-from speculoos.sums import SUMS
+from speculoos.sums import CHECKSUM_FILE
 
 FOLDER = "exports"
 
@@ -33,12 +33,12 @@ def exports_folder(home: Path, checkpoint_id: str) -> Path:
     return home / FOLDER / checkpoint_id
 
 
-def source_of(checkpoint: str | Path) -> str:
+def checkpoint_state(checkpoint: str | Path) -> str:
     """A key for the present state of a checkpoint's folder: the sha256 of its SHA256SUMS or, without that file, of its
     files' names, sizes and modification times."""
     folder = Path(checkpoint)
     with suppress(OSError):
-        return sha256((folder / SUMS).read_bytes()).hexdigest()
+        return sha256((folder / CHECKSUM_FILE).read_bytes()).hexdigest()
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("[!.]*"))
     return sha256(repr(files).encode()).hexdigest()
 

@@ -16,13 +16,13 @@ from models.checkpoints import WEIGHTS, draft_class, load_draft, read_config
 from models.standalone import StandaloneDraft
 
 
-def draft(folder: Path, base: Any) -> Any:
+def streamed_draft(folder: Path, base: Any) -> Any:
     """The draft of a checkpoint in float32, for a base model in float32. A small draft is loaded as a whole."""
     if (folder / WEIGHTS).stat().st_size <= MAX_CACHED:
         return load_draft(folder, base)
     config = read_config(folder)
     if config["speculoos_method"] == "draft":
-        return StandaloneDraft(model(folder))
+        return StandaloneDraft(streamed_model(folder))
     with torch.device("meta"):
         network = draft_class(config["speculoos_method"]).from_json(config, replace(base, device=torch.device("meta")))
     weights = Weights(folder / WEIGHTS)
@@ -33,7 +33,7 @@ def draft(folder: Path, base: Any) -> Any:
     return stream(network.eval().requires_grad_(False), weights)
 
 
-def model(folder: Path) -> Any:
+def streamed_model(folder: Path) -> Any:
     """A causal transformers model in float32, from its config.json and model.safetensors."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -6,13 +6,13 @@ from typing import Any
 
 from formats import OWN, find_format
 from formats.checkpoint import CheckpointFiles, read_object
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.report import Check, ExportReport
 from formats.table import compare
 from models.archive import damage
 from models.identity import tokenizer_sha256
 from speculoos.errors import BadInput
-from speculoos.reporting import Reporter, Silent
+from speculoos.reporting import Reporter, SilentReporter
 
 REPORT = "validation.json"
 
@@ -22,12 +22,12 @@ def validate(
     format_name: str,
     checkpoint: CheckpointFiles,
     base: Any,
-    facts: Facts,
+    facts: CardFacts,
     reporter: Reporter | None = None,
 ) -> ExportReport:
     """The report on the export of `checkpoint` in `folder`, for `base` in float32. Faults of the export do not raise;
     they are checks that did not pass."""
-    folder, record, reporter = Path(folder), find_format(format_name), reporter or Silent()
+    folder, record, reporter = Path(folder), find_format(format_name), reporter or SilentReporter()
     subject = _subject(checkpoint, facts)
     if format_name == OWN:
         checks, figures = [_sums(folder)], {}
@@ -50,12 +50,12 @@ def _compared(
     if failed := [check.name for check in checks if not check.passed]:
         return [*checks, Check("logits", False, f"not compared: {', '.join(failed)} failed")], {}
     from formats import streamed
-    from formats.proof import prove
+    from formats.proof import compare_drafts
 
     reporter.log("Rebuilding the draft from the export, as its server does, and comparing logits …")
     try:
         reader = record.load("reader", checkpoint.method)(folder, checkpoint)
-        proof = prove(streamed.draft(checkpoint.path, base), reader, base, reporter)
+        proof = compare_drafts(streamed.streamed_draft(checkpoint.path, base), reader, base, reporter)
     except (ValueError, KeyError, RuntimeError, OSError) as error:
         return [*checks, Check("logits", False, f"the export cannot be read ({_line(error)})")], {}
     return [*checks, *proof.checks()], proof.figures()
@@ -66,7 +66,7 @@ def _sums(folder: Path) -> Check:
     return Check("sums", not wrong, "; ".join(f"{file} {fault}" for file, fault in wrong.items()) or "SHA256SUMS match")
 
 
-def _base(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> Check:
+def _base(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Check:
     """The base model is the one that the draft was trained on."""
     trained = checkpoint.config.get("base_sha256", "")
     if trained and facts.sha256 and trained != facts.sha256:
@@ -77,7 +77,7 @@ def _base(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> Check:
     return Check("base", True, f"{facts.name}, weights {(facts.sha256 or 'not recorded')[:12]}")
 
 
-def _tokenizer(folder: Path, checkpoint: CheckpointFiles, facts: Facts) -> Check:
+def _tokenizer(folder: Path, checkpoint: CheckpointFiles, facts: CardFacts) -> Check:
     """The tokenizer in the export's folder, and the one in its report, are the base model's."""
     expected = checkpoint.tokenizer_sha256
     stored, recorded = tokenizer_sha256(folder), _recorded(folder) or facts.tokenizer_sha256
@@ -100,7 +100,7 @@ def _recorded(folder: Path) -> str:
         return ""
 
 
-def _subject(checkpoint: CheckpointFiles, facts: Facts) -> dict[str, str]:
+def _subject(checkpoint: CheckpointFiles, facts: CardFacts) -> dict[str, str]:
     return {
         "base": facts.name,
         "base_location": facts.location,

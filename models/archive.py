@@ -5,23 +5,25 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from speculoos.errors import Damaged, NotFound
-from speculoos.files import new_path, plain_name
-from speculoos.sums import SUMS, Sums, differing, of_files
+from speculoos.files import new_path, portable_name
+from speculoos.sums import CHECKSUM_FILE, ChecksumCache, checksums_text, find_changed_files
 
 WEIGHTS = "model.safetensors"
-FILES = (WEIGHTS, "config.json", "generation_config.json", "README.md", SUMS)
+FILES = (WEIGHTS, "config.json", "generation_config.json", "README.md", CHECKSUM_FILE)
 CHUNK = 1 << 20
 
 
 def archive_name(base: str, checkpoint: str) -> str:
     """A file name every system takes, such as `starter-my-heads.zip`."""
-    return plain_name(f"{base}-{checkpoint}") + ".zip"
+    return portable_name(f"{base}-{checkpoint}") + ".zip"
 
 
 def write_zip(folder: str | Path, target: str | Path) -> Path:
     """The checkpoint in `folder` as a zip, whole or not at all. SHA256SUMS is made when the folder has none."""
     files = archive_files(Path(folder))
-    return zip_files(files, Path(target), {} if Path(folder, SUMS).exists() else {SUMS: of_files(files)})
+    return zip_files(
+        files, Path(target), {} if Path(folder, CHECKSUM_FILE).exists() else {CHECKSUM_FILE: checksums_text(files)}
+    )
 
 
 def zip_files(
@@ -55,19 +57,19 @@ def archive_files(folder: Path) -> list[Path]:
     return [folder / name for name in FILES if (folder / name).is_file()]
 
 
-def damage(folder: str | Path, sha256: str = "", taken: Sums | None = None) -> dict[str, str]:
+def damage(folder: str | Path, sha256: str = "", taken: ChecksumCache | None = None) -> dict[str, str]:
     """{file: what is wrong with it} of a checkpoint, by its SHA256SUMS and its row's `sha256` of the weights; empty
     when all is well. `taken` remembers sums."""
-    folder, taken = Path(folder), taken or Sums()
+    folder, taken = Path(folder), taken or ChecksumCache()
     if not (folder / WEIGHTS).is_file():
         return {WEIGHTS: "is missing"}
-    damage = differing(folder, taken)
+    damage = find_changed_files(folder, taken)
     if sha256 and WEIGHTS not in damage and taken.of_file(folder / WEIGHTS) != sha256:
         damage[WEIGHTS] = "is not the file that was trained (its sha256 differs)"
     return damage
 
 
-def check(folder: str | Path, name: str, sha256: str = "", taken: Sums | None = None) -> None:
+def check(folder: str | Path, name: str, sha256: str = "", taken: ChecksumCache | None = None) -> None:
     """Raise Damaged when a checkpoint must not be given away, NotFound when its files are gone."""
     archive_files(Path(folder))
     for file, wrong in damage(folder, sha256, taken).items():

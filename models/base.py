@@ -22,7 +22,7 @@ from models.tokenizer import load_tokenizer as load_tokenizer
 from models.tokenizer import read_eos_ids as read_eos_ids
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
-from speculoos.sums import Sums
+from speculoos.sums import ChecksumCache
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
@@ -164,7 +164,11 @@ def aux_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 def load_base(
-    path: str | Path, dtype: str = "float32", device: str = "cpu", known: Known | None = None, sums: Sums = NO_SUMS
+    path: str | Path,
+    dtype: str = "float32",
+    device: str = "cpu",
+    known: Known | None = None,
+    sums: ChecksumCache = NO_SUMS,
 ) -> LoadedBase:
     """Load a local Hugging Face folder: safetensors only, no code from the folder, no network.
 
@@ -180,7 +184,7 @@ def load_parts(
     dtype: str = "float32",
     device: str = "cpu",
     known: Known | None = None,
-    sums: Sums = NO_SUMS,
+    sums: ChecksumCache = NO_SUMS,
     shape: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Any]:
     """(transformers' model, tokenizer) of a folder, as `load_base` takes them. `shape` gives the config that the model

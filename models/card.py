@@ -13,13 +13,13 @@ from models.damage import NO_SUMS, weights_sum
 from models.families import why_not
 from models.foreign import check_sizes, plain_config
 from models.methods import METHODS
-from speculoos.sums import Sums, file_sha256
+from speculoos.sums import ChecksumCache, file_sha256
 
 KV_TOKENS = 2048
 LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
 
 
-def make_card(folder: str | Path, *, licence: str = "", sums: Sums = NO_SUMS) -> dict[str, Any]:
+def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
     """Card of a Hugging Face folder. `licence` overrides what its README says; `sums` remembers the sum of the weights.
 
     Raises BadInput when the folder has no config or no safetensors, or they do not fit each other; Unsupported when

@@ -18,9 +18,9 @@ from models.identity import read_json
 from models.methods import find_method
 from speculoos import sums as folder_sums
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
-from speculoos.files import new_folder, sync
-from speculoos.private import allowed
-from speculoos.sums import SUMS, Sums, of_files
+from speculoos.files import new_folder, sync_file
+from speculoos.private import apply_umask
+from speculoos.sums import CHECKSUM_FILE, ChecksumCache, checksums_text
 
 FORMAT = 1
 OWN_KEYS = (
@@ -84,13 +84,15 @@ def write_draft(
     folder = Path(folder)
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as name:
         _write_files(Path(name), draft, info, dtype, tensors)
-        for path in sorted(Path(name).iterdir(), key=lambda path: path.name == SUMS):
-            path.chmod(allowed(0o666))
-            sync(path)
+        for path in sorted(Path(name).iterdir(), key=lambda path: path.name == CHECKSUM_FILE):
+            path.chmod(apply_umask(0o666))
+            sync_file(path)
             path.replace(folder / path.name)
 
 
-def load_draft(folder: str | Path, base: Any, base_sha256: str = "", sha256: str = "", sums: Sums | None = None) -> Any:
+def load_draft(
+    folder: str | Path, base: Any, base_sha256: str = "", sha256: str = "", sums: ChecksumCache | None = None
+) -> Any:
     """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode.
 
     Its files are compared with SHA256SUMS, and the weights with `sha256` (its row's), sums that `sums` remembers.
@@ -130,11 +132,11 @@ def amend(folder: str | Path, **changes: Any) -> None:
         _write_texts(building, {**read_config(folder), **changes})
 
 
-def verify_sums(folder: str | Path, sha256: str = "", sums: Sums | None = None) -> None:
+def verify_sums(folder: str | Path, sha256: str = "", sums: ChecksumCache | None = None) -> None:
     """Check SHA256SUMS, where there is one, and the weights against `sha256`, where one is given. Raises Damaged
     naming the first file that differs or is missing."""
-    folder, sums = Path(folder), sums or Sums()
-    folder_sums.check(folder, MEND, sums)
+    folder, sums = Path(folder), sums or ChecksumCache()
+    folder_sums.verify_checksums(folder, MEND, sums)
     try:
         same = not sha256 or sums.of_file(folder / WEIGHTS) == sha256
     except OSError as error:
@@ -171,8 +173,8 @@ def _write_texts(folder: Path, config: dict[str, Any]) -> None:
         parameters = sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
     (folder / CONFIG).write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
     (folder / CARD).write_text(draft_card(config, (folder / WEIGHTS).stat().st_size, parameters), encoding="utf-8")
-    files = (path for path in folder.glob("[!.]*") if path.is_file() and path.name != SUMS)
-    (folder / SUMS).write_text(of_files(files), encoding="utf-8")
+    files = (path for path in folder.glob("[!.]*") if path.is_file() and path.name != CHECKSUM_FILE)
+    (folder / CHECKSUM_FILE).write_text(checksums_text(files), encoding="utf-8")
 
 
 def own_tensors(draft: Any) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from models import identity
 from speculoos.errors import Damaged, SpeculoosError
-from speculoos.sums import Sums, differing, file_sha256
+from speculoos.sums import ChecksumCache, file_sha256, find_changed_files
 
 REMAKE = "Make the data set again, or put its files back from a copy; `speculoos verify` checks all."
 MEND = "Put the original files back, or bring the model here again under another name; `speculoos verify` checks all."
-NO_SUMS = Sums()
+NO_SUMS = ChecksumCache()
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Known:
         return cls(weights_sha256, tokenizer_sha256, tuple(sorted(((card or {}).get("files") or {}).items())))
 
 
-def base_damage(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> dict[str, str]:
+def base_damage(folder: str | Path, known: Known, sums: ChecksumCache = NO_SUMS) -> dict[str, str]:
     """{file, or part: what is wrong with it}; empty when all is as it was."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -42,20 +42,20 @@ def base_damage(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> dict[
     return damage
 
 
-def check_base(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> None:
+def check_base(folder: str | Path, known: Known, sums: ChecksumCache = NO_SUMS) -> None:
     """Raise Damaged, naming the first part of the base that is not as it was."""
     for name, wrong in base_damage(folder, known, sums).items():
         raise Damaged(f"{folder}: {name} {wrong}.", MEND)
 
 
-def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS, rows: int | None = None) -> dict[str, str]:
+def dataset_damage(folder: str | Path, sums: ChecksumCache = NO_SUMS, rows: int | None = None) -> dict[str, str]:
     """{file: what is wrong with it} of a data set, by the sums of its shards and the rows its dataset.json counts (a
     set that was stopped has none: then `rows`).
 
     Sets of earlier versions have no sums: their rows are counted all the same.
     """
     folder = Path(folder)
-    damage = differing(folder, sums)
+    damage = find_changed_files(folder, sums)
     try:
         summary = identity.read_json(folder / "dataset.json")
     except SpeculoosError as error:
@@ -80,7 +80,7 @@ def _rows(shard: Path) -> int:
         return sum(1 for line in handle if line.strip())
 
 
-def weights_sum(folder: Path, sums: Sums) -> str:
+def weights_sum(folder: Path, sums: ChecksumCache) -> str:
     """`identity.weights_sha256`, remembered. Raises BadInput for files that are damaged beyond reading."""
     files = identity.weight_files(folder)
     return sums.remembered(f"weights:{folder.absolute()}", files, lambda: identity.weights_sha256(folder))

@@ -8,7 +8,7 @@ from typing import Any
 
 from models.damage import check_dataset
 from speculoos.errors import BadInput, NotFound
-from speculoos.files import new_path, plain_name
+from speculoos.files import new_path, portable_name
 
 KEPT = ("category", "finish", "tools")
 """Fields of a row that mean the same to every base; token ids and masks belong to one base and stay here."""
@@ -66,7 +66,7 @@ def export_shards(folder: str | Path, target: Path, rows: int, form: str = "mess
 
 def file_name(name: str) -> str:
     """A file name every system takes, such as `answers.jsonl`."""
-    return (plain_name(name) or "data") + ".jsonl"
+    return (portable_name(name) or "data") + ".jsonl"
 
 
 def chunks(lines: Iterator[bytes], size: int = CHUNK) -> Iterator[bytes]:

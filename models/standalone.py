@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.base import LoadedBase, find_layers, load_base
 from models.checkpoints import OWN_KEYS
 from models.foreign import cleaned
-from models.frame import Frame, shallow_config
+from models.frame import HeadOnlyBase, shallow_config
 from models.methods.standalone import StandaloneShape
 from models.pruning import pruned
 from speculoos.errors import BadInput, Unsupported
@@ -42,7 +42,7 @@ class StandaloneDraft(nn.Module):
         """
         from transformers import AutoModelForCausalLM
 
-        if isinstance(base, Frame) and not random:
+        if isinstance(base, HeadOnlyBase) and not random:
             raise Unsupported(
                 "hidden_states: a standalone draft starts as some of the base's own layers, which run elsewhere; "
                 "give draft_path or set draft_init to random, or leave hidden_states empty."

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from speculoos.sums import listed
+from speculoos.sums import read_checksums
 
 HEAD = Path(__file__).resolve().parent / "starter_head"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -20,7 +20,7 @@ def starter_path() -> Path:
 
 def installed(sha256: str) -> Path | None:
     """The folder of the starter base or of its head on this machine, by the sum of its weights; None for others."""
-    if listed(HEAD).get("model.safetensors") == sha256:
+    if read_checksums(HEAD).get("model.safetensors") == sha256:
         return HEAD
     try:
         card = json.loads((starter_path() / "card.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from typing import Any
 from models import identity
 from speculoos import room
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
-from speculoos.limited import ChildError, LimitedChild, Overrun
+from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, check_stop
 
 READ_SECONDS, TEXT_SECONDS, TEMPLATE_SECONDS = 120.0, 10.0, 10.0
@@ -68,7 +68,7 @@ def convert(file: Path, folder: Path) -> dict[str, str]:
     seconds, memory = CONVERT_SECONDS + size / GGUF_BYTES_PER_SECOND, 2 * TEXT_MEMORY + GGUF_MEMORY * size
     try:
         return _child().call(f"{WORK}:convert_gguf", str(file), str(folder), memory, seconds=seconds)
-    except Overrun as error:
+    except LimitExceeded as error:
         raise BadInput(f"{file.name}: this GGUF file cannot be converted: {_how(error, seconds)}.") from None
     except ChildError as error:
         raise BadInput(f"{file.name}: this GGUF file cannot be converted ({error.kind}: {error}).") from None
@@ -81,7 +81,7 @@ def convert_pickle(file: Path, target: Path, tied: bool) -> None:
     mend = "the file is damaged, or this machine has too little memory for it"
     try:
         _child().call(f"{WORK}:convert_pickle", str(file), str(target), tied, memory, seconds=seconds)
-    except Overrun as error:
+    except LimitExceeded as error:
         raise BadInput(f"{file.name}: converting this pickle {_how(error, seconds)}; {mend}.") from None
     except ChildError as error:
         raise BadInput(f"{file.name}: converting this pickle failed ({error.kind}: {_short(error)}); {mend}.") from None
@@ -125,7 +125,7 @@ class _Trial:
         """Load it; rows of its embedding, None where this machine has no memory for a trial."""
         wide = 4 if card["dtype"] in ("float32", "float64") else 2
         memory = int(TEXT_MEMORY + MODEL_MEMORY * max(wide * card["parameters"], card["size_bytes"]))
-        if card["parameters"] > MOST_PARAMETERS or memory > (free := room.memory()[0]):
+        if card["parameters"] > MOST_PARAMETERS or memory > (free := room.available_memory()[0]):
             self.reporter.log("The model is too large to be loaded on trial here; its tokenizer was tried.", "warning")
             return None
         dtype = "float32" if wide == 4 else "bfloat16"
@@ -153,7 +153,7 @@ class _Trial:
         check_stop(self.reporter)
         try:
             return _child().call(f"{WORK}:{function}", *arguments, seconds=seconds)
-        except Overrun as error:
+        except LimitExceeded as error:
             raise BadInput(f"{self.name}: {blame} {_how(error, seconds)}; {mend}.") from None
         except Unavailable as error:
             if "memory" not in str(error):
@@ -165,7 +165,7 @@ class _Trial:
             raise type(error)(str(error).replace(str(self.folder), self.name), error.hint) from None
 
 
-def _how(error: Overrun, seconds: float) -> str:
+def _how(error: LimitExceeded, seconds: float) -> str:
     if error.reason == "time":
         return f"did not end within {seconds:.0f} s"
     return "took more memory than it may" + (" or crashed" if error.reason == "crash" else "")
@@ -178,4 +178,4 @@ def _short(error: Exception) -> str:
 @functools.cache
 def _child() -> LimitedChild:
     """One for all trials of this process; it imports once."""
-    return LimitedChild(room.memory()[0], (WORK,))
+    return LimitedChild(room.available_memory()[0], (WORK,))

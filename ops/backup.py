@@ -19,7 +19,7 @@ from speculoos.errors import Conflict, Unavailable
 from speculoos.faults import disk_full
 from speculoos.files import new_private_file
 from speculoos.settings import Settings
-from speculoos.store import shown
+from speculoos.store import hide_credentials
 from tracking import db, revisions
 from tracking.tables import now
 
@@ -107,7 +107,7 @@ def _write_files(
         say(f"{thing.kind}: {thing.name}")
         report.things += 1
         if thing.in_store:
-            report.outside.append(f"{thing.name} (in the store {shown(settings.store)})")
+            report.outside.append(f"{thing.name} (in the store {hide_credentials(settings.store)})")
             continue
         if problem := contents.copy_thing(writer, thing, home):
             report.wrong.append(f"{thing.kind[:-1]} “{thing.name}”: {problem}")

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from ops.backup import new_file
 from ops.health import HealthPart
 from speculoos.errors import SpeculoosError
-from speculoos.redaction import MASK, redact, secrets
+from speculoos.redaction import MASK, known_secrets, redact
 from speculoos.settings import Settings
 from tracking import db, revisions, workload
 from tracking.states import JobState
@@ -70,7 +70,7 @@ class Mask:
     """Hides what must not leave: every secret this machine's settings name, and in logs also texts."""
 
     def __init__(self, settings: Settings):
-        self._secrets = sorted({*secrets(settings), *own_secrets(settings)}, key=len, reverse=True)
+        self._secrets = sorted({*known_secrets(settings), *own_secrets(settings)}, key=len, reverse=True)
         self._texts = sorted(_texts(settings), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from ops.archive import HOME, ArchiveWriter
 from speculoos.settings import Settings
-from speculoos.store import marked
+from speculoos.store import read_key
 from tracking import stored
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Job
@@ -71,11 +71,11 @@ def contents(session: Session, settings: Settings) -> Contents:
 
 
 def _in_store_alone(session: Session, row: Base | Dataset | Checkpoint) -> bool:
-    kept = stored.of(session, row.id)
+    kept = stored.stored_entry(session, row.id)
     if kept is None or row.state != "ready":
         return False
     path = Path(row.path)
-    return not path.exists() or marked(path) not in ("", kept.key)
+    return not path.exists() or read_key(path) not in ("", kept.key)
 
 
 def uploads_of(session: Session, home: Path) -> list[Path]:

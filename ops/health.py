@@ -22,7 +22,7 @@ from models.starter import starter_path
 from speculoos import machine, room
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.people import access_warning
-from speculoos.settings import CLONE, Settings
+from speculoos.settings import PROJECT_ROOT, Settings
 from speculoos.store import open_store
 
 MIN_DISK_GB, MIN_MEMORY_GB = 2.0, 1.5
@@ -76,7 +76,7 @@ def _packages(settings: Settings) -> str:
 
 
 def _requirements() -> list[str]:
-    project = CLONE / "pyproject.toml"
+    project = PROJECT_ROOT / "pyproject.toml"
     if project.exists():
         return tomllib.loads(project.read_text())["project"]["dependencies"]
     return metadata.requires("speculoos") or []
@@ -159,7 +159,7 @@ def _process(name: str, what: str) -> Callable[[Settings], str]:
 def exists(key: str, home: Path) -> bool:
     """`process:<name>@<machine>:<pid>`: false when the machine is this one and the pid is gone."""
     host, _, pid = key.rpartition("@")[2].rpartition(":")
-    return host != machine.host(home) or psutil.pid_exists(int(pid))
+    return host != machine.machine_key(home) or psutil.pid_exists(int(pid))
 
 
 def _web(settings: Settings) -> str:
@@ -196,7 +196,7 @@ def _access(settings: Settings) -> str:
 
 
 def _disk(settings: Settings) -> str:
-    folder = room.existing(settings.home)
+    folder = room.nearest_existing(settings.home)
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
@@ -211,13 +211,13 @@ def _in_force(settings: Settings) -> Settings:
     """With the limits that people chose."""
     from tracking import rules
 
-    return rules.lately(settings)
+    return rules.cached_settings(settings)
 
 
 def _memory(settings: Settings) -> str:
     if short := room.memory_shortage(_in_force(settings)):
         raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_MEMORY_MB sets the floor.")
-    available, total = room.memory()
+    available, total = room.available_memory()
     free = available / 1e9
     if free < MIN_MEMORY_GB:
         raise Unavailable(f"{free:.1f} GB of memory available.", f"Close something; {MIN_MEMORY_GB:g} GB are needed.")

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from ops.migrate import migrate
 from ops.starter import ensure_starter
-from speculoos.private import tighten
+from speculoos.private import restrict_permissions
 from speculoos.settings import Settings, load
 from tracking.db import writing
 from tracking.tables import Base, Checkpoint, Dataset, Table
@@ -17,7 +17,7 @@ def open_home(settings: Settings | None = None) -> Settings:
     """Settings of a home that is ready for use, whether or not anything runs. Raises Unavailable for a database that is
     damaged or newer than this code, Conflict for a home in which a restore broke off."""
     settings = settings or load()
-    tighten(settings)
+    restrict_permissions(settings)
     migrate(settings)
     with writing(settings) as session:
         ensure_starter(session, settings)

@@ -14,7 +14,7 @@ from ops.backup import new_file, stream
 from ops.restore import check_whole
 from speculoos.errors import SpeculoosError
 from speculoos.files import new_private_file
-from speculoos.private import keep_private, tighten
+from speculoos.private import restrict_permissions, set_private_umask
 from speculoos.settings import Settings, load
 from tracking import db, revisions, rules
 
@@ -53,7 +53,7 @@ def keep_copy(settings: Settings, why: str) -> Path:
 def _kept(settings: Settings) -> int:
     """How many copies stay: the rule that people chose, where the tables have one already."""
     try:
-        return rules.applied(settings).keep_copies
+        return rules.current_settings(settings).keep_copies
     except (SpeculoosError, SQLAlchemyError):
         return settings.keep_copies
 
@@ -66,10 +66,10 @@ def copies(settings: Settings) -> list[Path]:
 
 def main() -> int:
     """What a container runs once, before the rest starts."""
-    keep_private()
+    set_private_umask()
     try:
         settings = load()
-        tighten(settings)
+        restrict_permissions(settings)
         if copy := migrate(settings):
             print(f"Copied the database to {copy}, then migrated it.")
     except SpeculoosError as error:

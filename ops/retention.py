@@ -30,7 +30,7 @@ from ops import storage, store_room
 from ops.contents import uploads_of
 from ops.migrate import copies
 from speculoos.errors import SpeculoosError
-from speculoos.files import size_of
+from speculoos.files import total_bytes
 from speculoos.settings import Settings
 from tracking import db, rules, stored
 from tracking.runs import ENDED
@@ -78,7 +78,7 @@ class Round:
     def remove(self, paths: Iterable[Path], part: RetentionPart) -> None:
         """Files and folders; each under another name first, so that none is ever seen half."""
         for path in paths:
-            part.add(1, size_of(path))
+            part.add(1, total_bytes(path))
             if not self.dry_run:
                 _remove(path)
 
@@ -87,7 +87,7 @@ def clean(
     settings: Settings, *, dry_run: bool = False, leftovers: bool = False, at: datetime | None = None
 ) -> dict[str, RetentionPart]:
     """Apply every rule; what went (or would go), by rule. Short transactions with pauses between them."""
-    turn = Round(rules.applied(settings), at or now(), dry_run)
+    turn = Round(rules.current_settings(settings), at or now(), dry_run)
     done = {name: rule(turn) for name, rule in RULES.items()}
     if leftovers:
         done["leftovers"] = _leftovers(turn)
@@ -99,7 +99,7 @@ def clean(
 
 def sweep(settings: Settings) -> dict[str, RetentionPart]:
     """Remove what no row names."""
-    return {"leftovers": _leftovers(Round(rules.applied(settings), now(), False))}
+    return {"leftovers": _leftovers(Round(rules.current_settings(settings), now(), False))}
 
 
 def clean_when_due(settings: Settings) -> bool:
@@ -200,11 +200,11 @@ def _log_files(turn: Round) -> RetentionPart:
     for path in (settings.home / "logs").glob("*.log*"):
         of_job.setdefault(path.name.partition(".")[0], []).append(path)
     files = [(path, at) for job_id, at in ended for path in of_job.get(job_id, [])]
-    total = sum(size_of(path) for path, _ in files)
+    total = sum(total_bytes(path) for path, _ in files)
     for path, at in files:
         too_much = settings.keep_logs_mb and total > settings.keep_logs_mb * 1e6
         if (cutoff and at < cutoff) or too_much:
-            total -= size_of(path)
+            total -= total_bytes(path)
             turn.remove([path], part)
     return part
 
@@ -237,8 +237,8 @@ def _uploads_in_store(turn: Round, cutoff: datetime, part: RetentionPart) -> Non
         part.add(1, row.bytes)
         if not turn.dry_run:
             with db.writing(turn.settings) as session:
-                stored.forget(session, row.id)
-            stored.Remote(turn.settings, stored.place(row.kind, row.id)).remove()
+                stored.delete_stored(session, row.id)
+            stored.RemoteFiles(turn.settings, stored.store_key(row.kind, row.id)).remove()
 
 
 def _exports(turn: Round) -> RetentionPart:

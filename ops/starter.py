@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from models.archive import WEIGHTS
 from models.starter import HEAD, starter_path
 from speculoos.settings import Settings
-from speculoos.sums import listed
+from speculoos.sums import read_checksums
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, now
 
@@ -49,7 +49,7 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     if config["base_sha256"] != base.weights_sha256:
         return
     row = session.scalar(select(Checkpoint).where(Checkpoint.base_id == base.id, Checkpoint.name == STARTER))
-    given, sha256 = settings.home / GIVEN, listed(HEAD)[WEIGHTS]
+    given, sha256 = settings.home / GIVEN, read_checksums(HEAD)[WEIGHTS]
     if row is None and (not given.exists() or given.read_text().strip() != sha256):
         row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(HEAD))
     training = config["training"]

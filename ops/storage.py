@@ -19,7 +19,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import SpeculoosError
-from speculoos.files import size_of, stats_of
+from speculoos.files import file_stats, total_bytes
 from speculoos.settings import Settings
 from tracking import db
 from tracking.states import FINISHED, JobState
@@ -87,9 +87,9 @@ def survey(settings: Settings) -> Survey:
     for kind in KINDS.values():
         parts[kind] = sum(each.bytes for each in things if each.kind == kind and not each.outside)
     for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
-        parts[part] = size_of(settings.home / part)
-    parts["hidden_states"] = size_of(settings.hidden_states_folder)
-    parts["trackers"] = size_of(settings.trackers_folder)
+        parts[part] = total_bytes(settings.home / part)
+    parts["hidden_states"] = total_bytes(settings.hidden_states_folder)
+    parts["trackers"] = total_bytes(settings.trackers_folder)
     parts["leftovers"] = sum(item.bytes for item in left)
     parts["logs"] -= sum(item.bytes for item in left if item.path.parent.name == "logs")  # counted once
     disk = shutil.disk_usage(settings.home)
@@ -110,7 +110,7 @@ def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
             continue
         changed = newest(path)
         if changed < before:
-            items.append(Leftover(path, size_of(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
+            items.append(Leftover(path, total_bytes(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
     return sorted(items, key=lambda item: -item.bytes)
 
 
@@ -128,7 +128,7 @@ def newest(path: Path) -> float:
         own = path.lstat().st_mtime
     except OSError:
         return time.time()
-    return max([own, *(entry.st_mtime for entry in stats_of(path))])
+    return max([own, *(entry.st_mtime for entry in file_stats(path))])
 
 
 def database_file(settings: Settings) -> Path | None:
@@ -142,7 +142,7 @@ def database_bytes(session: Session) -> int:
     if session.get_bind().dialect.name == "postgresql":
         return session.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0
     name = session.scalar(sa.text("SELECT file FROM pragma_database_list WHERE name = 'main'"))
-    return sum(size_of(Path(f"{name}{ending}")) for ending in ("", "-wal", "-shm"))
+    return sum(total_bytes(Path(f"{name}{ending}")) for ending in ("", "-wal", "-shm"))
 
 
 class Surveys:
@@ -203,10 +203,10 @@ def thing(settings: Settings, kind: str, row: Any) -> StorageItem:
     own = settings.home / kind / row.id
     named = settings.home / row.path if row.path else own
     if not named.is_relative_to(settings.home):
-        return StorageItem(kind, row.id, row.name, size_of(named), outside=True)
+        return StorageItem(kind, row.id, row.name, total_bytes(named), outside=True)
     folders = [own] if named.is_relative_to(own) else [own, named]
-    states = sum(size_of(path) for path in own.glob(f"attempt-*/{STATE}*"))
-    return StorageItem(kind, row.id, row.name, sum(map(size_of, folders)), states)
+    states = sum(total_bytes(path) for path in own.glob(f"attempt-*/{STATE}*"))
+    return StorageItem(kind, row.id, row.name, sum(map(total_bytes, folders)), states)
 
 
 def _known(session: Session) -> tuple[set[str], set[str]]:

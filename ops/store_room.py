@@ -28,7 +28,7 @@ def leftovers(settings: Settings, at: datetime | None = None, ended_before: date
     if store is None:
         return {}
     with db.reading(settings) as session:
-        kept = {stored.place(row.kind, row.id): row.key for row in session.scalars(select(Stored))}
+        kept = {stored.store_key(row.kind, row.id): row.key for row in session.scalars(select(Stored))}
         known, busy = _places(session)
         resumable = _resumable(session, ended_before)
     found: dict[str, dict[str, int]] = defaultdict(dict)
@@ -62,10 +62,12 @@ def _places(session: Session) -> tuple[set[str], set[str]]:
     known, busy = set(), set()
     for table, kind in KINDS.items():
         for row_id, job_id in session.execute(select(table.id, table.job_id)):
-            known.add(stored.place(kind, row_id))
-            busy |= {stored.place(kind, row_id)} if job_id in active else set()
-    known |= {stored.place(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
-    known |= {stored.place(UPLOADS, row.id) for row in session.scalars(select(Stored).where(Stored.kind == UPLOADS))}
+            known.add(stored.store_key(kind, row_id))
+            busy |= {stored.store_key(kind, row_id)} if job_id in active else set()
+    known |= {stored.store_key(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
+    known |= {
+        stored.store_key(UPLOADS, row.id) for row in session.scalars(select(Stored).where(Stored.kind == UPLOADS))
+    }
     return known, busy
 
 
@@ -73,7 +75,7 @@ def _resumable(session: Session, ended_before: datetime | None) -> set[str]:
     """Places of checkpoints whose states a retry may want."""
     query = select(Checkpoint.id, Job.state, Job.finished_at).join(Job, Job.id == Checkpoint.job_id)
     rows = session.execute(query).all()
-    return {stored.place(KINDS[Checkpoint], row[0]) for row in rows if storage.resumable(*row[1:], ended_before)}
+    return {stored.store_key(KINDS[Checkpoint], row[0]) for row in rows if storage.resumable(*row[1:], ended_before)}
 
 
 def _unmeant(

@@ -15,12 +15,12 @@ from models.damage import Known, base_damage, dataset_damage
 from models.starter import installed
 from speculoos.errors import NotFound
 from speculoos.settings import Settings
-from speculoos.store import marked
-from speculoos.sums import Sums
+from speculoos.store import read_key
+from speculoos.sums import ChecksumCache
 from tracking import queries, stored
 from tracking.db import reading
-from tracking.names import WORDS
-from tracking.stored import Files
+from tracking.names import KIND_NAMES
+from tracking.stored import RowFiles
 from tracking.tables import Base, Checkpoint, Dataset
 
 Thing = Base | Checkpoint | Dataset
@@ -59,7 +59,7 @@ class Finding:
 def check(settings: Settings, references: Sequence[str] = (), anew: bool = True) -> list[Finding]:
     """Everything that is ready, or what `references` name: a model (with its checkpoints), MODEL@CHECKPOINT, a data
     set. Raises NotFound for a name of neither."""
-    sums = Sums.of(settings, anew)
+    sums = ChecksumCache.of(settings, anew)
     with reading(settings) as session:
         chosen = _named(session, references) if references else _all(session)
         named = [(thing, _name(session, thing), _is_here(session, settings, thing)) for thing in chosen]
@@ -105,15 +105,15 @@ def _name(session: Session, thing: Thing) -> str:
 
 def _is_here(session: Session, settings: Settings, thing: Thing) -> bool:
     """Whether its files are to be looked at here: what only the store has is checked by who fetches it."""
-    if not settings.store or (kept := stored.of(session, thing.id)) is None:
+    if not settings.store or (kept := stored.stored_entry(session, thing.id)) is None:
         return True
-    files = Files(settings, installed)
-    return files.path(thing).exists() and marked(files.path(thing)) in ("", kept.key)
+    files = RowFiles(settings, installed)
+    return files.path(thing).exists() and read_key(files.path(thing)) in ("", kept.key)
 
 
-def _look(thing: Thing, name: str, sums: Sums | None) -> Finding:
+def _look(thing: Thing, name: str, sums: ChecksumCache | None) -> Finding:
     """Without `sums` its files are in the store alone."""
-    kind = WORDS[thing.__tablename__]
+    kind = KIND_NAMES[thing.__tablename__]
     if sums is None:
         return Finding(kind, name, thing.id, "the store", {})
     damage = _damage(thing, sums)
@@ -121,7 +121,7 @@ def _look(thing: Thing, name: str, sums: Sums | None) -> Finding:
     return Finding(kind, name, thing.id, thing.path, damage, mend if damage else "")
 
 
-def _damage(thing: Thing, sums: Sums) -> dict[str, str]:
+def _damage(thing: Thing, sums: ChecksumCache) -> dict[str, str]:
     if isinstance(thing, Base):
         return base_damage(thing.path, Known.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card), sums)
     if isinstance(thing, Checkpoint):

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speculoos.other_work import alike
+from speculoos.other_work import are_loads_comparable
 
 MIN_TOKENS = 16
 MAX_BASELINES = 16
@@ -40,7 +40,7 @@ class Conditions:
 
     def are_like(self, other: "Conditions") -> bool:
         """Whether the load is the same, and either the prompt or (about) the text length."""
-        same_load = self.shared_with == other.shared_with and alike(self.other_load, other.other_load)
+        same_load = self.shared_with == other.shared_with and are_loads_comparable(self.other_load, other.other_load)
         return same_load and (self.prompt == other.prompt or _close(self.length, other.length))
 
 

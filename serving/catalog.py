@@ -14,7 +14,7 @@ from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
 from tracking.names import split_model
-from tracking.stored import Files
+from tracking.stored import RowFiles
 from tracking.tables import Base, Checkpoint
 
 
@@ -50,7 +50,7 @@ def local_model(settings: Settings, name: str) -> ModelRef:
     if neither this machine nor the store has the files."""
     with reading(settings) as session:
         base, checkpoint = _rows(session, name)
-    files = Files(settings, installed)
+    files = RowFiles(settings, installed)
     known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     ref = ModelRef(base.name, files.local(base), base.weights_sha256, base_known=known)
     if checkpoint is None:

@@ -21,9 +21,9 @@ from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.limited import START_SECONDS
-from speculoos.other_work import OtherWork
+from speculoos.other_work import OtherCpuLoad
 from speculoos.settings import Settings
-from speculoos.sums import Sums
+from speculoos.sums import ChecksumCache
 from tracking import device_lease
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Engine:
         self.queue = DeviceQueue(self.device, depth, total, limit, self.metrics.queue_wait.observe, panics)
         self.heartbeat = self.queue.heartbeat
         budget = default_budget(self.device) if budget is None else budget
-        self.pool = ModelPool(self.device, self.dtype, budget, self.heartbeat, Sums.of(settings))
+        self.pool = ModelPool(self.device, self.dtype, budget, self.heartbeat, ChecksumCache.of(settings))
         self.baselines = PlainBaselines()
         self.prompts = Prompts(
             self.metrics.prompt.observe, self.metrics.prompts_failed.inc, depth=depth, total=total, on_panic=panics
@@ -124,12 +124,12 @@ class Engine:
             self._set_threads()
             if compared:
                 loaded.target.rewind(0)
-                lease = device_lease.alone(self.settings, self.device, compared)
+                lease = device_lease.exclusive_device(self.settings, self.device, compared)
             else:
-                lease = device_lease.watched(self.settings, self.device)
+                lease = device_lease.observed_device(self.settings, self.device)
             with lease as sharing:
                 generation = _Generation(loaded, request, prompt_ids, cancelled, written)
-                other_work = OtherWork()
+                other_work = OtherCpuLoad()
                 generated = generation.run(on_start, on_step)
                 steps = list(self._with_heartbeat(generated, loaded, len(generation.prompt_ids)))
                 load = other_work.share()

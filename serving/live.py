@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05
 FETCH_SECONDS = 4 * 3600.0
 """Time limit for fetching a model from the store; large models on slow networks take long."""
-PAGES = "pages"
+PAGE_LANE = "pages"
 STOPPED = "The inference server was stopped during this run; send it again."
 
 
@@ -100,7 +100,7 @@ class LiveRuns:
                 if runs.get_run(session, run.id).state != "QUEUED":
                     self._remove_ticket(run)
                     return
-                written = chats.written(session, run)
+                written = chats.continued_token_ids(session, run)
             request = parse_request(run)
             with self.engine.prompts.queue.heartbeat.during("fetching a model from the store", FETCH_SECONDS):
                 ref = local_model(self.settings, run.model)
@@ -176,7 +176,7 @@ class LiveRuns:
 
 def _lane(run: Run) -> str:
     """The queue's lane of a chat or comparison; lanes take turns with each other and with API clients."""
-    return f"{PAGES}:{run.group_id or run.id}"
+    return f"{PAGE_LANE}:{run.group_id or run.id}"
 
 
 def parse_request(run: Run) -> ChatRequest:

@@ -31,10 +31,10 @@ from serving.token import ApiKeyRequired, ApiKeys, with_token
 from serving.upkeep import Upkeep
 from serving.watch import DeviceWatch, end_process
 from speculoos import logs
-from speculoos.connections import BoundedConnection, allow_connections
+from speculoos.connections import BoundedConnection, raise_open_file_limit
 from speculoos.errors import SpeculoosError, Unavailable
-from speculoos.guard import Guard
-from speculoos.private import keep_private
+from speculoos.guard import RequestGuard
+from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
 from tracking import runs
 from tracking.db import reading, writing
@@ -73,7 +73,10 @@ def create_app(
     _add_runs(app, live)
     app.add_middleware(ApiKeyRequired, token=settings.inference_token, keys=keys)
     app.add_middleware(
-        Guard, port=settings.inference_port, allowed_hosts=settings.inference_hosts, max_body_bytes=MAX_BODY_BYTES
+        RequestGuard,
+        port=settings.inference_port,
+        allowed_hosts=settings.inference_hosts,
+        max_body_bytes=MAX_BODY_BYTES,
     )
     app.add_middleware(
         RequestTimer, observe=lambda route, status: engine.metrics.requests.labels(route, status).observe
@@ -160,10 +163,10 @@ def _add_runs(app: FastAPI, live: LiveRuns) -> None:
 
 def main() -> int:
     """Serve until a stop signal. Prints one sentence to standard error if the settings or the port are wrong."""
-    keep_private()
+    set_private_umask()
     try:
         settings = with_token(load())
-        logs.configure(settings, "inference")
+        logs.configure_logging(settings, "inference")
         listener = _listen(settings)  # first: a second server must fail before it ends the runs of the first
         app = create_app(settings, on_stuck=end_process)
     except SpeculoosError as error:
@@ -173,7 +176,7 @@ def main() -> int:
         target=measure_best, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
     ).start()
     log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
-    allow_connections()
+    raise_open_file_limit()
     uvicorn.Server(server_config(app)).run(sockets=[listener])
     return 0
 

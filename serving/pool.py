@@ -17,8 +17,8 @@ from models.checkpoints import read_config
 from serving.catalog import ModelRef
 from serving.heartbeat import Heartbeat
 from speculoos.errors import NotFound, SpeculoosError, Unavailable, Unsupported
-from speculoos.room import memory
-from speculoos.sums import Sums
+from speculoos.room import available_memory
+from speculoos.sums import ChecksumCache
 
 log = logging.getLogger(__name__)
 MAX_DRAFTERS = 4
@@ -110,10 +110,15 @@ class ModelPool:
     `heartbeat` is the heartbeat of the device's thread, `sums` the cache of file checksums."""
 
     def __init__(
-        self, device: str, dtype: str, budget: int, heartbeat: Heartbeat | None = None, sums: Sums | None = None
+        self,
+        device: str,
+        dtype: str,
+        budget: int,
+        heartbeat: Heartbeat | None = None,
+        sums: ChecksumCache | None = None,
     ):
         self.device, self.dtype, self.budget = device, dtype, budget
-        self.heartbeat, self.sums = heartbeat or Heartbeat(), sums or Sums()
+        self.heartbeat, self.sums = heartbeat or Heartbeat(), sums or ChecksumCache()
         self._itemsize = 4 if dtype == "float32" else 2
         self.counted = 0
         """The last value of `nbytes`, which other threads may read."""
@@ -266,7 +271,7 @@ def default_budget(device: str) -> int:
         import torch
 
         return int(torch.cuda.get_device_properties(device).total_memory * 0.7)
-    return memory()[1] // 2
+    return available_memory()[1] // 2
 
 
 def _needed_bytes(folder: str, itemsize: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from serving.catalog import ModelRef
 from serving.errors import ApiError
 from serving.queueing import UPKEEP, DeviceQueue
-from speculoos.limited import START_SECONDS, ChildError, LimitedChild, Overrun
+from speculoos.limited import START_SECONDS, ChildError, LimitedChild, LimitExceeded
 
 log = logging.getLogger(__name__)
 WORK = "serving.prompt_work"
@@ -78,7 +78,7 @@ class Prompts:
     def _call(self, ref: ModelRef, part: str, function: str, seconds: float, *arguments: Any) -> Any:
         try:
             return self._child.call(f"{WORK}:{function}", ref.base_path, ref.base_sha256, *arguments, seconds=seconds)
-        except Overrun as error:
+        except LimitExceeded as error:
             reason = CAUSES[error.reason].format(seconds=seconds, memory=MEMORY / 2**30)
             log.warning("The %s of %s %s and was stopped", part, ref.base_name, reason)
             raise _failed(ref, part, f"{reason} and was stopped") from None

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from serving.heartbeat import Heartbeat
-from speculoos.priority import give_way
+from speculoos.priority import lower_priority
 
 log = logging.getLogger(__name__)
 TYPICAL_SECONDS = 5.0
@@ -154,7 +154,7 @@ class DeviceQueue:
         return True
 
     def _run(self) -> None:
-        give_way(self.name)
+        lower_priority(self.name)
         while (ticket := self._next()) is not None:
             started = time.monotonic()
             self.heartbeat.beat("working")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-OURS = ("decoding.", "models.", "serving.", "torch.nn.", "transformers.")
+SEARCHED_MODULES = ("decoding.", "models.", "serving.", "torch.nn.", "transformers.")
 """Modules whose objects are searched for tensors."""
 
 
@@ -56,7 +56,7 @@ def _children(node: Any) -> list[Any]:
     if bound := getattr(node, "__self__", None):
         return [bound]
     kind = type(node)
-    if not kind.__module__.startswith(OURS) or "okenizer" in kind.__name__:
+    if not kind.__module__.startswith(SEARCHED_MODULES) or "okenizer" in kind.__name__:
         return []
     slots = [name for parent in kind.__mro__ for name in getattr(parent, "__slots__", ())]
     return [*vars(node).values()] if hasattr(node, "__dict__") else [getattr(node, n, None) for n in slots]

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.errors import ApiError, as_api_error
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
-from speculoos.inference_token import make_token
+from speculoos.inference_token import read_inference_token
 from speculoos.settings import LOOPBACK, Settings
 from tracking import keys
 from tracking.db import reading, writing
@@ -26,7 +26,7 @@ NO_TOKEN = (
 CACHE_SECONDS = 0.5
 """How long the result of checking a key is cached; a revoked key is rejected within a second."""
 MAX_CACHED = 1024
-CLIENT = "speculoos.client"
+CLIENT_SCOPE_KEY = "speculoos.client"
 
 
 def with_token(settings: Settings) -> Settings:
@@ -43,7 +43,7 @@ def with_token(settings: Settings) -> Settings:
             "set SPECULOOS_INFERENCE_TOKEN (or SPECULOOS_INFERENCE_TOKEN_FILE)."
         )
     try:
-        return replace(settings, inference_token=make_token(settings))
+        return replace(settings, inference_token=read_inference_token(settings))
     except OSError as error:
         file = settings.inference_token_file
         raise Unavailable(f"The token file {file} cannot be created ({error.strerror}).") from None
@@ -91,7 +91,7 @@ class ApiKeyRequired:
         app = self.app
         if scope["type"] == "http" and scope["path"].startswith(("/v1", "/metrics")):
             try:
-                scope[CLIENT] = await self._client(scope)
+                scope[CLIENT_SCOPE_KEY] = await self._client(scope)
             except ApiError as error:
                 app = error.response()
         await app(scope, receive, send)
@@ -113,4 +113,4 @@ class ApiKeyRequired:
 
 def client_of(scope: Scope) -> str:
     """The client of a request, which is its lane in the queue."""
-    return scope.get(CLIENT, "")
+    return scope.get(CLIENT_SCOPE_KEY, "")

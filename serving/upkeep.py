@@ -32,7 +32,7 @@ class Upkeep:
         self._thread.join(timeout=2)
         try:
             with writing(self.settings) as session:
-                processes.leave(session, "inference")
+                processes.delete_heartbeat(session, "inference")
         except SpeculoosError as error:
             log.warning("%s", error)
 

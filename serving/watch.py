@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 EVERY_SECONDS = 1.0
-PATIENCE = 5.0
+FAILURE_GRACE_SECONDS = 5.0
 """Seconds between detecting the failure, which /healthz then reports, and ending the process."""
-FROZEN = 10.0
+SUSPENDED_SECONDS = 10.0
 """If the watch wakes up this many seconds late, the whole process was suspended and the device is not at fault."""
 EXIT_CODE = 70
 
@@ -23,7 +23,7 @@ class DeviceWatch:
 
     def __init__(self, failure: Callable[[], str], stuck_seconds: float, end: Callable[[str], None]):
         self._failure, self._end = failure, end
-        self._hang_seconds = 2 * stuck_seconds + PATIENCE
+        self._hang_seconds = 2 * stuck_seconds + FAILURE_GRACE_SECONDS
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         if stuck_seconds:
@@ -40,13 +40,13 @@ class DeviceWatch:
         last = time.monotonic()
         while not self._done.wait(EVERY_SECONDS):
             faulthandler.dump_traceback_later(self._hang_seconds, exit=True)
-            suspended, last = time.monotonic() - last > FROZEN, time.monotonic()
+            suspended, last = time.monotonic() - last > SUSPENDED_SECONDS, time.monotonic()
             reason = self._failure()
             if not reason or suspended:
                 since = None
             elif since is None:
                 since = last
-            elif last - since > PATIENCE:
+            elif last - since > FAILURE_GRACE_SECONDS:
                 self._end(reason)
                 return
         faulthandler.cancel_dump_traceback_later()

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-AS_IT_IS = {"Accept-Encoding": "identity"}
+NO_COMPRESSION = {"Accept-Encoding": "identity"}
 """Request header that disables compression: a compressed response can expand to any size."""
 
 
-def read_whole(answer: Any, most: int) -> bytes | None:
+def read_limited(answer: Any, most: int) -> bytes | None:
     """The raw bytes of a streamed httpx response; None, without reading further, if it has more than `most` bytes."""
     parts, size = [], 0
     for part in answer.iter_raw():

@@ -14,9 +14,9 @@ BYTES_PER_SECOND = 1000.0
 """Minimum body rate: every so many bytes extend the timeout by a second, for large uploads over slow lines."""
 HEAD_BYTES = 2**19
 """Maximum size of request line and headers, and of trailers; larger than one read of uvicorn."""
-HEADERS = 200
+MAX_HEADERS = 200
 """Maximum number of headers and trailers: small ones take forty times their size in memory."""
-AHEAD = 8
+MAX_PIPELINED = 8
 """Maximum number of pipelined requests. Browsers and proxies send none."""
 
 
@@ -59,14 +59,14 @@ class BoundedConnection(HttpToolsProtocol):
             self._deadline += len(data) / BYTES_PER_SECOND
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= AHEAD:
+        if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many pipelined requests")
         self._start_timer()
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.headers) >= HEADERS:
+        if len(self.headers) >= MAX_HEADERS:
             raise ValueError("too many headers")
         super().on_header(name, value)
 
@@ -110,7 +110,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
 
 
-def allow_connections() -> None:
+def raise_open_file_limit() -> None:
     """Raise the limit of open files (connections) to the hard limit: slow clients soon use up the usual 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -15,20 +15,13 @@ DISK_SIGNS = (
     "is full; make room",
     "is full; free",
 )
-    "no space left",
-    "disk quota exceeded",
-    "file too large",
-    "disk is full",
-    "is full; make room",
-    "is full; free",
-)
 
 
 def out_of_memory(error: BaseException) -> bool:
     """True for MemoryError, ENOMEM, torch's OutOfMemoryError, and errors whose message is about missing memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return getattr(error, "errno", None) == errno.ENOMEM or says_no_memory(str(error))
+    return getattr(error, "errno", None) == errno.ENOMEM or mentions_no_memory(str(error))
 
 
 def disk_full(error: BaseException) -> bool:
@@ -36,7 +29,7 @@ def disk_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or _says(str(error), DISK_SIGNS)
 
 
-def says_no_memory(text: str) -> bool:
+def mentions_no_memory(text: str) -> bool:
     """True for an error message, or the last line of a process' output, about missing memory."""
     return _says(text, MEMORY_SIGNS)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from speculoos.private import allowed
+from speculoos.private import apply_umask
 
 
-def plain_name(name: str) -> str:
+def portable_name(name: str) -> str:
     """A portable file name: other characters become dashes; "" if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
 
@@ -30,7 +30,7 @@ def new_folder(target: str | Path, replace: bool = False) -> Iterator[Path]:
     old = building.with_name(f"{building.name}.old")
     try:
         yield building
-        building.chmod(allowed(0o777))  # mkdtemp ignores the umask
+        building.chmod(apply_umask(0o777))  # mkdtemp ignores the umask
         _sync_folder(building)
         if replace and target.exists():
             target.rename(old)
@@ -48,7 +48,7 @@ def new_path(target: str | Path) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         yield temporary
-        sync(temporary)
+        sync_file(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -68,7 +68,7 @@ def new_private_file(target: str | Path) -> Iterator[IO[bytes]]:
         yield handle
 
 
-def secret(path: Path, new: Callable[[], str]) -> str:
+def read_or_create_secret(path: Path, new: Callable[[], str]) -> str:
     """Read the secret in `path`, created by `new` with mode 0600 if missing; of concurrent calls, the first wins."""
     if not (path.exists() and path.read_text().strip()):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def secret(path: Path, new: Callable[[], str]) -> str:
         try:
             with open(temporary, "w", opener=_open_private) as handle:
                 handle.write(new() + "\n")
-            sync(temporary)
+            sync_file(temporary)
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)
         finally:
@@ -107,18 +107,18 @@ def write_json(path: str | Path, value: Any) -> None:
         json.dump(value, handle, ensure_ascii=False, indent=1)
 
 
-def sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
     """fsync a file that a library wrote, so that its folder is not renamed before its content is on disk."""
     with open(path, "rb") as handle:
         os.fsync(handle.fileno())
 
 
-def size_of(path: Path) -> int:
+def total_bytes(path: Path) -> int:
     """Bytes of a file or of all files below a folder. Missing files count 0; symbolic links are not followed."""
-    return sum(entry.st_size for entry in stats_of(path))
+    return sum(entry.st_size for entry in file_stats(path))
 
 
-def stats_of(path: Path) -> Iterator[os.stat_result]:
+def file_stats(path: Path) -> Iterator[os.stat_result]:
     """Stat results of all files below `path`; symbolic links are not followed. One stat call per file."""
     try:
         if not path.is_dir() or path.is_symlink():
@@ -127,7 +127,7 @@ def stats_of(path: Path) -> Iterator[os.stat_result]:
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    yield from stats_of(Path(entry.path))
+                    yield from file_stats(Path(entry.path))
                 else:
                     yield entry.stat(follow_symlinks=False)
     except OSError:
@@ -137,5 +137,5 @@ def stats_of(path: Path) -> Iterator[os.stat_result]:
 def _sync_folder(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            path.chmod(allowed(0o666))  # safetensors uses mode 0600; container images have other users
-            sync(path)
+            path.chmod(apply_umask(0o666))  # safetensors uses mode 0600; container images have other users
+            sync_file(path)

@@ -39,7 +39,7 @@ API_POLICY = "default-src 'none'; frame-ancestors 'self'"
 """Content-Security-Policy of servers that return only JSON."""
 
 
-class Guard:
+class RequestGuard:
     """Rejects requests with unknown hosts or origins, limits body sizes and adds security headers.
 
     `port`: the port of the server; loopback names are accepted with this port only. `allowed_hosts`: further names,

@@ -2,10 +2,10 @@
 
 import secrets
 
-from speculoos.files import secret
+from speculoos.files import read_or_create_secret
 from speculoos.settings import Settings
 
 
-def make_token(settings: Settings) -> str:
+def read_inference_token(settings: Settings) -> str:
     """The token in home/secrets/inference-token, created at the first call with mode 0600."""
-    return secret(settings.inference_token_file, lambda: secrets.token_urlsafe(32))
+    return read_or_create_secret(settings.inference_token_file, lambda: secrets.token_urlsafe(32))

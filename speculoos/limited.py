@@ -23,7 +23,7 @@ from typing import Any
 
 from speculoos import errors
 from speculoos.errors import SpeculoosError, Unavailable
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 
 START_SECONDS = 120.0
 """Timeout for starting Python and importing, before any untrusted work."""
@@ -33,7 +33,7 @@ SECRETS = ("TOKEN", "KEY", "PASSWORD", "SECRET", "DATABASE_URL", "REDIS_URL", "S
 """Children do not inherit environment variables whose names contain one of these words."""
 
 
-class Overrun(SpeculoosError):
+class LimitExceeded(SpeculoosError):
     """Work in a child was terminated: `reason` is time, memory or crash."""
 
     def __init__(self, reason: str, message: str):
@@ -105,7 +105,7 @@ class LimitedChild:
         command = [sys.executable, "-m", __name__, str(child_end.fileno()), str(self.memory), *self.imports]
         with child_end:
             self._process = subprocess.Popen(
-                command, cwd=CLONE, env=_environment(), stdin=subprocess.DEVNULL, pass_fds=[child_end.fileno()]
+                command, cwd=PROJECT_ROOT, env=_environment(), stdin=subprocess.DEVNULL, pass_fds=[child_end.fileno()]
             )
         self._lines = self._socket.makefile("rb")
         if "ready" not in self._exchange({}, START_SECONDS):
@@ -166,10 +166,10 @@ def _result(response: dict[str, Any], seconds: float, memory: int) -> Any:
             raise error(response["message"], response["hint"])
         if response["type"] != "MemoryError":
             raise ChildError(response["type"], response["message"])
-        raise Overrun("memory", f"The work needed more than {memory / 2**20:.0f} MB of memory.")
+        raise LimitExceeded("memory", f"The work needed more than {memory / 2**20:.0f} MB of memory.")
     if response.get("signal") == signal.SIGALRM:
-        raise Overrun("time", f"The work took longer than {seconds:g} s and was ended.")
-    raise Overrun("crash", "The process of the work ended: it crashed, or memory ran out.")
+        raise LimitExceeded("time", f"The work took longer than {seconds:g} s and was ended.")
+    raise LimitExceeded("crash", "The process of the work ended: it crashed, or memory ran out.")
 
 
 def main(arguments: Sequence[str]) -> int:

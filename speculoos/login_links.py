@@ -17,7 +17,7 @@ SECONDS = 24 * 3600
 """Lifetime of an unused link."""
 
 
-def make_link(settings: Settings, url: str) -> str:
+def create_login_link(settings: Settings, url: str) -> str:
     """A URL below `url` that logs one browser in."""
     folder = _folder(settings)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def make_link(settings: Settings, url: str) -> str:
     return f"{url}/login?{urlencode({'token': token})}"
 
 
-def use(settings: Settings, token: str) -> bool:
+def consume_login_token(settings: Settings, token: str) -> bool:
     """Whether `token` belongs to a valid link. The link is deleted and cannot be used again."""
     file = _folder(settings) / _name(token)
     try:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from speculoos.redaction import RedactingStream, redact, secrets
+from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import Settings
 
 _context: ContextVar[Mapping[str, Any]] = ContextVar("log_context", default=MappingProxyType({}))
@@ -24,14 +24,14 @@ _process_context: dict[str, Any] = {}
 """Context of all lines of this process, in every thread: a job's child works for one job only."""
 
 
-def configure(settings: Settings, process: str, stream: TextIO | None = None, **everywhere: Any) -> None:
+def configure_logging(settings: Settings, process: str, stream: TextIO | None = None, **everywhere: Any) -> None:
     """Log to `stream` (default: standard error) in the format of the settings; replaces an earlier configuration.
 
     `everywhere`: context of all lines (job=…, attempt=…).
     """
     _process_context.clear()
     _process_context.update(everywhere)
-    known = secrets(settings)
+    known = known_secrets(settings)
     out = stream or sys.stderr
     handler = logging.StreamHandler(out if isinstance(out, RedactingStream) else RedactingStream(out, known))
     handler.setFormatter((Lines if settings.log_format == "json" else Text)(process, known))
@@ -42,7 +42,7 @@ def configure(settings: Settings, process: str, stream: TextIO | None = None, **
 
 
 @contextmanager
-def about(**subjects: Any) -> Iterator[None]:
+def with_log_context(**subjects: Any) -> Iterator[None]:
     """Add context to lines logged in the block: `with about(job=job_id, attempt=2): …`."""
     token = _context.set({**_context.get(), **subjects})
     try:
@@ -51,7 +51,7 @@ def about(**subjects: Any) -> Iterator[None]:
         _context.reset(token)
 
 
-def subjects() -> dict[str, Any]:
+def current_log_context() -> dict[str, Any]:
     """Context of a line logged now."""
     return {**_process_context, **_context.get()}
 
@@ -72,7 +72,7 @@ class Text(logging.Formatter):
         self.process, self.known = process, known
 
     def format(self, record: logging.LogRecord) -> str:
-        context = " ".join(f"{name}={value}" for name, value in subjects().items())
+        context = " ".join(f"{name}={value}" for name, value in current_log_context().items())
         record.subjects = f" [{context}]" if context else ""
         record.process_name = self.process
         return redact(super().format(record), self.known)
@@ -91,7 +91,7 @@ class Lines(logging.Formatter):
             "level": record.levelname.lower(),
             "process": self.process,
             "logger": record.name,
-            **subjects(),
+            **current_log_context(),
             "message": redact(record.getMessage(), self.known),
         }
         if record.exc_info:

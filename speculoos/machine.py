@@ -10,7 +10,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from speculoos.files import secret
+from speculoos.files import read_or_create_secret
 from speculoos.settings import home_of
 
 FILE = "machine-id"
@@ -22,12 +22,12 @@ NAME = 40
 """Maximum length of the host name."""
 
 
-def host(home: Path | None = None) -> str:
+def machine_key(home: Path | None = None) -> str:
     """`name~12345678`: the scope in which a pid is unique; differs by home folder, container and machine."""
     return f"{socket.gethostname()[:NAME]}~{_tag(_read(SYSTEM), _home_id(home), _namespace())}"
 
 
-def device(name: str, home: Path | None = None) -> str:
+def device_key(name: str, home: Path | None = None) -> str:
     """`cuda:0@12345678`: key of a device's lease. Containers with the same machine and home folder share it; it
     changes when the machine reboots."""
     return f"{name}@{_tag(_read(SYSTEM), _read(BOOT), _home_id(home))}"
@@ -51,7 +51,7 @@ def _home_id(home: Path | None) -> str:
 @functools.cache
 def _stored_id(home: Path) -> str:
     try:
-        return secret(home / FILE, lambda: uuid.uuid4().hex)
+        return read_or_create_secret(home / FILE, lambda: uuid.uuid4().hex)
     except OSError:  # full disk: use the system's id only
         return ""
 

@@ -20,18 +20,18 @@ def one_line(value: Any) -> str:
     return "".join(sign for sign in " ".join(str(value).split()) if sign.isprintable())
 
 
-def text(value: Any) -> str:
+def escape_text(value: Any) -> str:
     """One line of escaped text, also for a table cell or a heading."""
     return SIGNS.sub(lambda match: f"\\{match[0]}", one_line(value))
 
 
-def quotation(value: Any) -> str:
+def block_quotation(value: Any) -> str:
     """Several lines of escaped text as a block quotation."""
-    lines = (START.sub(r"\1\\\2", text(line), count=1) for line in str(value).strip().splitlines())
+    lines = (START.sub(r"\1\\\2", escape_text(line), count=1) for line in str(value).strip().splitlines())
     return "\n".join(f"> {line}".rstrip() for line in lines)
 
 
-def code(value: Any) -> str:
+def code_span(value: Any) -> str:
     """One line as a code span."""
     line = one_line(value)
     fence = "`" * (_longest_run(line) + 1)
@@ -39,16 +39,18 @@ def code(value: Any) -> str:
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
-def section(title: str, content: Any) -> list[str]:
+def markdown_section(title: str, content: Any) -> list[str]:
     """Lines of a heading with a table or one line of text; [] without content."""
     if not content:
         return []
-    return [f"## {title}\n", table(content) if isinstance(content, dict) else text(content) + "\n"]
+    return [f"## {title}\n", markdown_table(content) if isinstance(content, dict) else escape_text(content) + "\n"]
 
 
-def table(rows: dict[str, Any]) -> str:
+def markdown_table(rows: dict[str, Any]) -> str:
     """A table with two columns; rows with an empty value are omitted."""
-    lines = [f"| {text(key)} | {_cell(value)} |" for key, value in rows.items() if value not in (None, "", {}, [])]
+    lines = [
+        f"| {escape_text(key)} | {_cell(value)} |" for key, value in rows.items() if value not in (None, "", {}, [])
+    ]
     return "\n".join(["| | |\n| --- | --- |", *lines, ""])
 
 
@@ -57,18 +59,18 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if not isinstance(value, dict | list):
-        return text(value)
+        return escape_text(value)
     line = json.dumps(value, ensure_ascii=False)
-    return text(line) if "|" in line else code(line)
+    return escape_text(line) if "|" in line else code_span(line)
 
 
-def block(content: str, language: str = "") -> str:
+def fenced_code_block(content: str, language: str = "") -> str:
     """A fenced code block whose fence is longer than any run of backticks in it."""
     fence = "`" * max(_longest_run(content) + 1, 3)
     return f"{fence}{language}\n{content.rstrip(chr(10))}\n{fence}\n"
 
 
-def scalar(value: str) -> str:
+def yaml_scalar(value: str) -> str:
     """A string as a YAML scalar: plain if YAML parses it as a string, else JSON, which is valid YAML."""
     plain = re.fullmatch(r"(?:\./)?[A-Za-z][\w./-]*", value, re.ASCII) and value.lower() not in WORDS
     return value if plain else json.dumps(value)

@@ -4,11 +4,11 @@ import psutil
 
 MIN_CPU_SECONDS = 0.2
 """Shortest measurement, in CPU seconds summed over all cores; the system counts in hundredths of a second."""
-ALIKE = 0.2
+MAX_LOAD_DIFFERENCE = 0.2
 """Largest difference in CPU share between two comparable measurements (also in static/reference.js)."""
 
 
-class OtherWork:
+class OtherCpuLoad:
     """Counts from its creation."""
 
     def __init__(self) -> None:
@@ -20,9 +20,9 @@ class OtherWork:
         return round(min(max(busy - own, 0.0) / total, 1.0), 3) if total >= MIN_CPU_SECONDS else None
 
 
-def alike(one: float | None, other: float | None) -> bool:
+def are_loads_comparable(one: float | None, other: float | None) -> bool:
     """Whether measurements at these CPU shares are comparable; an unknown share counts as comparable."""
-    return one is None or other is None or abs(one - other) <= ALIKE
+    return one is None or other is None or abs(one - other) <= MAX_LOAD_DIFFERENCE
 
 
 def _cpu_seconds() -> tuple[float, float, float]:

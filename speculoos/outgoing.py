@@ -40,7 +40,7 @@ def post(url: str, content: Mapping[str, Any], own_hosts: Collection[str] = ()) 
     """POST `content` as JSON once. Raises BadInput or Unavailable. Messages contain only the host: the rest of the URL
     may be a secret."""
     parts = check_url(url, own_hosts)
-    address = reachable(parts, own_hosts)
+    address = resolve_public_address(parts, own_hosts)
     try:
         status = _post(parts, address, content)
     except httpx.HTTPError as error:
@@ -61,7 +61,7 @@ def _post(parts: httpx.URL, address: str, content: Mapping[str, Any]) -> int:
         return response.status_code
 
 
-def reachable(parts: httpx.URL, own_hosts: Collection[str] = ()) -> str:
+def resolve_public_address(parts: httpx.URL, own_hosts: Collection[str] = ()) -> str:
     """Resolve the host to an address. Raises BadInput if one is internal, Unavailable if there is none."""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -19,7 +19,7 @@ CLOSED = ("nologin", "false", "sync", "shutdown", "halt")
 """Login shells of accounts that cannot log in."""
 
 
-def account() -> str:
+def current_user() -> str:
     """The user name of this process; "" if its user id has no name (in containers)."""
     try:
         name = getpass.getuser()
@@ -30,7 +30,7 @@ def account() -> str:
 
 def access_warning(settings: Settings) -> str:
     """A warning if other users of this machine can open the pages without login, else ""."""
-    if settings.asks_login or not (names := others()):
+    if settings.asks_login or not (names := other_users()):
         return ""
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     return (
@@ -39,7 +39,7 @@ def access_warning(settings: Settings) -> str:
     )
 
 
-def others() -> list[str]:
+def other_users() -> list[str]:
     """Sorted names of other users with an account or a process on this machine."""
     accounts = {entry.pw_name for entry in pwd.getpwall() if _is_other(entry.pw_uid) and _has_shell(entry.pw_shell)}
     return sorted(accounts | _with_processes())

@@ -6,7 +6,7 @@ NICE = 5
 """Niceness of threads that compute: about a third of the pages' CPU share when both are busy."""
 
 
-def give_way(device: str) -> None:
+def lower_priority(device: str) -> None:
     """Lower the priority of the calling thread, and of threads it starts, if it computes on the CPU.
 
     Serving a page takes many short time slices, each of which would wait for the slices of all computing threads.

@@ -1,6 +1,6 @@
 """File permissions: other users of the machine must not read the home folder (prompts, responses, logs, secrets).
 
-Every process that writes calls `keep_private` first; home folders with wider permissions are restricted at start.
+Every process that writes calls `set_private_umask` first; home folders with wider permissions are restricted at start.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ OTHERS = 0o077
 """Permission bits of everyone but the owner."""
 
 
-def keep_private() -> None:
+def set_private_umask() -> None:
     """Make this process and its children create files and folders that only their owner can access."""
     os.umask(UMASK)
 
 
-def allowed(mode: int) -> int:
+def apply_umask(mode: int) -> int:
     """`mode` without the bits of this process' umask, for files whose library set permissions itself."""
     mask = os.umask(UMASK)
     os.umask(mask)
     return mode & ~mask
 
 
-def tighten(settings: Settings) -> None:
+def restrict_permissions(settings: Settings) -> None:
     """Remove other users' access to the home folder, its contents and a SQLite database outside of it.
 
     The home folder itself comes last, so an interrupted run is repeated. Logs a warning for files of another owner.

@@ -20,7 +20,7 @@ OF_TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOK
 LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=://)([^/\s:@]+:[^/\s@]+)(?=@)")
 
 
-def secrets(settings: Settings) -> list[str]:
+def known_secrets(settings: Settings) -> list[str]:
     """All secret values of this process, longest first."""
     known = {settings.hf_token, settings.inference_token, settings.features_token, settings.password}
     known |= {settings.metrics_token}
@@ -37,7 +37,7 @@ def redact(text: str, known: list[str]) -> str:
     return LOOKS_SECRET.sub(MASK, text)
 
 
-def cut(text: str, most: int) -> str:
+def cut_to_words(text: str, most: int) -> str:
     """The text cut to whole words within `most` characters: part of a secret would not be masked."""
     return text if len(text) <= most else f"{text[:most].rpartition(' ')[0]} …"
 

@@ -1,7 +1,7 @@
 """Progress reports of long-running work: a small protocol without database or web.
 
 Libraries (`corpus`, `training`, `evaluation`) take a Reporter. Jobs pass `workers.child.reporter.JobReporter`, which
-writes database rows; the command line and tests pass `ConsoleReporter` or `Silent`.
+writes database rows; the command line and tests pass `ConsoleReporter` or `SilentReporter`.
 """
 
 import sys
@@ -42,11 +42,11 @@ class Reporter(Protocol):
         return False
 
 
-class Silent(Reporter):
+class SilentReporter(Reporter):
     """Reports nothing and never stops. Base class of the others."""
 
 
-class ConsoleReporter(Silent):
+class ConsoleReporter(SilentReporter):
     """Progress, metrics and log lines on standard error, at most one progress line per second."""
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ _current_reporter: ContextVar[Reporter | None] = ContextVar("current_reporter", 
 
 
 @contextmanager
-def heeding(reporter: Reporter) -> Iterator[None]:
-    """Make `heed` check this reporter for a stop request inside the block."""
+def use_reporter(reporter: Reporter) -> Iterator[None]:
+    """Make `check_current_stop` check this reporter for a stop request inside the block."""
     token = _current_reporter.set(reporter)
     try:
         yield
@@ -85,8 +85,8 @@ def heeding(reporter: Reporter) -> Iterator[None]:
         _current_reporter.reset(token)
 
 
-def heed() -> None:
+def check_current_stop() -> None:
     """As `check_stop`, for code that gets no reporter, such as a forward pass that loads weights. Does nothing outside
-    of `heeding`."""
+    of `use_reporter`."""
     if (reporter := _current_reporter.get()) is not None:
         check_stop(reporter)

@@ -35,8 +35,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """A shortage of `disk` or `memory`, with a message for users."""
+class ResourceShortage:
+    """A shortage of `disk` or `available_memory`, with a message for users."""
 
     kind: str
     sentence: str
@@ -52,32 +52,32 @@ class Shortage:
         return f"Paused: {self.sentence}"
 
 
-def shortage(settings: Settings, times: float = 1.0) -> Shortage | None:
+def find_shortage(settings: Settings, times: float = 1.0) -> ResourceShortage | None:
     """The current shortage below `times` the minimum, None if there is none."""
     return disk_shortage(settings, times) or memory_shortage(settings, times)
 
 
-def disk_shortage(settings: Settings, times: float = 1.0) -> Shortage | None:
+def disk_shortage(settings: Settings, times: float = 1.0) -> ResourceShortage | None:
     """A shortage of the home folder's disk, if its free space is below `times` the minimum."""
-    disk = shutil.disk_usage(existing(settings.home))
+    disk = shutil.disk_usage(nearest_existing(settings.home))
     minimum = _minimum(settings.min_disk_mb, DISK_MB, disk.total // DISK_SHARE)
     if disk.free >= minimum * times:
         return None
     figures = f"{_size(disk.free)} free on the disk that holds {settings.home}, the minimum is {_size(minimum)}"
-    return Shortage("disk", f"{figures}; free some space and the job continues automatically")
+    return ResourceShortage("disk", f"{figures}; free some space and the job continues automatically")
 
 
-def memory_shortage(settings: Settings, times: float = 1.0) -> Shortage | None:
+def memory_shortage(settings: Settings, times: float = 1.0) -> ResourceShortage | None:
     """A memory shortage, if the memory available to this process is below `times` the minimum."""
-    available, total = memory()
+    available, total = available_memory()
     minimum = _minimum(settings.min_memory_mb, MEMORY_MB, total // MEMORY_SHARE)
     if available >= minimum * times:
         return None
     figures = f"{_size(available)} of memory available, the minimum is {_size(minimum)}"
-    return Shortage("memory", f"{figures}; stop other programs and the job continues automatically")
+    return ResourceShortage("memory", f"{figures}; stop other programs and the job continues automatically")
 
 
-def memory() -> tuple[int, int]:
+def available_memory() -> tuple[int, int]:
     """(available, total) bytes of memory; in a container, those of its limit."""
     machine = psutil.virtual_memory()
     limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
@@ -86,16 +86,16 @@ def memory() -> tuple[int, int]:
     return max(0, min(machine.available, limit - used + _cached())), limit
 
 
-class RoomWatch:
+class ResourceMonitor:
     """Checks for shortages at most twice per second; thread-safe. A shortage ends at RESUME times the minimum."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
         self._lock = threading.Lock()
-        self._shortage: Shortage | None = None
+        self._shortage: ResourceShortage | None = None
         self._checked_at = self._short_since = 0.0
 
-    def look(self) -> Shortage | None:
+    def look(self) -> ResourceShortage | None:
         """The current shortage, None while work may continue."""
         with self._lock:
             now = time.monotonic()
@@ -104,8 +104,8 @@ class RoomWatch:
                 self._shortage = self._check(now)
             return self._shortage
 
-    def _check(self, now: float) -> Shortage | None:
-        found = shortage(self.settings, RESUME if self._shortage else 1.0)
+    def _check(self, now: float) -> ResourceShortage | None:
+        found = find_shortage(self.settings, RESUME if self._shortage else 1.0)
         if found is None or found.kind == "disk" or self._shortage:
             self._short_since = 0.0
             return found
@@ -113,30 +113,30 @@ class RoomWatch:
         return found if now - self._short_since >= MEMORY_SECONDS else None
 
 
-_watches: dict[tuple[object, ...], RoomWatch] = {}
+_watches: dict[tuple[object, ...], ResourceMonitor] = {}
 _watches_lock = threading.Lock()
 
 
-def watch(settings: Settings) -> RoomWatch:
+def resource_monitor(settings: Settings) -> ResourceMonitor:
     """The RoomWatch of this process for the settings' home folder."""
     key = (settings.home, settings.min_disk_mb, settings.min_memory_mb)
     with _watches_lock:
-        return _watches.setdefault(key, RoomWatch(settings))
+        return _watches.setdefault(key, ResourceMonitor(settings))
 
 
-def full(home: Path) -> bool:
+def is_disk_full(home: Path) -> bool:
     """Whether so little space is free that writes are likely to fail."""
-    disk = shutil.disk_usage(existing(home))
+    disk = shutil.disk_usage(nearest_existing(home))
     return disk.free < min(FULL_BYTES, disk.total // FULL_SHARE)
 
 
-def keep_reserve(settings: Settings) -> bool:
+def update_reserve(settings: Settings) -> bool:
     """Delete the reserve if the disk is full, create it if there is space. Returns whether it exists."""
     file, home = settings.home / RESERVE, settings.home
     if not home.is_dir():
         return False
-    if full(home):
-        give_reserve_up(home)
+    if is_disk_full(home):
+        delete_reserve(home)
         return False
     disk = shutil.disk_usage(home)
     size = min(RESERVE_BYTES, max(RESERVE_LEAST, disk.total // RESERVE_SHARE))
@@ -145,19 +145,19 @@ def keep_reserve(settings: Settings) -> bool:
     return file.exists()
 
 
-def give_reserve_up(home: Path) -> None:
+def delete_reserve(home: Path) -> None:
     """Delete the reserve, if it exists, to free space for urgent writes."""
     with suppress(OSError):
         (home / RESERVE).unlink()
 
 
-def largest(home: Path) -> list[tuple[str, int]]:
+def largest_entries(home: Path) -> list[tuple[str, int]]:
     """The home folder's three largest entries as (name, bytes), largest first."""
     sizes = [(entry.name, _disk_usage(Path(entry.path))) for entry in _entries(home) if entry.name != RESERVE]
     return sorted(sizes, key=lambda item: -item[1])[:3]
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The path itself, or its nearest existing parent folder."""
     return next(p for p in (path, *path.parents) if p.exists())
 

@@ -18,7 +18,7 @@ import platformdirs
 from speculoos.environment import Env, Read, one_of, read_count, read_list, read_number, read_port, read_text, some_of
 from speculoos.errors import BadInput
 
-CLONE = Path(__file__).resolve().parent.parent
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 INFERENCE_TOKEN = Path("secrets") / "inference-token"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -51,11 +51,11 @@ class Endpoint:
         return os.environ.get(self.key_env, "") if self.key_env else ""
 
 
-STATE_SERVERS = ("speculoos", "vllm", "sglang")
+HIDDEN_STATES_PROTOCOLS = ("speculoos", "vllm", "sglang")
 
 
 @dataclass(frozen=True)
-class StateServer:
+class HiddenStatesServer:
     """A server of a base model's hidden states, configured by the operator. Trainings select it by name only."""
 
     name: str
@@ -173,7 +173,7 @@ class Settings:
     """SPECULOOS_LOG_FORMAT: text, or json with one object per line."""
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     """[endpoints.NAME] tables of settings.toml."""
-    state_servers: Mapping[str, StateServer] = field(default_factory=dict)
+    state_servers: Mapping[str, HiddenStatesServer] = field(default_factory=dict)
     """[hidden_states.NAME] tables of settings.toml."""
 
     @property
@@ -253,7 +253,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         inference_token=read_text(env, "SPECULOOS_INFERENCE_TOKEN") or _stored_token(home),
         hf_token=read_text(env, "HF_TOKEN"),
         endpoints=_records(home / "settings.toml", "endpoints", Endpoint, check_endpoint),
-        state_servers=_records(home / "settings.toml", "hidden_states", StateServer, _check_state_server),
+        state_servers=_records(home / "settings.toml", "hidden_states", HiddenStatesServer, _check_state_server),
         **read,
     )
 
@@ -265,8 +265,8 @@ def home_of(env: Mapping[str, str]) -> Path:
 
 def default_home() -> Path:
     """`data/` of the git clone if running from one, else the user's data folder."""
-    if (CLONE / "pyproject.toml").exists():
-        return CLONE / "data"
+    if (PROJECT_ROOT / "pyproject.toml").exists():
+        return PROJECT_ROOT / "data"
     return Path(platformdirs.user_data_dir("speculoos"))
 
 
@@ -325,19 +325,19 @@ def check_endpoint(endpoint: Endpoint, where: str) -> None:
     _check_numbers(endpoint, where, ("concurrency", 1), ("retries", 0), ("requests_per_minute", 0))
 
 
-def _check_state_server(server: StateServer, where: str) -> None:
+def _check_state_server(server: HiddenStatesServer, where: str) -> None:
     _check_texts(server, where)
     if not isinstance(server.url, str):
         raise BadInput(f"{where} url: expected a text in quotes, got {server.url!r}.")
     _check_url(server.url, where)
-    if server.kind not in STATE_SERVERS:
-        raise BadInput(f"{where} kind: expected one of {', '.join(STATE_SERVERS)}, got {server.kind!r}.")
+    if server.kind not in HIDDEN_STATES_PROTOCOLS:
+        raise BadInput(f"{where} kind: expected one of {', '.join(HIDDEN_STATES_PROTOCOLS)}, got {server.kind!r}.")
     if server.name == "stored":
         raise BadInput(f"{where}: “stored” is reserved for stored hidden states without a server; choose another name.")
     _check_numbers(server, where, ("concurrency", 1))
 
 
-def _check_texts(record: Endpoint | StateServer, where: str) -> None:
+def _check_texts(record: Endpoint | HiddenStatesServer, where: str) -> None:
     for key in ("key_env", "model"):
         if not isinstance(value := getattr(record, key), str):
             raise BadInput(f"{where} {key}: expected a text in quotes, got {value!r}.")
@@ -348,7 +348,7 @@ def _check_url(url: str, where: str) -> None:
         raise BadInput(f"{where} url: expected http://… or https://…, got {url!r}.")
 
 
-def _check_numbers(record: Endpoint | StateServer, where: str, *numbers: tuple[str, int]) -> None:
+def _check_numbers(record: Endpoint | HiddenStatesServer, where: str, *numbers: tuple[str, int]) -> None:
     for key, least in numbers:
         if type(value := getattr(record, key)) is not int or value < least:
             raise BadInput(f"{where} {key}: expected a whole number, {least} or more, got {value!r}.")

@@ -25,7 +25,7 @@ from speculoos.faults import disk_full
 from speculoos.files import new_file, new_path
 from speculoos.sums import file_sha256
 
-MARK = ".stored"
+KEY_FILE = ".stored"
 """File in a synchronised local folder that holds its key; if the key matches, the store is not accessed."""
 LOCAL = ("parts",)
 """Subfolders that are not uploaded, besides training checkpoints (`state-…`) and names that start with a dot."""
@@ -33,7 +33,7 @@ Checksum = Callable[[Path], str]
 STORE_HINT = "Check SPECULOOS_STORE, the AWS_… variables and the server behind them; the job can be retried."
 
 
-class StoreAway(Unavailable):
+class StoreUnavailable(Unavailable):
     """The store is not reachable now."""
 
 
@@ -49,13 +49,13 @@ class Store:
     """A store by its URL. All methods raise StoreAway if it is not reachable."""
 
     def __init__(self, url: str):
-        self.url = shown(url)
+        self.url = hide_credentials(url)
         with self._translated():
             self._fs, self._root = _open(url)
 
     def put_folder(self, place: str, folder: Path, sums: Checksum = file_sha256) -> StoredFolder:
         """Upload a folder, or one file as a folder; files that exist in the store are not uploaded again."""
-        files = files_of(folder)
+        files = files_to_upload(folder)
         listed = {name: {"sha256": sums(path), "bytes": path.stat().st_size} for name, path in files.items()}
         for name, entry in listed.items():
             self.put_file(f"{place}/files/{entry['sha256']}", files[name])
@@ -69,13 +69,13 @@ class Store:
         Files that are never uploaded stay. Raises Damaged for a file whose checksum differs."""
         listed = self.listed(place, key)
         target.mkdir(parents=True, exist_ok=True)
-        (target / MARK).unlink(missing_ok=True)
+        (target / KEY_FILE).unlink(missing_ok=True)
         for name, entry in listed.items():
             self._download(f"{place}/files/{entry['sha256']}", entry["sha256"], target / name)
-        for name, path in files_of(target).items():
+        for name, path in files_to_upload(target).items():
             if name not in listed:
                 path.unlink(missing_ok=True)
-        mark(target, key)
+        write_key(target, key)
 
     def listed(self, place: str, key: str) -> dict[str, dict[str, Any]]:
         """{name: {sha256, bytes}} of a folder's files. Raises Damaged if the list is missing or has changed."""
@@ -166,19 +166,21 @@ class Store:
         """Translate errors of the libraries behind fsspec; with `missing`, FileNotFoundError passes through."""
         try:
             yield
-        except (BadInput, StoreAway, Damaged):
+        except (BadInput, StoreUnavailable, Damaged):
             raise
         except ImportError as error:
             raise BadInput(f"SPECULOOS_STORE: {error}.", "For S3: pip install 'speculoos[s3]'.") from None
         except FileNotFoundError as error:
             if missing:
                 raise
-            raise StoreAway(f"The store {self.url} has no such path ({_first_line(error)}).", STORE_HINT) from None
+            raise StoreUnavailable(
+                f"The store {self.url} has no such path ({_first_line(error)}).", STORE_HINT
+            ) from None
         except Exception as error:  # noqa: BLE001 - errors of optional libraries (botocore, aiohttp, …)
             if disk_full(error):
                 raise
             message = f"The store {self.url} cannot be accessed ({type(error).__name__}: {_first_line(error)})."
-            raise StoreAway(message, STORE_HINT) from None
+            raise StoreUnavailable(message, STORE_HINT) from None
 
 
 @functools.cache
@@ -187,12 +189,12 @@ def open_store(url: str) -> Store | None:
     return Store(url) if url else None
 
 
-def shown(url: str) -> str:
+def hide_credentials(url: str) -> str:
     """The URL without user and password."""
     return re.sub(r"(?<=://)[^/@:]*(:[^@]*)?@", "", url)  # an S3 key may contain slashes
 
 
-def files_of(folder: Path) -> dict[str, Path]:
+def files_to_upload(folder: Path) -> dict[str, Path]:
     """{relative name: path} of the files of a folder that are uploaded, or of one file."""
     if folder.is_file():
         return {folder.name: folder}
@@ -204,16 +206,16 @@ def files_of(folder: Path) -> dict[str, Path]:
     return files
 
 
-def mark(folder: Path, key: str) -> None:
+def write_key(folder: Path, key: str) -> None:
     """Mark a local folder as identical to the stored folder `key`."""
-    with new_file(folder / MARK) as out:
+    with new_file(folder / KEY_FILE) as out:
         out.write(key)
 
 
-def marked(folder: Path) -> str:
+def read_key(folder: Path) -> str:
     """The key of a local folder's mark, "" for none."""
     with suppress(OSError):
-        return (folder / MARK).read_text().strip()
+        return (folder / KEY_FILE).read_text().strip()
     return ""
 
 

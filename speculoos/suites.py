@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-BUILT_IN, OWN = "built_in", "own"
+BUILT_IN_SUITE_NAME, OWN_SUITE_NAME = "built_in", "own"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ SUITES = {suite.name: suite for suite in KNOWN}
 """Suites that are imported from a file. The built-in questions and any prompt set can be used as suites too."""
 
 
-def title(name: str) -> str:
+def suite_title(name: str) -> str:
     """`mt_bench` → "MT-Bench"; "" for a user's own prompt set, which has a name."""
-    if name == BUILT_IN:
+    if name == BUILT_IN_SUITE_NAME:
         return "Built-in questions"
     return SUITES[name].title if name in SUITES else ""

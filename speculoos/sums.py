@@ -16,7 +16,7 @@ from speculoos.errors import Damaged
 from speculoos.files import new_file
 from speculoos.settings import Settings
 
-SUMS = "SHA256SUMS"
+CHECKSUM_FILE = "SHA256SUMS"
 FILE = "sums.json"
 """Cache file in the home folder: {key: checksum with size, mtime and inode of its files}."""
 
@@ -24,14 +24,14 @@ FILE = "sums.json"
 _memory: dict[str, Any] = {}
 
 
-class Sums:
+class ChecksumCache:
     """Checksums cached in `file` (None: in this process). With `anew` every checksum is recomputed and stored."""
 
     def __init__(self, file: Path | None = None, anew: bool = False):
         self.file, self.anew = file, anew
 
     @classmethod
-    def of(cls, settings: Settings, anew: bool = False) -> "Sums":
+    def of(cls, settings: Settings, anew: bool = False) -> "ChecksumCache":
         """The cache of a home folder."""
         return cls(settings.home / FILE, anew)
 
@@ -74,9 +74,9 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def listed(folder: str | Path) -> dict[str, str]:
+def read_checksums(folder: str | Path) -> dict[str, str]:
     """{file name: sha256} from a folder's SHA256SUMS, {} without one. Raises Damaged if that file is unreadable."""
-    path = Path(folder) / SUMS
+    path = Path(folder) / CHECKSUM_FILE
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except FileNotFoundError:
@@ -93,36 +93,36 @@ def listed(folder: str | Path) -> dict[str, str]:
     return digests
 
 
-def differing(folder: str | Path, sums: Sums | None = None) -> dict[str, str]:
+def find_changed_files(folder: str | Path, sums: ChecksumCache | None = None) -> dict[str, str]:
     """{file name: problem} of the files listed in a folder's SHA256SUMS; empty if all files match."""
-    folder, sums = Path(folder), sums or Sums()
+    folder, sums = Path(folder), sums or ChecksumCache()
     try:
-        expected = listed(folder)
+        expected = read_checksums(folder)
     except Damaged as error:
-        return {SUMS: str(error).removeprefix(f"{folder}/{SUMS}").strip(" .,")}
+        return {CHECKSUM_FILE: str(error).removeprefix(f"{folder}/{CHECKSUM_FILE}").strip(" .,")}
     problems = {name: _problem(folder / name, digest, sums) for name, digest in expected.items()}
     return {name: problem for name, problem in problems.items() if problem}
 
 
-def check(folder: str | Path, mend: str, sums: Sums | None = None) -> None:
+def verify_checksums(folder: str | Path, mend: str, sums: ChecksumCache | None = None) -> None:
     """Raise Damaged for the first file that does not match SHA256SUMS; `mend` is the hint how to fix it."""
-    for name, problem in differing(folder, sums).items():
+    for name, problem in find_changed_files(folder, sums).items():
         raise Damaged(f"{Path(folder) / name} {problem}.", mend)
 
 
-def lines(sums: dict[str, str]) -> str:
+def format_checksums(sums: dict[str, str]) -> str:
     """Text of a SHA256SUMS file that `sha256sum -c` accepts, from {file name: sha256}."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
 
 
-def of_files(files: Iterable[Path]) -> str:
+def checksums_text(files: Iterable[Path]) -> str:
     """Text of a SHA256SUMS file for these files; recomputes their checksums."""
-    return lines({path.name: file_sha256(path) for path in files})
+    return format_checksums({path.name: file_sha256(path) for path in files})
 
 
-def _problem(path: Path, digest: str, sums: Sums) -> str:
+def _problem(path: Path, digest: str, sums: ChecksumCache) -> str:
     try:
-        return "" if sums.of_file(path) == digest else f"is damaged (its sha256 differs from {SUMS})"
+        return "" if sums.of_file(path) == digest else f"is damaged (its sha256 differs from {CHECKSUM_FILE})"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:

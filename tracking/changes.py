@@ -10,10 +10,10 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict
-from speculoos.files import size_of
+from speculoos.files import total_bytes
 from speculoos.settings import Settings
 from tracking import stored
-from tracking.names import STARTER, UNIQUE, check_name, held_nothing, insist
+from tracking.names import STARTER, UNIQUE, check_free_name, check_name, is_empty_failure
 from tracking.queries import trained_on
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, Metric, Table
@@ -27,7 +27,7 @@ def rename(session: Session, row: Any, name: str) -> None:
     if isinstance(row, Base) and (row.source == STARTER or name == STARTER) and name != row.name:
         raise Conflict(f"The name {STARTER!r} always means the same weights, so it can be neither taken nor changed.")
     if isinstance(row, UNIQUE) and name != row.name:
-        insist(session, type(row), name, getattr(row, "base_id", ""))
+        check_free_name(session, type(row), name, getattr(row, "base_id", ""))
     row.name = name
     _touch(row)
 
@@ -45,8 +45,8 @@ def dependents(session: Session, row: Any) -> list[str]:
         if not phrase:  # not worth a warning
             continue
         query = select(table).where(column == row.id)
-        if isinstance(row, Job) and table in FILLED:  # empty rows are deleted with their job
-            query = query.where(~held_nothing(table))
+        if isinstance(row, Job) and table in JOB_OUTPUT_TABLES:  # empty rows are deleted with their job
+            query = query.where(~is_empty_failure(table))
         phrases += [phrase.format(name=r.name) for r in session.scalars(query)]
     if isinstance(row, Dataset):
         phrases += [f"the checkpoint “{r.name}” trained on it" for r in _trained_additionally(session, row)]
@@ -59,7 +59,7 @@ def _trained_additionally(session: Session, data: Dataset) -> list[Checkpoint]:
     return [row for row in session.scalars(query) if data.id in trained_on(row)[1:]]
 
 
-def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path | stored.Remote]:
+def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path | stored.RemoteFiles]:
     """Delete a row, and with `force` the rows that depend on it. Returns the folders and files to remove after the
     commit, on this machine and in the store (see `remove_files`).
 
@@ -75,14 +75,14 @@ def delete(session: Session, settings: Settings, row: Any, *, force: bool = Fals
     return _delete(session, settings, row)
 
 
-def remove_files(paths: Sequence[Path | stored.Remote]) -> int:
+def remove_files(paths: Sequence[Path | stored.RemoteFiles]) -> int:
     """Remove the files returned by `delete`, after its transaction was committed. Returns the freed bytes."""
     freed = 0
     for path in paths:
-        if isinstance(path, stored.Remote):
+        if isinstance(path, stored.RemoteFiles):
             freed += path.remove()
             continue
-        freed += size_of(path)
+        freed += total_bytes(path)
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return freed
 
@@ -109,17 +109,17 @@ DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
     Evaluation: [],
     Experiment: [],
 }
-FILLED = (Base, Dataset, Checkpoint)
+JOB_OUTPUT_TABLES = (Base, Dataset, Checkpoint)
 """Tables whose rows are created by jobs and shown in lists."""
 CLEARED = {"source_id", "dataset_id", "after_id", "job_id"}
 """Foreign keys that are set to NULL instead of deleting the dependent row, which stays useful without its origin.
 (`Evaluation.matrix_id` is not cleared: a matrix cell never becomes an ordinary evaluation of its checkpoint.)"""
 
 
-def _delete(session: Session, settings: Settings, row: Any) -> list[Path | stored.Remote]:
-    paths = [*_files(settings, row), *stored.drop(session, settings, row)]
-    for table in FILLED if isinstance(row, Job) else ():
-        for empty in session.scalars(select(table).where(table.job_id == row.id, held_nothing(table))).all():
+def _delete(session: Session, settings: Settings, row: Any) -> list[Path | stored.RemoteFiles]:
+    paths = [*_files(settings, row), *stored.drop_stored(session, settings, row)]
+    for table in JOB_OUTPUT_TABLES if isinstance(row, Job) else ():
+        for empty in session.scalars(select(table).where(table.job_id == row.id, is_empty_failure(table))).all():
             paths += _delete(session, settings, empty)
     for table, column, _ in DEPENDENTS[type(row)]:
         if column.key in CLEARED or (table, column.key) == (Dataset, "base_id"):

@@ -19,7 +19,7 @@ from tracking.tables import Run, RunStep
 
 KEY = "chat"
 KIND = "chat"
-CUT = "\ufffd"
+INCOMPLETE_CHARACTER = "\ufffd"
 """Decoded text of an incomplete character at the end of a truncated response."""
 MAX_SEARCHED = 500
 """Maximum number of turns that a search reads from the database."""
@@ -41,7 +41,7 @@ class Chat:
         return {**asdict(self), "at": self.at.isoformat()}
 
 
-def told(turn: Run) -> dict[str, Any]:
+def chat_fields(turn: Run) -> dict[str, Any]:
     """The chat fields of a turn's request."""
     return turn.request.get(KEY) or {}
 
@@ -53,22 +53,22 @@ def question(turn: Run) -> str:
 
 def title(turn: Run) -> str:
     """The title of the chat whose first turn is `turn`."""
-    return told(turn).get("name") or " ".join(question(turn).split())[:TITLE_LENGTH] or "…"
+    return chat_fields(turn).get("name") or " ".join(question(turn).split())[:TITLE_LENGTH] or "…"
 
 
-def parents(turns: Sequence[Run]) -> dict[str, str]:
+def previous_turns(turns: Sequence[Run]) -> dict[str, str]:
     """Id of the previous turn of each turn, "" if none; `turns` are ordered as in runs.group_runs."""
     previous: dict[str, str] = {}
     before = ""
     for turn in turns:
-        if "after" in told(turn):
-            previous[turn.id] = told(turn)["after"] if told(turn)["after"] in previous else ""
+        if "after" in chat_fields(turn):
+            previous[turn.id] = chat_fields(turn)["after"] if chat_fields(turn)["after"] in previous else ""
         else:
             previous[turn.id], before = before, turn.id
     return previous
 
 
-def line(turn_id: str, previous: dict[str, str]) -> list[str]:
+def turn_path_ids(turn_id: str, previous: dict[str, str]) -> list[str]:
     """Ids from the first turn to `turn_id`; empty if it does not exist."""
     ids = []
     while turn_id in previous:
@@ -77,37 +77,37 @@ def line(turn_id: str, previous: dict[str, str]) -> list[str]:
     return ids[::-1]
 
 
-def path(turns: Sequence[Run], chosen: str = "") -> list[Run]:
+def turns_on_path(turns: Sequence[Run], chosen: str = "") -> list[Run]:
     """The turns on the path from the root to the newest turn, or to the newest turn below `chosen`."""
-    previous, by_id = parents(turns), {turn.id: turn for turn in turns}
-    lines = [line(turn.id, previous) for turn in turns]
+    previous, by_id = previous_turns(turns), {turn.id: turn for turn in turns}
+    lines = [turn_path_ids(turn.id, previous) for turn in turns]
     paths = [ids for ids in lines if chosen in ids] or lines
     newest = max(paths, key=lambda ids: (by_id[ids[-1]].created_at, len(ids)), default=[])
     return [by_id[turn_id] for turn_id in newest]
 
 
-def versions(turns: Sequence[Run]) -> dict[str, list[str]]:
+def sibling_turns(turns: Sequence[Run]) -> dict[str, list[str]]:
     """Ids of each turn and its siblings (alternatives at the same position), oldest first, by turn id."""
-    previous = parents(turns)
+    previous = previous_turns(turns)
     order = sorted(turns, key=lambda turn: turn.created_at)
     return {turn.id: [other.id for other in order if previous[other.id] == previous[turn.id]] for turn in turns}
 
 
-def answer(turn: Run, way: Sequence[Run]) -> str:
+def whole_response(turn: Run, way: Sequence[Run]) -> str:
     """The whole response whose last part is `turn`; the earlier parts are on the path `way`."""
     parts = [turn.text]
     before = {other.id: other for other in way}
-    while (turn := before.get(told(turn).get("continues", ""))) is not None:
-        parts.insert(0, turn.text.rstrip(CUT))
+    while (turn := before.get(chat_fields(turn).get("continues", ""))) is not None:
+        parts.insert(0, turn.text.rstrip(INCOMPLETE_CHARACTER))
     return "".join(parts)
 
 
-def written(session: Session, turn: Run) -> list[int]:
+def continued_token_ids(session: Session, turn: Run) -> list[int]:
     """Token ids of the response that `turn` continues; empty if it continues none. Raises NotFound."""
-    if not (earlier := told(turn).get("continues")):
+    if not (earlier := chat_fields(turn).get("continues")):
         return []
     before = runs.get_run(session, earlier)
-    return [*written(session, before), *runs.token_ids(session, before.id)]
+    return [*continued_token_ids(session, before), *runs.token_ids(session, before.id)]
 
 
 def recent(session: Session, words: str = "", before: datetime | None = None, limit: int = 30) -> list[Chat]:
@@ -126,7 +126,7 @@ def recent(session: Session, words: str = "", before: datetime | None = None, li
 def rename(session: Session, chat_id: str, name: str) -> None:
     """Rename a chat; with "" its title is the first question again. Raises NotFound."""
     for turn in _turns(session, chat_id):
-        turn.request = {**turn.request, KEY: {**told(turn), "name": name}}
+        turn.request = {**turn.request, KEY: {**chat_fields(turn), "name": name}}
 
 
 def remove(session: Session, chat_id: str) -> None:
@@ -152,7 +152,7 @@ def _turns(session: Session, chat_id: str) -> list[Run]:
 
 
 def _chat(first: Run, at: datetime, count: int) -> Chat:
-    return Chat(str(first.group_id), title(first), bool(told(first).get("name")), first.model, count, at)
+    return Chat(str(first.group_id), title(first), bool(chat_fields(first).get("name")), first.model, count, at)
 
 
 def _firsts(session: Session, groups: Iterable[str]) -> dict[str, Run]:
@@ -176,5 +176,5 @@ def _matching(session: Session, words: list[str]) -> set[str]:
 
 
 def _matches(run: Run, words: list[str]) -> bool:
-    text = f"{told(run).get('name', '')}\n{question(run)}\n{run.text}".lower()
+    text = f"{chat_fields(run).get('name', '')}\n{question(run)}\n{run.text}".lower()
     return all(word.lower() in text for word in words)

@@ -11,7 +11,7 @@ LEASE_LOST, WORKER_GONE = "lease_lost", "worker_gone"
 NAMES = (LEASE_LOST, WORKER_GONE)
 
 
-def add(session: Session, name: str) -> None:
+def increment_counter(session: Session, name: str) -> None:
     """Increment a counter; the caller commits."""
     row = session.get(Preference, PREFIX + name, with_for_update=True)
     value = {"n": (row.value.get("n", 0) if row else 0) + 1}
@@ -19,7 +19,7 @@ def add(session: Session, name: str) -> None:
     session.flush()
 
 
-def read(session: Session) -> dict[str, int]:
+def read_counters(session: Session) -> dict[str, int]:
     """Value of every counter by name, 0 if it was never incremented."""
     rows = session.execute(select(Preference.key, Preference.value).where(Preference.key.startswith(PREFIX)))
     return dict.fromkeys(NAMES, 0) | {key.removeprefix(PREFIX): int(value.get("n", 0)) for key, value in rows}

@@ -27,10 +27,10 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.faults import disk_full
-from speculoos.room import full, give_reserve_up
+from speculoos.room import delete_reserve, is_disk_full
 from speculoos.settings import Settings
 from tracking import revisions
-from tracking.places import tell_home
+from tracking.places import set_home
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -61,7 +61,7 @@ def engine(settings: Settings) -> Engine:
         key = settings.database_url, settings.home
         if key not in _engines:
             _engines[key] = _make_engine(database_url(settings))
-            tell_home(_engines[key], settings.home)
+            set_home(_engines[key], settings.home)
         return _engines[key]
 
 
@@ -215,13 +215,13 @@ def _translated(settings: Settings) -> Iterator[None]:
 def _is_disk_full(settings: Settings, error: DBAPIError) -> bool:
     """Whether the disk is full. SQLite reports this for its file and its log, but only an I/O error for the index of
     the log, which the first connection creates."""
-    return disk_full(error) or ("disk I/O error" in str(error.orig) and full(settings.home))
+    return disk_full(error) or ("disk I/O error" in str(error.orig) and is_disk_full(settings.home))
 
 
 def _shorten_log(settings: Settings) -> None:
     """Checkpoint and truncate SQLite's log, and free the reserve. Most pages of the log already exist in the file, so
     that the next row can be written although the disk is still full."""
-    give_reserve_up(settings.home)
+    delete_reserve(settings.home)
     bind = engine(settings)
     if bind.dialect.name == "sqlite":
         with suppress(DBAPIError, sqlite3.Error), bind.connect() as connection:

@@ -15,11 +15,11 @@ from tracking.db import reading, writing
 log = logging.getLogger(__name__)
 SECONDS = 30.0
 RENEW_EVERY = 10.0
-OTHER = "another program"
+UNKNOWN_HOLDER = "another program"
 
 
 @dataclass
-class Sharing:
+class DeviceSharing:
     """`names` of the other holders of the device during the measurement."""
 
     names: list[str] = field(default_factory=list)
@@ -40,28 +40,28 @@ def device_name(device: str) -> str:
 
 def job_on(settings: Settings, device: str) -> str:
     """Name of the job that holds the device, or ""."""
-    name = machine.device(device, settings.home)
+    name = machine.device_key(device, settings.home)
     with reading(settings) as session:
         holder = leases.holder(session, name)
         return leases.holder_name(session, name) if holder.startswith("job:") else ""
 
 
 @contextmanager
-def watched(settings: Settings, device: str) -> Iterator[Sharing]:
+def observed_device(settings: Settings, device: str) -> Iterator[DeviceSharing]:
     """Record the job that holds the device at the start and at the end of the block. Acquires no lease."""
-    sharing = Sharing()
+    sharing = DeviceSharing()
     sharing.add(job_on(settings, device))
     yield sharing
     sharing.add(job_on(settings, device))
 
 
 @contextmanager
-def alone(settings: Settings, device: str, run_id: str) -> Iterator[Sharing]:
+def exclusive_device(settings: Settings, device: str, run_id: str) -> Iterator[DeviceSharing]:
     """Hold the device's lease as `run:<id>` during the block. If a job has it, the block runs without the lease and the
     yielded Sharing names the job."""
-    holder, sharing = f"run:{run_id}", Sharing()
+    holder, sharing = f"run:{run_id}", DeviceSharing()
     if not _acquire(settings, device, holder, sharing):
-        with watched(settings, device) as watching:
+        with observed_device(settings, device) as watching:
             yield watching
         for name in sharing.names:
             watching.add(name)
@@ -77,8 +77,8 @@ def alone(settings: Settings, device: str, run_id: str) -> Iterator[Sharing]:
         _release(settings, holder)
 
 
-def _acquire(settings: Settings, device: str, holder: str, sharing: Sharing) -> bool:
-    name = machine.device(device, settings.home)
+def _acquire(settings: Settings, device: str, holder: str, sharing: DeviceSharing) -> bool:
+    name = machine.device_key(device, settings.home)
     with writing(settings) as session:
         acquired = leases.acquire(session, name, holder, SECONDS)
         if not acquired:
@@ -95,11 +95,11 @@ def _release(settings: Settings, holder: str) -> None:
         log.warning("The lease of %s was not released and will expire: %s", holder, error)
 
 
-def _renew(settings: Settings, device: str, holder: str, sharing: Sharing, done: threading.Event) -> None:
+def _renew(settings: Settings, device: str, holder: str, sharing: DeviceSharing, done: threading.Event) -> None:
     while not done.wait(RENEW_EVERY):
         try:
             with writing(settings) as session:
-                leases.renew(session, machine.device(device, settings.home), holder, SECONDS)
+                leases.renew(session, machine.device_key(device, settings.home), holder, SECONDS)
         except BaseException as error:  # after any error the device may be shared
             log.warning("The lease of %s was not renewed: %s", holder, error)
             sharing.add(_other_holder(settings, device))
@@ -108,6 +108,6 @@ def _renew(settings: Settings, device: str, holder: str, sharing: Sharing, done:
 
 def _other_holder(settings: Settings, device: str) -> str:
     try:
-        return job_on(settings, device) or OTHER
+        return job_on(settings, device) or UNKNOWN_HOLDER
     except SpeculoosError:
-        return OTHER
+        return UNKNOWN_HOLDER

@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from speculoos.suites import title
+from speculoos.suites import suite_title
 from tracking.tables import Evaluation
 
 MAX_CARD_ROWS = 8
 FIGURES = ("speedup", "tau", "tokens_per_second", "plain_tokens_per_second")
 INTERVALS = {"speedup": "speedup_interval", "tau": "mean_accepted_length_interval"}
-HERE = "this installation"
+THIS_INSTALLATION = "this installation"
 """`measured_on` in a checkpoint's figures that an evaluation of this installation has measured. Figures imported with
 its files have another value or none."""
 
@@ -18,10 +18,10 @@ its files have another value or none."""
 def columns_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of `Evaluation` that a result fills; None for missing values."""
     measured = {**result, "tau": result.get("mean_accepted_length")}
-    columns: dict[str, Any] = {name: number(measured.get(name)) for name in FIGURES}
+    columns: dict[str, Any] = {name: finite_number(measured.get(name)) for name in FIGURES}
     for name, key in INTERVALS.items():
         columns[f"{name}_low"], columns[f"{name}_high"] = interval_of(result.get(key))
-    return {**columns, "machine": machine_words(result), "dtype": str(result.get("dtype") or "")[:16]}
+    return {**columns, "machine": machine_name(result), "dtype": str(result.get("dtype") or "")[:16]}
 
 
 def measurements(evaluations: Iterable[Evaluation]) -> dict[str, str]:
@@ -33,7 +33,7 @@ def measurements(evaluations: Iterable[Evaluation]) -> dict[str, str]:
         if row.state != "ready" or row.tau is None or row.speedup is None or row.source:
             continue
         tree = f", {row.tree}" if row.tree else ""
-        questions = f"{title(row.suite) or row.questions or row.name}, {result.get('prompts', '?')} questions"
+        questions = f"{suite_title(row.suite) or row.questions or row.name}, {result.get('prompts', '?')} questions"
         name = f"{questions}, temperature {row.temperature:g}{tree}"
         if name not in lines and len(lines) < MAX_CARD_ROWS:
             lines[name] = (
@@ -53,10 +53,10 @@ def interval_of(value: Any) -> tuple[float | None, float | None]:
     """(low, high) of a list of two values, else (None, None)."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return None, None
-    return number(value[0]), number(value[1])
+    return finite_number(value[0]), finite_number(value[1])
 
 
-def machine_words(result: Mapping[str, Any]) -> str:
+def machine_name(result: Mapping[str, Any]) -> str:
     """The machine of a measurement: name of the GPU or processor; for an endpoint, the kind of server."""
     source = result.get("source")
     if isinstance(source, Mapping):
@@ -66,7 +66,7 @@ def machine_words(result: Mapping[str, Any]) -> str:
     return str(machine.get("gpu") or machine.get("processor") or machine.get("device") or "")[:200]
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """A finite number, or None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None

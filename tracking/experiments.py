@@ -8,11 +8,11 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict, NotFound
 from tracking import listing, queries, trainings
-from tracking.names import insist
+from tracking.names import check_free_name
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Dataset, Experiment, Job
 
-MADE = (Dataset, Checkpoint)
+EXPERIMENT_OUTPUT_TABLES = (Dataset, Checkpoint)
 """Tables of outputs that have an `experiment_id`."""
 NAMES = 50
 
@@ -29,18 +29,18 @@ def names(session: Session) -> list[str]:
 
 def create(session: Session, name: str) -> Experiment:
     """Create an experiment. Raises BadInput, or Conflict if the name is taken."""
-    experiment = Experiment(name=insist(session, Experiment, name))
+    experiment = Experiment(name=check_free_name(session, Experiment, name))
     session.add(experiment)
     session.flush()
     return experiment
 
 
-def add(session: Session, job_id: str, name: str) -> None:
+def add_to_experiment(session: Session, job_id: str, name: str) -> None:
     """Move a job to the experiment with this name, which is created if it does not exist."""
     _move(session, _undivided(session, job_id), queries.ensure_experiment(session, name.strip()).id)
 
 
-def remove(session: Session, job_id: str) -> None:
+def remove_from_experiment(session: Session, job_id: str) -> None:
     """Remove a job from its experiment; the job is not deleted."""
     _move(session, _undivided(session, job_id), None)
 
@@ -85,7 +85,7 @@ def _undivided(session: Session, job_id: str) -> Job:
 
 
 def _move(session: Session, job: Job, experiment_id: str | None) -> None:
-    for table in MADE:
+    for table in EXPERIMENT_OUTPUT_TABLES:
         session.execute(update(table).where(table.job_id == job.id).values(experiment_id=experiment_id))
     job.experiment_id = experiment_id
     job.version = Job.version + 1

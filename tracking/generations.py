@@ -12,15 +12,15 @@ from sqlalchemy.orm import Session
 from tracking.states import JobState
 from tracking.tables import Job, Metric, Sample
 
-NOW = "now/"
+COUNTER_PREFIX = "now/"
 """Name prefix of metrics that are counters instead of curves: one value each, at step 0."""
-SPEED, LEFT_OUT = "speed", "left_out/"
-ANSWERS, ROWS_LEFT_OUT = 0, 1
+SPEED, REJECTED_PREFIX = "speed", "left_out/"
+ANSWERS, REJECTED_ROWS = 0, 1
 """`step` of a generation's samples, which encodes their kind."""
 
 
 @dataclass
-class Going:
+class GenerationProgress:
     """Sums over a generation and its shards. Speeds of running shards in tokens per second, by worker and by server."""
 
     counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -45,15 +45,15 @@ class Going:
         return sum(self.workers.values())
 
 
-def going(session: Session, job_id: str) -> Going:
+def generation_progress(session: Session, job_id: str) -> GenerationProgress:
     """The progress of a generation, summed over the counters of the job and its shards."""
     running = (Job.state == JobState.RUNNING).label("running")
-    conditions = (_of(job_id), Metric.step == 0, Metric.name.startswith(NOW, autoescape=True))
+    conditions = (_of(job_id), Metric.step == 0, Metric.name.startswith(COUNTER_PREFIX, autoescape=True))
     query = select(Metric.name, Job.owner, running, func.sum(Metric.value)).join(Job, Metric.job_id == Job.id)
     query = query.where(*conditions).group_by(Metric.name, Job.owner, running)
-    progress = Going()
+    progress = GenerationProgress()
     for name, owner, is_running, value in session.execute(query):
-        _count(progress, name.removeprefix(NOW), owner, is_running, value)
+        _count(progress, name.removeprefix(COUNTER_PREFIX), owner, is_running, value)
     return progress
 
 
@@ -67,14 +67,14 @@ def _of(job_id: str) -> ColumnElement[bool]:
     return or_(Job.id == job_id, Job.parent_id == job_id)
 
 
-def _count(progress: Going, name: str, owner: str, is_running: bool, value: float) -> None:
+def _count(progress: GenerationProgress, name: str, owner: str, is_running: bool, value: float) -> None:
     if name.startswith(SPEED):
         server = name.removeprefix(SPEED).removeprefix("/")
         speeds = progress.servers if server else progress.workers
         if is_running:
             speeds[server or owner] = speeds.get(server or owner, 0.0) + value
-    elif name.startswith(LEFT_OUT):
-        kind = name.removeprefix(LEFT_OUT)
+    elif name.startswith(REJECTED_PREFIX):
+        kind = name.removeprefix(REJECTED_PREFIX)
         progress.left_out[kind] = progress.left_out.get(kind, 0) + int(value)
     else:
         progress.counts[name] += value

@@ -13,7 +13,18 @@ from sqlalchemy.orm import Session, aliased
 
 from speculoos.errors import BadInput, Conflict, Fenced, NotFound
 from tracking import shards
-from tracking.moves import ATTEMPTS, NO_ERROR, at_shards, change, end_of_queue, fenced, mine, move, ready, waiting
+from tracking.moves import (
+    ATTEMPTS,
+    NO_ERROR,
+    can_start,
+    check_fence,
+    end_of_queue,
+    is_waiting,
+    owned_by_attempt,
+    runs_in_shards,
+    update_silently,
+    update_visibly,
+)
 from tracking.names import check_user
 from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
@@ -92,9 +103,9 @@ def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> in
         "done_before": case((Job.done > Job.done_before, Job.done), else_=Job.done_before),
         **NO_ERROR,
     }
-    if not move(session, job_id, and_(ready(), waiting()), **values):
+    if not update_visibly(session, job_id, and_(can_start(), is_waiting()), **values):
         return None
-    change(session, job_id, Job.started_at.is_(None), started_at=time)
+    update_silently(session, job_id, Job.started_at.is_(None), started_at=time)
     return get(session, job_id).attempt
 
 
@@ -104,29 +115,35 @@ def renew(session: Session, job_id: str, attempt: int, lease_seconds: float) -> 
     `lease_until` is for display. The reconciler only checks whether it changed, which does not depend on clocks.
     """
     until = now() + timedelta(seconds=lease_seconds)
-    fenced(change(session, job_id, mine(attempt), lease_until=until), job_id, attempt)
+    check_fence(update_silently(session, job_id, owned_by_attempt(attempt), lease_until=until), job_id, attempt)
     return bool(session.scalar(select(Job.cancel_requested).where(Job.id == job_id)))
 
 
 def record_child(session: Session, job_id: str, attempt: int, child: dict[str, Any]) -> None:
     """Store the process of this attempt: host, boot id, pid and start time. Raises Fenced."""
-    fenced(change(session, job_id, mine(attempt), child=child), job_id, attempt)
+    check_fence(update_silently(session, job_id, owned_by_attempt(attempt), child=child), job_id, attempt)
 
 
 def succeed(session: Session, job_id: str, attempt: int, result: dict[str, Any]) -> None:
     """RUNNING → SUCCEEDED. Raises Fenced."""
     values = {"result": result, "finished_at": now(), "eta_seconds": None, "progress_note": "", **NO_ERROR}
-    fenced(move(session, job_id, mine(attempt), state=JobState.SUCCEEDED, **values), job_id, attempt)
+    check_fence(
+        update_visibly(session, job_id, owned_by_attempt(attempt), state=JobState.SUCCEEDED, **values), job_id, attempt
+    )
 
 
 def fail(session: Session, job_id: str, attempt: int, code: str, error: str, hint: str = "") -> None:
     """RUNNING → FAILED with one sentence; jobs that wait for it are cancelled. Raises Fenced."""
-    fenced(_finish(session, job_id, mine(attempt), JobState.FAILED, code, error, hint), job_id, attempt)
+    check_fence(
+        _finish(session, job_id, owned_by_attempt(attempt), JobState.FAILED, code, error, hint), job_id, attempt
+    )
 
 
-def cancelled(session: Session, job_id: str, attempt: int, message: str = "Stopped at your request.") -> None:
+def finish_cancelled(session: Session, job_id: str, attempt: int, message: str = "Stopped at your request.") -> None:
     """RUNNING → CANCELLED, after the work has stopped. Raises Fenced."""
-    fenced(_finish(session, job_id, mine(attempt), JobState.CANCELLED, "cancelled", message), job_id, attempt)
+    check_fence(
+        _finish(session, job_id, owned_by_attempt(attempt), JobState.CANCELLED, "cancelled", message), job_id, attempt
+    )
 
 
 def interrupt(
@@ -138,17 +155,21 @@ def interrupt(
     shards; FAILED, with `hint`, if no attempt is left. An attempt with more progress than all earlier ones resets the
     count of attempts. With `counts=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced.
     """
-    change(session, job_id, mine(attempt), Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
-    last_attempt = and_(mine(attempt), Job.attempt >= Job.attempt_cap)
-    stopped = and_(mine(attempt), Job.cancel_requested, or_(Job.shards == 0, last_attempt))
-    if _finish(session, job_id, stopped, JobState.CANCELLED, "cancelled", STOPPED):
+    update_silently(
+        session, job_id, owned_by_attempt(attempt), Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS
+    )
+    last_attempt = and_(owned_by_attempt(attempt), Job.attempt >= Job.attempt_cap)
+    stopped = and_(owned_by_attempt(attempt), Job.cancel_requested, or_(Job.shards == 0, last_attempt))
+    if _finish(session, job_id, stopped, JobState.CANCELLED, "cancelled", STOPPED_MESSAGE):
         return JobState.CANCELLED
-    if counts and _finish(session, job_id, last_attempt, JobState.FAILED, "crashed", given_up(reason), hint or SEE_LOG):
+    if counts and _finish(
+        session, job_id, last_attempt, JobState.FAILED, "crashed", attempts_exhausted(reason), hint or RETRY_HINT
+    ):
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
     extra = {} if counts else {"attempt_cap": Job.attempt_cap + 1}
-    moved = move(session, job_id, mine(attempt), state=JobState.INTERRUPTED, **values, **extra)
-    fenced(moved, job_id, attempt)
+    moved = update_visibly(session, job_id, owned_by_attempt(attempt), state=JobState.INTERRUPTED, **values, **extra)
+    check_fence(moved, job_id, attempt)
     return JobState.INTERRUPTED
 
 
@@ -159,10 +180,12 @@ def request_cancel(session: Session, job_id: str) -> Job:
     Raises Conflict if the job has ended or is a shard.
     """
     job = get(session, job_id)
-    shards.refuse(session, job)
-    if _finish(session, job_id, and_(waiting(), Job.shards == 0), JobState.CANCELLED, "cancelled", NEVER_BEGUN):
+    shards.must_not_be_shard(session, job)
+    if _finish(
+        session, job_id, and_(is_waiting(), Job.shards == 0), JobState.CANCELLED, "cancelled", CANCELLED_WHILE_WAITING
+    ):
         return get(session, job_id)
-    if not move(session, job_id, or_(Job.state == JobState.RUNNING, waiting()), cancel_requested=True):
+    if not update_visibly(session, job_id, or_(Job.state == JobState.RUNNING, is_waiting()), cancel_requested=True):
         raise Conflict(f"“{job.name}” has ended already ({job.state}).")
     shards.cancel(session, job_id)
     return get(session, job_id)
@@ -175,7 +198,7 @@ def retry(session: Session, job_id: str) -> Job:
     other states, a shard, or a predecessor that did not succeed.
     """
     job = get(session, job_id)
-    shards.refuse(session, job)
+    shards.must_not_be_shard(session, job)
     if not JobState(job.state).can_become(JobState.QUEUED):
         raise Conflict(f"“{job.name}” is {job.state}; only a failed or cancelled job can be retried.")
     if job.after_id and (before := get(session, job.after_id)).state in (JobState.FAILED, JobState.CANCELLED):
@@ -188,15 +211,15 @@ def publishable(session: Session) -> list[Job]:
     """Jobs that can be claimed now, in queue order. Only the next few shards of one job, so that other jobs get a turn
     and no queue holds thousands of messages."""
     rank = func.row_number().over(partition_by=Job.parent_id, order_by=(Job.queued_at, Job.id))
-    ranked = select(Job.id, Job.parent_id, rank.label("rank")).where(ready(), waiting()).subquery()
-    first = or_(ranked.c.parent_id.is_(None), ranked.c.rank <= shards.AT_ONCE)
+    ranked = select(Job.id, Job.parent_id, rank.label("rank")).where(can_start(), is_waiting()).subquery()
+    first = or_(ranked.c.parent_id.is_(None), ranked.c.rank <= shards.MAX_QUEUED_SHARDS)
     query = select(Job).join(ranked, ranked.c.id == Job.id).where(first)
     return list(session.scalars(query.order_by(Job.queued_at, Job.id)))
 
 
 def running(session: Session) -> list[Job]:
     """RUNNING jobs that a worker holds."""
-    return list(session.scalars(select(Job).where(Job.state == JobState.RUNNING, ~at_shards())))
+    return list(session.scalars(select(Job).where(Job.state == JobState.RUNNING, ~runs_in_shards())))
 
 
 def cancel_stranded(session: Session) -> int:
@@ -204,23 +227,23 @@ def cancel_stranded(session: Session) -> int:
     predecessors."""
     before = aliased(Job)
     stranded = exists().where(before.id == Job.after_id, before.state.in_([JobState.FAILED, JobState.CANCELLED]))
-    parents = set(session.scalars(select(Job.after_id).where(waiting(), stranded)))
+    parents = set(session.scalars(select(Job.after_id).where(is_waiting(), stranded)))
     for parent in parents:
         _cancel_dependents(session, get(session, parent))
     return len(parents)
 
 
-def collect(session: Session) -> int:
+def resume_divided(session: Session) -> int:
     """Update the progress of divided jobs. Those whose shards have all ended become INTERRUPTED, so that a worker
     merges the results. Returns their number."""
-    shards.gather(session)
+    shards.update_progress(session)
     ended = shards.all_ended(session)
     for job in ended:
         if job.cancel_requested:
-            move(
+            update_visibly(
                 session,
                 job.id,
-                mine(job.attempt),
+                owned_by_attempt(job.attempt),
                 state=JobState.INTERRUPTED,
                 published_at=None,
                 attempt_cap=Job.attempt + ATTEMPTS,
@@ -233,16 +256,16 @@ def collect(session: Session) -> int:
 
 def mark_published(session: Session, job_id: str) -> None:
     """Store that the job's message was sent now."""
-    change(session, job_id, published_at=now())
+    update_silently(session, job_id, published_at=now())
 
 
-def given_up(reason: str) -> str:
+def attempts_exhausted(reason: str) -> str:
     return f"Given up after {ATTEMPTS} attempts in a row that got no further; the last one: {reason}"
 
 
-STOPPED = "Stopped at your request."
-NEVER_BEGUN = "Cancelled while it waited."
-SEE_LOG = "The job's log shows the last lines of each attempt; retry goes on from the last checkpoint."
+STOPPED_MESSAGE = "Stopped at your request."
+CANCELLED_WHILE_WAITING = "Cancelled while it waited."
+RETRY_HINT = "The job's log shows the last lines of each attempt; retry goes on from the last checkpoint."
 
 
 def _finish(
@@ -251,11 +274,11 @@ def _finish(
     """Set FAILED or CANCELLED; fails pending outputs and cancels jobs that wait for it."""
     values = {"error_code": code, "error": storable(error), "hint": storable(hint), "lease_until": None}
     ended = {"finished_at": now(), "eta_seconds": None, "progress_note": ""}
-    if not move(session, job_id, where, state=state, **values, **ended):
+    if not update_visibly(session, job_id, where, state=state, **values, **ended):
         return False
     _restore_datasets(session, job_id)
     _set_outputs(session, job_id, "pending", "failed")
-    shards.spare(session, job_id)
+    shards.cancel_after_failures(session, job_id)
     _cancel_dependents(session, get(session, job_id))
     return True
 
@@ -263,14 +286,14 @@ def _finish(
 def _cancel_dependents(session: Session, job: Job) -> None:
     ending = "failed" if job.state == JobState.FAILED else "was cancelled"
     reason = f"Not started, because “{job.name}” {ending}; retry that job and this one follows."
-    for job_id in session.scalars(select(Job.id).where(Job.after_id == job.id, waiting())).all():
-        _finish(session, job_id, waiting(), JobState.CANCELLED, STOPPED_WITH_PREDECESSOR, reason)
+    for job_id in session.scalars(select(Job.id).where(Job.after_id == job.id, is_waiting())).all():
+        _finish(session, job_id, is_waiting(), JobState.CANCELLED, STOPPED_WITH_PREDECESSOR, reason)
 
 
 def _requeue(session: Session, job: Job) -> None:
     values = {"cancel_requested": False, "finished_at": None, "published_at": None, "progress_note": "", **NO_ERROR}
     values |= {"queued_at": end_of_queue(session, job.queue), "attempt_cap": Job.attempt + ATTEMPTS, "started_at": None}
-    if not move(session, job.id, state=JobState.QUEUED, **values):
+    if not update_visibly(session, job.id, state=JobState.QUEUED, **values):
         return
     _set_outputs(session, job.id, "failed", "pending")
     shards.requeue(session, job.id)

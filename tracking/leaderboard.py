@@ -13,9 +13,9 @@ from tracking.tables import Base, Checkpoint, Evaluation
 
 MEASURED = (Evaluation.state == "ready", Evaluation.suite != "")
 """Excludes replays of recorded answers, which have no suite and are shown with their checkpoint."""
-HERE, OWN = "here", "own"
+THIS_ENGINE, OWN_TREE = "here", "own"
 """Filter values: measured by this engine; drafted with the checkpoint's own tree."""
-BEST = "-speedup"
+DEFAULT_SORT = "-speedup"
 SORTS: dict[str, Any] = {
     "model": Evaluation.name,
     "suite": Evaluation.questions,
@@ -47,19 +47,19 @@ class LeaderboardView:
     machine: str = ""
     source: str = ""
     matrix: str = ""
-    sort: str = BEST
+    sort: str = DEFAULT_SORT
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "LeaderboardView":
         """The view of a URL's query; unknown parameters are ignored."""
         values = {field.name: str(query.get(field.name) or "")[:MAX_LENGTH] for field in fields(cls)}
-        sort = values["sort"] if values["sort"].removeprefix("-") in SORTS else BEST
+        sort = values["sort"] if values["sort"].removeprefix("-") in SORTS else DEFAULT_SORT
         return cls(**{**values, "sort": sort})
 
     def query(self, **more: str) -> str:
         """The query part of its URL, without the `?`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values |= {"sort": "" if self.sort == BEST else self.sort, **more}
+        values |= {"sort": "" if self.sort == DEFAULT_SORT else self.sort, **more}
         return urlencode({key: value for key, value in values.items() if value})
 
     def sorted_by(self, key: str) -> "LeaderboardView":
@@ -85,9 +85,9 @@ class LeaderboardView:
         }
         conditions = [column == value for column, value in equal.items() if value]
         if self.tree:
-            conditions.append(Evaluation.tree == ("" if self.tree == OWN else self.tree))
+            conditions.append(Evaluation.tree == ("" if self.tree == OWN_TREE else self.tree))
         if self.source:
-            conditions.append(Evaluation.source == ("" if self.source == HERE else self.source))
+            conditions.append(Evaluation.source == ("" if self.source == THIS_ENGINE else self.source))
         if self.prompts:
             conditions.append(question_count == (int(self.prompts) if COUNT.fullmatch(self.prompts) else -1))
         if self.temperature:
@@ -99,7 +99,7 @@ Choice = tuple[str, str]
 """(label, value)."""
 
 
-def choices(session: Session) -> dict[str, list[Choice]]:
+def filter_choices(session: Session) -> dict[str, list[Choice]]:
     """The filter choices of each column, from the existing evaluations."""
     filters = (Evaluation.base_id, Evaluation.checkpoint_id, Evaluation.questions, Evaluation.temperature)
     filters += (Evaluation.tree, Evaluation.machine, Evaluation.source, question_count)
@@ -112,9 +112,9 @@ def choices(session: Session) -> dict[str, list[Choice]]:
         "suite": [(name, name) for name in sorted(suite) if name],
         "prompts": [(f"{count:,}", str(count)) for count in sorted(prompts)],
         "temperature": [(f"{value:g}", f"{value:g}") for value in sorted(temperature)],
-        "tree": [(name or "its own", name or OWN) for name in sorted(tree)],
+        "tree": [(name or "its own", name or OWN_TREE) for name in sorted(tree)],
         "machine": [(name, name) for name in sorted(machine) if name],
-        "source": [(name or "this engine", name or HERE) for name in sorted(source)],
+        "source": [(name or "this engine", name or THIS_ENGINE) for name in sorted(source)],
     }
 
 
@@ -124,7 +124,7 @@ def signature(session: Session) -> str:
     return ".".join(map(str, session.execute(counted).one()))
 
 
-def counterparts(session: Session, row: Evaluation) -> list[Evaluation]:
+def comparable_evaluations(session: Session, row: Evaluation) -> list[Evaluation]:
     """`row`, and of every other source (this engine and servers) the newest evaluation with the same draft, questions
     and temperature."""
     if row.base_id is None:

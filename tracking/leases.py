@@ -1,5 +1,5 @@
-"""Device leases: exclusive use of a device for measurements. `speculoos.machine.device` names the devices, so that the
-same device name on two machines means two devices.
+"""Device leases: exclusive use of a device for measurements. `speculoos.machine.device_key` names the devices, so that
+the same device name on two machines means two devices.
 
 A holder is `job:<id>` or `run:<id>`. A running job or run keeps its lease regardless of the clock; other leases expire
 unless renewed.

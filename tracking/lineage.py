@@ -12,7 +12,7 @@ from tracking.queries import trained_on
 from tracking.states import JobState
 from tracking.tables import Checkpoint, Dataset, Evaluation, Job
 
-PROMPTS, DATA, DRAFT, CAME = range(4)
+PROMPTS, DATA, DRAFT, RESULTS = range(4)
 """Columns of the graph; the last one has evaluations and exports."""
 EXPORTS = 500
 """Number of newest exports that are searched; their requests name the checkpoint."""
@@ -61,10 +61,12 @@ def graph(session: Session, jobs: Sequence[Job]) -> Graph:
             result.add(_draft(row), parents[row.id])
     for draft_id, count in _evaluations(session, drafts):
         name = "1 evaluation" if count == 1 else f"{count} evaluations"
-        result.add(Node(f"figures {draft_id}", CAME, name, "figures", f"/evaluations?checkpoint={draft_id}"), draft_id)
+        result.add(
+            Node(f"figures {draft_id}", RESULTS, name, "figures", f"/evaluations?checkpoint={draft_id}"), draft_id
+        )
     for job in _exports(session, drafts):
         form, draft_id = str(job.request.get("format")), str(job.request.get("checkpoint_id"))
-        result.add(Node(f"export {draft_id} {form}", CAME, form, "export", f"/jobs?id={job.id}"), draft_id)
+        result.add(Node(f"export {draft_id} {form}", RESULTS, form, "export", f"/jobs?id={job.id}"), draft_id)
     return result
 
 

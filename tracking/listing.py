@@ -12,8 +12,8 @@ from tracking import processes
 from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Job, now
 
-ENDINGS = (JobState.SUCCEEDED, JobState.FAILED)
-LONG = timedelta(minutes=1)
+ENDED_BY_ITSELF = (JobState.SUCCEEDED, JobState.FAILED)
+LONG_JOB = timedelta(minutes=1)
 IN_ORDER = (case((Job.state == JobState.RUNNING, 0), else_=1), Job.queued_at, Job.id)
 """Running jobs first, then waiting jobs in queue order."""
 
@@ -39,15 +39,15 @@ def active(session: Session, *, without_experiment: str = "", limit: int | None 
     return list(session.scalars(query))
 
 
-def ended(session: Session, limit: int) -> list[Job]:
+def long_jobs(session: Session, limit: int) -> list[Job]:
     """Of the last `limit` jobs that succeeded or failed, those that took long, newest first."""
-    query = select(Job).where(Job.state.in_(ENDINGS), Job.parent_id.is_(None), Job.finished_at.is_not(None))
+    query = select(Job).where(Job.state.in_(ENDED_BY_ITSELF), Job.parent_id.is_(None), Job.finished_at.is_not(None))
     return list(filter(took_long, session.scalars(query.order_by(Job.finished_at.desc(), Job.id).limit(limit))))
 
 
 def took_long(job: Job) -> bool:
     """Whether the job took so long that its user may want a notification."""
-    return (job.finished_at or now()) - job.queued_at >= LONG
+    return (job.finished_at or now()) - job.queued_at >= LONG_JOB
 
 
 def signature(session: Session) -> str:

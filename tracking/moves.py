@@ -18,17 +18,17 @@ ATTEMPTS = 5
 NO_ERROR = {"error_code": "", "error": "", "hint": ""}
 
 
-def mine(attempt: int) -> ColumnElement[bool]:
+def owned_by_attempt(attempt: int) -> ColumnElement[bool]:
     """The fence: matches the job only while this attempt still owns it."""
     return and_(Job.attempt == attempt, Job.state == JobState.RUNNING)
 
 
-def waiting() -> ColumnElement[bool]:
+def is_waiting() -> ColumnElement[bool]:
     """The job waits for a worker: QUEUED or INTERRUPTED."""
     return Job.state.in_(WAITING)
 
 
-def ready() -> ColumnElement[bool]:
+def can_start() -> ColumnElement[bool]:
     """The job has attempts left, no cancel request (a divided job must still merge its results), and no unfinished
     predecessor."""
     before = aliased(Job)
@@ -37,26 +37,26 @@ def ready() -> ColumnElement[bool]:
     return and_(Job.attempt < Job.attempt_cap, not_cancelled, or_(Job.after_id.is_(None), succeeded))
 
 
-def at_shards() -> ColumnElement[bool]:
+def runs_in_shards() -> ColumnElement[bool]:
     """The job is RUNNING without a worker, because its shards do the work."""
     return and_(Job.state == JobState.RUNNING, Job.shards > 0, Job.owner == "")
 
 
-def change(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
+def update_silently(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
     """Compare-and-set update that pages need not show. True if the row matched the conditions."""
     statement = update(Job).where(Job.id == job_id, *conditions).values(**values)
     return session.execute(statement.execution_options(synchronize_session=False)).rowcount == 1
 
 
-def move(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
+def update_visibly(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
     """Compare-and-set update that increments `version`, so that pages show it. True if the row matched the conditions.
     A change of `state` must be an allowed transition."""
     if state := values.get("state"):
         conditions += (Job.state.in_([s for s, targets in TRANSITIONS.items() if state in targets]),)
-    return change(session, job_id, *conditions, version=Job.version + 1, **values)
+    return update_silently(session, job_id, *conditions, version=Job.version + 1, **values)
 
 
-def fenced(updated: bool, job_id: str, attempt: int) -> None:
+def check_fence(updated: bool, job_id: str, attempt: int) -> None:
     """Raises Fenced if a fenced update matched no row."""
     if not updated:
         raise Fenced(f"Attempt {attempt} of job {job_id} is over; another one owns it, or it has ended.")
@@ -64,5 +64,5 @@ def fenced(updated: bool, job_id: str, attempt: int) -> None:
 
 def end_of_queue(session: Session, queue: str) -> datetime:
     """Now, or just after the last waiting job, so that a clock that was set back lets no job jump the queue."""
-    last = session.scalar(select(func.max(Job.queued_at)).where(Job.queue == queue, waiting()))
+    last = session.scalar(select(func.max(Job.queued_at)).where(Job.queue == queue, is_waiting()))
     return max(now(), last + timedelta(microseconds=1)) if last else now()

@@ -13,7 +13,7 @@ STARTER = "starter"
 """Source and name of the starter base model. The name always means the same weights."""
 LONGEST = 120
 LONGEST_USER = 80
-WORDS = {
+KIND_NAMES = {
     "bases": "model",
     "datasets": "data set",
     "checkpoints": "checkpoint",
@@ -49,39 +49,39 @@ def _check_text(name: str, longest: int) -> str:
     return name
 
 
-def taken(session: Session, table: type[Table], name: str, base_id: str = "") -> Any | None:
+def find_named(session: Session, table: type[Table], name: str, base_id: str = "") -> Any | None:
     """The row with this name (checkpoint names are unique per base model), or None."""
     return session.scalar(select(table).where(*_scope(table, base_id), table.name == name))
 
 
 def free_name(session: Session, table: type[Table], like: str, base_id: str = "") -> str:
     """`like`, or the first unused of `like-2`, `like-3`, …"""
-    like = plain(like)[:LONGEST]
+    like = to_allowed_name(like)[:LONGEST]
     query = select(table.name).where(*_scope(table, base_id), func.length(table.name) >= len(like))
     used = set(session.scalars(query))
     return next(n for n in (like, *(f"{like}-{i}" for i in range(2, len(used) + 3))) if n not in used)
 
 
-def held_nothing(table: Any) -> ColumnElement[bool]:
+def is_empty_failure(table: Any) -> ColumnElement[bool]:
     """Matches bases, data sets or checkpoints whose job failed or was cancelled before it stored any files. A retry of
     the job fills them; until then lists leave them out and new rows may take their names."""
     empty = table.state == "failed", table.path == ""
     return and_(*empty, table.rows == 0) if table is Dataset else and_(*empty)
 
 
-def release(session: Session, table: type[Table], name: str, base_id: str = "") -> None:
+def release_name(session: Session, table: type[Table], name: str, base_id: str = "") -> None:
     """Rename the failed and empty row that has `name`, if there is one, so that the name is free."""
-    query = select(table).where(*_scope(table, base_id), table.name == name, held_nothing(table))
+    query = select(table).where(*_scope(table, base_id), table.name == name, is_empty_failure(table))
     if row := session.scalar(query):
         row.name = free_name(session, table, f"{name[: LONGEST - 20]} (not finished)", base_id)
         session.flush()
 
 
-def insist(session: Session, table: type[Table], name: str, base_id: str = "") -> str:
+def check_free_name(session: Session, table: type[Table], name: str, base_id: str = "") -> str:
     """The checked name. Raises BadInput, or Conflict if it is taken."""
     name = check_name(name)
-    if taken(session, table, name, base_id):
-        raise Conflict(f"There is a {WORDS[table.__tablename__]} named {name!r} already; choose another name.")
+    if find_named(session, table, name, base_id):
+        raise Conflict(f"There is a {KIND_NAMES[table.__tablename__]} named {name!r} already; choose another name.")
     return name
 
 
@@ -91,7 +91,7 @@ def split_model(name: str) -> tuple[str, str]:
     return base, checkpoint
 
 
-def plain(text: str) -> str:
+def to_allowed_name(text: str) -> str:
     """Convert any text to an allowed name: no @, no control characters, stripped."""
     return re.sub(r"\s+", " ", "".join(c if c.isprintable() else " " for c in text.replace("@", "-"))).strip() or "x"
 

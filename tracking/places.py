@@ -18,19 +18,19 @@ KEYS = frozenset({"path", "location", "draft_path"})
 """Keys of JSON values (requests, settings, results) that may name a file or folder."""
 
 
-def tell_home(engine: Engine, home: Path) -> None:
+def set_home(engine: Engine, home: Path) -> None:
     """Set the home of an engine's rows."""
     engine.dialect.speculoos_home = home
 
 
-def stored(home: Path | None, text: str) -> str:
+def to_stored_path(home: Path | None, text: str) -> str:
     """The stored form of a path: relative with the mark if it is inside the home."""
     if home is None or not text.startswith(f"{home}/"):
         return text
     return MARK + text[len(str(home)) + 1 :]
 
 
-def resolved(home: Path | None, text: str) -> str:
+def from_stored_path(home: Path | None, text: str) -> str:
     """The absolute path of a stored path, in the current home."""
     if home is None or not text.startswith(MARK):
         return text
@@ -44,10 +44,10 @@ class HomePath(TypeDecorator):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return value and stored(_home(dialect), value)
+        return value and to_stored_path(_home(dialect), value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        return value and resolved(_home(dialect), value)
+        return value and from_stored_path(_home(dialect), value)
 
 
 class HomeJson(Json):
@@ -56,21 +56,21 @@ class HomeJson(Json):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return each_path(storable(value), lambda text: stored(_home(dialect), text))
+        return map_paths(storable(value), lambda text: to_stored_path(_home(dialect), text))
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         value = super().process_result_value(value, dialect)
-        return each_path(value, lambda text: resolved(_home(dialect), text))
+        return map_paths(value, lambda text: from_stored_path(_home(dialect), text))
 
 
-def each_path(value: Any, change: Any) -> Any:
+def map_paths(value: Any, change: Any) -> Any:
     """`value` with `change` applied to every text under one of `KEYS`, at any depth."""
     if isinstance(value, dict):
         return {
-            key: change(item) if key in KEYS and isinstance(item, str) else each_path(item, change)
+            key: change(item) if key in KEYS and isinstance(item, str) else map_paths(item, change)
             for key, item in value.items()
         }
-    return [each_path(item, change) for item in value] if isinstance(value, list) else value
+    return [map_paths(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _home(dialect: Dialect) -> Path | None:

@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 5.0
 FRESH = timedelta(seconds=20)
 """A process without a heartbeat for longer counts as gone."""
-FORGET = timedelta(days=1)
+FORGET_AFTER = timedelta(days=1)
 STEP, LOOK_SECONDS = 1.0, 1.0
 """Seconds by which the wall clock must jump against the monotonic clock to count as changed; interval of this check."""
 
 
 def key(name: str) -> str:
-    return f"process:{name}@{machine.host()}:{os.getpid()}"
+    return f"process:{name}@{machine.machine_key()}:{os.getpid()}"
 
 
 def beat(session: Session, name: str, **details: Any) -> None:
@@ -40,7 +40,9 @@ def beat(session: Session, name: str, **details: Any) -> None:
 
 
 @contextmanager
-def beating(settings: Settings, name: str, news: Callable[[], dict[str, Any]] = dict, **details: Any) -> Iterator[None]:
+def heartbeats_during(
+    settings: Settings, name: str, news: Callable[[], dict[str, Any]] = dict, **details: Any
+) -> Iterator[None]:
     """Send heartbeats from a thread during the block, then delete them. Goes on if the database is unavailable.
 
     `news` returns further details and is called before every heartbeat.
@@ -65,7 +67,7 @@ def beating(settings: Settings, name: str, news: Callable[[], dict[str, Any]] = 
         ended.set()
         thread.join(timeout=10)
         with suppress(SpeculoosError), db.writing(settings) as session:
-            leave(session, name)
+            delete_heartbeat(session, name)
 
 
 def _pause(ended: threading.Event) -> bool:
@@ -77,9 +79,9 @@ def _pause(ended: threading.Event) -> bool:
     return ended.is_set()
 
 
-def leave(session: Session, name: str) -> None:
+def delete_heartbeat(session: Session, name: str) -> None:
     """Delete this process's heartbeat, and those more than a day old (or in the future, after a clock change)."""
-    recent = Preference.updated_at.between(now() - FORGET, now() + FORGET)
+    recent = Preference.updated_at.between(now() - FORGET_AFTER, now() + FORGET_AFTER)
     old = Preference.key.startswith("process:") & ~recent
     session.execute(delete(Preference).where((Preference.key == key(name)) | old))
 

@@ -9,7 +9,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, Conflict, NotFound
-from tracking.names import STARTER, WORDS, check_name, held_nothing, split_model
+from tracking.names import KIND_NAMES, STARTER, check_name, is_empty_failure, split_model
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Table
 
 Row = TypeVar("Row", bound=Table)
@@ -74,7 +74,7 @@ def model_name(session: Session, base_id: str, checkpoint_id: str | None = None)
 
 def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
     """Raises Conflict with the reason unless the row's state is ready."""
-    word = WORDS[row.__tablename__]
+    word = KIND_NAMES[row.__tablename__]
     if row.state == "failed":
         raise Conflict(f"The {word} {row.name!r} was not finished; retry the job that makes it, or choose another.")
     if row.state != "ready":
@@ -89,7 +89,7 @@ def bases(session: Session, ready_only: bool = False) -> list[Base]:
 
 def base_query() -> Select[Any]:
     """All base models in the order of `bases`, without unfinished ones that have no files."""
-    return select(Base).where(~held_nothing(Base)).order_by(Base.source != STARTER, Base.created_at, Base.id)
+    return select(Base).where(~is_empty_failure(Base)).order_by(Base.source != STARTER, Base.created_at, Base.id)
 
 
 def datasets(session: Session, kind: str = "", ready_only: bool = False) -> list[Dataset]:
@@ -100,7 +100,7 @@ def datasets(session: Session, kind: str = "", ready_only: bool = False) -> list
 
 def dataset_query(kind: str = "") -> Select[Any]:
     """All data sets (of one kind) in the order of `datasets`, without unfinished ones that have no rows."""
-    query = select(Dataset).where(~held_nothing(Dataset)).order_by(Dataset.created_at.desc(), Dataset.id)
+    query = select(Dataset).where(~is_empty_failure(Dataset)).order_by(Dataset.created_at.desc(), Dataset.id)
     return query.where(Dataset.kind == kind) if kind else query
 
 
@@ -113,7 +113,7 @@ def checkpoints(session: Session, base_id: str = "", ready_only: bool = False) -
 
 def checkpoint_query() -> Select[Any]:
     """All checkpoints in the order of `checkpoints`, without unfinished ones that have no files."""
-    return select(Checkpoint).where(~held_nothing(Checkpoint)).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
+    return select(Checkpoint).where(~is_empty_failure(Checkpoint)).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
 
 
 def evaluations(session: Session, checkpoint_id: str) -> list[Evaluation]:
@@ -132,7 +132,7 @@ def _find(session: Session, table: type[Row], reference: str) -> Row:
 
 
 def _missing(session: Session, table: type[Table], reference: str) -> NotFound:
-    word = WORDS[table.__tablename__]
+    word = KIND_NAMES[table.__tablename__]
     names = list(session.scalars(select(table.name).order_by(table.created_at.desc()).limit(6)))
     known = "known are " + ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "there is none yet"
     return NotFound(f"There is no {word} {reference!r}; {known}.")

@@ -12,7 +12,7 @@ KEY = "replayed"
 """Key in the result of a replay, absent in measurements: {"file", "rows", …}."""
 
 
-def keep(
+def save_evaluation(
     session: Session, name: str, base_id: str, checkpoint_id: str, config: dict[str, Any], result: dict[str, Any]
 ) -> Evaluation:
     """Store an evaluation of recorded outputs; `result[KEY]` describes the recording."""
@@ -23,7 +23,7 @@ def keep(
     return row
 
 
-def show(session: Session, model: str, answers: Sequence[dict[str, Any]]) -> list[Run]:
+def save_responses(session: Session, model: str, answers: Sequence[dict[str, Any]]) -> list[Run]:
     """Store each response (`messages`, `records`, `text`, `summary`) as a finished run in its own chat."""
     created = []
     for answer in answers:

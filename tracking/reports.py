@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from tracking.moves import change, fenced, mine, move
+from tracking.moves import check_fence, owned_by_attempt, update_silently, update_visibly
 from tracking.tables import Job, JobLog, Metric, Sample, now
 from tracking.values import storable
 
@@ -33,7 +33,7 @@ def write(session: Session, job_id: str, attempt: int, report: JobReport) -> boo
     values: dict[str, Any] = {"heartbeat_at": now(), **storable(report.progress or {})}
     if report.progress or report.metrics or report.logs or report.samples:
         values["version"] = Job.version + 1
-    fenced(change(session, job_id, mine(attempt), **values), job_id, attempt)
+    check_fence(update_silently(session, job_id, owned_by_attempt(attempt), **values), job_id, attempt)
     _write_metrics(session, job_id, attempt, report.metrics)
     _write_logs(session, job_id, attempt, report.logs)
     if report.samples:
@@ -45,7 +45,7 @@ def write(session: Session, job_id: str, attempt: int, report: JobReport) -> boo
 def add_log(session: Session, job_id: str, attempt: int, message: str, level: str = "info") -> None:
     """Add one log line from the supervisor or reconciler. Not fenced, because it changes no state."""
     _write_logs(session, job_id, attempt, [(now(), level, message)])
-    move(session, job_id)
+    update_visibly(session, job_id)
 
 
 def logs(session: Session, job_id: str, after_id: int = 0, limit: int = 1000) -> list[JobLog]:

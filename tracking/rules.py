@@ -18,8 +18,8 @@ from tracking.db import reading, writing
 from tracking.tables import Preference
 
 KEY = "retention-rules"
-MOST = 100_000
-LOOK_SECONDS = 5.0
+MAX_RULE_VALUE = 100_000
+RULES_CACHE_SECONDS = 5.0
 """Maximum age of cached rules."""
 
 
@@ -30,7 +30,7 @@ class RetentionRule:
 
     label: str
     least: int = 0
-    most: int = MOST
+    most: int = MAX_RULE_VALUE
     at: str = ""
 
     def in_force(self, environment: int | None, value: int) -> int:
@@ -43,7 +43,7 @@ class RetentionRule:
         return f"{self.least:,}{'' if self.least else ' (for ever)'} to {self.most:,}"
 
 
-KEEPING = {
+RETENTION = {
     "keep_runs_days": RetentionRule("Chats and comparisons, days"),
     "keep_logs_days": RetentionRule("Logs of ended jobs, days"),
     "keep_logs_mb": RetentionRule("Logs of ended jobs, MB"),
@@ -58,43 +58,43 @@ LIMITS = {
     "min_disk_mb": RetentionRule("Free disk below which jobs pause, MB", 256, 10_000_000, at="least"),
     "min_memory_mb": RetentionRule("Free memory below which jobs pause, MB", 128, 10_000_000, at="least"),
 }
-RULES = {**KEEPING, **LIMITS}
+RULES = {**RETENTION, **LIMITS}
 
 _cache: dict[tuple[Path, str], tuple[float, dict[str, int]]] = {}
 """Cached rules: (monotonic time, rules) by home and database."""
 
 
-def chosen(session: Session) -> dict[str, int]:
+def chosen_rules(session: Session) -> dict[str, int]:
     """The rules that users have set."""
     row = session.get(Preference, KEY)
     values = row.value if row else {}
     return {name: values[name] for name in RULES if type(values.get(name)) is int}
 
 
-def combined(settings: Settings, values: dict[str, int]) -> Settings:
+def apply_rules(settings: Settings, values: dict[str, int]) -> Settings:
     """The settings with the rules `values` applied."""
     return replace(settings, **{name: RULES[name].in_force(getattr(settings, name), v) for name, v in values.items()})
 
 
-def applied(settings: Settings) -> Settings:
+def current_settings(settings: Settings) -> Settings:
     """The settings with the rules that users have set."""
     with reading(settings) as session:
-        return combined(settings, chosen(session))
+        return apply_rules(settings, chosen_rules(session))
 
 
-def lately(settings: Settings) -> Settings:
+def cached_settings(settings: Settings) -> Settings:
     """The settings with the rules that users have set, at most some seconds old, and the last known ones while the
     database is unavailable."""
     key = (settings.home, settings.database_url)
     at, values = _cache.get(key, (0.0, {}))
-    if not at or time.monotonic() - at >= LOOK_SECONDS:
+    if not at or time.monotonic() - at >= RULES_CACHE_SECONDS:
         with suppress(SpeculoosError, SQLAlchemyError), reading(settings) as session:
-            values = chosen(session)
+            values = chosen_rules(session)
         _cache[key] = (time.monotonic(), values)
-    return combined(settings, values)
+    return apply_rules(settings, values)
 
 
-def keep(settings: Settings, values: dict[str, int | None]) -> None:
+def save_rules(settings: Settings, values: dict[str, int | None]) -> None:
     """Set rules. None restores the environment's setting; other rules do not change. Raises BadInput for an invalid
     name or value."""
     for name, value in values.items():

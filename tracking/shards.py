@@ -14,15 +14,25 @@ from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from speculoos.errors import Cancelled, Conflict
-from tracking.moves import ATTEMPTS, NO_ERROR, at_shards, change, end_of_queue, fenced, mine, move, waiting
+from tracking.moves import (
+    ATTEMPTS,
+    NO_ERROR,
+    check_fence,
+    end_of_queue,
+    is_waiting,
+    owned_by_attempt,
+    runs_in_shards,
+    update_silently,
+    update_visibly,
+)
 from tracking.states import FINISHED, JobState
 from tracking.tables import Job, now
 
-AT_ONCE = 64
+MAX_QUEUED_SHARDS = 64
 """Maximum number of shards of one job whose messages are queued at a time."""
 MAX_FAILED = 3
 """Number of failed shards of one job after which its waiting shards are cancelled."""
-SPARED = "Not started, because other shards failed."
+NOT_STARTED_MESSAGE = "Not started, because other shards failed."
 INDEPENDENT = ("evaluate",)
 """Kinds of shards whose failures are independent, so that the waiting ones are not cancelled."""
 NOUNS = {"matrix": "cells"}
@@ -89,11 +99,11 @@ def divide(session: Session, job_id: str, attempt: int, division: Division) -> N
     """Divide a running job into shards: create missing ones, and queue finished ones without a result again. The job
     itself no longer holds a worker. Raises Fenced, or Cancelled if a cancel was requested."""
     values = {"shards": len(division.shards), "owner": "", "lease_until": None, "published_at": None}
-    if not move(session, job_id, mine(attempt), ~Job.cancel_requested, **values):
-        fenced(move(session, job_id, mine(attempt)), job_id, attempt)
+    if not update_visibly(session, job_id, owned_by_attempt(attempt), ~Job.cancel_requested, **values):
+        check_fence(update_visibly(session, job_id, owned_by_attempt(attempt)), job_id, attempt)
         raise Cancelled("Stopped at your request.")
     parent = session.get_one(Job, job_id, populate_existing=True)
-    existing = {shard.number: shard for shard in of(session, job_id)}
+    existing = {shard.number: shard for shard in list_shards(session, job_id)}
     first = end_of_queue(session, division.queue)
     for number, shard in enumerate(division.shards):
         if number in existing:
@@ -102,11 +112,11 @@ def divide(session: Session, job_id: str, attempt: int, division: Division) -> N
             session.add(_new_job(parent, division, number, shard, first + timedelta(microseconds=number)))
     session.flush()
     total = sum(shard.total for shard in division.shards)
-    change(session, job_id, total=total, unit=division.unit)
-    gather(session)
+    update_silently(session, job_id, total=total, unit=division.unit)
+    update_progress(session)
 
 
-def of(session: Session, job_id: str) -> list[Job]:
+def list_shards(session: Session, job_id: str) -> list[Job]:
     """The shards of a job, in order."""
     query = select(Job).where(Job.parent_id == job_id).order_by(Job.number)
     return list(session.scalars(query.execution_options(populate_existing=True)))
@@ -129,9 +139,9 @@ def tally(session: Session, job_id: str) -> Tally:
     return _tallies(session, Job.parent_id == job_id).get(job_id, Tally())
 
 
-def gather(session: Session) -> None:
+def update_progress(session: Session) -> None:
     """Update the progress of all jobs whose shards are running."""
-    divided = list(session.scalars(select(Job).where(at_shards()).execution_options(populate_existing=True)))
+    divided = list(session.scalars(select(Job).where(runs_in_shards()).execution_options(populate_existing=True)))
     tallies = _tallies(session, Job.parent_id.in_([job.id for job in divided])) if divided else {}
     for job in (job for job in divided if job.id in tallies):
         progress = tallies[job.id]
@@ -142,7 +152,7 @@ def gather(session: Session) -> None:
             "eta_seconds": _eta_seconds(job, progress),
         }
         if any(getattr(job, name) != value for name, value in values.items()):
-            move(session, job.id, at_shards(), **values)
+            update_visibly(session, job.id, runs_in_shards(), **values)
 
 
 def _eta_seconds(job: Job, progress: Tally) -> float | None:
@@ -158,7 +168,7 @@ def all_ended(session: Session) -> list[Job]:
     """Divided jobs without a worker whose shards have all ended."""
     shard = aliased(Job)
     unfinished = exists().where(shard.parent_id == Job.id, shard.state.not_in(FINISHED))
-    query = select(Job).where(at_shards(), ~unfinished).execution_options(populate_existing=True)
+    query = select(Job).where(runs_in_shards(), ~unfinished).execution_options(populate_existing=True)
     return list(session.scalars(query))
 
 
@@ -169,11 +179,11 @@ def cancel(session: Session, job_id: str) -> None:
     session.execute(_unsynchronized(running.values(cancel_requested=True, version=Job.version + 1)))
 
 
-def spare(session: Session, shard_id: str) -> None:
+def cancel_after_failures(session: Session, shard_id: str) -> None:
     """Cancel the waiting shards of the same job after MAX_FAILED failures, because they would probably fail too."""
     shard = session.get_one(Job, shard_id)
     if shard.parent_id and shard.kind not in INDEPENDENT and tally(session, shard.parent_id).failed >= MAX_FAILED:
-        _end_waiting(session, shard.parent_id, "spared", SPARED)
+        _end_waiting(session, shard.parent_id, "spared", NOT_STARTED_MESSAGE)
 
 
 def requeue(session: Session, job_id: str) -> None:
@@ -182,17 +192,17 @@ def requeue(session: Session, job_id: str) -> None:
         _queue(session, shard, shard.request)
 
 
-def refuse(session: Session, job: Job) -> None:
+def must_not_be_shard(session: Session, job: Job) -> None:
     """Raises Conflict for a shard, because users can only change its parent job."""
     if job.parent_id:
         parent = session.get_one(Job, job.parent_id)
         raise Conflict(f"“{job.name}” is a shard of “{parent.name}”; cancel, retry or clone that job.")
 
 
-def waiting_whole(session: Session, job_id: str) -> str | None:
+def waiting_parent(session: Session, job_id: str) -> str | None:
     """Id of a shard's parent job if that job waits for a worker, else None."""
     shard = aliased(Job)
-    return session.scalar(select(Job.id).join(shard, shard.parent_id == Job.id).where(shard.id == job_id, waiting()))
+    return session.scalar(select(Job.id).join(shard, shard.parent_id == Job.id).where(shard.id == job_id, is_waiting()))
 
 
 def _tallies(session: Session, condition: ColumnElement[bool]) -> dict[str, Tally]:
@@ -224,7 +234,7 @@ def _update(session: Session, job: Job, shard: Shard) -> None:
     """Update an existing shard: SUCCEEDED if the result exists, else queued again if it has finished."""
     if shard.result is not None and job.state != JobState.SUCCEEDED:
         values = {"done": shard.total, "total": shard.total, "result": shard.result, "finished_at": now(), **NO_ERROR}
-        change(session, job.id, Job.state != JobState.RUNNING, state=JobState.SUCCEEDED, **values)
+        update_silently(session, job.id, Job.state != JobState.RUNNING, state=JobState.SUCCEEDED, **values)
     elif shard.result is None and job.state in FINISHED:
         _queue(session, job, shard.request)
 
@@ -232,12 +242,12 @@ def _update(session: Session, job: Job, shard: Shard) -> None:
 def _queue(session: Session, job: Job, request: dict[str, Any]) -> None:
     values = {"cancel_requested": False, "finished_at": None, "published_at": None, "progress_note": "", **NO_ERROR}
     values |= {"state": JobState.QUEUED, "request": request, "attempt_cap": Job.attempt + ATTEMPTS, "started_at": None}
-    change(session, job.id, Job.state.in_(FINISHED), version=Job.version + 1, done=0, done_before=0, **values)
+    update_silently(session, job.id, Job.state.in_(FINISHED), version=Job.version + 1, done=0, done_before=0, **values)
 
 
 def _end_waiting(session: Session, job_id: str, code: str, error: str) -> None:
     values = {"state": JobState.CANCELLED, "error_code": code, "error": error, "finished_at": now()}
-    statement = update(Job).where(Job.parent_id == job_id, waiting())
+    statement = update(Job).where(Job.parent_id == job_id, is_waiting())
     session.execute(_unsynchronized(statement.values(version=Job.version + 1, progress_note="", **values)))
 
 

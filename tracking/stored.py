@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import Settings
-from speculoos.store import Store, StoredFolder, mark, marked, open_store, shown
-from speculoos.sums import Sums
+from speculoos.store import Store, StoredFolder, hide_credentials, open_store, read_key, write_key
+from speculoos.sums import ChecksumCache
 from tracking import db, places
 from tracking.names import STARTER
 from tracking.states import FINISHED
@@ -30,47 +30,47 @@ from tracking.tables import Base, Checkpoint, Dataset, Job, Stored, Table, now
 log = logging.getLogger(__name__)
 KINDS: dict[type[Table], str] = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
 UPLOADS, EXPORTS = "uploads", "exports"
-SHIPPED = "starter_head"
+STARTER_DRAFT_FOLDER = "starter_head"
 """Folder name of the starter's draft, which is part of every installation."""
 Installed = Callable[[str], Path | None]
 """Maps a checksum to the path of the installation's own weights, or None. See models.starter.installed."""
 
 
-def of(session: Session, row_id: str) -> Stored | None:
+def stored_entry(session: Session, row_id: str) -> Stored | None:
     """The store's entry of a row, or of a path by its id; None if the store has no files of it."""
     return session.get(Stored, row_id)
 
 
-def keep(session: Session, kind: str, row_id: str, folder: StoredFolder) -> None:
+def save_stored(session: Session, kind: str, row_id: str, folder: StoredFolder) -> None:
     """Record that the store has a row's files."""
     session.merge(Stored(id=row_id, kind=kind, key=folder.key, bytes=folder.bytes, created_at=now()))
 
 
-def forget(session: Session, row_id: str) -> None:
+def delete_stored(session: Session, row_id: str) -> None:
     """Delete the store's entry of a row."""
     session.execute(sql_delete(Stored).where(Stored.id == row_id))
 
 
-def place(kind: str, row_id: str) -> str:
+def store_key(kind: str, row_id: str) -> str:
     """The key prefix of a row's files in the store."""
     return f"{kind}/{row_id}"
 
 
 def path_id(settings: Settings, path: str | Path) -> str:
     """Id in the store of a file or folder without a row; the same on every machine for a path inside the home."""
-    return hashlib.sha256(places.stored(settings.home, str(path)).encode()).hexdigest()[:32]
+    return hashlib.sha256(places.to_stored_path(settings.home, str(path)).encode()).hexdigest()[:32]
 
 
 def awaited_paths(session: Session, settings: Settings) -> set[str]:
     """Ids of the paths in the requests of unfinished jobs."""
     paths: list[str] = []
     for request in session.scalars(select(Job.request).where(Job.state.not_in(FINISHED))):
-        places.each_path(request, paths.append)
+        places.map_paths(request, paths.append)
     return {path_id(settings, path) for path in paths}
 
 
 @dataclass(frozen=True)
-class Files:
+class RowFiles:
     """The files of rows on this machine. `entry` is the row's entry in the store."""
 
     settings: Settings
@@ -96,7 +96,7 @@ class Files:
         path = self.path(row)
         if entry is None or is_shipped(row) or not self._in_home(path):
             return path.exists()
-        return marked(path) == entry.key
+        return read_key(path) == entry.key
 
     def bring(self, row: Any, entry: Stored | None) -> Path:
         """The path of the files, fetched from the store if necessary. Raises Unavailable if neither this machine nor
@@ -109,7 +109,7 @@ class Files:
             raise Unavailable(self._missing(row), hint)
         with _locked(path / ".lock"):
             if not self.here(row, entry):  # another process may have fetched them meanwhile
-                self.store.get_folder(place(entry.kind, entry.id), entry.key, path)
+                self.store.get_folder(store_key(entry.kind, entry.id), entry.key, path)
         return path
 
     def local(self, row: Any) -> str:
@@ -117,21 +117,22 @@ class Files:
         if self.store is None:
             return row.path
         with db.reading(self.settings) as session:
-            entry = of(session, row.id)
+            entry = stored_entry(session, row.id)
         return str(self.bring(row, entry))
 
     def deliver(self, kind: str, row_id: str, folder: Path) -> StoredFolder:
         """Upload a folder or file to the store, and mark the folder if it is inside the home."""
         assert self.store is not None
-        uploaded = self.store.put_folder(place(kind, row_id), folder, Sums.of(self.settings).of_file)
+        uploaded = self.store.put_folder(store_key(kind, row_id), folder, ChecksumCache.of(self.settings).of_file)
         if folder.is_dir() and self._in_home(folder):
-            mark(folder, uploaded.key)
+            write_key(folder, uploaded.key)
         return uploaded
 
     def _missing(self, row: Any) -> str:
         if is_shipped(row):
             return f"This machine has no {STARTER} model with the weights this job means; run `make install` there."
-        return f"The files of “{row.name}” are neither on this machine nor in the store {shown(self.settings.store)}."
+        store = hide_credentials(self.settings.store)
+        return f"The files of “{row.name}” are neither on this machine nor in the store {store}."
 
     def _in_home(self, path: Path) -> bool:
         return path.is_relative_to(self.settings.home)
@@ -148,11 +149,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 def is_shipped(row: Any) -> bool:
     """Whether the row's files are part of every installation, so that they are never transferred."""
-    return getattr(row, "source", "") == STARTER or Path(row.path).name == SHIPPED
+    return getattr(row, "source", "") == STARTER or Path(row.path).name == STARTER_DRAFT_FOLDER
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteFiles:
     """Files in the store whose row was deleted."""
 
     settings: Settings
@@ -168,11 +169,11 @@ class Remote:
             return 0
 
 
-def drop(session: Session, settings: Settings, row: Any) -> list[Remote]:
+def drop_stored(session: Session, settings: Settings, row: Any) -> list[RemoteFiles]:
     """Delete the store's entry of a row; returns the files to remove from the store after the commit."""
     kind = KINDS.get(type(row))
     if not (kind and settings.store):
         return []
-    forget(session, row.id)
-    exports = [Remote(settings, place(EXPORTS, row.id))] if isinstance(row, Checkpoint) else []
-    return [Remote(settings, place(kind, row.id)), *exports]
+    delete_stored(session, row.id)
+    exports = [RemoteFiles(settings, store_key(EXPORTS, row.id))] if isinstance(row, Checkpoint) else []
+    return [RemoteFiles(settings, store_key(kind, row.id)), *exports]

@@ -14,10 +14,10 @@ from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column
 
 from tracking.places import HomeJson, HomePath
-from tracking.values import Json, Written
+from tracking.values import CheckedType, Json
 
 
-class UtcDateTime(Written):
+class UtcDateTime(CheckedType):
     """Aware UTC datetimes on every engine (SQLite stores them naive)."""
 
     impl = DateTime(timezone=True)

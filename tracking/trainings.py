@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from tracking.leaderboard import MEASURED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Metric, Table
 
-MOST = 8
+MAX_TRAININGS = 8
 """Maximum number of trainings in one comparison; more lines in a chart cannot be distinguished."""
 KIND = "train"
 
@@ -37,7 +37,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class FoundTrainings:
+class SelectedTrainings:
     """Jobs of a list of ids: trainings in order, other jobs, number of unknown ids, and trainings beyond the limit."""
 
     trainings: list[Training]
@@ -46,14 +46,14 @@ class FoundTrainings:
     surplus: list[Job]
 
 
-def find(session: Session, ids: Sequence[str], most: int = MOST) -> FoundTrainings:
+def find(session: Session, ids: Sequence[str], most: int = MAX_TRAININGS) -> SelectedTrainings:
     """The trainings among the jobs `ids`."""
     ids = list(dict.fromkeys(ids))
     by_id = _by_id(session, Job, set(ids))
     known = [by_id[row_id] for row_id in ids if row_id in by_id]
     jobs = [job for job in known if job.kind == KIND]
     others = [job for job in known if job.kind != KIND]
-    return FoundTrainings(whole(session, jobs[:most]), others, len(ids) - len(known), jobs[most:])
+    return SelectedTrainings(with_rows(session, jobs[:most]), others, len(ids) - len(known), jobs[most:])
 
 
 def best_values(session: Session, jobs: Sequence[str], metric: str) -> dict[str, float]:
@@ -72,7 +72,7 @@ def signature(session: Session, ids: Sequence[str]) -> str:
     return ".".join(map(str, (*(field for job in jobs for field in job), *measured)))
 
 
-def whole(session: Session, jobs: Sequence[Job]) -> list[Training]:
+def with_rows(session: Session, jobs: Sequence[Job]) -> list[Training]:
     """These jobs with the rows they read and created. The number of queries does not depend on the number of jobs."""
     checkpoints = session.scalars(select(Checkpoint).where(Checkpoint.job_id.in_([job.id for job in jobs])))
     drafts = {row.job_id: row for row in checkpoints}

@@ -28,7 +28,7 @@ def storable(value: Any) -> Any:
     return value
 
 
-class Written(TypeDecorator):
+class CheckedType(TypeDecorator):
     """A column type that reports an unreadable value as damage of the database."""
 
     def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], Any] | None:
@@ -44,7 +44,7 @@ class Written(TypeDecorator):
         return checked if read else None
 
 
-class Json(Written):
+class Json(CheckedType):
     """A JSON object, made `storable`."""
 
     impl = JSON().with_variant(JSONB(), "postgresql")

@@ -7,12 +7,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from tracking import counters
-from tracking.moves import at_shards, ready, waiting
+from tracking.moves import can_start, is_waiting, runs_in_shards
 from tracking.states import JobState
 from tracking.tables import DeviceLease, Job, Preference, Run, now
 
 QUEUES = ("gpu", "io")
-LATE = timedelta(seconds=60)
+START_DELAY = timedelta(seconds=60)
 """Maximum delay until a start is visible, because of clock differences and long transactions."""
 
 
@@ -42,7 +42,7 @@ def workload(session: Session) -> Workload:
         runs={state: count for state, count in session.execute(select(Run.state, func.count()).group_by(Run.state))},
         heartbeats=heartbeats(session),
         devices=_devices(session),
-        counters=counters.read(session),
+        counters=counters.read_counters(session),
     )
 
 
@@ -58,7 +58,7 @@ def heartbeats(session: Session) -> dict[str, list[float]]:
 
 def started_since(session: Session, since: datetime) -> list[tuple[str, str, float]]:
     """(id, queue, seconds from queueing to start) of jobs started after `since`, or at most a minute before it."""
-    query = select(Job.id, Job.queue, Job.queued_at, Job.started_at).where(Job.started_at > since - LATE)
+    query = select(Job.id, Job.queue, Job.queued_at, Job.started_at).where(Job.started_at > since - START_DELAY)
     rows = session.execute(query)
     return [(job_id, queue, max(0.0, (started - queued).total_seconds())) for job_id, queue, queued, started in rows]
 
@@ -71,13 +71,13 @@ def _jobs(session: Session) -> dict[tuple[str, str], int]:
 
 def _oldest_wait(session: Session) -> dict[str, float]:
     """Counts only jobs that could start now, not those that wait for another job."""
-    query = select(Job.queue, func.min(Job.queued_at)).where(ready(), waiting())
+    query = select(Job.queue, func.min(Job.queued_at)).where(can_start(), is_waiting())
     rows = session.execute(query.group_by(Job.queue))
     return dict.fromkeys(QUEUES, 0.0) | {queue: max(0.0, (now() - at).total_seconds()) for queue, at in rows}
 
 
 def _silent_jobs(session: Session) -> dict[str, float]:
-    query = select(Job.queue, func.min(Job.heartbeat_at)).where(Job.state == JobState.RUNNING, ~at_shards())
+    query = select(Job.queue, func.min(Job.heartbeat_at)).where(Job.state == JobState.RUNNING, ~runs_in_shards())
     query = query.group_by(Job.queue)
     return {queue: max(0.0, (now() - at).total_seconds()) for queue, at in session.execute(query) if at}
 

@@ -56,13 +56,13 @@ class Acceptance:
         self.valid = _add_lists(self.valid, valid.sum(0).tolist())
         runs = (hits & valid).int().cumprod(1).sum(1).tolist()
         positions = list(zip(row.tolist(), position.tolist(), strict=True))
-        steps, emitted = walk(runs, positions)
+        steps, emitted = simulate_steps(runs, positions)
         self.steps += steps
         self.emitted += emitted
         self.paths.update(_paths(outcome.ranks.tolist()))
 
 
-def walk(runs: list[int], positions: list[tuple[int, int]]) -> tuple[int, int]:
+def simulate_steps(runs: list[int], positions: list[tuple[int, int]]) -> tuple[int, int]:
     """(complete steps, tokens emitted) over all answers.
 
     runs[n]: draft tokens accepted at positions[n] = (row, position); each has at least one true token to draft.
@@ -96,7 +96,7 @@ def _add_lists(a: list[int], b: list[int]) -> list[int]:
 
 
 @torch.no_grad()
-def measure(method: object, features: list[dict[str, Tensor]]) -> Acceptance:
+def measure_acceptance(method: object, features: list[dict[str, Tensor]]) -> Acceptance:
     """Acceptance of `method.drafted` over the features of held-out batches."""
     total = Acceptance()
     for batch in features:

@@ -19,8 +19,8 @@ from models.damage import check_dataset
 from speculoos.errors import BadInput, NotFound
 from speculoos.reporting import Reporter
 from training.masks import MaskedTokens
-from training.token_files import Tokens, group_of
-from training.tokenising import tokenised
+from training.token_files import TokenFile, prompt_group
+from training.tokenising import tokenise_dataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ def load_conversations(
     other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
     if other_tokenizer and next(read_rows(folder), {}).get("token_ids"):
         raise _other_tokenizer(folder)
-    result = tokenised(folder, tokenizer, eos_ids, reporter)
+    result = tokenise_dataset(folder, tokenizer, eos_ids, reporter)
     report, conversations = DataReport(tokenised=result.tokens), []
     for tokens in result.read():
         _check_tokenizer(folder, tokens.words, other_tokenizer, vocab_size)
@@ -144,7 +144,7 @@ def load_conversations(
     return conversations, report
 
 
-def load_sets(folders: Sequence[str | Path], *args: Any) -> tuple[list[TokenisedConversation], DataReport]:
+def load_datasets(folders: Sequence[str | Path], *args: Any) -> tuple[list[TokenisedConversation], DataReport]:
     """The conversations of several data sets, each read by `load_conversations(folder, *args)`, and a joint report."""
     conversations, total = [], DataReport()
     for folder in folders:
@@ -230,16 +230,16 @@ def _check_tokenizer(folder: Any, words: Mapping[str, Any], other_tokenizer: boo
         raise BadInput(f"The data in {folder} holds token id {words['largest']}, the base has {vocab_size}; {HINT}")
 
 
-def keep(
+def make_conversation(
     row: Mapping[str, Any], masked: MaskedTokens, max_length: int, report: DataReport
 ) -> TokenisedConversation | None:
     """The row as a conversation truncated to `max_length`, counted in `report`; None when no token is in the loss."""
     ids, mask = torch.tensor(masked.token_ids, dtype=torch.int32), torch.tensor(masked.mask, dtype=torch.bool)
-    fields = (str(row.get("id", "")), group_of(row).hex(), str(row.get("category", "")))
+    fields = (str(row.get("id", "")), prompt_group(row).hex(), str(row.get("category", "")))
     return _truncate(ids, mask, masked.source, *fields, max_length, report)
 
 
-def _from_file(tokens: Tokens, index: int, max_length: int, report: DataReport) -> TokenisedConversation | None:
+def _from_file(tokens: TokenFile, index: int, max_length: int, report: DataReport) -> TokenisedConversation | None:
     """The same for a row read from a token file."""
     ids, mask = tokens.row(index)
     fields = (tokens.words["ids"][index], tokens.group(index), tokens.words["categories"][index])

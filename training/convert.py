@@ -28,10 +28,10 @@ from models.methods.settings import TrainConfig, too_long
 from models.starter import installed
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.files import new_folder
-from training.batches import Batch, DataReport, TokenisedConversation, collate, keep
+from training.batches import Batch, DataReport, TokenisedConversation, collate, make_conversation
 from training.masks import mask_conversation
 from training.method import make_method
-from training.samples import mirrored
+from training.samples import copy_as_loaded
 
 BASE = "base"
 """Folder of a copied base model, inside the draft's folder."""
@@ -63,7 +63,9 @@ def conversations_from(
         raise too_long(base.max_length, max_length)
     limit = max_length or min(SETTINGS["max_length"].default, base.max_length)
     report = DataReport()
-    conversations = (keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), limit, report) for row in rows)
+    conversations = (
+        make_conversation(row, mask_conversation(row, base.tokenizer, base.eos_ids), limit, report) for row in rows
+    )
     return [conversation for conversation in conversations if conversation]
 
 
@@ -156,7 +158,7 @@ class TrainableDraft(PreTrainedModel):
         """Answer a prompt, or messages, with the base and the current draft. `options` are those of
         `decoding.generate.GenerateConfig`; greedy by default."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        draft = mirrored(self._base, self.draft)
+        draft = copy_as_loaded(self._base, self.draft)
         draft.drafting = self._drafting.get("drafting") or {}
         target, stream = Target(self._base, self._base.max_length), TextStream(self._base.tokenizer)
         prompt_ids = render(self._base.tokenizer, messages)

@@ -29,7 +29,7 @@ from training.batches import Batch
 from training.losses import soft_loss
 from training.medusa import medusa_labels
 from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import States, StatesWanted, states_of
+from training.source import RequiredStates, States, forward_states
 
 
 class EagleMethod(nn.Module):
@@ -52,14 +52,14 @@ class EagleMethod(nn.Module):
         self.draft.float()
         self._head = base.head.to(torch.float32)
 
-    def wanted(self, batch: Batch) -> StatesWanted:
+    def wanted(self, batch: Batch) -> RequiredStates:
         """The head's input at every position: the draft attends to all of them."""
-        return StatesWanted()
+        return RequiredStates()
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
         """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths]; row, position [N] counted."""
-        hidden, _ = states or states_of(self._base[0], batch, StatesWanted())
+        hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths, "labels": labels}

@@ -32,7 +32,7 @@ from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
 from training.method import Outcome
-from training.source import States, StatesWanted, states_of
+from training.source import RequiredStates, States, forward_states
 from training.vocabulary import DraftVocabulary, choose_vocabulary
 
 MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
@@ -92,15 +92,15 @@ class Eagle3Method(nn.Module):
     def opening(self) -> str:
         return self.vocabulary.sentence() if self.vocabulary else ""
 
-    def wanted(self, batch: Batch) -> StatesWanted:
+    def wanted(self, batch: Batch) -> RequiredStates:
         """The fused layers at every position, the head's input only where it gives a target distribution."""
-        return StatesWanted(self.draft.layers_wanted, target_positions(batch.mask))
+        return RequiredStates(self.draft.layers_wanted, target_positions(batch.mask))
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
         """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of counted
         positions; known [B, L]: the base's top token after t is in the draft vocabulary."""
-        hidden, aux = states or states_of(self._base[0], batch, StatesWanted(self.draft.layers_wanted))
+        hidden, aux = states or forward_states(self._base[0], batch, RequiredStates(self.draft.layers_wanted))
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
@@ -112,7 +112,9 @@ class Eagle3Method(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         row, position, hidden = features["row"], features["position"], features["hidden"]
         labels = features["labels"][row, position]
-        positions_table, column = (None, position) if self.multi_layer else places_by_row(row, position, len(hidden))
+        positions_table, column = (
+            (None, position) if self.multi_layer else pad_positions_by_row(row, position, len(hidden))
+        )
         memory, x, xs, target_indices, counted_by_step = ChainMemory(positions_table), self._fused(features), [], [], []
         flat_index = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
         for j in range(self.steps):
@@ -196,7 +198,7 @@ def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[Tokeni
     return (total / count).sqrt() if count else None
 
 
-def places_by_row(row: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def pad_positions_by_row(row: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Positions (row, position) [N], ascending, as a table [rows, m] padded with 0, and the column of each.
 
     Rows 0, 0, 2 at positions 3, 4, 7 of 3 rows: [[3, 4], [0, 0], [7, 0]] and columns 0, 1, 0.

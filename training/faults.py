@@ -11,7 +11,7 @@ DISK_HINT = "Free some disk space, then retry: training resumes from the last sa
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Convert out-of-memory and full-disk errors to SpeculoosErrors with a hint."""
     try:
         yield
@@ -25,7 +25,7 @@ def plain_errors() -> Iterator[None]:
         raise
 
 
-def not_finite(step: int, lr: float, precision: str) -> BadInput:
+def nonfinite_loss_error(step: int, lr: float, precision: str) -> BadInput:
     """The error for a loss or gradient that is NaN or infinite."""
     other = " or mixed_precision no" if precision == "fp16" else ""
     return BadInput(

@@ -72,7 +72,7 @@ class FeatureStore:
         return load_file(self._path(index), device=self._written[index])
 
 
-def advice(batches: int, batch_bytes: int, batch_seconds: float, epochs: float, cache_bytes: int) -> str:
+def cache_advice(batches: int, batch_bytes: int, batch_seconds: float, epochs: float, cache_bytes: int) -> str:
     """One sentence on caching features: gigabytes, hours of the base's forward per epoch, and the time saved.
 
     Extrapolated from the first batch; `cache_bytes` is the cache's size. Caching helps from the second epoch on.

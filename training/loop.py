@@ -21,36 +21,36 @@ from torch import Tensor
 from models.base import load_base, native_dtype, pick_device
 from models.checkpoints import read_config, save_draft, verify_sums
 from models.damage import NO_SUMS, Known, check_base
-from models.frame import Frame, load_frame
+from models.frame import HeadOnlyBase, load_head_only_base
 from models.identity import tokenizer_sha256, weights_sha256
 from models.methods.settings import TrainConfig, too_long
 from models.runtime.precision import quick_products
 from models.runtime.weights import pack_known
 from speculoos.errors import Cancelled, SpeculoosError
-from speculoos.reporting import Reporter, Silent
-from speculoos.sums import Sums
-from training.acceptance import Acceptance, measure
-from training.batches import DataReport, load_sets, split_held_out
-from training.faults import not_finite, plain_errors
-from training.feature_store import FeatureStore, advice
-from training.hidden_states.carrier import CarrierWatch
-from training.hidden_states.connect import Elsewhere, connected, source_of
+from speculoos.reporting import Reporter, SilentReporter
+from speculoos.sums import ChecksumCache
+from training.acceptance import Acceptance, measure_acceptance
+from training.batches import DataReport, load_datasets, split_held_out
+from training.faults import nonfinite_loss_error, translate_errors
+from training.feature_store import FeatureStore, cache_advice
+from training.hidden_states.carrier import ServerWaitMonitor
+from training.hidden_states.connect import StatesLocation, connect_prefetcher, make_states_source
 from training.method import make_method
 from training.resume_points import (
-    check_same,
+    check_resumable,
     latest_resume_point,
+    latest_undamaged_resume_point,
     load_resume_point,
     optimizer_tensors,
     read_facts,
     remove_damaged,
     remove_scratch,
     save_resume_point,
-    whole_resume_point,
 )
 from training.samples import can_be_sampled, sample
 from training.schedule import lr_factor
 from training.setup import make_accelerator, micro_seed, prepare
-from training.sharding import draft_tensors, fsdp_switch, gathered, unsharded, whole
+from training.sharding import draft_tensors, fsdp_switch, gather_tensor, gather_tensors, unsharded
 from training.step_metrics import StepMetrics, eval_values
 from training.stream import Stream
 
@@ -76,8 +76,8 @@ def train(
     reporter: Reporter | None = None,
     info: dict[str, Any] | None = None,
     known: Known | None = None,
-    sums: Sums = NO_SUMS,
-    states_location: Elsewhere | None = None,
+    sums: ChecksumCache = NO_SUMS,
+    states_location: StatesLocation | None = None,
 ) -> TrainResult:
     """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
 
@@ -90,8 +90,8 @@ def train(
     """
     if known is not None:
         check_base(base_path, known, sums)
-    with plain_errors(), fsdp_switch(pick_device(config.device)) as sharded:
-        report = reporter or Silent()
+    with translate_errors(), fsdp_switch(pick_device(config.device)) as sharded:
+        report = reporter or SilentReporter()
         trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, sharded, states_location)
         return trainer.run(resume_from)
 
@@ -108,7 +108,7 @@ class Trainer:
         reporter: Reporter,
         info: dict[str, Any],
         sharded: bool = False,
-        states_location: Elsewhere | None = None,
+        states_location: StatesLocation | None = None,
     ):
         self.started, self.sampling_seconds = time.monotonic(), 0.0
         self.config, self.out_dir, self.reporter = config, out_dir, reporter
@@ -116,20 +116,22 @@ class Trainer:
         self.main = self.accelerator.is_main_process
         device = self.accelerator.device
         quick_products(device)
-        load = load_frame if config.hidden_states else load_base
+        load = load_head_only_base if config.hidden_states else load_base
         self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
         self.config = config = self._fit_max_length(config, base)
         training, held, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
-        self.watch = CarrierWatch(reporter, config.hidden_states)
-        self.prefetcher = connected(config, states_location, base, self.info["base_sha256"], training, self.watch)
+        self.watch = ServerWaitMonitor(reporter, config.hidden_states)
+        self.prefetcher = connect_prefetcher(
+            config, states_location, base, self.info["base_sha256"], training, self.watch
+        )
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
-        if not isinstance(base, Frame):
+        if not isinstance(base, HeadOnlyBase):
             pack_known(base, head=False)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
-        source, held_source = (source_of(config, self.method, base, self.prefetcher) for _ in range(2))
+        source, held_source = (make_states_source(config, self.method, base, self.prefetcher) for _ in range(2))
         self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._store(0.8))
         self.held = Stream(held, config.batch_tokens, config.seed, held_source, device, self._store(0.2))
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
@@ -161,7 +163,7 @@ class Trainer:
             self.held.store.clear()
 
     def _resume(self, resume_from: str | Path | None) -> None:
-        state = whole_resume_point([resume_from], self._warn)
+        state = latest_undamaged_resume_point([resume_from], self._warn)
         if state is None and latest_resume_point(resume_from):
             self._warn("No whole state is left, so the training starts from the beginning.")
         if self.main:
@@ -169,7 +171,7 @@ class Trainer:
         if state is None:
             return
         facts = read_facts(state)
-        check_same(facts, self._fingerprint(), state)
+        check_resumable(facts, self._fingerprint(), state)
         load_resume_point(state, self.method.draft, self.optimizer)
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
@@ -226,9 +228,11 @@ class Trainer:
 
     def _clip(self, lr: float) -> float:
         """Global gradient norm before clipping. With fp16 it may be infinite: such steps are skipped."""
-        norm = float(whole(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf)))
+        norm = float(
+            gather_tensor(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
+        )
         if not math.isfinite(norm) and self.config.mixed_precision != "fp16":
-            raise not_finite(self.step + 1, lr, self.config.mixed_precision)
+            raise nonfinite_loss_error(self.step + 1, lr, self.config.mixed_precision)
         return norm
 
     def _report(self, lr: float, norm: float, counts: Tensor, numbers: list[int]) -> None:
@@ -240,7 +244,7 @@ class Trainer:
         totals = self._global(self.step_metrics.packed(self.accelerator.device))
         values = self.step_metrics.values(totals, self.method.depth_name, self.accelerator.device)
         if not math.isfinite(values["train/loss"]):
-            raise not_finite(self.step, lr, self.config.mixed_precision)
+            raise nonfinite_loss_error(self.step, lr, self.config.mixed_precision)
         self.tokens_seen, self.loss = self.tokens_seen + self.step_metrics.tokens, values["train/loss"]
         self.step_metrics = StepMetrics()
         if self.main:
@@ -254,7 +258,7 @@ class Trainer:
         self.wrapped.eval()
         with unsharded(self.method):
             count = len(self.held)
-            acc = measure(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
+            acc = measure_acceptance(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
         tensors = self._draft_tensors()
         self.best["worse"] += 1
         better = acc.tau > self.best["tau"]
@@ -271,7 +275,7 @@ class Trainer:
         """Log greedy answers to the first held-out prompts, generated with the current draft: at the first and the last
         evaluation, and between them within the share SAMPLING. Nothing when the base model's layers are not loaded."""
         due = last or self.sampling_seconds <= SAMPLING * self._elapsed() * 60
-        if isinstance(self.base, Frame) or not due:
+        if isinstance(self.base, HeadOnlyBase) or not due:
             return
         began = time.monotonic()
         fit = [c for c in self.held.conversations if can_be_sampled(self.base, c)]
@@ -280,7 +284,7 @@ class Trainer:
         self.sampling_seconds += time.monotonic() - began
 
     def _save(self) -> None:
-        draft, moments = self._draft_tensors(), gathered(optimizer_tensors(self.optimizer), self.main)
+        draft, moments = self._draft_tensors(), gather_tensors(optimizer_tensors(self.optimizer), self.main)
         window = (
             self._global(self.step_metrics.packed(self.accelerator.device)).tolist() if self.step_metrics.steps else []
         )
@@ -331,7 +335,7 @@ class Trainer:
         seconds = time.monotonic() - started
         cache_bytes = self.config.cache_features_mb * 2**20 + int(self.config.cache_disk_gb * 1e9)
         epochs = self.total_steps * self.config.accumulate * self.accelerator.num_processes / len(self.stream)
-        self.reporter.log(advice(len(self.stream), size, seconds, epochs or self.config.epochs, cache_bytes))
+        self.reporter.log(cache_advice(len(self.stream), size, seconds, epochs or self.config.epochs, cache_bytes))
 
     def _store(self, part: float) -> FeatureStore:
         """A store with `part` of the config's memory and disk, which all processes share."""
@@ -406,7 +410,7 @@ class Trainer:
 
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
         with self.accelerator.main_process_first():  # it tokenises and caches, the others read
-            conversations, report = load_sets(
+            conversations, report = load_datasets(
                 [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path,
                 base.tokenizer,
                 self.config.max_length,
@@ -431,8 +435,8 @@ class Trainer:
         return figures
 
     def _draft_tensors(self) -> dict[str, Tensor]:
-        """The draft's full tensors, for the main process. A collective call: see `gathered`."""
-        return gathered(draft_tensors(self.method.draft), self.main)
+        """The draft's full tensors, for the main process. A collective call: see `gather_tensors`."""
+        return gather_tensors(draft_tensors(self.method.draft), self.main)
 
     def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         settings = {name: value for name, value in self.config.to_json().items() if name != "method"}

@@ -19,7 +19,7 @@ Message = dict[str, Any]
 OPTIONAL = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 """Optional fields of a message besides role and content."""
 ANSWER_FIELDS = ("content", "reasoning_content", "tool_calls")
-SOURCES = ("tokens", "marks", "prefixes")
+MASK_SOURCES = ("tokens", "marks", "prefixes")
 """Sources of a mask; the index is stored in token files."""
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\b")
 

@@ -24,7 +24,7 @@ from models.methods.settings import TrainConfig
 from training.batches import Batch, TokenisedConversation
 from training.losses import hard_loss
 from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import States, StatesWanted, states_of
+from training.source import RequiredStates, States, forward_states
 from training.vocabulary import DraftVocabulary, choose_vocabulary
 
 
@@ -69,9 +69,9 @@ class MedusaMethod(nn.Module):
     def opening(self) -> str:
         return self.vocabulary.sentence() if self.vocabulary else ""
 
-    def wanted(self, batch: Batch) -> StatesWanted:
+    def wanted(self, batch: Batch) -> RequiredStates:
         """The head's input where head 0 has a label."""
-        return StatesWanted(positions=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
+        return RequiredStates(positions=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ class MedusaMethod(nn.Module):
         labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         labels = labels[row, position]
-        hidden, _ = states or states_of(self._base[0], batch, StatesWanted())
+        hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
         columns = torch.where(labels >= 0, self._columns[0][labels.clamp(min=0)], -100)
         features = {"hidden": hidden[row, position], "columns": columns, "valid": labels >= 0}
         return {**features, "row": row, "position": position}

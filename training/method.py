@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.checkpoints import draft_to_train, is_checkpoint
 from models.families import why_not
-from models.frame import Frame
+from models.frame import HeadOnlyBase
 from models.logits import check_logits
 from models.methods import find_method
 from models.runtime.forward import FastForward
@@ -70,7 +70,7 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
     cls = find_method(config.method).load("trainer")
     if isinstance(base.forward, FastForward) or any(isinstance(part, PackedLinear) for part in base.model.modules()):
         raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
-    if not isinstance(base, Frame):  # otherwise the server has checked
+    if not isinstance(base, HeadOnlyBase):  # otherwise the server has checked
         check_logits(base)
     path = config.draft_path
     from_checkpoint = bool(path) and (config.method != "draft" or is_checkpoint(path))

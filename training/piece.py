@@ -15,7 +15,7 @@ RULES = 1
 """Version of the tokenisation in `training.masks` and `training.token_files`; increase it to invalidate caches."""
 
 
-def key_of(tokenizer: Any, eos_ids: Iterable[int]) -> str:
+def token_cache_key(tokenizer: Any, eos_ids: Iterable[int]) -> str:
     """Cache key of tokens, besides the shard's sha256: tokenizer, chat template, EOS ids, RULES and the versions of the
     libraries that render and tokenise."""
     versions = [version(name) for name in ("transformers", "tokenizers", "jinja2")]

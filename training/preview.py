@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from training.masks import MaskedTokens
 
 if TYPE_CHECKING:
-    from training.token_files import Tokens
+    from training.token_files import TokenFile
 
 
 def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[dict[str, Any]]:
@@ -16,10 +16,10 @@ def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[
     "problem"}. `problem` is the reason why a row is not trained on, or "". Tokens come from the same cache that the
     training uses, which is filled if necessary."""
     from models.tokenizer import load_tokenizer, read_eos_ids
-    from training.tokenising import tokenised
+    from training.tokenising import tokenise_dataset
 
     tokenizer = load_tokenizer(base_path)
-    result = tokenised(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
+    result = tokenise_dataset(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
     records = (
         _record(json.loads(line), number, tokens, tokenizer)
         for piece, tokens in zip(result.pieces, result.read(), strict=True)
@@ -39,7 +39,7 @@ def text_spans(masked: MaskedTokens, tokenizer: Any) -> list[dict[str, Any]]:
     return spans
 
 
-def _record(row: dict[str, Any], number: int, stored: "Tokens", tokenizer: Any) -> dict[str, Any]:
+def _record(row: dict[str, Any], number: int, stored: "TokenFile", tokenizer: Any) -> dict[str, Any]:
     record = {"id": str(row.get("id", "")), "pieces": [], "tokens": 0, "loss_tokens": 0, "mask_source": ""}
     if problem := stored.dropped.get(number):
         text = "\n".join(f"{m.get('role')}: {m.get('content')}" for m in row.get("messages") or [])

@@ -15,15 +15,15 @@ from typing import Any
 from models.identity import tensors_of
 from speculoos.errors import BadInput, Damaged, SpeculoosError, Unavailable
 from speculoos.files import new_folder
-from speculoos.sums import SUMS, differing, file_sha256, lines
+from speculoos.sums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums
 
 DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
-NAME = re.compile(r"state-(\d+)$")
+STATE_NAME = re.compile(r"state-(\d+)$")
 
 
 def all_resume_points(folder: str | Path) -> list[Path]:
     """Complete states in `folder`, oldest first."""
-    points = [p for p in Path(folder).glob("state-*") if NAME.match(p.name) and (p / STATE).exists()]
+    points = [p for p in Path(folder).glob("state-*") if STATE_NAME.match(p.name) and (p / STATE).exists()]
     return sorted(points, key=_step)
 
 
@@ -32,32 +32,32 @@ def latest_resume_point(folder: str | Path | None) -> Path | None:
     if folder is None:
         return None
     folder = Path(folder)
-    if NAME.match(folder.name) and (folder / STATE).exists():
+    if STATE_NAME.match(folder.name) and (folder / STATE).exists():
         return folder
     states = all_resume_points(folder) if folder.is_dir() else []
     return states[-1] if states else None
 
 
-def whole_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
+def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
     """The newest undamaged state of the first folder that has one (a folder may be a state itself); None without any.
     `log` is called for each damaged state that is skipped."""
     for folder in folders:
         own = latest_resume_point(folder)
         for state in [own] if own and own == Path(folder or "") else reversed(all_resume_points(folder) if own else []):
-            if not (problems := damage(state)):
+            if not (problems := resume_point_damage(state)):
                 return state
             log(f"{state.parent.name}/{state.name} is damaged ({problems}), so it is passed over for an older one.")
     return None
 
 
-def damage(state: Path) -> str:
+def resume_point_damage(state: Path) -> str:
     """A description of the damage to a state, "" if none. States of earlier versions have no checksums: their files
     must exist and have the size given in their headers."""
-    if problems := differing(state):
+    if problems := find_changed_files(state):
         return "; ".join(f"{name} {why}" for name, why in problems.items())
     try:
         read_facts(state)
-        for name in () if (state / SUMS).exists() else (DRAFT, OPTIMIZER):
+        for name in () if (state / CHECKSUM_FILE).exists() else (DRAFT, OPTIMIZER):
             tensors_of(state / name)
     except (SpeculoosError, OSError) as error:
         return str(error).rstrip(".")
@@ -67,12 +67,12 @@ def damage(state: Path) -> str:
 def remove_damaged(folder: Path) -> None:
     """Remove the damaged states of `folder`, so that they do not count towards `keep_last`."""
     for state in all_resume_points(folder):
-        if damage(state):
+        if resume_point_damage(state):
             shutil.rmtree(state, ignore_errors=True)
 
 
 def _step(state: Path) -> int:
-    return int(NAME.match(state.name)[1])
+    return int(STATE_NAME.match(state.name)[1])
 
 
 def save_resume_point(
@@ -90,7 +90,9 @@ def save_resume_point(
         for tensors, name in ((draft, DRAFT), (moments, OPTIMIZER)):
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, building / name)
         (building / STATE).write_text(json.dumps(facts, indent=2), encoding="utf-8")
-        (building / SUMS).write_text(lines({p.name: file_sha256(p) for p in building.iterdir()}), encoding="utf-8")
+        (building / CHECKSUM_FILE).write_text(
+            format_checksums({p.name: file_sha256(p) for p in building.iterdir()}), encoding="utf-8"
+        )
     for old in all_resume_points(out_dir)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -126,7 +128,7 @@ def load_resume_point(state: Path, draft: Any, optimizer: Any) -> None:
     restore_optimizer(optimizer, load_file(state / OPTIMIZER))
 
 
-def check_same(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
+def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
     """Verify that a state was made with the same `config` and `made_of` (base, data); settings for duration and
     reporting may change, and so may the number of `processes` if `accumulate` compensates. Raises BadInput that names
     the difference."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from decoding.drafters import make_drafter
-from decoding.drafters.eagle import REFERENCE
+from decoding.drafters.eagle import GPU_TREE
 from decoding.generate import GenerateConfig, generate
 from decoding.stats import summarize
 from decoding.target import Target, usable_length
@@ -34,8 +34,8 @@ def sample(
     """
     start = int(conversation.mask.nonzero()[0])
     prompt = conversation.token_ids[:start].tolist()
-    target = Target(base, start + TOKENS + REFERENCE.nodes + 4)
-    drafter = make_drafter(target, mirrored(base, draft, tensors))
+    target = Target(base, start + TOKENS + GPU_TREE.nodes + 4)
+    drafter = make_drafter(target, copy_as_loaded(base, draft, tensors))
     steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=TOKENS)))
     stream = TextStream(base.tokenizer)
     tokens = [token for record in stream.records(steps) for token in record["tokens"]]
@@ -47,7 +47,7 @@ def sample(
     }
 
 
-def mirrored(base: Any, draft: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+def copy_as_loaded(base: Any, draft: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     """A copy of `draft` (or of `tensors`) in the base's dtype, as loaded from a checkpoint."""
     copy = draft_class(draft.method).from_json(draft.to_json(), base)
     copy.load_state_dict(tensors or draft_tensors(draft), strict=False)

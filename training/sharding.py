@@ -58,7 +58,7 @@ def shard(method: nn.Module, device: torch.device) -> None:
 def unsharded(method: nn.Module) -> Iterator[None]:
     """Collective: unshard the parameters inside the context, for calls other than `forward`, which does it itself.
 
-    `state_dict` reshards them early; use `draft_tensors` and `gathered` instead.
+    `state_dict` reshards them early; use `draft_tensors` and `gather_tensors` instead.
     """
     if not hasattr(method, "unshard"):
         yield
@@ -70,16 +70,16 @@ def unsharded(method: nn.Module) -> Iterator[None]:
         method.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_tensor(tensor: Tensor) -> Tensor:
     """Collective: the full tensor of a sharded one; other tensors are returned unchanged."""
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
-def gathered(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+def gather_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     """Collective: `tensors`, the sharded ones as full tensors in main memory; {} where `keep` is false."""
     state = {}
     for name, tensor in tensors.items():
-        full = whole(tensor)
+        full = gather_tensor(tensor)
         if keep:
             state[name] = full.cpu() if _is_sharded(tensor) else full
     return state

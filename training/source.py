@@ -18,7 +18,7 @@ States = tuple[Tensor, tuple[Tensor, ...]]
 """As returned by `LoadedBase.forward_hidden`: the head's input [B, L, H], and outputs of layers, each [B, L, …]."""
 
 
-class StatesWanted(NamedTuple):
+class RequiredStates(NamedTuple):
     """Hidden states that a method needs: outputs of 0-based `layers` at every real token, and the head's input where
     the mask `positions` [B, L] is True (None: at every real token)."""
 
@@ -33,7 +33,7 @@ class StatesSource(Protocol):
         """The method's features of `batch`; `upcoming` are the next batches, in order, for prefetching."""
 
 
-class Carrier(Protocol):
+class StatesPrefetcher(Protocol):
     """Fetches hidden states: `begin` starts a request, `result` waits for it."""
 
     def begin(self, request: StatesRequest) -> Any: ...
@@ -56,9 +56,9 @@ class LocalSource:
 class RemoteSource:
     """Hidden states are prefetched `ahead` batches before they are needed."""
 
-    def __init__(self, method: Any, base: Any, prefetcher: Carrier, ahead: int):
+    def __init__(self, method: Any, base: Any, prefetcher: StatesPrefetcher, ahead: int):
         self._method, self._base, self._prefetcher, self._ahead = method, base, prefetcher, ahead
-        self._begun: dict[int, tuple[StatesWanted, Any]] = {}
+        self._begun: dict[int, tuple[RequiredStates, Any]] = {}
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
         if not hasattr(self._method, "wanted"):  # a plugin's method: it calls base.forward_hidden itself
@@ -68,7 +68,7 @@ class RemoteSource:
         if started is None:
             return self._method.features(batch, NO_STATES)
         wanted, pending = started
-        return self._method.features(batch, spread(self._prefetcher.result(pending), batch, wanted, self._base))
+        return self._method.features(batch, pad_states(self._prefetcher.result(pending), batch, wanted, self._base))
 
     def _prefetch(self, upcoming: Iterable[Batch], current: int) -> None:
         """Begin requests for the next batches, up to `ahead`."""
@@ -78,17 +78,17 @@ class RemoteSource:
             if len(self._begun) >= self._ahead:
                 return
 
-    def _begin(self, batch: Batch) -> tuple[StatesWanted, Any] | None:
+    def _begin(self, batch: Batch) -> tuple[RequiredStates, Any] | None:
         """None when the method needs no hidden states."""
         wanted = self._method.wanted(batch)
-        return wanted and (wanted, self._prefetcher.begin(asked_of(batch, wanted)))
+        return wanted and (wanted, self._prefetcher.begin(make_states_request(batch, wanted)))
 
 
 NO_STATES: States = (torch.empty(0), ())
 """For methods that learn from token ids alone."""
 
 
-def asked_of(batch: Batch, wanted: StatesWanted) -> StatesRequest:
+def make_states_request(batch: Batch, wanted: RequiredStates) -> StatesRequest:
     """The request for a batch, without padding."""
     lengths = batch.lengths.tolist()
     rows = tuple(row[:length].int().cpu() for row, length in zip(batch.input_ids, lengths, strict=True))
@@ -98,7 +98,7 @@ def asked_of(batch: Batch, wanted: StatesWanted) -> StatesRequest:
     return StatesRequest(rows, wanted.layers, tuple(positions))
 
 
-def spread(states: HiddenStates, batch: Batch, wanted: StatesWanted, base: Any) -> States:
+def pad_states(states: HiddenStates, batch: Batch, wanted: RequiredStates, base: Any) -> States:
     """The response as padded tensors [B, L, …] in the base's dtype; unrequested positions are zero and never read."""
     real = real_positions(batch)
     mask = real if wanted.positions is None else real & wanted.positions
@@ -117,6 +117,6 @@ def real_positions(batch: Batch) -> Tensor:
     return torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
 
 
-def states_of(base: Any, batch: Batch, wanted: StatesWanted) -> States:
+def forward_states(base: Any, batch: Batch, wanted: RequiredStates) -> States:
     """Hidden states by one forward of a base model in this process."""
     return base.forward_hidden(batch.input_ids, layers=wanted.layers, lengths=batch.lengths)

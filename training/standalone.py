@@ -19,7 +19,7 @@ from training.batches import Batch
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
 from training.method import NO_RANK, Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import States, StatesWanted, states_of
+from training.source import RequiredStates, States, forward_states
 
 MEASURED_DEPTH = 4
 
@@ -42,13 +42,13 @@ class StandaloneMethod(nn.Module):
         if config.gradient_checkpointing:
             self.draft.model.gradient_checkpointing_enable()
 
-    def wanted(self, batch: Batch) -> StatesWanted | None:
+    def wanted(self, batch: Batch) -> RequiredStates | None:
         """The head's input at counted positions; None for cross-entropy."""
         if self.kind == "ce":
             return None
         positions = torch.zeros_like(batch.mask)
         positions[:, :-1] = batch.mask[:, 1:]
-        return StatesWanted(positions=positions)
+        return RequiredStates(positions=positions)
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ class StandaloneMethod(nn.Module):
             "labels": labels,
         }
         if self.kind != "ce":
-            hidden, _ = states or states_of(self._base[0], batch, StatesWanted())
+            hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
             features["hidden"] = hidden[_counted_positions(batch.mask)]
         return features
 

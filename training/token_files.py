@@ -18,7 +18,7 @@ from typing import Any
 
 from speculoos.errors import BadInput
 from speculoos.files import new_path
-from training.masks import SOURCES, MaskedTokens
+from training.masks import MASK_SOURCES, MaskedTokens
 
 PIECE_BYTES = 8 << 20
 """Bytes of a shard's text per piece, the unit that one process tokenises and holds in memory."""
@@ -50,7 +50,7 @@ class Piece:
                     yield line
 
 
-def pieces(shard: Path, digest: str) -> list[Piece]:
+def split_shard(shard: Path, digest: str) -> list[Piece]:
     """The pieces of a shard, in order."""
     size = shard.stat().st_size
     return [Piece(shard, digest, start, min(start + PIECE_BYTES, size)) for start in range(0, size, PIECE_BYTES)]
@@ -77,8 +77,8 @@ class TokenWriter:
         self.mask.extend(masked.mask)
         self.starts.append(len(self.ids))
         self.rows.append(number)
-        self.groups.extend(group_of(row))
-        self.sources.append(SOURCES.index(masked.source))
+        self.groups.extend(prompt_group(row))
+        self.sources.append(MASK_SOURCES.index(masked.source))
         self.names.append(str(row.get("id", "")))
         self.categories.append(str(row.get("category", "")))
         if row.get("token_ids"):
@@ -110,7 +110,7 @@ class TokenWriter:
         return json.dumps({**words, "own": self.own, "largest": self.largest}).encode()
 
 
-class Tokens:
+class TokenFile:
     """A memory-mapped token file: ids and masks of rows are views, loaded on access."""
 
     def __init__(self, file: Path):
@@ -142,7 +142,7 @@ class Tokens:
 
     def source(self, index: int) -> str:
         """Source of the row's mask."""
-        return SOURCES[int(self._arrays["sources"][index])]
+        return MASK_SOURCES[int(self._arrays["sources"][index])]
 
     @cached_property
     def numbers(self) -> dict[int, int]:
@@ -155,7 +155,7 @@ class Tokens:
         return {number: reason for number, reason in self.words["dropped"]}
 
 
-def group_of(row: Mapping[str, Any]) -> bytes:
+def prompt_group(row: Mapping[str, Any]) -> bytes:
     """sha256 of the first prompt: rows with the same prompt are on the same side of the held-out split."""
     users = [m.get("content", "") for m in row.get("messages") or [] if m.get("role") == "user"]
     return hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).digest()

@@ -1,7 +1,7 @@
 """Tokenise a data set's conversations once, with one process per core, and cache the result next to the data set.
 
-The cache key consists of the shards' checksums and everything that affects tokenisation (`training.piece.key_of`), so
-all attempts, processes and bases with the same tokenisation share the files, and only new shards are tokenised. Small
+The cache key consists of the shards' checksums and everything that affects tokenisation (`training.piece.token_cache_key`),
+so all attempts, processes and bases with the same tokenisation share the files, and only new shards are tokenised. Small
 data sets are tokenised in this process. Files of removed shards are deleted.
 """
 
@@ -22,11 +22,11 @@ import platformdirs
 
 from models.damage import check_dataset
 from speculoos.errors import NotFound, Unavailable
-from speculoos.limited import ChildError, LimitedChild, Overrun
-from speculoos.reporting import Reporter, Silent, check_stop
-from speculoos.sums import file_sha256, listed
-from training.piece import key_of, tokenise_piece
-from training.token_files import Piece, Tokens, pieces
+from speculoos.limited import ChildError, LimitedChild, LimitExceeded
+from speculoos.reporting import Reporter, SilentReporter, check_stop
+from speculoos.sums import file_sha256, read_checksums
+from training.piece import token_cache_key, tokenise_piece
+from training.token_files import Piece, TokenFile, split_shard
 
 FOLDER = ".tokens"
 """Subfolder of the data set; the leading dot excludes it from backups."""
@@ -39,7 +39,7 @@ POLL_SECONDS = 0.5
 
 
 @dataclass
-class Tokenised:
+class TokenisedDataset:
     """The token files of a data set, and statistics of this call: `tokens` made in `seconds`, with `core_seconds` of
     CPU time in all processes."""
 
@@ -54,18 +54,18 @@ class Tokenised:
         """Path of a piece's token file."""
         return self.folder / piece.name
 
-    def read(self) -> Iterator[Tokens]:
+    def read(self) -> Iterator[TokenFile]:
         """Open the files in order."""
-        return (Tokens(self.file(piece)) for piece in self.pieces)
+        return (TokenFile(self.file(piece)) for piece in self.pieces)
 
 
-def tokenised(
+def tokenise_dataset(
     folder: str | Path,
     tokenizer: Any,
     eos_ids: Iterable[int] = (),
     reporter: Reporter | None = None,
     rows: int | None = None,
-) -> Tokenised:
+) -> TokenisedDataset:
     """The tokens of data set `folder` (or of the pieces with its first `rows` rows), tokenising what is not cached.
 
     Raises NotFound for a folder without shards, Damaged when checksums do not match, BadInput for a broken line,
@@ -77,12 +77,12 @@ def tokenised(
     if not shards:
         raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
     check_dataset(folder)
-    digests, key = _digests(folder, shards), key_of(tokenizer, eos)
-    all_pieces = [piece for shard in shards for piece in pieces(shard, digests[shard.name])]
-    result = Tokenised(all_pieces if rows is None else _first(all_pieces, rows), _cache_root(folder) / key)
+    digests, key = _digests(folder, shards), token_cache_key(tokenizer, eos)
+    all_pieces = [piece for shard in shards for piece in split_shard(shard, digests[shard.name])]
+    result = TokenisedDataset(all_pieces if rows is None else _first(all_pieces, rows), _cache_root(folder) / key)
     missing = [piece for piece in result.pieces if not _is_valid(result.file(piece))]
     if missing:
-        _fill(result, missing, tokenizer, eos, key, reporter or Silent())
+        _fill(result, missing, tokenizer, eos, key, reporter or SilentReporter())
         _remove_stale(result.folder.parent, {piece.digest[:32] for piece in all_pieces})
     return result
 
@@ -98,7 +98,7 @@ def _first(all_pieces: Iterable[Piece], rows: int) -> list[Piece]:
 
 
 def _fill(
-    result: Tokenised, missing: Sequence[Piece], tokenizer: Any, eos: list[int], key: str, reporter: Reporter
+    result: TokenisedDataset, missing: Sequence[Piece], tokenizer: Any, eos: list[int], key: str, reporter: Reporter
 ) -> None:
     began, processor = time.monotonic(), time.process_time()
     model = Path(str(getattr(tokenizer, "name_or_path", "") or ""))
@@ -117,7 +117,7 @@ def _fill(
 
 
 def _tokenise_parallel(
-    result: Tokenised, missing: Sequence[Piece], model: Path, eos: list[int], key: str, reporter: Reporter
+    result: TokenisedDataset, missing: Sequence[Piece], model: Path, eos: list[int], key: str, reporter: Reporter
 ) -> list[Piece]:
     """Tokenise pieces in child processes. Returns the pieces they could not, because the tokenizer loaded from `model`
     differs from ours."""
@@ -170,7 +170,7 @@ class _Children:
 def _result(future: "Future[Any]", piece: Piece) -> Any:
     try:
         return future.result()
-    except (Overrun, ChildError) as error:
+    except (LimitExceeded, ChildError) as error:
         raise Unavailable(f"{piece.shard.name} could not be tokenised: {error}") from None
 
 
@@ -186,7 +186,7 @@ def _processes(missing: Sequence[Piece]) -> int:
 
 def _digests(folder: Path, shards: Sequence[Path]) -> dict[str, str]:
     """{shard: sha256}; computed for data sets of earlier versions, which have no SHA256SUMS."""
-    known = listed(folder)
+    known = read_checksums(folder)
     return {shard.name: known.get(shard.name) or file_sha256(shard) for shard in shards}
 
 
@@ -200,7 +200,7 @@ def _cache_root(folder: Path) -> Path:
 def _is_valid(file: Path) -> bool:
     """Whether a token file exists and is undamaged; a damaged one is deleted."""
     try:
-        Tokens(file)
+        TokenFile(file)
     except ValueError:
         file.unlink(missing_ok=True)
         return False

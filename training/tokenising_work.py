@@ -10,7 +10,7 @@ assert "torch" not in sys.modules, "this is for a child process"
 sys.modules["torch"] = None  # type: ignore[assignment]
 
 from models.tokenizer import load_tokenizer  # noqa: E402
-from training.piece import key_of, tokenise_piece  # noqa: E402
+from training.piece import token_cache_key, tokenise_piece  # noqa: E402
 from training.token_files import Piece  # noqa: E402
 
 _tokenizers: dict[str, tuple[Any, str]] = {}
@@ -21,7 +21,7 @@ def tokenise(shard: str, digest: str, start: int, end: int, model: str, eos_ids:
     another cache key than `key`."""
     if model not in _tokenizers:
         tokenizer = load_tokenizer(model)
-        _tokenizers[model] = tokenizer, key_of(tokenizer, eos_ids)
+        _tokenizers[model] = tokenizer, token_cache_key(tokenizer, eos_ids)
     tokenizer, own_key = _tokenizers[model]
     if own_key != key:
         return None

@@ -22,20 +22,20 @@ KILL_TIMEOUT = 10.0
 """Seconds to wait for killed processes to disappear, also on a busy machine."""
 
 
-def identity(pid: int) -> dict[str, Any]:
+def process_identity(pid: int) -> dict[str, Any]:
     """The identity of a process for `is_alive`. Raises psutil.NoSuchProcess."""
     boot = machine.boot_id()
     name, start = ("ticks", _stat(pid)[START]) if boot else ("started", _start_date(pid))
-    return {"host": machine.host(), "boot_id": boot, "pid": pid, name: start}
+    return {"host": machine.machine_key(), "boot_id": boot, "pid": pid, name: start}
 
 
-def owner(pid: int | None = None) -> str:
+def worker_id(pid: int | None = None) -> str:
     """The identity of a worker process as stored in a job's row: machine/boot/pid/start."""
-    who = identity(pid or os.getpid())
+    who = process_identity(pid or os.getpid())
     return f"{who['host']}/{who['boot_id']}/{who['pid']}/{who.get('ticks', who.get('started'))}"
 
 
-def owner_is_dead(text: str) -> bool:
+def worker_is_dead(text: str) -> bool:
     """True only if the worker ran on this machine and has ended; other workers are checked by their leases."""
     try:
         name, boot, pid, start = text.rsplit("/", 3)
@@ -43,12 +43,12 @@ def owner_is_dead(text: str) -> bool:
         who = {"host": name, "boot_id": boot, "pid": int(pid), **started}
     except ValueError:
         return False
-    return who["host"] == machine.host() and not is_alive(who)
+    return who["host"] == machine.machine_key() and not is_alive(who)
 
 
 def is_alive(who: dict[str, Any]) -> bool:
     """Whether this process still runs on this machine: host, boot id, pid and start time must match."""
-    if who.get("host") != machine.host() or who.get("boot_id") != machine.boot_id():
+    if who.get("host") != machine.machine_key() or who.get("boot_id") != machine.boot_id():
         return False
     try:
         if "ticks" in who:

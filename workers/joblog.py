@@ -20,17 +20,17 @@ LONGEST = 300
 """Maximum length of a last line."""
 
 
-def path(settings: Settings, job_id: str) -> Path:
+def log_path(settings: Settings, job_id: str) -> Path:
     """The log file of a job."""
     return settings.home / "logs" / f"{job_id}.log"
 
 
-def older(log: Path) -> Path:
+def rotated_log(log: Path) -> Path:
     """The rotated file of a log."""
     return log.with_name(log.name + ".1")
 
 
-def begin(log: Path, attempt: int) -> IO[bytes]:
+def open_log(log: Path, attempt: int) -> IO[bytes]:
     """Open the log file for an attempt's output, appending. Raises OSError if that fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     out = log.open("ab", buffering=0)
@@ -39,7 +39,7 @@ def begin(log: Path, attempt: int) -> IO[bytes]:
     return out
 
 
-def bound(log: Path, most: int | None = None) -> bool:
+def rotate_if_full(log: Path, most: int | None = None) -> bool:
     """Rotate a log larger than `most` bytes (MAX_BYTES); returns whether it was.
 
     Lines written between copy and truncation are lost. If the log grew past the limit, its last bytes are kept.
@@ -51,7 +51,7 @@ def bound(log: Path, most: int | None = None) -> bool:
             if size <= most:
                 return False
             file.seek(max(0, size - most))
-            _copy_rest(file, older(log))
+            _copy_rest(file, rotated_log(log))
             file.truncate(0)
         return True
     except OSError:
@@ -60,7 +60,7 @@ def bound(log: Path, most: int | None = None) -> bool:
 
 def last_line(log: Path) -> str:
     """The last non-empty line of a log, without the supervisor's header lines; "" if there is none."""
-    lines = _tail(older(log)) + _tail(log)
+    lines = _tail(rotated_log(log)) + _tail(log)
     output = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
     return message_of(output[-1])[:LONGEST] if output else ""
 

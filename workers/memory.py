@@ -20,14 +20,14 @@ READERS = ("import_prompts", "import_answered")
 """Job kinds that read untrusted files and always have a limit."""
 OOM_SCORE = 500
 """oom_score_adj of jobs (maximum 1000): the OOM killer prefers them to the pages and the database."""
-HINT = (
+MEMORY_LIMIT_HINT = (
     "Use a smaller batch or a shorter length, or raise the memory limit of a job (Settings page or "
     "SPECULOOS_JOB_MEMORY_MB)."
 )
 IMPORT_HINT = "Its rows expand to far more data than the file; import a smaller part of it, or save it as JSONL."
 
 
-def bound_child(kind: str, settings: Settings) -> None:
+def limit_child_memory(kind: str, settings: Settings) -> None:
     """Set the child's OOM score, and RLIMIT_DATA for READERS. Called before the work starts."""
     if sys.platform == "linux":
         with suppress(OSError):
@@ -40,15 +40,15 @@ def bound_child(kind: str, settings: Settings) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def too_much(settings: Settings, pid: int) -> str:
+def memory_limit_error(settings: Settings, pid: int) -> str:
     """An error message if the processes of a job exceed the memory limit, else ""."""
     limit = settings.job_memory_mb * 2**20
-    if not limit or (used := resident(pid)) <= limit:
+    if not limit or (used := resident_memory(pid)) <= limit:
         return ""
     return f"The memory was not enough for this job: it used {used / 1e9:.1f} GB, the limit is {limit / 1e9:.1f} GB."
 
 
-def resident(pid: int) -> int:
+def resident_memory(pid: int) -> int:
     """Resident memory of a process and its descendants in bytes."""
     total = 0
     with suppress(psutil.Error):

@@ -26,7 +26,7 @@ class JobTiming:
     """A waiting job gets a new message this long after the last one if workers are idle."""
 
 
-def timing() -> JobTiming:
+def job_timing() -> JobTiming:
     """Timing from the environment. Raises BadInput for an invalid variable."""
     return JobTiming(**{f.name: _seconds(f"SPECULOOS_{f.name.upper()}", float(f.default)) for f in fields(JobTiming)})
 

@@ -15,10 +15,10 @@ from app.views.manage import SMALL, Manage
 from app.views.replay_form import ReplayForm
 from app.views.tree_form import TreeForm
 from app.widgets.bulk import Action, on_bulk
-from app.widgets.downloads import maker, on_make
+from app.widgets.downloads import export_list, on_export
 from app.widgets.elements import QUIET, block, page_header
 from app.widgets.list_page import Listing, ListPage, signature_of
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.states import JobState
@@ -63,7 +63,7 @@ class CheckpointPanel:
         self.links = block(elem_id="checkpoint-links")
         with gr.Tabs(elem_id="checkpoint-tabs"):
             with gr.Tab("Downloads", elem_id="checkpoint-tab-downloads"):
-                self.exports = maker("checkpoint-exports")
+                self.exports = export_list("checkpoint-exports")
                 self.export_said = block(elem_id="checkpoint-export-said")
             with gr.Tab("Evaluations", elem_id="checkpoint-tab-evaluations"):
                 self.evaluations = block(elem_id="checkpoint-evaluations")
@@ -79,7 +79,7 @@ class CheckpointPanel:
         self.live += self.tree.live
         static = [*self.replay.outputs, *self.tree.outputs, *self.manage.outputs]
         self.outputs = [*self.live, self.export_said, self.said, *static]
-        on_make(self.exports, chosen, self._make, [self.export_said, self.exports])
+        on_export(self.exports, chosen, self._make, [self.export_said, self.exports])
         self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
@@ -100,7 +100,7 @@ class CheckpointPanel:
         static = [*self.replay.view(session, row), *self.tree.view(session, row), *self.manage.view(row)]
         return [*live, "", "", *static]
 
-    @saying_errors(gr.skip())
+    @show_errors(gr.skip())
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
         """Queue an export to the format `name`: (error notice, the current list)."""
         with reading(self.settings) as session:

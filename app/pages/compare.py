@@ -9,7 +9,7 @@ from app import turns
 from app.drafting import LOOKUP, Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
-from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
+from app.widgets.fields import drafting_fields, drafting_values, dropdown, sampling_fields, turn_options_of
 from app.widgets.formatting import ago
 from app.widgets.text import safe, tag
 from models.methods import trees
@@ -41,7 +41,7 @@ def start(
     values: list[str],
     prompt: str,
     sampling: turns.TurnSampling,
-    drafting: Drafting = turns.USUAL,
+    drafting: Drafting = turns.DEFAULT_DRAFTING,
 ) -> tuple[str, str]:
     """(comparison id, error as HTML). Plain targets come first, so that the others are compared with them. Raises what
     turns.new_comparison raises."""
@@ -107,7 +107,7 @@ def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earl
 
     def started(values, text: str, *fields: Any):
         try:
-            return start(settings, values, text, *asked_of(*fields))
+            return start(settings, values, text, *turn_options_of(*fields))
         except SpeculoosError as error:
             return "", notice(str(error), "bad")
 
@@ -129,7 +129,10 @@ def opening(
         drafting = Drafting(query.get("tree", "")[: trees.LONGEST])
         return chosen or first_targets(choices), query.get("prompt", "")[:2000], drafting
     values = [_value(run) for run in columns]
-    drafting = next((options for run in columns if (options := Drafting.of(run.request)) != turns.USUAL), turns.USUAL)
+    drafting = next(
+        (options for run in columns if (options := Drafting.of(run.request)) != turns.DEFAULT_DRAFTING),
+        turns.DEFAULT_DRAFTING,
+    )
     return [v for v in values if v in known], columns[0].request["messages"][-1]["content"], drafting
 
 

@@ -14,7 +14,7 @@ from app.views.generate_form import GenerateForm
 from app.views.import_form import ImportForm
 from app.views.manage import Manage, note_line
 from app.views.rows_browser import RowsBrowser
-from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.asked import filtered_query, is_filtered
 from app.widgets.elements import block, link_button, notice, page_header, section
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
@@ -30,8 +30,8 @@ SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
 
 def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of data sets under the filter `which`."""
-    shown = page_of(session, narrowed(queries.dataset_query(SHOWN.get(which, "")), which), place)
-    return data_view.data_table(shown.rows, filtered=is_narrowed(which)) + pager("data", shown, which)
+    shown = page_of(session, filtered_query(queries.dataset_query(SHOWN.get(which, "")), which), place)
+    return data_view.data_table(shown.rows, filtered=is_filtered(which)) + pager("data", shown, which)
 
 
 def hint(session: Session, query: Mapping[str, str]) -> str:

@@ -11,20 +11,20 @@ from sqlalchemy.orm import Session
 
 from app.evaluated import run_again
 from app.evaluation_forms import cloned
-from app.links import leads
+from app.links import on_event_open
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
 from app.views.matrix_form import MatrixForm, ServerForm
 from app.widgets.elements import QUIET, block, hidden, notice, on_change, on_load, on_typing, page_header
 from app.widgets.fields import dropdown
 from app.widgets.picker import KEEP_FOCUS, pick, picker
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import leaderboard as board
 from tracking.db import reading
-from tracking.leaderboard import BEST, LeaderboardView
+from tracking.leaderboard import DEFAULT_SORT, LeaderboardView
 from tracking.paging import page as page_of
 from tracking.tables import Evaluation, Job
 
@@ -42,7 +42,7 @@ FILTERS = {
     "source": "Measured by",
 }
 SORTS = {
-    BEST: "Speedup",
+    DEFAULT_SORT: "Speedup",
     "-tau": "τ",
     "-speed": "Tokens a second",
     "-made": "Newest",
@@ -119,7 +119,7 @@ class EvaluationsPage:
         seen = {"chosen": "evaluations-chosen", "seen": "evaluations-seen"}
         on_change("evaluations", self.poll, [self.chosen, self.shown, self.seen], self.live, **seen)
         self.manage.wire(self.redraw, [self.chosen, self.shown], outputs)
-        leads(self.one.steps, self.show_steps, self.chosen, self.steps_said, self.steps_target)
+        on_event_open(self.one.steps, self.show_steps, self.chosen, self.steps_said, self.steps_target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """What the address asks for, with the choices of the forms."""
@@ -169,7 +169,7 @@ class EvaluationsPage:
         except SpeculoosError:
             return gr.skip()
 
-    @saying_errors("")
+    @show_errors("")
     def show_steps(self, row_id: str, event: gr.EventData) -> tuple[str, str]:
         """Run one of its prompts again, with the model's probabilities: (what went wrong, where to see it)."""
         chat, refused = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
@@ -209,7 +209,7 @@ def drawn(session: Session, query: Mapping[str, str]) -> list[Any]:
     shown = page_of(session, view.select(), query.get("from", "")[:64])
     names = leaderboard.names_of(session, shown.rows)
     listed = leaderboard.leaderboard(shown, names, view)
-    return [seen, leaderboard.take_away(view, shown.total), listed, leaderboard.chart(shown.rows, names, view), ""]
+    return [seen, leaderboard.download_links(view, shown.total), listed, leaderboard.chart(shown.rows, names, view), ""]
 
 
 def row_of(session: Session, query: Mapping[str, str]) -> Evaluation | None:
@@ -218,7 +218,7 @@ def row_of(session: Session, query: Mapping[str, str]) -> Evaluation | None:
 
 def _boxes(session: Session, view: LeaderboardView) -> list[Any]:
     """The filters with what there is to narrow to; what the address asks for is a choice too."""
-    found = board.choices(session)
+    found = board.filter_choices(session)
     boxes = [_box(ALL + found[key], getattr(view, key)) for key in FILTERS]
     return [*boxes, _box([(words, key) for key, words in SORTS.items()], view.sort)]
 

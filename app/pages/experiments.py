@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.links import leads
+from app.links import on_event_open
 from app.views import experiment_rows, shell
 from app.views.manage import SMALL, Manage
 from app.widgets.bulk import Action, on_bulk
@@ -14,7 +14,7 @@ from app.widgets.elements import QUIET, block, hidden, page_header, section
 from app.widgets.fields import one_line
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import live, picker
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from speculoos.settings import Settings
 from tracking import experiments
 from tracking.db import writing
@@ -85,17 +85,17 @@ def build_form(settings: Settings) -> None:
         make = gr.Button("Create", elem_id="experiments-make", **SMALL)
     message, target = block(elem_id="experiments-said"), hidden("experiments-target")
 
-    @saying_errors("")
+    @show_errors("")
     def create(text: str) -> tuple[str, str]:
         """Create the row: (error notice, URL)."""
         with writing(settings) as session:
             return "", f"/experiments?id={experiments.create(session, text or '').id}"
 
     for event in (make.click, name.submit):
-        leads(event, create, name, message, target)
+        on_event_open(event, create, name, message, target)
 
 
 def remove(settings: Settings, job_id: str) -> None:
     """Remove a job from its experiment."""
     with writing(settings) as session:
-        experiments.remove(session, job_id)
+        experiments.remove_from_experiment(session, job_id)

@@ -27,15 +27,15 @@ from app.widgets.elements import (
 )
 from app.widgets.formatting import figure, size
 from app.widgets.picker import live, table
-from app.widgets.problems import saying_errors, sentence
+from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from models.starter import HEAD
 from speculoos.errors import SpeculoosError
-from speculoos.room import existing
+from speculoos.room import nearest_existing
 from speculoos.settings import Settings
 from tracking import jobs, listing, processes, queries
 from tracking.db import reading
-from tracking.evaluations import number
+from tracking.evaluations import finite_number
 from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
 from workers.jobs.quickstart import submit_quickstart
@@ -115,7 +115,7 @@ class HomePage:
             with reading(self.settings) as session:
                 return [listing.signature(session), *self._view(session, experiment_id)]
         except SpeculoosError as error:
-            return ["", notice(sentence(error), "bad"), *[gr.skip()] * (len(self.live) - 2)]
+            return ["", notice(error_text(error), "bad"), *[gr.skip()] * (len(self.live) - 2)]
 
     def poll(self, experiment_id: str, seen: str) -> Any:
         """Values of `live` if something changed since `seen`."""
@@ -142,7 +142,7 @@ class HomePage:
             machine(session, self.settings, queues.running),
         ]
 
-    @saying_errors("")
+    @show_errors("")
     def begin(self) -> tuple[str, str]:
         """Submit the quickstart: (error notice, experiment id)."""
         return "", begin_quickstart(self.settings)
@@ -239,7 +239,7 @@ def best_drafts(session: Session) -> list[Checkpoint]:
     """Checkpoints with the highest mean accepted length, from local evaluations if there are any."""
     ready = queries.checkpoints(session, ready_only=True)
     measured = last_measured(session, [checkpoint.id for checkpoint in ready])
-    tau = {c.id: number(figures_of(c, measured.get(c.id)).get("mean_accepted_length")) for c in ready}
+    tau = {c.id: finite_number(figures_of(c, measured.get(c.id)).get("mean_accepted_length")) for c in ready}
     known = [c for c in ready if tau[c.id] is not None]
     return sorted(known, key=lambda c: tau[c.id], reverse=True)[:BEST]
 
@@ -258,7 +258,7 @@ def _best_row(session: Session, checkpoint: Checkpoint, figures: dict[str, Any])
     chat = tag("a", "Chat", href=model_link("playground", base, checkpoint.name), class_="sp-back")
     speedup = figure(figures.get("speedup"), unit="×")
     known = tag("div", safe(REFERENCE), class_="sp-row-note") if figures.get(REFERENCE) else ""
-    accepted = number(figures.get("mean_accepted_length"))
+    accepted = finite_number(figures.get("mean_accepted_length"))
     words = f"for {base}" + (WEAK if accepted is not None and accepted < WEAK_TAU else "")
     note = tag("span", safe(words), class_="sp-row-note")
     return [
@@ -280,7 +280,7 @@ def active_table(jobs: list[Job], queues: listing.Queues) -> str:
 
 def machine(session: Session, settings: Settings, running: int) -> str:
     """Tiles of CPU, memory, disk, running jobs and models."""
-    disk, memory = shutil.disk_usage(existing(settings.home)), psutil.virtual_memory()
+    disk, memory = shutil.disk_usage(nearest_existing(settings.home)), psutil.virtual_memory()
     return tiles(
         [
             ("Device", device(session), f"{os.cpu_count()} CPU cores"),

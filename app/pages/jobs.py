@@ -6,8 +6,8 @@ from sqlalchemy.orm import Session
 from app.views import job_rows, manage, shell, verdict
 from app.views.job_forms import own_kind_forms
 from app.views.job_panel import JobPanel, cancel
-from app.widgets.asked import is_narrowed, narrowed
-from app.widgets.bulk import Action, bar, comparing, naming, on_bulk
+from app.widgets.asked import filtered_query, is_filtered
+from app.widgets.bulk import Action, bulk_bar, compare_button, name_field, on_bulk
 from app.widgets.elements import QUIET, block, page_header
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import pager
@@ -32,12 +32,12 @@ ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 
 def table(session: Session, which: str, place: str = "") -> str:
     """A page of the jobs that match `which` (a ListQuery), newest first by default."""
-    query = narrowed(listing.newest(SHOWN.get(which, ())), which)
+    query = filtered_query(listing.newest(SHOWN.get(which, ())), which)
     shown, queues = page(session, query, place), listing.Queues(session)
     waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
-    listed = job_rows.jobs_table(shown.rows, waits, filtered=is_narrowed(which), chosen=True)
+    listed = job_rows.jobs_table(shown.rows, waits, filtered=is_filtered(which), chosen=True)
     return (
-        (bar(BULK, comparing() + naming(*ADD, experiments.names(session))) if shown.rows else "")
+        (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")
         + listed
         + pager("jobs", shown, which)
     )
@@ -83,4 +83,4 @@ def actions(settings: Settings) -> dict[str, Action]:
 def add(settings: Settings, job_id: str, name: str) -> None:
     """Add a job to the experiment called `name`."""
     with writing(settings) as session:
-        experiments.add(session, job_id, name)
+        experiments.add_to_experiment(session, job_id, name)

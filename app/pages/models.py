@@ -9,16 +9,16 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.forms import SOURCES, fetch_request
-from app.links import leads
+from app.links import on_event_open
 from app.views import model_view
 from app.views.hub_search import HubSearch
 from app.views.manage import SMALL, Manage, note_line
-from app.widgets.asked import narrowed, nothing
+from app.widgets.asked import empty_list_html, filtered_query
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, page_header, section
 from app.widgets.fields import one_line
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import tag
 from ops.starter import ensure_starter
 from speculoos.settings import Settings
@@ -44,9 +44,9 @@ HINTS = {
 
 def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of models."""
-    shown = page_of(session, narrowed(queries.base_query(), which), place)
+    shown = page_of(session, filtered_query(queries.base_query(), which), place)
     if not shown.rows:
-        return nothing(which, "model", "Add one above: a Hub id, a folder, a GGUF file or the starter model.")
+        return empty_list_html(which, "model", "Add one above: a Hub id, a folder, a GGUF file or the starter model.")
     cards = tag("div", "".join(map(model_view.card, shown.rows)), class_="sp-cards")
     return cards + pager("models", shown, which)
 
@@ -82,7 +82,7 @@ def build_add(settings: Settings) -> None:
     hub.wire(location)
     values = [source, location, name]
     for event in (add.click, location.submit):
-        leads(event, partial(add_model, settings), values, message, target)
+        on_event_open(event, partial(add_model, settings), values, message, target)
 
 
 def hint(source: str) -> tuple[Any, Any]:
@@ -92,7 +92,7 @@ def hint(source: str) -> tuple[Any, Any]:
     return field, gr.Column(visible=source == "Hub id")
 
 
-@saying_errors("")
+@show_errors("")
 def add_model(settings: Settings, source: str, location: str, name: str) -> tuple[str, str]:
     """Submit the download job, or add the installed starter: (error notice, URL)."""
     request = fetch_request(settings, source, location)

@@ -8,7 +8,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.forms import whole
-from app.links import leads
+from app.links import on_event_open
 from app.views import choices, plan_view
 from app.views.asking import command_of, started
 from app.views.manage import SMALL
@@ -16,7 +16,7 @@ from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice,
 from app.widgets.fields import dropdown, one_line
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import live
-from app.widgets.problems import sentence
+from app.widgets.problems import error_text
 from app.widgets.setting_fields import setting_control
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
@@ -62,19 +62,19 @@ class PlanForm:
         again = (self.review_now, self.values, self.review)
         self.base.input(self.choose_base, self.base, self.draft, **QUIET).then(*again, **QUIET)
         on_typing((self.draft, self.batches, self.layers, self.figures, self.width), *again)
-        leads(self.start.click, self.submit, self.values, self.said, self.target)
+        on_event_open(self.start.click, self.submit, self.values, self.said, self.target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """The choices, with the base model and the draft of `?base=` and `?checkpoint=` selected."""
         try:
             with reading(self.settings) as session:
                 bases = choices.bases(session)
-                base = choices.first(bases, str(request.query_params.get("base", ""))[:64])
+                base = choices.valid_choice(bases, str(request.query_params.get("base", ""))[:64])
                 requested = str(request.query_params.get("checkpoint", ""))[:64]
                 drafts = draft_choices(session, base or "")
-                draft = choices.first(drafts, requested) or ""
+                draft = choices.valid_choice(drafts, requested) or ""
         except SpeculoosError as error:
-            return [gr.skip(), gr.skip(), notice(sentence(error), "bad")]
+            return [gr.skip(), gr.skip(), notice(error_text(error), "bad")]
         return [
             gr.Dropdown(bases, value=base),
             gr.Dropdown(drafts, value=draft),

@@ -9,7 +9,7 @@ from app import turns
 from app.drafting import LOOKUP, Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
-from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
+from app.widgets.fields import drafting_fields, drafting_values, dropdown, sampling_fields, turn_options_of
 from models.methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -34,7 +34,7 @@ class PlaygroundLink:
     why_off: str
     chat: str = ""
     prompt: str = ""
-    drafting: Drafting = turns.USUAL
+    drafting: Drafting = turns.DEFAULT_DRAFTING
 
 
 def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
@@ -55,7 +55,7 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
     return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, drafting)
 
 
-def redraft(settings: Settings, base: str) -> tuple[list[tuple[str, str]], str, str]:
+def drafts_of_base(settings: Settings, base: str) -> tuple[list[tuple[str, str]], str, str]:
     """For a newly selected base model: its drafts, the default draft, and why speculation is off."""
     with reading(settings) as session:
         drafts = targets.draft_choices(session, base)
@@ -124,7 +124,7 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, drafting) -> None:
         )
 
     def picked(name: str):
-        drafts, value, why = redraft(settings, name)
+        drafts, value, why = drafts_of_base(settings, name)
         return gr.Dropdown(choices=drafts, value=value), _off(why)
 
     def drafted(base_name: str, name: str):
@@ -143,7 +143,7 @@ def wire_sending(settings, inputs, outputs, send, prompt) -> None:
 
     def sent(place: str, base: str, draft: str, text: str, *fields: Any):
         try:
-            return send_turn(settings, place, base, draft, text, *asked_of(*fields))
+            return send_turn(settings, place, base, draft, text, *turn_options_of(*fields))
         except SpeculoosError as error:
             return (place or "").partition("/")[0], text, notice(str(error), "bad")
 
@@ -158,7 +158,7 @@ def send_turn(
     draft: str,
     text: str,
     sampling: turns.TurnSampling,
-    drafting: Drafting = turns.USUAL,
+    drafting: Drafting = turns.DEFAULT_DRAFTING,
 ) -> tuple:
     """(chat id, prompt left in its field, error as HTML). `place` is the chat and, after a slash, the turn to follow
     ("" restarts the chat). Raises what turns.next_turn raises."""

@@ -15,11 +15,11 @@ from app.views.manage import SMALL
 from app.views.rules_form import RulesForm
 from app.widgets.elements import QUIET, badge, block, facts, notice, on_load, page_header, section
 from app.widgets.picker import table
-from app.widgets.text import coded, safe, tag
+from app.widgets.text import safe, safe_with_code, tag
 from models.hub import offline
 from ops.health import CHECKS, HealthPart, check
 from speculoos.settings import TRACKERS, Settings
-from speculoos.store import shown
+from speculoos.store import hide_credentials
 from tracking import rules
 
 LEAD = "Health checks, notifications, retention, limits, API keys, and settings from the environment."
@@ -44,7 +44,7 @@ def build(settings: Settings) -> None:
     again = gr.Button("Check again", elem_id="settings-check", **SMALL)
     access.build(settings)
     ended_form.build(settings)
-    RulesForm(settings, "rules", rules.KEEPING, "Retention", KEEPING, "at the next hourly cleanup")
+    RulesForm(settings, "rules", rules.RETENTION, "Retention", KEEPING, "at the next hourly cleanup")
     RulesForm(
         settings, "limits", rules.LIMITS, "Limits of jobs", LIMITS, "within seconds, for imports from the next one"
     )
@@ -86,7 +86,7 @@ def health_html(parts: Mapping[str, HealthPart]) -> str:
 
 def _part(name: str, part: HealthPart) -> list[str]:
     mark = badge("OK", "good") if part.ok else badge("failed", "bad")
-    hint = tag("span", coded(" " + part.hint), class_="sp-row-note") if part.hint else ""
+    hint = tag("span", safe_with_code(" " + part.hint), class_="sp-row-note") if part.hint else ""
     return [mark, safe(name), safe(part.detail) + hint]
 
 
@@ -94,7 +94,7 @@ def storage_facts(settings: Settings) -> str:
     """Paths of the home folder, the database and the models, with a link to the Storage page."""
     link = tag("a", "Disk usage and cleanup", href="/storage", class_="sp-back")
     places = [("Home", settings.home), ("Database", database(settings)), ("Models", settings.home / "models")]
-    where = facts([*places, *([("Store", shown(settings.store))] if settings.store else [])])
+    where = facts([*places, *([("Store", hide_credentials(settings.store))] if settings.store else [])])
     return tag("div", where + tag("div", link), class_="sp-stack")
 
 
@@ -137,11 +137,13 @@ def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or 
 
 def limits(settings: Settings) -> str:
     """Table of the read-only settings with the environment line that changes each; secrets only as set or not set."""
-    rows = [[safe(words), safe(value), tag("code", safe(line))] for words, value, line in outside(settings)]
+    rows = [
+        [safe(words), safe(value), tag("code", safe(line))] for words, value, line in environment_settings(settings)
+    ]
     return table(["Setting", "Value", "Environment"], rows, "Environment", True, {"Environment"})
 
 
-def outside(settings: Settings) -> list[tuple[str, str, str]]:
+def environment_settings(settings: Settings) -> list[tuple[str, str, str]]:
     """(label, value, environment line) of the read-only settings."""
     patience = settings.stuck_seconds
     stuck = f"{patience} s without progress" if patience else "never"

@@ -8,10 +8,10 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.views import storage_view
-from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, last_question, outcome_notice, question
+from app.views.manage import LEAVE_IF_EMPTY, SMALL, confirmation_dialog, delete, outcome_notice, question
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, section
 from app.widgets.picker import on_pick, pick, picker
-from app.widgets.problems import saying_errors, sentence
+from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from ops import retention, storage
 from speculoos.errors import NotFound, SpeculoosError
@@ -20,7 +20,7 @@ from tracking import changes, rules, stored
 from tracking.db import reading
 
 LEAD = "Disk usage, dependencies, and cleanup."
-COUNTING = "Measuring the files of the home folder …"
+MEASURING = "Measuring the files of the home folder …"
 
 POLL_SECONDS = 2.0
 
@@ -32,7 +32,7 @@ def build(settings: Settings) -> None:
     page.build()
 
 
-class Chore:
+class BackgroundTask:
     """Runs one long task at a time in a thread; `words` is a notice about its state or result."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Chore:
         try:
             self.words = notice(work(), "good")
         except (SpeculoosError, OSError) as error:
-            self.words = notice(sentence(error) if isinstance(error, SpeculoosError) else str(error), "bad")
+            self.words = notice(error_text(error) if isinstance(error, SpeculoosError) else str(error), "bad")
 
 
 class StoragePage:
@@ -66,7 +66,7 @@ class StoragePage:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.surveys = storage.surveys_of(settings)
-        self.chore = Chore()
+        self.chore = BackgroundTask()
 
     def build(self) -> None:
         self.chosen, self.seen = hidden("storage-chosen"), hidden("storage-seen")
@@ -104,7 +104,7 @@ class StoragePage:
         with gr.Row(elem_classes="sp-buttons"):
             sweep = gr.Button("Delete leftovers …", elem_id="storage-sweep", **SMALL)
         warning = notice("They are deleted for good. Nothing on these pages uses them.", "warn")
-        sure, _, really = last_question("storage-sweep", "Delete for good", "Keep them", warning)
+        sure, _, really = confirmation_dialog("storage-sweep", "Delete for good", "Keep them", warning)
         look.click(self.look, None, self.chore_said, **QUIET)
         clean.click(self.clean, None, self.chore_said, **QUIET)
         again.click(self.count, None, self.overview, **QUIET)
@@ -116,7 +116,7 @@ class StoragePage:
         self.one = block(elem_id="storage-one")
         self.said = block(elem_id="storage-said")
         self.delete = gr.Button("Delete", variant="stop", elem_id="storage-delete", **SMALL)
-        self.confirm, self.question, self.really = last_question("storage")
+        self.confirm, self.question, self.really = confirmation_dialog("storage")
 
     def _wire_delete(self, frame: list[Any]) -> None:
         self.delete.click(self.ask, self.chosen, [self.confirm, self.question], **QUIET)
@@ -134,7 +134,7 @@ class StoragePage:
         try:
             html, problem = (self.thing_html(row_id), "") if row_id else ("", "")
         except SpeculoosError as error:
-            row_id, html, problem = "", "", notice(sentence(error), "warn")
+            row_id, html, problem = "", "", notice(error_text(error), "warn")
         back = pick("storage", "", "← All storage", class_="sp-back") if row_id else ""
         shown = (gr.Column(visible=not row_id), gr.Column(visible=bool(row_id)))
         return [row_id, *shown, problem, back, html, gr.Column(visible=False)]
@@ -145,19 +145,19 @@ class StoragePage:
             kind, row = find(session, row_id)
             used = changes.dependents(session, row)
             path = str(self.settings.home / row.path) if row.path else ""
-        return storage_view.one(storage.thing(self.settings, kind, row), path, used)
+        return storage_view.row_details(storage.thing(self.settings, kind, row), path, used)
 
     def draw(self) -> list[Any]:
         """Values of the outputs of the poll."""
         survey = self.surveys.get()
         tail = [self.chore.words, self.round_html()]
         if survey is None:
-            words = self.surveys.problem or COUNTING
+            words = self.surveys.problem or MEASURING
             return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
         shown = [
             storage_view.overview(survey),
-            storage_view.parts(survey, rules.applied(self.settings)),
-            storage_view.things(survey),
+            storage_view.parts(survey, rules.current_settings(self.settings)),
+            storage_view.rows_table(survey),
         ]
         return [self.signature(), *shown, storage_view.leftovers(survey.leftovers, str(self.settings.home)), *tail]
 
@@ -171,10 +171,10 @@ class StoragePage:
         last = self.surveys.last
         return f"{last.at.isoformat() if last else ''}|{self.surveys.problem}|{hash(self.chore.words)}"
 
-    @saying_errors()
+    @show_errors()
     def round_html(self) -> str:
         with reading(self.settings) as session:
-            return storage_view.last_round(retention.last_round(session))
+            return storage_view.last_cleanup(retention.last_round(session))
 
     def look(self) -> str:
         """Show what a cleanup would delete."""
@@ -209,7 +209,7 @@ class StoragePage:
     def count(self) -> Any:
         """Measure again; the poll shows the result."""
         self.surveys.count()
-        return tag("p", COUNTING, class_="sp-lead")
+        return tag("p", MEASURING, class_="sp-lead")
 
     def ask(self, row_id: str) -> tuple[Any, str]:
         """The confirmation question: what depends on the row."""
@@ -228,7 +228,7 @@ class StoragePage:
                 kind, row = find(session, row_id)
             words = delete(self.settings, type(row), storage_view.KINDS[kind], row_id)
         except SpeculoosError as error:
-            return row_id, notice(sentence(error), "bad"), gr.Column(visible=False)
+            return row_id, notice(error_text(error), "bad"), gr.Column(visible=False)
         self.surveys.count().join(timeout=5)
         return "", notice(words, "good"), gr.Column(visible=False)
 

@@ -11,15 +11,15 @@ from app import forms, visitor
 from app.links import GO
 from app.views import choices
 from app.views.train_settings import SettingControls, coverage_note
-from app.widgets.at_field import reviewing, wrong
+from app.widgets.at_field import field_error_notice, form_error_block
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown, one_line
-from app.widgets.problems import sentence
+from app.widgets.problems import error_text
 from app.widgets.review import line, review
 from app.widgets.setting_fields import box_value
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
-from formats.refusals import nowhere
+from formats.refusals import no_server_reason
 from models.methods import METHODS, SETTINGS
 from models.methods.recipes import list_recipes
 from speculoos.errors import BadInput, SpeculoosError
@@ -97,7 +97,7 @@ class TrainPage:
 
     def _build_review(self) -> None:
         step(4, "Review and start", "What it takes on this machine.")
-        self.review = reviewing("train-review")
+        self.review = form_error_block("train-review")
         self.name = one_line("Name of the draft (optional)", "train-name", max_length=200)
         self.experiment = dropdown(
             [],
@@ -136,12 +136,12 @@ class TrainPage:
                 return self._opened(session, query)
         except SpeculoosError as error:
             width = len(self.values) + len(self.advanced.groups) + 1 + len(self.reviewed)
-            return [*[gr.skip()] * width, notice(sentence(error), "bad")]
+            return [*[gr.skip()] * width, notice(error_text(error), "bad")]
 
     def _opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         start = request_of_job(session, query.get("clone", "")) or request_of_address(session, query)
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
-        base, data = choices.first(bases, start.base_id), choices.all_of(sets, start.dataset_ids)
+        base, data = choices.valid_choice(bases, start.base_id), choices.valid_choices(sets, start.dataset_ids)
         recipe = start.recipe or forms.OWN_SETTINGS
         values = forms.recipe_values(start.method, start.recipe) | {k: box_value(v) for k, v in start.settings.items()}
         values |= longer(values, query.get("longer", ""))
@@ -195,7 +195,7 @@ class TrainPage:
             with reading(self.settings) as session:
                 return review_box(session, self.settings, asked)
         except SpeculoosError as error:
-            return wrong(sentence(error), FIELDS), in_line(error), gr.skip()
+            return field_error_notice(error_text(error), FIELDS), in_line(error), gr.skip()
 
     def start_training(self, *values: Any) -> tuple[str, str, Any]:
         """Submit the job: (notice, where to go, what the line on narrow screens says)."""
@@ -204,13 +204,13 @@ class TrainPage:
             told = {"name": asked.name, "experiment": asked.experiment or None, "user": visitor.user()}
             job = submit_training(asked.request, measure=asked.measure, **told, settings=self.settings)[0]
         except SpeculoosError as error:
-            return notice(sentence(error), "bad"), "", in_line(error)
+            return notice(error_text(error), "bad"), "", in_line(error)
         return "", f"/jobs?id={job.id}", gr.skip()
 
 
 def in_line(error: SpeculoosError) -> str:
     """What is wrong, where the estimate stands in one line."""
-    return tag("p", safe(sentence(error)), class_="sp-review-line")
+    return tag("p", safe(error_text(error)), class_="sp-review-line")
 
 
 def step(number: int, title: str, text: str) -> None:
@@ -293,7 +293,7 @@ def warnings(session: Session, request: Train) -> list[str]:
     rows = sum(data.rows for data in sets)
     if rows < FEW_ROWS and all(data.state == "ready" for data in sets):
         sentences.append(f"Only {rows} conversations: enough to try things out, too few for a good draft.")
-    if unserved := nowhere(request.method, base.path):
+    if unserved := no_server_reason(request.method, base.path):
         sentences.append(unserved)
     return sentences
 

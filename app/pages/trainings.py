@@ -8,7 +8,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.views import shell, trainings_tables, trainings_view
-from app.views.trainings_view import OVER, SMOOTHEST, TrainingsView
+from app.views.trainings_view import SMOOTHEST, X_AXES, TrainingsView
 from app.widgets.elements import (
     QUIET,
     block,
@@ -20,7 +20,7 @@ from app.widgets.elements import (
     on_load,
     page_header,
 )
-from app.widgets.list_page import DRAWN, changed_parts
+from app.widgets.list_page import SIGNATURE_SEPARATOR, changed_parts
 from app.widgets.picker import live
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -42,7 +42,7 @@ WRITE = """(ids, over, smooth, seen) => {
   }
   history.replaceState(history.state, '', address.href.replaceAll('%2C', ','));
   return [ids, over, smooth, seen];
-}""".replace("OVER[over]", f"{json.dumps(OVER)}[over]")
+}""".replace("OVER[over]", f"{json.dumps(X_AXES)}[over]")
 
 
 def now(session: Session, ids: str) -> str:
@@ -67,7 +67,7 @@ class TrainingsPage:
         with gr.Column(visible=False, elem_id="trainings-shown") as self.column:
             self.differ = block(elem_id="trainings-settings")
             with gr.Row(elem_classes="sp-find", elem_id="trainings-how"):
-                self.over = gr.Radio(list(OVER), value=next(iter(OVER)), label="X axis", elem_id="trainings-over")
+                self.over = gr.Radio(list(X_AXES), value=next(iter(X_AXES)), label="X axis", elem_id="trainings-over")
                 self.smooth = gr.Slider(
                     0, SMOOTHEST, 0, step=0.05, label="Smoothing of training curves", elem_id="trainings-smooth"
                 )
@@ -98,7 +98,7 @@ class TrainingsPage:
     def open_address(self, request: gr.Request) -> list[Any]:
         """Show the view of the URL."""
         view = TrainingsView.of({key: str(value) for key, value in request.query_params.items()})
-        over = next(words for words, key in OVER.items() if key == view.over)
+        over = next(words for words, key in X_AXES.items() if key == view.over)
         return [",".join(view.ids), over, view.smooth, *self.redraw(",".join(view.ids), over, view.smooth, "")]
 
     def redraw(self, ids: str, over: str, smooth: float, seen: str) -> list[Any]:
@@ -113,7 +113,7 @@ class TrainingsPage:
         """The parts that changed since `seen`; gr.skip() if the signature is the same."""
         try:
             with reading(self.settings) as session:
-                known = now(session, ids) == seen.partition(DRAWN)[0]
+                known = now(session, ids) == seen.partition(SIGNATURE_SEPARATOR)[0]
         except SpeculoosError:
             return gr.skip()
         return gr.skip() if known else self.redraw(ids, over, smooth, seen)
@@ -121,7 +121,7 @@ class TrainingsPage:
 
 def view_of(ids: str, over: str, smooth: float) -> TrainingsView:
     """The view of the components' values."""
-    return TrainingsView.of({"ids": ids, "over": OVER.get(over, ""), "smooth": smooth})
+    return TrainingsView.of({"ids": ids, "over": X_AXES.get(over, ""), "smooth": smooth})
 
 
 def drawn(session: Session, view: TrainingsView) -> list[Any]:
@@ -131,7 +131,7 @@ def drawn(session: Session, view: TrainingsView) -> list[Any]:
     metrics = {label: downsampling.metrics(session, training.job.id) for label, training in pairs}
     first, more = trainings_view.charts(metrics, view.over, view.smooth)
     return [
-        trainings_view.said(found) if view.ids else NOTHING,
+        trainings_view.missing_jobs_notice(found) if view.ids else NOTHING,
         gr.Column(visible=bool(found.trainings)),
         trainings_tables.settings_table(found.trainings),
         trainings_view.without_axis(metrics, view.over),

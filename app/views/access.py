@@ -7,7 +7,7 @@ from app.views.manage import SMALL
 from app.visitor import visitor_of
 from app.widgets.elements import QUIET, block, notice, on_load, section
 from app.widgets.fields import one_line
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from speculoos.people import access_warning
 from speculoos.settings import Settings
 from tracking.names import LONGEST_USER, check_user
@@ -57,7 +57,7 @@ def _name(sessions: Sessions) -> None:
     save.click(keep, name, message, **QUIET)
 
 
-@saying_errors()
+@show_errors()
 def rename(sessions: Sessions, visitor: Visitor | None, text: str) -> str:
     """Store the name. A notice: success, or the error."""
     user = check_user(text)

@@ -9,7 +9,7 @@ from app.widgets.elements import QUIET, block, notice, on_load
 from app.widgets.fields import dropdown, one_line
 from app.widgets.formatting import ago
 from app.widgets.picker import table
-from app.widgets.problems import saying_errors, sentence
+from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -38,7 +38,7 @@ def build(settings: Settings) -> None:
     revoke.click(lambda chosen: revoke_key(settings, chosen), doomed, [message, secret, *shown], **QUIET)
 
 
-@saying_errors(gr.skip())
+@show_errors(gr.skip())
 def view(settings: Settings) -> list[Any]:
     """The table of keys and the choices to revoke."""
     with reading(settings) as session:
@@ -62,7 +62,7 @@ def make_key(settings: Settings, name: str) -> list[Any]:
         with writing(settings) as session:
             key, secret = keys.make_key(session, name or "")
     except SpeculoosError as error:
-        return [notice(sentence(error), "bad"), gr.Textbox("", visible=False), name, *view(settings)]
+        return [notice(error_text(error), "bad"), gr.Textbox("", visible=False), name, *view(settings)]
     message = notice(MADE.format(name=key.name), "good")
     return [message, gr.Textbox(secret, visible=True), "", *view(settings)]
 
@@ -73,5 +73,5 @@ def revoke_key(settings: Settings, key_id: str | None) -> list[Any]:
         with writing(settings) as session:
             message = notice(f"Revoked “{keys.revoke(session, key_id or '').name}”; it no longer works.", "good")
     except SpeculoosError as error:
-        message = notice(sentence(error) if key_id else "Choose the key to revoke first.", "bad")
+        message = notice(error_text(error) if key_id else "Choose the key to revoke first.", "bad")
     return [message, gr.Textbox("", visible=False), *view(settings)]

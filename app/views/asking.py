@@ -8,7 +8,7 @@ from app import visitor
 from app.views import manage
 from app.views.manage import SMALL
 from app.widgets.elements import block, hidden, notice
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.review import command_box
 from ops.homes import names
 from speculoos.settings import Settings
@@ -26,7 +26,7 @@ def form_end(prefix: str, words: str) -> tuple[gr.HTML, gr.HTML, gr.Button, gr.T
     return review, said, start, hidden(f"{prefix}-target")
 
 
-@saying_errors(tone="warn")
+@show_errors(tone="warn")
 def command_of(settings: Settings, request: Callable[[], Request]) -> str:
     """The command that does the same, or what is wrong with what was filled in."""
     asked = request()
@@ -34,14 +34,14 @@ def command_of(settings: Settings, request: Callable[[], Request]) -> str:
         return command_box(command_for(asked, names(session)))
 
 
-@saying_errors("")
+@show_errors("")
 def started(settings: Settings, request: Callable[[], Request], page: str = "jobs", name: str = "") -> tuple[str, str]:
     """Submit what a form says: (notice, where to go: that job on `page`). `name` is of what the job makes."""
     job = submit(request(), name=name.strip(), user=visitor.user(), settings=settings)
     return "", f"/{page}?id={job.id}"
 
 
-@saying_errors()
+@show_errors()
 def queued(settings: Settings, checkpoint_id: str, request: Callable[[Checkpoint], Request], what: str) -> str:
     """Submit what is asked of a checkpoint; says that `what` is queued, or why not."""
     with reading(settings) as session:

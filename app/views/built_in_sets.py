@@ -7,10 +7,10 @@ import gradio as gr
 from sqlalchemy import select
 
 from app import visitor
-from app.links import leads
+from app.links import on_event_open
 from app.views.manage import SMALL
 from app.widgets.elements import badge, block, closed_accordion, hidden, notice, on_load
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -39,7 +39,7 @@ class BuiltInSets:
     def _wire(self) -> None:
         on_load(self.opened, [self.box, *self.words.values()])
         for name, button in self.buttons.items():
-            leads(button.click, partial(self.add, name), None, self.said, self.target)
+            on_event_open(button.click, partial(self.add, name), None, self.said, self.target)
 
     def opened(self) -> list[Any]:
         """What is here already."""
@@ -51,7 +51,7 @@ class BuiltInSets:
         words = [offer(built_in, here.get(name, "")) for name, built_in in BUILT_IN.items()]
         return [gr.skip() if has_data else gr.Accordion(open=True), *words]
 
-    @saying_errors("")
+    @show_errors("")
     def add(self, name: str) -> tuple[str, str]:
         """Add it, once: (notice, where to go)."""
         added = add_builtin.add(name, user=visitor.user(), settings=self.settings)

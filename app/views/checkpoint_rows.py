@@ -8,8 +8,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.links import model_link
-from app.widgets.asked import narrowed, nothing
-from app.widgets.bulk import bar, box
+from app.widgets.asked import empty_list_html, filtered_query
+from app.widgets.bulk import bulk_bar, row_checkbox
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.picker import pager, pick, table
@@ -17,7 +17,7 @@ from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from models.methods import METHODS
 from tracking import queries
-from tracking.evaluations import HERE, number
+from tracking.evaluations import THIS_INSTALLATION, finite_number
 from tracking.paging import page
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
@@ -39,9 +39,9 @@ BULK = {"delete": ("Delete", "Delete for good, with everything that depends on t
 
 def checkpoints_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of the checkpoints that match `which` (a ListQuery), newest first by default."""
-    shown = page(session, narrowed(queries.checkpoint_query(), which), place)
+    shown = page(session, filtered_query(queries.checkpoint_query(), which), place)
     if not shown.rows:
-        return nothing(
+        return empty_list_html(
             which,
             "checkpoint",
             "A checkpoint is the result of training: a draft model for one base model. You can import published ones "
@@ -52,7 +52,7 @@ def checkpoints_table(session: Session, which: str = "", place: str = "") -> str
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
     listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:])
-    return bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, which)
+    return bulk_bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, which)
 
 
 def names_of(session: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
@@ -80,14 +80,14 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
     """Cells of a row of the list."""
     speedup = figures.get("speedup")
     return [
-        box(checkpoint.id, checkpoint.name)
+        row_checkbox(checkpoint.id, checkpoint.name)
         + pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name")
         + state_mark(checkpoint)
         + tag_links("checkpoints", checkpoint.note),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
         safe(names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + _more_data(checkpoint)),
-        safe(figure(number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
+        safe(figure(finite_number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
         safe(f"{speedup:.2f}×") + _small(REFERENCE * bool(figures.get(REFERENCE)))
         if isinstance(speedup, int | float)
         else "–",
@@ -105,7 +105,7 @@ def _more_data(checkpoint: Checkpoint) -> str:
 def tau_source(figures: Mapping[str, Any]) -> str:
     """Whether τ came with the checkpoint's files (REFERENCE), was "measured" by a local evaluation or "estimated" on
     held-out conversations in training; "" without τ."""
-    if number(figures.get("mean_accepted_length")) is None:
+    if finite_number(figures.get("mean_accepted_length")) is None:
         return ""
     if figures.get(REFERENCE):
         return REFERENCE
@@ -146,7 +146,7 @@ def figures_of(checkpoint: Checkpoint, measured: Mapping[str, Any] | None) -> di
 def is_reference(checkpoint: Checkpoint) -> bool:
     """Whether the row's own figures were measured by the publisher of the draft."""
     measured_on = (checkpoint.figures or {}).get("measured_on")
-    return measured_on != HERE and (bool(measured_on) or is_imported(checkpoint))
+    return measured_on != THIS_INSTALLATION and (bool(measured_on) or is_imported(checkpoint))
 
 
 def best_figures(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -188,8 +188,11 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     """Tiles of the main figures."""
     figures = best_figures(session, checkpoint)
-    tau, speedup = number(figures.get("mean_accepted_length")), number(figures.get("speedup"))
-    speed, plain = number(figures.get("tokens_per_second")), number(figures.get("plain_tokens_per_second"))
+    tau, speedup = finite_number(figures.get("mean_accepted_length")), finite_number(figures.get("speedup"))
+    speed, plain = (
+        finite_number(figures.get("tokens_per_second")),
+        finite_number(figures.get("plain_tokens_per_second")),
+    )
     if speedup is None and speed and plain:
         speedup = speed / plain
     return tiles(
@@ -308,19 +311,20 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
     """Cells of an evaluation. Those of a replay: τ on recorded outputs and the projected speedup."""
     result = evaluation.result
     if is_replay(result):
-        speedup, beside = number(result.get("projected_speedup")), "projected"
+        speedup, beside = finite_number(result.get("projected_speedup")), "projected"
         place = f"/jobs?id={evaluation.job_id}" if evaluation.job_id else f"/evaluations?id={evaluation.id}"
         source = result[REPLAYED]
         name = _link(place, evaluation.name)
         how = f"replay of {source.get('rows')} responses from {source.get('file')}"
     else:
-        speedup, beside = number(result.get("speedup")), interval(result, "speedup", "×")
+        speedup, beside = finite_number(result.get("speedup")), interval(result, "speedup", "×")
         name = _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name)
         at = [f"on {evaluation.source}"] if evaluation.source else []
         how = " · ".join([*setting_words(evaluation.config or {}), *at])
     return [
         name + _small(how),
-        safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
+        safe(figure(finite_number(result.get("mean_accepted_length"))))
+        + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×") + _small(beside) if speedup else "–",
         yes_or_no(result.get("identical_to_plain")),
         safe(ago(evaluation.measured_at)),

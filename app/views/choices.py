@@ -31,18 +31,18 @@ def data_words(data: Dataset) -> str:
     return f"{data.name} · {data.rows:,} rows" if data.state == "ready" else f"{data.name} · being created"
 
 
-def answerers(session: Session, settings: Settings) -> Choices:
+def response_models(session: Session, settings: Settings) -> Choices:
     """Models that can generate responses: local base models and the configured endpoints."""
     return bases(session) + [(f"endpoint {name}", ENDPOINT + name) for name in settings.endpoints]
 
 
-def all_of(choices: Choices, wanted: list[str]) -> list[str]:
+def valid_choices(choices: Choices, wanted: list[str]) -> list[str]:
     """Those of `wanted` that are among the choices, otherwise the first choice."""
     values = [value for _, value in choices]
     return [value for value in wanted if value in values] or values[:1]
 
 
-def first(choices: Choices, preference: str | None = "") -> str | None:
+def valid_choice(choices: Choices, preference: str | None = "") -> str | None:
     """`preference` if it is among the choices, otherwise the first one; None without choices."""
     values = [value for _, value in choices]
     return preference if preference in values else (values[0] if values else None)

@@ -10,7 +10,7 @@ from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
 from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
-from speculoos.suites import title as title_of_suite
+from speculoos.suites import suite_title as title_of_suite
 from tracking.tables import Dataset, Job
 
 KINDS = {"prompts": "Prompts", "conversations": "Conversations"}

@@ -8,13 +8,13 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.draft_source import LAYOUTS, SOURCES, DraftForm, first_look, gather, request_of
-from app.links import leads
+from app.draft_source import LAYOUTS, SOURCES, DraftForm, inspect_form, link_uploads, request_of
+from app.links import on_event_open
 from app.views import choices
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, closed_accordion, facts, hidden, notice, on_changes, on_load
 from app.widgets.fields import dropdown, one_line, uploads
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from models.published import published_for
@@ -97,7 +97,7 @@ class AddDraft:
         self.source.change(hint, self.source, [self.location, self.files], **QUIET)
         on_changes(self.fields, self.look, self.review)
         for event in (self.start.click, self.location.submit):
-            leads(event, self.add, self.fields, self.said, self.target)
+            on_event_open(event, self.add, self.fields, self.said, self.target)
 
     def opened(self, request: gr.Request) -> list[Any]:
         """Which bases there are; unfolded and filled in for who comes from a base (`?base=`) or clones (`?clone=`)."""
@@ -109,7 +109,7 @@ class AddDraft:
             return [gr.skip()] * 6
         wish = cloned or ImportDraft("hub", "", asked.get("base", ""))
         source = next(name for name, kind in SOURCES.items() if kind == wish.source)
-        base = choices.first(found, wish.base_id)
+        base = choices.valid_choice(found, wish.base_id)
         box = gr.Accordion(open=True) if cloned or "base" in asked else gr.skip()
         return [box, source, gr.Dropdown(found, value=base), wish.location, wish.layout, self.offer(base)]
 
@@ -121,31 +121,31 @@ class AddDraft:
         offered = [(f"{each.kind} · {each.location}", each.location) for each in found]
         return gr.Dropdown(offered, value=None, visible=bool(found))
 
-    @saying_errors(tone="warn")
+    @show_errors(tone="warn")
     def look(self, *values: Any) -> str:
         """What the draft is, as far as that can be said before the job, and the command that does the same."""
         form = DraftForm.of(*values)
         if form.is_empty:
             return ""
         request, base = request_of(self.settings, form), self._base(form)
-        found = first_look(self.settings, form, base)
+        found = inspect_form(self.settings, form, base)
         known = facts(found.facts) if found else tag("p", safe(FETCHED), class_="sp-hint")
         refused = notice(found.refused, "bad") if found and found.refused else ""
         command = command_box(command_for(request, {base.id: base.name}, form.name))
         return tag("div", known + (refused or command), class_="sp-stack")
 
-    @saying_errors("")
+    @show_errors("")
     def add(self, *values: Any) -> tuple[str, str]:
         """Submit the job: (notice, where to go)."""
         form = DraftForm.of(*values)
         request = request_of(self.settings, form)
-        found = first_look(self.settings, form, self._base(form))
+        found = inspect_form(self.settings, form, self._base(form))
         if found and found.refused:
             raise BadInput(found.refused)
         return "", f"/jobs?id={self._submitted(form, request).id}"
 
     def _submitted(self, form: DraftForm, request: ImportDraft) -> Job:
-        gather(self.settings, form, request)
+        link_uploads(self.settings, form, request)
         try:
             return submit(request, name=form.name, user=visitor.user(), settings=self.settings)
         except BaseException:

@@ -8,7 +8,7 @@ import gradio as gr
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, notice, on_load, section
 from app.widgets.fields import one_line
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import tag
 from speculoos import webhook
 from speculoos.settings import Settings
@@ -33,27 +33,37 @@ def build(settings: Settings) -> None:
     message = block(elem_id="webhook-said")
     on_load(lambda: state(settings), message)
     for event in (keep.click, url.submit):
-        event(lambda text: kept(settings, text), url, [message, url], **QUIET)
-    test.click(lambda: done(lambda: webhook.send(settings, TEST), "The test was accepted."), None, message, **QUIET)
-    forget.click(lambda: done(lambda: webhook.forget(settings), "Deleted; nothing is sent."), None, message, **QUIET)
+        event(lambda text: save_webhook(settings, text), url, [message, url], **QUIET)
+    test.click(
+        lambda: run_and_notify(lambda: webhook.post_to_webhook(settings, TEST), "The test was accepted."),
+        None,
+        message,
+        **QUIET,
+    )
+    forget.click(
+        lambda: run_and_notify(lambda: webhook.delete_webhook(settings), "Deleted; nothing is sent."),
+        None,
+        message,
+        **QUIET,
+    )
 
 
-@saying_errors()
+@show_errors()
 def state(settings: Settings) -> str:
     """Whether a webhook is stored, and its host. The URL itself is never shown: it may contain a token."""
-    host = webhook.host(settings)
+    host = webhook.webhook_host(settings)
     return notice(ACTIVE.format(host=host), "good") if host else notice(INACTIVE, "info")
 
 
-@saying_errors(gr.skip())
-def kept(settings: Settings, url: str) -> tuple[str, Any]:
+@show_errors(gr.skip())
+def save_webhook(settings: Settings, url: str) -> tuple[str, Any]:
     """Store a URL: the notice, and the field, emptied on success."""
-    webhook.keep(settings, url or "")
+    webhook.store_webhook(settings, url or "")
     return state(settings), ""
 
 
-@saying_errors()
-def done(act: Callable[[], None], words: str) -> str:
+@show_errors()
+def run_and_notify(act: Callable[[], None], words: str) -> str:
     """Run `act`. A notice with `words`, or the error."""
     act()
     return notice(words, "good")

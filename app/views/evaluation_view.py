@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.views import breakdown_view
-from app.views.leaderboard import address, command, ends, model_words, names_of
+from app.views.leaderboard import address, command, interval_ends, model_words, names_of
 from app.views.manage import note_line
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
@@ -15,8 +15,8 @@ from app.widgets.review import command_box
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 from tracking import reports
-from tracking.evaluations import number
-from tracking.leaderboard import LeaderboardView, counterparts
+from tracking.evaluations import finite_number
+from tracking.leaderboard import LeaderboardView, comparable_evaluations
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
 from tracking.tables import Evaluation, Job
@@ -47,7 +47,7 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
     if is_replay(row.result):
         parts = replayed(row) + depths(row) + breakdown_view.parts(row, again)
         return parts + reproduce(row, names_of(session, [row]))
-    beside = counterparts(session, row)
+    beside = comparable_evaluations(session, row)
     names = names_of(session, [row])
     parts = (
         busy(row.result),
@@ -85,7 +85,7 @@ def so_far(session: Session, job_id: str) -> str:
 
 def _so_far(record: Mapping[str, Any]) -> list[str]:
     name = safe(str(record.get("question") or "")[:80]) + row_note(str(record.get("category") or "")[:80])
-    return [name, *(safe(figure(number(record.get(key)), digits)) for key, digits in OF_QUESTION.items())]
+    return [name, *(safe(figure(finite_number(record.get(key)), digits)) for key, digits in OF_QUESTION.items())]
 
 
 def figures(row: Evaluation) -> str:
@@ -111,9 +111,9 @@ def replayed(row: Evaluation) -> str:
     between = interval(result, "mean_accepted_length")
     return tiles(
         (
-            ("Mean accepted length τ", figure(number(result.get("mean_accepted_length"))), between),
-            ("Projected speed", figure(number(result.get("projected_speedup")), unit="×"), "vs. plain"),
-            ("Recorded responses", figure(number(source.get("rows")), 0), str(source.get("file") or "")),
+            ("Mean accepted length τ", figure(finite_number(result.get("mean_accepted_length"))), between),
+            ("Projected speed", figure(finite_number(result.get("projected_speedup")), unit="×"), "vs. plain"),
+            ("Recorded responses", figure(finite_number(source.get("rows")), 0), str(source.get("file") or "")),
         )
     )
 
@@ -239,9 +239,9 @@ def _beside(row: Evaluation) -> list[str]:
 def _category(name: str, values: Mapping[str, Any]) -> list[str]:
     return [
         safe(name),
-        _with(figure(number(values.get("speedup")), unit="×"), interval(values, "speedup", " ×")),
-        _with(figure(number(values.get("mean_accepted_length"))), interval(values, "mean_accepted_length")),
-        safe(figure(number(values.get("tokens_per_second")), 1)),
+        _with(figure(finite_number(values.get("speedup")), unit="×"), interval(values, "speedup", " ×")),
+        _with(figure(finite_number(values.get("mean_accepted_length"))), interval(values, "mean_accepted_length")),
+        safe(figure(finite_number(values.get("tokens_per_second")), 1)),
         safe(values.get("prompts", "–")),
     ]
 
@@ -251,4 +251,4 @@ def _with(words: str, between: str) -> str:
 
 
 def _between(row: Evaluation, key: str, unit: str = "") -> str:
-    return interval({f"{key}_interval": ends(row, key)}, key, unit)
+    return interval({f"{key}_interval": interval_ends(row, key)}, key, unit)

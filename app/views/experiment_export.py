@@ -78,7 +78,7 @@ def _masked(value: Any, secrets: list[str]) -> Any:
 
 
 def _trainings(session: Session, jobs: Sequence[Job]) -> list[Training]:
-    return trainings.whole(session, [job for job in jobs if job.kind == KIND])
+    return trainings.with_rows(session, [job for job in jobs if job.kind == KIND])
 
 
 def _fields(row: Experiment, training: Training, tokens: float | None, home: Path) -> dict[str, Any]:
@@ -138,4 +138,4 @@ def _graph(graph: Graph) -> dict[str, Any]:
 
 def _relative(value: Any, home: Path) -> Any:
     """`value` with paths inside the home folder relative to it."""
-    return places.each_path(value or {}, lambda text: places.stored(home, text))
+    return places.map_paths(value or {}, lambda text: places.to_stored_path(home, text))

@@ -8,20 +8,20 @@ from sqlalchemy.orm import Session
 from app.views import job_rows, learning_curve, lineage_view
 from app.views.manage import note_line
 from app.views.metrics_view import AXES
-from app.views.trainings_tables import measured_cell, measured_ways
+from app.views.trainings_tables import evaluations_by_setting, measured_cell
 from app.views.trainings_view import TrainingsView, labels
-from app.widgets.asked import narrowed, nothing
-from app.widgets.bulk import bar, comparing
+from app.widgets.asked import empty_list_html, filtered_query
+from app.widgets.bulk import bulk_bar, compare_button
 from app.widgets.elements import detail_head, empty_state, link_button, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
 from tracking import experiments, lineage, listing, trainings
-from tracking.evaluations import number
+from tracking.evaluations import finite_number
 from tracking.paging import page
 from tracking.states import JobState
 from tracking.tables import Experiment, Job
-from tracking.trainings import KIND, MOST, Training
+from tracking.trainings import KIND, MAX_TRAININGS, Training
 
 COLUMNS = ["Experiment", "Jobs", "Trainings", "Created"]
 MOST_TRAININGS = 200
@@ -31,9 +31,9 @@ BULK = {"remove": ("Remove from the experiment", "Remove from the experiment? Th
 
 def experiments_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of the experiments that match `which` (a ListQuery)."""
-    shown = page(session, narrowed(experiments.query(), which), place)
+    shown = page(session, filtered_query(experiments.query(), which), place)
     if not shown.rows:
-        return nothing(
+        return empty_list_html(
             which,
             "experiment",
             "An experiment groups jobs under a name. Create one above, or select jobs on the page Jobs and add them.",
@@ -55,7 +55,7 @@ def _row(row: Experiment, jobs: int, trained: int, going: int) -> list[str]:
 def parts(session: Session, row: Experiment) -> list[str]:
     """Head, figures, learning curves, lineage and jobs of one experiment."""
     jobs = experiments.jobs_of(session, row.id)
-    rows = trainings.whole(session, [job for job in jobs if job.kind == KIND][-MOST_TRAININGS:])
+    rows = trainings.with_rows(session, [job for job in jobs if job.kind == KIND][-MOST_TRAININGS:])
     tokens = tokens_of(session, rows)
     held_out = trainings.best_values(session, [training.job.id for training in rows], "eval/tau")
     return [
@@ -71,7 +71,7 @@ def tokens_of(session: Session, rows: Sequence[Training]) -> dict[str, float]:
     """Job id → tokens seen: from the checkpoint's figures, otherwise from the last logged point."""
     seen = trainings.best_values(session, [training.job.id for training in rows], AXES["tokens"])
     for training in rows:
-        tokens = number((training.checkpoint.figures or {}).get("tokens")) if training.checkpoint else None
+        tokens = finite_number((training.checkpoint.figures or {}).get("tokens")) if training.checkpoint else None
         if tokens:  # older versions did not count the steps after the last log line
             seen[training.job.id] = max(tokens, seen.get(training.job.id, 0))
     return seen
@@ -85,8 +85,10 @@ def head(row: Experiment, jobs: Sequence[Job]) -> str:
     buttons = [(f"/train?experiment={quote(row.id, safe='')}", "Train another", False)]
     buttons += [(f"{files}.json", "JSON", True), (f"{files}.csv", "CSV", True)]
     if len(trained) > 1:
-        words = "Compare its trainings" if len(trained) <= MOST else f"Compare its last {MOST} trainings"
-        buttons.insert(0, (TrainingsView(tuple(trained[-MOST:])).address, words, False))
+        words = (
+            "Compare its trainings" if len(trained) <= MAX_TRAININGS else f"Compare its last {MAX_TRAININGS} trainings"
+        )
+        buttons.insert(0, (TrainingsView(tuple(trained[-MAX_TRAININGS:])).address, words, False))
     links = "".join(link_button(words, to, download=save) for to, words, save in buttons)
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 
@@ -95,7 +97,7 @@ def figures_table(runs: Sequence[Training], tokens: dict[str, float], held_out: 
     """Its trainings, newest last, with data and results."""
     if not runs:
         return ""
-    how, measured = next(iter(measured_ways(runs)), ("", {}))
+    how, measured = next(iter(evaluations_by_setting(runs)), ("", {}))
     columns = ["Draft", "Data", "Tokens seen", "Expected τ", "Measured τ", "Speedup"]
     rows = []
     for name, training in zip(labels(runs), runs, strict=True):
@@ -122,7 +124,7 @@ def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
         )
     queues = listing.Queues(session)
     waits = {job.id: job_rows.waits_words(queues, job) for job in jobs if job.state == JobState.QUEUED}
-    return bar(BULK, comparing()) + job_rows.jobs_table(jobs[::-1], waits, chosen=True, elsewhere=True)
+    return bulk_bar(BULK, compare_button()) + job_rows.jobs_table(jobs[::-1], waits, chosen=True, elsewhere=True)
 
 
 def link(session: Session, job: Job) -> str:

@@ -51,7 +51,7 @@ def _step(queues: listing.Queues, number: int, job: Job) -> str:
     return tag("div", number_html + body, class_=f"sp-step sp-{TONES.get(job.state, 'waiting')}", data_state=job.state)
 
 
-def outcome(session: Session, jobs: list[Job]) -> str:
+def experiment_result(session: Session, jobs: list[Job]) -> str:
     """The checkpoint's figures and a link to the Playground, or how to continue."""
     if is_active(jobs):
         return notice("Running on the server. You can close this page and come back later.", "info")
@@ -115,6 +115,6 @@ def title(experiment: Experiment) -> str:
 def view(session: Session, experiment: Experiment) -> str:
     """The whole experiment."""
     jobs = jobs_of(session, experiment.id)
-    parts = title(experiment) + outcome(session, jobs) + steps(session, jobs)
+    parts = title(experiment) + experiment_result(session, jobs) + steps(session, jobs)
     state = "active" if is_active(jobs) else "ended"
     return tag("section", parts, class_="sp-stack", data_state=state, aria_label="Latest work")

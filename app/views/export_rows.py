@@ -8,14 +8,14 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.arrivals import awaited, files_of
+from app.arrivals import download_notice, files_of
 from app.widgets.elements import badge, facts, notice
 from app.widgets.formatting import size
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
 from formats import OWN
-from formats.options import Option, options
-from formats.store import StoredExport, exports_folder, source_of, stored_exports
+from formats.options import FormatOption, export_options
+from formats.store import StoredExport, checkpoint_state, exports_folder, stored_exports
 from speculoos.errors import SpeculoosError, Unsupported
 from speculoos.settings import Settings
 from tracking import queries
@@ -32,29 +32,29 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     if checkpoint.state != "ready":
         return tag("p", "Downloads are available when the checkpoint is ready.", class_="sp-lead")
     base, files = session.get_one(Base, checkpoint.base_id), files_of(settings)
-    if words := awaited(session, settings, checkpoint, base):
+    if words := download_notice(session, settings, checkpoint, base):
         return notice(words, "info")
     folder = files.path(checkpoint)
     try:
         formats = options_of(str(folder), str(files.path(base)))
     except SpeculoosError as error:
         return notice(str(error), "bad")
-    jobs, source = latest_jobs(session, checkpoint.id), source_of(folder)
-    exports = made_elsewhere(jobs, source) | stored_exports(exports_folder(settings.home, checkpoint.id), source)
+    jobs, source = latest_jobs(session, checkpoint.id), checkpoint_state(folder)
+    exports = exports_in_store(jobs, source) | stored_exports(exports_folder(settings.home, checkpoint.id), source)
     formats = sorted(formats, key=lambda option: not option.possible)
     cells = [_row(checkpoint.id, option, exports.get(option.name), jobs.get(option.name)) for option in formats]
     listed = table(COLUMNS, cells, "Formats", named=COLUMNS[1:])
     return tag("div", summary(formats, exports) + listed, class_="sp-exports")
 
 
-def made_elsewhere(jobs: dict[str, Job], source: str) -> dict[str, StoredExport]:
+def exports_in_store(jobs: dict[str, Job], source: str) -> dict[str, StoredExport]:
     """Format → zip of the current checkpoint that a worker of another machine put into the store; it is copied to this
     machine when it is downloaded."""
     results = {name: job.result for name, job in jobs.items() if (job.result or {}).get("source") == source}
     return {name: StoredExport(Path(f"{name}.zip"), r["bytes"], r["report"]) for name, r in results.items()}
 
 
-def summary(formats: Sequence[Option], exports: Container[str]) -> str:
+def summary(formats: Sequence[FormatOption], exports: Container[str]) -> str:
     """Overview: which servers can load the checkpoint, and for which an export is validated."""
     others = [option for option in formats if option.name != OWN]
     validated = [option.servers for option in others if option.possible and option.name in exports]
@@ -64,7 +64,7 @@ def summary(formats: Sequence[Option], exports: Container[str]) -> str:
     return facts((words, "; ".join(names)) for words, names in groups)
 
 
-def options_of(checkpoint: str, base: str) -> tuple[Option, ...]:
+def options_of(checkpoint: str, base: str) -> tuple[FormatOption, ...]:
     """All formats for the files in two folders. Headers and configs are read once per state of the files."""
     return _options(checkpoint, base, stamps(checkpoint), stamps(base))
 
@@ -77,8 +77,8 @@ def stamps(folder: str) -> tuple[tuple[Any, ...], ...]:
 
 
 @lru_cache(maxsize=64)
-def _options(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) -> tuple[Option, ...]:
-    return tuple(options(checkpoint, base))
+def _options(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) -> tuple[FormatOption, ...]:
+    return tuple(export_options(checkpoint, base))
 
 
 def latest_jobs(session: Session, checkpoint_id: str) -> dict[str, Job]:
@@ -107,7 +107,7 @@ def can_be_made(session: Session, settings: Settings, checkpoint_id: str, name: 
     return job is None or job.state in FINISHED
 
 
-def _row(checkpoint_id: str, option: Option, export: StoredExport | None, job: Job | None) -> list[str]:
+def _row(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> list[str]:
     if not option.possible:
         why = tag("span", safe(option.reason), class_="sp-hint sp-why-not")
         return [tag("span", safe(option.title), class_="sp-off"), safe(option.servers), badge("no"), why]
@@ -131,7 +131,7 @@ def _check(check: dict[str, Any]) -> str:
     return tag("b", safe(f"✓ {check.get('name', '')}")) + safe(f" {check.get('detail', '')}")
 
 
-def _action(checkpoint_id: str, option: Option, export: StoredExport | None, job: Job | None) -> str:
+def _action(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> str:
     if export is not None:
         return _link(checkpoint_id, option, f"Download ({size(export.bytes)})")
     if job is not None and job.state not in FINISHED:
@@ -143,6 +143,6 @@ def _action(checkpoint_id: str, option: Option, export: StoredExport | None, job
     return button
 
 
-def _link(checkpoint_id: str, option: Option, words: str) -> str:
+def _link(checkpoint_id: str, option: FormatOption, words: str) -> str:
     to = f"/api/checkpoints/{checkpoint_id}/exports/{option.name}"
     return tag("a", safe(words), href=to, class_="sp-small-button", data_made=option.name, download="")

@@ -8,12 +8,12 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.forms import whole
-from app.links import leads
+from app.links import on_event_open
 from app.views.asking import form_end
 from app.views.manage import row
 from app.widgets.elements import block, notice, on_typing
 from app.widgets.fields import one_line
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.review import review
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -38,7 +38,7 @@ class ExtendForm:
         self.live = [self.box]
         self.outputs = [self.box, self.lead, self.more, self.review, self.said]
         on_typing([self.more], self._review, [chosen, self.more], self.review)
-        leads(self.start.click, self._start, [chosen, self.more], self.said, self.target)
+        on_event_open(self.start.click, self._start, [chosen, self.more], self.said, self.target)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
         """Values of `live`."""
@@ -55,20 +55,20 @@ class ExtendForm:
         shown = gr.Accordion(visible=True, open=bool(number))
         return [shown, notice(lead, "info"), number, self._reviewed(session, data, number), ""]
 
-    @saying_errors(tone="warn")
+    @show_errors(tone="warn")
     def _review(self, data_id: str, more: str) -> str:
         if not data_id:
             return ""
         with reading(self.settings) as session:
             return self._reviewed(session, row(session, Dataset, "data set", data_id), more)
 
-    @saying_errors(tone="warn")
+    @show_errors(tone="warn")
     def _reviewed(self, session: Session, data: Dataset, more: str) -> str:
         limit = limit_for(session, data, more)
         asked = made_by(data).changed(limit=limit - answered(session, data))
         return review(estimate(session, asked, self.settings.home), extend_command(data.name, limit))
 
-    @saying_errors("")
+    @show_errors("")
     def _start(self, data_id: str, more: str) -> tuple[str, str]:
         with reading(self.settings) as session:
             limit = limit_for(session, row(session, Dataset, "data set", data_id), more)

@@ -7,12 +7,12 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.forms import ENDPOINT, GENERATE_FIELDS, generate_form, generate_request
-from app.links import leads
+from app.links import on_event_open
 from app.views import choices
 from app.views.asking import form_end, started
 from app.widgets.elements import QUIET, closed_accordion, on_typing
 from app.widgets.fields import dropdown, one_line
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.review import review
 from app.widgets.setting_fields import setting_control
 from ops.homes import names
@@ -84,7 +84,7 @@ class GenerateForm:
         self.who.change(
             self._endpoint, self.who, [self.fields["endpoint_model"], self.served, self.fields["api"]], **QUIET
         )
-        leads(self.start.click, self._start, values, self.said, self.target)
+        on_event_open(self.start.click, self._start, values, self.said, self.target)
 
     def follow(self, shown: gr.HTML) -> None:
         """Review again what is asked for when what is shown of the data set has changed: its rows are there now."""
@@ -103,8 +103,8 @@ class GenerateForm:
         if data is None or data.kind != "prompts" or data.state == "failed":
             return [gr.Accordion(visible=False), *[gr.skip()] * (len(self.outputs) - 1)]
         form = self._values(session, query)
-        answerers = choices.answerers(session, self.settings)
-        form["who"] = choices.first(answerers, form.get("who") or query.get("base"))
+        answerers = choices.response_models(session, self.settings)
+        form["who"] = choices.valid_choice(answerers, form.get("who") or query.get("base"))
         bases = [("–", ""), *choices.bases(session)]
         boxes = {
             "who": gr.Dropdown(answerers, value=form["who"]),
@@ -130,7 +130,7 @@ class GenerateForm:
         with reading(self.settings) as session:
             return self._reviewed(session, data_id, name, dict(zip(self.inputs, values, strict=True)))
 
-    @saying_errors(tone="warn")
+    @show_errors(tone="warn")
     def _reviewed(self, session: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
         request = generate_request(data_id, **form)
         guess = estimate(session, request, self.settings.home)

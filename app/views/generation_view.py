@@ -10,18 +10,18 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.views.job_rows import sample_card
-from app.views.job_view import reached
+from app.views.job_view import shown_done
 from app.widgets.elements import row_note, tiles
 from app.widgets.formatting import duration, size
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
 from tracking import generations
-from tracking.generations import ANSWERS, ROWS_LEFT_OUT, Going
+from tracking.generations import ANSWERS, REJECTED_ROWS, GenerationProgress
 from tracking.states import JobState
 from tracking.tables import Job
 
 KINDS = ("generate_data", "generate_shard")
-WHY = {
+SKIP_REASONS = {
     "failed": "The model or its server returned an error",
     "empty": "The response is empty",
     "cut": "The response was truncated",
@@ -35,26 +35,26 @@ def part(session: Session, job: Job, home: Path | None = None) -> str:
     """Details below a generation's progress; "" for other jobs and before the first rows."""
     if job.kind not in KINDS or job.state == JobState.QUEUED:
         return ""
-    now = generations.going(session, job.id)
+    now = generations.generation_progress(session, job.id)
     if not now.counts:
         return ""
-    shown = tiles(figures(job, now)) + speeds(now) + room(job, now, home)
+    shown = tiles(figures(job, now)) + speeds(now) + disk_space(job, now, home)
     if now.left_out:
-        shown += left_out(now.left_out, generations.samples(session, job.id, ROWS_LEFT_OUT, 4 * FIRST))
+        shown += skipped_rows_table(now.left_out, generations.samples(session, job.id, REJECTED_ROWS, 4 * FIRST))
     return tag("section", shown, class_="sp-stack", aria_label="This generation")
 
 
-def figures(job: Job, now: Going) -> list[tuple[str, object, str]]:
+def figures(job: Job, now: GenerationProgress) -> list[tuple[str, object, str]]:
     """(name, value, note) of rows and tokens; while it runs also of speed and time left."""
     of = f"of {job.total:,}" if job.total else ""
-    counted = [("Rows", f"{max(reached(job), now.rows):,}", of), ("Tokens", f"{now.tokens:,}", "generated")]
+    counted = [("Rows", f"{max(shown_done(job), now.rows):,}", of), ("Tokens", f"{now.tokens:,}", "generated")]
     if job.state != JobState.RUNNING:
         return counted
     eta = duration(job.eta_seconds) if job.eta_seconds is not None else "–"
     return [*counted, ("Speed", f"{now.speed:,.0f}", "tokens per second"), ("Time left", eta, "")]
 
 
-def speeds(now: Going) -> str:
+def speeds(now: GenerationProgress) -> str:
     """Table of tokens per second of each worker and server; "" with fewer than two."""
     rows = [[safe(name), "worker", f"{speed:,.0f}"] for name, speed in sorted(now.workers.items())]
     rows += [[safe(name), "server", f"{speed:,.0f}"] for name, speed in sorted(now.servers.items())]
@@ -62,7 +62,7 @@ def speeds(now: Going) -> str:
     return table(columns, rows, "Speeds", wide_first=True, named=columns[2:]) if len(rows) > 1 else ""
 
 
-def room(job: Job, now: Going, home: Path | None) -> str:
+def disk_space(job: Job, now: GenerationProgress, home: Path | None) -> str:
     """Disk space used, and expected at the average row size so far."""
     if not now.rows or job.state != JobState.RUNNING:
         return ""
@@ -74,10 +74,13 @@ def room(job: Job, now: Going, home: Path | None) -> str:
     return tag("p", safe(f"{words}."), class_="sp-lead")
 
 
-def left_out(counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> str:
+def skipped_rows_table(counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> str:
     """Table of skipped rows by reason, with an example of each."""
     by_kind = {str(each.get("kind")): each for each in reversed(examples)}
-    rows = [[safe(WHY.get(kind, kind)), f"{counts[kind]:,}", _example(by_kind.get(kind))] for kind in sorted(counts)]
+    rows = [
+        [safe(SKIP_REASONS.get(kind, kind)), f"{counts[kind]:,}", _example(by_kind.get(kind))]
+        for kind in sorted(counts)
+    ]
     return table(["Reason", "Rows", "Example"], rows, "Skipped rows", wide_first=True, named=("Rows",))
 
 

@@ -11,7 +11,7 @@ from app.widgets.elements import QUIET, badge, block, notice
 from app.widgets.fields import one_line
 from app.widgets.formatting import size
 from app.widgets.picker import table
-from app.widgets.problems import saying_errors, sentence
+from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from models.hub_search import LONGEST, HubModel, search
 from speculoos.errors import SpeculoosError
@@ -47,7 +47,7 @@ class HubSearch:
         gr.on([self.start.click, self.words.submit], self.searched, self.words, [self.found, self.said], **options)
         self.found.take(self.taken, None, [location, self.said], **QUIET)
 
-    @saying_errors("", tone="warn")
+    @show_errors("", tone="warn")
     def searched(self, words: str) -> tuple[str, str]:
         """The results or an error; clears the message about a selected name."""
         return results(self.find(words or "")), ""
@@ -58,7 +58,7 @@ class HubSearch:
         try:
             repo = hub_id(str(getattr(event, "wanted", "")))
         except SpeculoosError as error:
-            return gr.skip(), notice(sentence(error), "bad")
+            return gr.skip(), notice(error_text(error), "bad")
         return repo, notice(TAKEN.format(repo), "good")
 
 

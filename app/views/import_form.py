@@ -8,19 +8,19 @@ import gradio as gr
 
 from app import visitor
 from app.forms import hub_location, import_file, import_request
-from app.links import leads
+from app.links import on_event_open
 from app.views import choices, data_view
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_typing
 from app.widgets.fields import dropdown, one_line, upload_box
 from app.widgets.formatting import size
 from app.widgets.picker import table
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from models.hub import RepositoryListing
 from models.hub_data import beginning, look_up
 from speculoos.errors import BadInput
-from speculoos.limited import ChildError, Overrun, run_limited
+from speculoos.limited import ChildError, LimitExceeded, run_limited
 from speculoos.settings import Settings
 from speculoos.suites import SUITES
 from tracking.db import reading
@@ -103,7 +103,7 @@ class ImportForm:
         gr.on([self.first.click, self.path.submit], self.first_rows, source, seen, **QUIET)
         self.upload.upload(self.first_rows, source, seen, **QUIET)
         on_typing((self.kind, *self.fields), self.first_again, source, self.said)
-        leads(self.start.click, self.submitted, form, self.said, self.target)
+        on_event_open(self.start.click, self.submitted, form, self.said, self.target)
         gr.on([self.look.click, self.hub.submit], self.files, self.hub, self.said, **QUIET)
 
     def chosen(self, kind: str) -> tuple[Any, Any, Any]:
@@ -117,9 +117,9 @@ class ImportForm:
             return gr.Dropdown(visible=False)
         with reading(self.settings) as session:
             options = choices.bases(session)
-        return gr.Dropdown(options, value=choices.first(options), visible=True)
+        return gr.Dropdown(options, value=choices.valid_choice(options), visible=True)
 
-    @saying_errors(*[gr.skip()] * (1 + len(FIELDS)), tone="warn")
+    @show_errors(*[gr.skip()] * (1 + len(FIELDS)), tone="warn")
     def first_rows(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> list[Any]:
         """The first rows as they would be read, and the file's columns to choose from; of a data set on the hub those
         of its first file."""
@@ -150,7 +150,7 @@ class ImportForm:
     def _rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> dict[str, Any]:
         try:
             return limited(LOOK, file, kind, fields)
-        except (Overrun, ChildError):
+        except (LimitExceeded, ChildError):
             raise BadInput(
                 f"{file.name}: its first rows cannot be shown in time; the import may still read it."
             ) from None
@@ -159,7 +159,7 @@ class ImportForm:
         """Raises BadInput where the import would drop every row. A file that takes too long to look at is let pass."""
         try:
             said = limited(NOTHING, file, kind, fields)
-        except (Overrun, ChildError):
+        except (LimitExceeded, ChildError):
             return
         if said:
             raise BadInput(
@@ -167,12 +167,12 @@ class ImportForm:
                 "to keep and which columns hold it, or mend the file."
             )
 
-    @saying_errors(tone="warn")
+    @show_errors(tone="warn")
     def files(self, hub: str) -> str:
         """What would be fetched; nothing is yet."""
         return fetched(look_up(hub_location(hub), self.settings.hf_token))
 
-    @saying_errors("")
+    @show_errors("")
     def submitted(
         self,
         upload: str | None,

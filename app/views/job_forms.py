@@ -4,11 +4,11 @@ from typing import Any
 
 import gradio as gr
 
-from app.links import leads
+from app.links import on_event_open
 from app.views.asking import form_end, started
 from app.widgets.elements import closed_accordion, on_typing
 from app.widgets.fields import one_line
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.review import review
 from app.widgets.setting_fields import field_values, setting_control
 from ops.homes import names
@@ -42,13 +42,13 @@ class JobForm:
             self.review, self.message, self.start, self.target = form_end(prefix, "Start")
         values = [self.name, *self.fields.values()]
         on_typing(values, self.review_now, values, self.review)
-        leads(self.start.click, self.submit, values, self.message, self.target)
+        on_event_open(self.start.click, self.submit, values, self.message, self.target)
 
     def request(self, *values: Any) -> Request:
         """Raises BadInput with the label of the field."""
         return self.kind(**field_values(self.kind, dict(zip(self.fields, values, strict=True))))
 
-    @saying_errors(tone="warn")
+    @show_errors(tone="warn")
     def review_now(self, name: str, *values: Any) -> str:
         """The estimate and the command that does the same."""
         request = self.request(*values)

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.links import clone_form, leads, model_link
+from app.links import clone_form, model_link, on_event_open
 from app.views import (
     evaluation_view,
     experiment_rows,
@@ -27,7 +27,7 @@ from app.views import (
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
 from app.widgets.elements import QUIET, block, hidden, link_button, notice
 from app.widgets.picker import live
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from ops.homes import names
 from speculoos.settings import Settings
@@ -91,13 +91,13 @@ class JobPanel:
             button.click(self._act(action), self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
         self.said.change(None, self.said, None, js=MESSAGE_TIME, api_visibility="private")
         self.head.change(None, self.said, self.said, js=STALE, api_visibility="private")
-        leads(self.clone.click, self._clone, self.chosen, self.said, self.target)
+        on_event_open(self.clone.click, self._clone, self.chosen, self.said, self.target)
         self.manage.wire(redraw, inputs, outputs)
 
     def _act(self, action: Any) -> Any:
         return lambda job_id: outcome_notice(lambda: action(self.settings, job_id))
 
-    @saying_errors("")
+    @show_errors("")
     def _clone(self, job_id: str) -> tuple[str, str]:
         return "", clone(self.settings, job_id)
 
@@ -105,7 +105,7 @@ class JobPanel:
         """Values of `live`."""
         state = JobState(job.state)
         word, is_part = "Retry" if state == JobState.FAILED else "Resume", bool(job.parent_id)
-        charts = metrics_view.charts(downsampling.metrics(session, job.id, but=generations.NOW))
+        charts = metrics_view.charts(downsampling.metrics(session, job.id, but=generations.COUNTER_PREFIX))
         return [
             head(session, job, self.settings.home),
             gr.Button(visible=not is_part and state not in FINISHED, interactive=not job.cancel_requested),
@@ -160,7 +160,7 @@ def output_links(session: Session, job: Job) -> str:
     """Links to the results of a finished job."""
     if job.state != JobState.SUCCEEDED:
         return ""
-    links = made(session, job)
+    links = created_rows_html(session, job)
     if job.kind == "replay":
         links += "".join(_chat(number, chat) for number, chat in enumerate(job.result.get("chats") or (), 1))
     if job.kind in ("evaluate", "replay"):
@@ -168,7 +168,7 @@ def output_links(session: Session, job: Job) -> str:
         links += notice("The evaluation is stored.", "good", to, "Open the evaluation")
     if job.kind == "tune":
         to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
-        words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_words(job.result))
+        words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
         message = " ".join(str(each) for each in words if each)
         links += notice(message, tree_view.verdict_tone(job.result), to, "Open the checkpoint")
     if job.kind == "plan":
@@ -190,7 +190,7 @@ def downloads(session: Session, job: Job) -> str:
     return tag("div", link, class_="sp-link-row") if checkpoint_id else ""
 
 
-def made(session: Session, job: Job) -> str:
+def created_rows_html(session: Session, job: Job) -> str:
     """Notices with links to the ready rows that the job created."""
     html = ""
     for table, word, page in OUTPUTS:

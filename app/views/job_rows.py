@@ -7,7 +7,7 @@ from typing import Any
 
 from app.views.job_view import ACTIVE, PAUSED, progress, progress_words, seconds, state_badge
 from app.views.outcomes import outcome
-from app.widgets.bulk import box
+from app.widgets.bulk import row_checkbox
 from app.widgets.elements import badge, detail_head, empty_state, facts, row_note
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
@@ -55,7 +55,7 @@ def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
             "span", safe(shorten(job.error or "", 160, placeholder=" …")), class_="sp-row-note sp-why", title=job.error
         )
     state = badge("Paused", "warn") if waits_for.startswith(PAUSED) else state_badge(job)
-    first = box(job.id, job.name) + state if chosen else state
+    first = row_checkbox(job.id, job.name) + state if chosen else state
     result = safe(shorten(outcome(job) or "–", 160, placeholder=" …"))
     return [first, name + kind, how, result, row_note(time_words(job))]
 

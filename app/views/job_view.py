@@ -48,7 +48,7 @@ def counted(done: int, total: int | None, unit: str) -> str:
     return f"{done:,}" + (f" of {total:,}" if total is not None else "") + (f" {unit}" if unit else "")
 
 
-def reached(job: Job) -> int:
+def shown_done(job: Job) -> int:
     """The progress to show. A new attempt of a generation repeats rows that were not yet in a shard; its count stays at
     the maximum of earlier attempts until it exceeds that, since a falling count would look like lost work."""
     return max(job.done, job.done_before or 0) if job.kind.startswith("generate_") else job.done
@@ -56,7 +56,7 @@ def reached(job: Job) -> int:
 
 def progress_words(job: Job) -> str:
     """One line: progress, time left and the current note."""
-    done = reached(job)
+    done = shown_done(job)
     parts = [counted(done, job.total, job.unit)] if job.unit or done else []
     if job.state == "RUNNING" and not job.cancel_requested:
         parts.append(time_left(job))
@@ -79,7 +79,7 @@ def progress(job: Job) -> str:
     if job.state == "QUEUED" and not job.done:
         return ""
     total = job.total if job.total else (1 if job.state == "SUCCEEDED" else None)
-    done = min(reached(job), total) if total else 0
+    done = min(shown_done(job), total) if total else 0
     if job.state == "SUCCEEDED":
         done = total
     if total is None and job.state != "RUNNING":
@@ -102,11 +102,13 @@ def banner(job: Job, waits_for: str = "") -> str:
     if job.state == "RUNNING" and job.cancel_requested:
         return notice("Stopping: the job saves its state first.", "warn")
     if job.state == "RUNNING":
-        return notice(f"Running on the server{guessed(job)}. You can close this page.", "info")
-    return notice(f"Done in {duration(seconds(job))}{guessed(job)}." if seconds(job) is not None else "Done.", "good")
+        return notice(f"Running on the server{estimate_note(job)}. You can close this page.", "info")
+    return notice(
+        f"Done in {duration(seconds(job))}{estimate_note(job)}." if seconds(job) is not None else "Done.", "good"
+    )
 
 
-def guessed(job: Job) -> str:
+def estimate_note(job: Job) -> str:
     """ " (estimated: 2 min)" if estimated; for a running evaluation with the worst case."""
     if not job.estimated_seconds:
         return ""

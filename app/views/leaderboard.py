@@ -10,10 +10,10 @@ from app.widgets import spreadsheet
 from app.widgets.elements import empty_state, link_button, notice
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
-from app.widgets.picker import BY_PLACE, table, ways
+from app.widgets.picker import BY_PLACE, pager_links, table
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
-from speculoos.suites import title
+from speculoos.suites import suite_title
 from tracking.leaderboard import LeaderboardView
 from tracking.paging import Page
 from tracking.replays import is_replay
@@ -69,25 +69,29 @@ def model_words(row: Evaluation, names: Names) -> str:
 def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) -> str:
     """A page of the list with sortable heads."""
     if not shown.rows:
-        return nothing(view)
+        return empty_leaderboard(view)
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
     listed = table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads)
-    return unlike(shown.rows) + listed + ways(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
+    return (
+        count_warning(shown.rows)
+        + listed
+        + pager_links(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
+    )
 
 
-UNLIKE = (
+COUNT_WARNING = (
     "Some rows were measured on fewer questions than others of the same set. Filter by “Number of questions” before "
     "comparing them."
 )
 
 
-def unlike(rows: Sequence[Evaluation]) -> str:
+def count_warning(rows: Sequence[Evaluation]) -> str:
     """A notice if rows of the same prompt set were measured on different numbers of prompts; otherwise ""."""
     counts: dict[str, set[int]] = {}
     for row in rows:
         counts.setdefault(row.questions, set()).update(filter(None, [prompts_of(row)]))
-    return notice(UNLIKE, "info") if any(len(numbers) > 1 for numbers in counts.values()) else ""
+    return notice(COUNT_WARNING, "info") if any(len(numbers) > 1 for numbers in counts.values()) else ""
 
 
 def prompts_of(row: Evaluation) -> int | None:
@@ -102,7 +106,7 @@ def prompts_words(row: Evaluation) -> str:
     return f"{count:,} question{'' if count == 1 else 's'}" if count else ""
 
 
-def nothing(view: LeaderboardView) -> str:
+def empty_leaderboard(view: LeaderboardView) -> str:
     if view != LeaderboardView(sort=view.sort):
         return empty_state(
             "None of these", "No evaluation matches the filters. Choose “All” in a filter.", "/evaluations", "Show all"
@@ -128,17 +132,17 @@ def bars(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> tup
 def bars_of(key: str, rows: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
     """Bars of the figure `key` from (name, note, evaluation); rows without this figure are left out."""
     measured = ((name, note, row) for name, note, row in rows if getattr(row, key) is not None)
-    return [Bar(name, note, getattr(row, key), *ends(row, key)) for name, note, row in measured]
+    return [Bar(name, note, getattr(row, key), *interval_ends(row, key)) for name, note, row in measured]
 
 
-def ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
+def interval_ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
     """The 95 % interval of the figure `key`."""
     return getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
 
 
-def between(row: Evaluation, key: str) -> str:
+def interval_note(row: Evaluation, key: str) -> str:
     """The interval in small print; "" if there is none."""
-    low, high = ends(row, key)
+    low, high = interval_ends(row, key)
     if low is None or high is None:
         return ""
     return tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between")
@@ -155,7 +159,7 @@ def settings_words(row: Evaluation) -> str:
     return " · ".join([*filter(None, parts), *([f"on {row.source}"] if row.source else [])])
 
 
-def take_away(view: LeaderboardView, total: int) -> str:
+def download_links(view: LeaderboardView, total: int) -> str:
     """Links to download the shown rows and to this view."""
     query = view.query()
     links = (
@@ -197,7 +201,7 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
         **own,
         "base": names.get(row.base_id or "", ""),
         "checkpoint": names.get(row.checkpoint_id or "", ""),
-        "suite": title(row.suite) or row.suite,
+        "suite": suite_title(row.suite) or row.suite,
         "prompts": result.get("prompts"),
         "max_tokens": result.get("max_tokens"),
         "created_at": row.created_at.isoformat(),
@@ -236,4 +240,4 @@ def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
 
 def _figure(row: Evaluation, key: str, unit: str = "") -> str:
     value = getattr(row, key)
-    return "–" if value is None else tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + between(row, key)
+    return "–" if value is None else tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + interval_note(row, key)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from app.views.checkpoint_rows import method_words
 from app.views.forecast import FARTHEST, LEAST, Forecast, Point, forecast
-from app.views.leaderboard import ends
-from app.views.trainings_tables import measured_ways, settings_of, sorted_out
+from app.views.leaderboard import interval_ends
+from app.views.trainings_tables import evaluations_by_setting, settings_of, split_settings
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import notice
 from app.widgets.picker import table
@@ -52,13 +52,13 @@ def curve_of(trainings: Sequence[Training], tokens: Mapping[str, float], held_ou
         HELD_OUT,
         {e.job.id: Point(tokens[e.job.id], held_out[e.job.id]) for e in usable if e.job.id in held_out},
     )
-    for setting, rows in measured_ways(usable)[:1]:
+    for setting, rows in evaluations_by_setting(usable)[:1]:
         measured = {job_id: row for job_id, row in rows.items() if row.tau is not None}
         if len(measured) >= LEAST or len(measured) >= len(points):
             how = setting
             points = {job_id: Point(tokens[job_id], row.tau, _spread(row)) for job_id, row in measured.items()}
     used = [training for training in usable if training.job.id in points]
-    differ, _ = sorted_out([settings_of(training) for training in used])
+    differ, _ = split_settings([settings_of(training) for training in used])
     ordered = sorted(points.values(), key=lambda point: point.tokens)
     return Curve(name, how, ordered, [key for key in differ if key not in DATA])
 
@@ -138,5 +138,5 @@ def _chart(curve: Curve, prediction: Forecast | None) -> str:
 
 
 def _spread(row: Evaluation) -> float:
-    low, high = ends(row, "tau")
+    low, high = interval_ends(row, "tau")
     return (high - low) / 2 if low is not None and high is not None else 0.0

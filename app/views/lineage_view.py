@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from app.views.checkpoint_rows import method_words
 from app.widgets.text import safe, tag
 from formats import FORMATS
-from tracking.lineage import CAME, DRAFT, Graph, Node
+from tracking.lineage import DRAFT, RESULTS, Graph, Node
 
 HEADS = ("Prompts", "Data", "Drafts", "Evaluations and exports")
 BOX, HIGH, GAP, ROW, TOP = 212, 42, 64, 54, 26
@@ -25,7 +25,7 @@ def picture(graph: Graph) -> str:
     if len(graph.nodes) > MOST:
         return tag("p", safe(f"These jobs have {len(graph.nodes)} results, too many for a picture."), class_="sp-lead")
     columns = sorted({node.column for node in graph.nodes.values()})
-    places, width = placed(graph), _x(len(columns)) - GAP + 1
+    places, width = box_positions(graph), _x(len(columns)) - GAP + 1
     height = max(y for _, y in places.values()) + ROW
     edges = "".join(_edge(places[a], places[b]) for a, b in graph.edges if a in places and b in places)
     boxes = "".join(_box(node, *places[node.key]) for node in graph.nodes.values())
@@ -42,7 +42,7 @@ def picture(graph: Graph) -> str:
     return tag("div", drawn, class_="sp-lineage", tabindex="0", role="region", aria_label="Lineage")
 
 
-def placed(graph: Graph) -> dict[str, tuple[float, float]]:
+def box_positions(graph: Graph) -> dict[str, tuple[float, float]]:
     """key → upper left corner of the box. Boxes of a column are ordered by their sources, do not overlap and are not
     above their first source; empty columns are left out."""
     places: dict[str, tuple[float, float]] = {}
@@ -81,7 +81,7 @@ def _path(d: str) -> str:
 
 
 def _box(node: Node, x: float, y: float) -> str:
-    name = FORMATS[node.name].title if node.column == CAME and node.name in FORMATS else node.name
+    name = FORMATS[node.name].title if node.column == RESULTS and node.name in FORMATS else node.name
     note = method_words(node.note) if node.column == DRAFT else node.note
     frame = tag("rect", x=f"{x:.0f}", y=f"{y:.0f}", width=BOX, height=HIGH, rx=8)
     short = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"

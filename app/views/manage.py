@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.widgets.elements import QUIET, block, closed_accordion, notice
 from app.widgets.fields import one_line
 from app.widgets.formatting import size
-from app.widgets.problems import sentence
+from app.widgets.problems import error_text
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -32,7 +32,7 @@ class Manage:
         with closed_accordion("Name, note, delete", elem_id=f"{prefix}-manage"):
             self._build_fields()
             self.said = block(elem_id=f"{prefix}-said")
-            self.confirm, self.question, self.really = last_question(prefix)
+            self.confirm, self.question, self.really = confirmation_dialog(prefix)
         self.outputs = [self.name, self.note, self.said, self.confirm]
         self.delete.click(self._ask, chosen, [self.confirm, self.question], **QUIET)
 
@@ -79,11 +79,11 @@ class Manage:
         try:
             text = delete(self.settings, self.table, self.word, row_id)
         except SpeculoosError as error:
-            return row_id, notice(sentence(error), "bad"), gr.Column(visible=False)
+            return row_id, notice(error_text(error), "bad"), gr.Column(visible=False)
         return "", notice(text, "good"), gr.Column(visible=False)
 
 
-def last_question(
+def confirmation_dialog(
     prefix: str, words: str = "Delete for good", keep: str = "Keep it", html: str = ""
 ) -> tuple[gr.Column, gr.HTML, gr.Button]:
     """A hidden confirmation: (column, question, confirming button)."""
@@ -96,7 +96,7 @@ def last_question(
     return confirmation, question, really
 
 
-LEFT = {Experiment: "Its jobs, data sets and checkpoints are kept."}
+KEPT_ROWS_NOTE = {Experiment: "Its jobs, data sets and checkpoints are kept."}
 """Table → what remains when a row is deleted."""
 LEAVE_IF_EMPTY = "(id) => { if (!id) history.replaceState({}, '', location.pathname); }"
 
@@ -110,8 +110,8 @@ def question(settings: Settings, table: type[Table], word: str, row_id: str) -> 
     """The confirmation question of a deletion: what depends on the row."""
     with reading(settings) as session:
         used = changes.dependents(session, row(session, table, word, row_id))
-    if table in LEFT:
-        return f"Deleting this {word} cannot be undone. {LEFT[table]}"
+    if table in KEPT_ROWS_NOTE:
+        return f"Deleting this {word} cannot be undone. {KEPT_ROWS_NOTE[table]}"
     if not used:
         return f"Nothing depends on this {word}. Deleting it cannot be undone."
     return f"Deleting this {word} cannot be undone, and these depend on it: {', '.join(used)}."
@@ -148,5 +148,5 @@ def outcome_notice(action: Callable[[], str], tone: str = "good") -> str:
     try:
         text = action()
     except SpeculoosError as error:
-        return notice(sentence(error), "bad")
+        return notice(error_text(error), "bad")
     return notice(text, tone) if text else ""

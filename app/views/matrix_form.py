@@ -7,19 +7,19 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.evaluation_forms import BUILT_IN, PAIR, matrix_request, served_request
-from app.links import leads
+from app.links import on_event_open
 from app.views.asking import command_of, form_end, started
 from app.views.choices import Choices
 from app.widgets.elements import block, closed_accordion, notice, on_changes
 from app.widgets.fields import dropdown
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.review import review
 from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
 from ops.homes import names
 from speculoos.settings import Settings
-from speculoos.suites import BUILT_IN as BUILT_IN_SUITE
-from speculoos.suites import title
+from speculoos.suites import BUILT_IN_SUITE_NAME as BUILT_IN_SUITE
+from speculoos.suites import suite_title
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint, Dataset
@@ -57,7 +57,7 @@ class MatrixForm:
         fields = [self.models, self.suites, self.temperatures, self.trees, self.limit, self.tokens]
         self.opens = [self.box, *fields, self.said]
         on_changes(fields, self._review, self.review)
-        leads(self.start.click, self._start, fields, self.said, self.target)
+        on_event_open(self.start.click, self._start, fields, self.said, self.target)
 
     @staticmethod
     def opened(session: Session, values: list[Any] | None) -> list[Any]:
@@ -70,7 +70,7 @@ class MatrixForm:
         boxes = [_several(models, here), _several(suites, known)]
         return [gr.Accordion(open=True), *boxes, *values[2:], gone(there + lost)]
 
-    @saying_errors(tone="warn")
+    @show_errors(tone="warn")
     def _review(self, *values: Any) -> str:
         request = matrix_request(*values)
         with reading(self.settings) as session:
@@ -106,7 +106,7 @@ class ServerForm:
         fields = [self.endpoint, self.model, self.plain, self.serves, self.suite, self.limit, self.tokens]
         self.opens = [self.box, *fields, self.said]
         on_changes(fields, self._review, self.review)
-        leads(self.start.click, self._start, fields, self.said, self.target)
+        on_event_open(self.start.click, self._start, fields, self.said, self.target)
 
     def opened(self, session: Session, values: list[Any] | None) -> list[Any]:
         """Values of `opens`: what there is to choose, and `values` of a job that is cloned."""
@@ -147,11 +147,11 @@ def suite_choices(session: Session) -> Choices:
     prompt set."""
     sets = queries.datasets(session, "prompts", ready_only=True)
     found = [(words(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
-    return [(title(BUILT_IN_SUITE), BUILT_IN), *found]
+    return [(suite_title(BUILT_IN_SUITE), BUILT_IN), *found]
 
 
 def words(data: Dataset) -> str:
-    known = title((data.config or {}).get("suite") or "")
+    known = suite_title((data.config or {}).get("suite") or "")
     name = f"{known} ({data.name})" if known and known != data.name else data.name
     return f"{name} · {data.rows:,} questions"
 

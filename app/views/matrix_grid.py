@@ -11,7 +11,7 @@ from app.views.leaderboard import address
 from app.widgets.elements import link_button
 from app.widgets.text import breakable, safe, tag
 from models.methods import trees
-from speculoos.suites import BUILT_IN, title
+from speculoos.suites import BUILT_IN_SUITE_NAME, suite_title
 from tracking import shards
 from tracking.leaderboard import LeaderboardView
 from tracking.tables import Base, Checkpoint, Dataset, Job
@@ -68,7 +68,7 @@ def _row_words(row: tuple[Any, ...], names: Names) -> str:
 def _column_words(column: tuple[Any, ...], names: Names) -> str:
     suite, temperature, top_p, dtype = column
     settings = [f"T {temperature:g}", *([f"top-p {top_p:g}"] if top_p != 1 else []), *([dtype] if dtype else [])]
-    name = names.get(suite, suite) if suite else title(BUILT_IN)
+    name = names.get(suite, suite) if suite else suite_title(BUILT_IN_SUITE_NAME)
     return tag("b", breakable(name)) + tag("span", safe(" · ".join(settings)), class_="sp-row-note")
 
 
@@ -104,5 +104,5 @@ def _names(session: Session, cells: Sequence[Any]) -> dict[str, str]:
     for kind in (Base, Checkpoint):
         names |= {i: name for i, name in session.execute(select(kind.id, kind.name).where(kind.id.in_(ids)))}
     for data in session.scalars(select(Dataset).where(Dataset.id.in_(ids))):
-        names[data.id] = title((data.config or {}).get("suite") or "") or data.name
+        names[data.id] = suite_title((data.config or {}).get("suite") or "") or data.name
     return names

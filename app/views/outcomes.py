@@ -5,7 +5,7 @@ from typing import Any
 
 from app.views.checkpoint_rows import method_words
 from app.widgets.formatting import size
-from tracking.evaluations import number
+from tracking.evaluations import finite_number
 from tracking.tables import Job
 
 Result = Mapping[str, Any]
@@ -13,7 +13,7 @@ Result = Mapping[str, Any]
 
 def outcome(job: Job) -> str:
     """The result as text; "" before the job has succeeded."""
-    describe = SAID.get(job.kind)
+    describe = RESULT_TEXTS.get(job.kind)
     return describe(job.result) if describe and job.state == "SUCCEEDED" and job.result else ""
 
 
@@ -29,7 +29,7 @@ def _answers(result: Result) -> str:
 
 
 def _trained(result: Result) -> str:
-    tau, loss = number(result.get("mean_accepted_length")), number(result.get("loss"))
+    tau, loss = finite_number(result.get("mean_accepted_length")), finite_number(result.get("loss"))
     parts = [f"held-out τ {tau:.2f}" if tau else "", f"loss {loss:.3f}" if loss is not None else ""]
     return " · ".join(filter(None, parts)) or _steps(result)
 
@@ -39,12 +39,15 @@ def _steps(result: Result) -> str:
 
 
 def _measured(result: Result) -> str:
-    tau, speedup = number(result.get("mean_accepted_length") or result.get("tau")), number(result.get("speedup"))
+    tau, speedup = (
+        finite_number(result.get("mean_accepted_length") or result.get("tau")),
+        finite_number(result.get("speedup")),
+    )
     return " · ".join(filter(None, (f"τ {tau:.2f}" if tau else "", f"{speedup:.2f} ×" if speedup else "")))
 
 
 def _replayed(result: Result) -> str:
-    tau, speedup = number(result.get("tau")), number(result.get("projected_speedup"))
+    tau, speedup = finite_number(result.get("tau")), finite_number(result.get("projected_speedup"))
     return " · ".join(filter(None, (f"τ {tau:.2f}" if tau else "", f"{speedup:.2f} × projected" if speedup else "")))
 
 
@@ -57,14 +60,14 @@ def _verdict(result: Result) -> str:
 
 
 def _export(result: Result) -> str:
-    return f"{result.get('format', '')}, {size(result['bytes'])}" if number(result.get("bytes")) else ""
+    return f"{result.get('format', '')}, {size(result['bytes'])}" if finite_number(result.get("bytes")) else ""
 
 
 def _draft(result: Result) -> str:
     return method_words(str(result.get("method") or ""))
 
 
-SAID: dict[str, Callable[[Result], str]] = {
+RESULT_TEXTS: dict[str, Callable[[Result], str]] = {
     "import_prompts": _rows,
     "import_answered": _rows,
     "generate_data": _answers,

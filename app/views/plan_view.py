@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.views import job_rows, job_view
-from app.widgets.asked import narrowed, nothing
+from app.widgets.asked import empty_list_html, filtered_query
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import facts, notice, row_note
 from app.widgets.formatting import ago, interval
@@ -31,10 +31,10 @@ def signature(session: Session) -> str:
 def plans_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of the plans that match `which` (a ListQuery)."""
     newest = select(Job).where(Job.kind == "plan").order_by(Job.created_at.desc(), Job.id)
-    shown = page(session, narrowed(newest, which), place)
+    shown = page(session, filtered_query(newest, which), place)
     if not shown.rows:
         begin = "A plan measures step times on this machine and predicts which draft is worthwhile before training."
-        return nothing(which, "plan", begin)
+        return empty_list_html(which, "plan", begin)
     return table(COLUMNS, [_row(job) for job in shown.rows], "Plans") + pager("plans", shown, which)
 
 

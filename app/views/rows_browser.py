@@ -10,7 +10,7 @@ from app.views import data_view
 from app.views.manage import SMALL, row
 from app.widgets.elements import QUIET, block, hidden_json, notice, on_typing
 from app.widgets.fields import one_line
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -50,7 +50,7 @@ class RowsBrowser:
     def _back(self, data_id: str, words: str, places: Any) -> list[Any]:
         return self._shown(data_id, words, places[:-2] if isinstance(places, list) else [])
 
-    @saying_errors(gr.skip(), gr.skip(), gr.skip())
+    @show_errors(gr.skip(), gr.skip(), gr.skip())
     def _shown(self, data_id: str, words: str, places: Any) -> list[Any]:
         with reading(self.settings) as session:
             data = row(session, Dataset, "data set", data_id)
@@ -58,7 +58,7 @@ class RowsBrowser:
 
     def _drawn(self, session: Session, data: Dataset, words: str, places: Any) -> list[Any]:
         """The rows after the last of `places` (the pages shown before), and the paging buttons."""
-        if data.state == "ready" and (waits := arrivals.awaited(session, self.settings, data)):
+        if data.state == "ready" and (waits := arrivals.download_notice(session, self.settings, data)):
             return [notice(waits, "info"), *self._buttons([], ""), []]
         known = [place for place in places if isinstance(place, str)][:MOST_PLACES] if isinstance(places, list) else []
         folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id

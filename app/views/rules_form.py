@@ -9,7 +9,7 @@ from app.forms import whole
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, notice, on_load, section
 from app.widgets.fields import one_line
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from speculoos.settings import Settings
 from tracking import rules
 from tracking.db import reading
@@ -33,20 +33,20 @@ class RulesForm:
 
     def _field(self, name: str, label: str) -> gr.Textbox:
         configured = getattr(self.settings, name)
-        words = f"{configured:,} (configured)" if configured or name in rules.KEEPING else UNSET.get(name, "")
+        words = f"{configured:,} (configured)" if configured or name in rules.RETENTION else UNSET.get(name, "")
         return one_line(label, f"rule-{name}", placeholder=words, min_width=220)
 
     def values(self) -> list[str]:
         """The saved value of each rule, "" for the default."""
         with reading(self.settings) as session:
-            saved = rules.chosen(session)
+            saved = rules.chosen_rules(session)
         return [str(saved.get(name, "")) for name in self.rules]
 
-    @saying_errors()
+    @show_errors()
     def kept(self, *values: Any) -> str:
         """Save the values of the fields."""
         texts = dict(zip(self.rules, values, strict=True))
-        rules.keep(self.settings, {name: whole(self.rules[name].label, value) for name, value in texts.items()})
+        rules.save_rules(self.settings, {name: whole(self.rules[name].label, value) for name, value in texts.items()})
         return notice(f"Saved. They take effect {self.then}.", "good")
 
 

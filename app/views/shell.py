@@ -19,7 +19,7 @@ NAV = (
     ("Settings", "/settings"),
     ("Words", "/words"),
 )
-BESIDE = (("Experiments", "/experiments"), ("Compare trainings", "/trainings"))
+TAB_PAGES = (("Experiments", "/experiments"), ("Compare trainings", "/trainings"))
 """Pages without a link in the bar; they are reached from Jobs, which is marked instead."""
 TABS = (("Jobs", "/jobs"), ("Experiments", "/experiments"))
 MARK = (
@@ -55,7 +55,7 @@ def bar(current: str, can_log_out: bool = False) -> str:
 
 def tabs(current: str) -> None:
     """Tabs of the pages related to Jobs. A page that needs URL parameters has a tab only while it is open."""
-    shown = [page for page in dict.fromkeys((*TABS, *BESIDE)) if page in TABS or page[1] == current]
+    shown = [page for page in dict.fromkeys((*TABS, *TAB_PAGES)) if page in TABS or page[1] == current]
     links = "".join(
         tag("a", safe(label), href=path, aria_current="page" if path == current else None) for label, path in shown
     )
@@ -64,5 +64,5 @@ def tabs(current: str) -> None:
 
 def _mark(path: str, current: str) -> str | None:
     """aria-current of a link: "page" for the current page, "true" for Jobs on a page of BESIDE."""
-    is_parent = path == "/jobs" and current in {page for _, page in BESIDE}
+    is_parent = path == "/jobs" and current in {page for _, page in TAB_PAGES}
     return "page" if path == current else "true" if is_parent else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.views.job_view import reached
+from app.views.job_view import shown_done
 from app.widgets.elements import notice
 from app.widgets.formatting import duration, size
 from app.widgets.text import safe, tag
@@ -25,7 +25,7 @@ LOW_DISK = 2 * 10**9
 """Free bytes below which the strip warns."""
 ROOM_PAGE = "/storage"
 """Page to free disk space."""
-WEIGH_SECONDS = 60
+SIZE_CACHE_SECONDS = 60
 """Cache time of the sizes of the largest folders; computing them reads every file's size."""
 
 
@@ -33,11 +33,11 @@ def render(settings: Settings) -> str:
     """The whole strip as HTML; shows the error if the database cannot be read."""
     try:
         with reading(settings) as session:
-            parts = job_chip(session) + process_dot(silences(session))
+            parts = job_chip(session) + process_dot(heartbeat_ages(session))
     except SpeculoosError as error:
         parts = tag("span", safe(error), class_="sp-chip sp-bad")
     strip = tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label="Workbench")
-    return strip + no_room(settings)
+    return strip + disk_notice(settings)
 
 
 def job_chip(session: Session) -> str:
@@ -55,14 +55,14 @@ def job_chip(session: Session) -> str:
 def job_progress(job: Job) -> str:
     """`42% · 3 min 5 s left`, or less if the total or the time is unknown."""
     if not job.total:
-        return job.progress_note or f"{reached(job)} {job.unit}".strip()
-    share = f"{min(reached(job) / job.total, 1.0):.0%}"
+        return job.progress_note or f"{shown_done(job)} {job.unit}".strip()
+    share = f"{min(shown_done(job) / job.total, 1.0):.0%}"
     if job.done >= job.total:
         return f"{share} · {job.progress_note or 'finishing…'}"
     return f"{share} · {duration(job.eta_seconds)} left" if job.eta_seconds is not None else f"{share} · measuring…"
 
 
-def silences(session: Session) -> dict[str, float]:
+def heartbeat_ages(session: Session) -> dict[str, float]:
     """Process name → seconds since its last heartbeat in this database; of processes with the same name the latest
     heartbeat counts."""
     latest: dict[str, float] = {}
@@ -88,13 +88,13 @@ def process_dot(silences: Mapping[str, float]) -> str:
 
 def disk_chip(home: Path) -> str:
     """Free disk space of the home folder."""
-    free = shutil.disk_usage(room.existing(home)).free
+    free = shutil.disk_usage(room.nearest_existing(home)).free
     return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
 
 
-def no_room(settings: Settings) -> str:
+def disk_notice(settings: Settings) -> str:
     """Notice on every page while the disk is full or has too little space for jobs; otherwise ""."""
-    if room.full(settings.home):
+    if room.is_disk_full(settings.home):
         words = f"The disk that holds {settings.home} is full; nothing can be stored. {largest_words(settings.home)}"
     elif short := room.disk_shortage(settings):
         words = f"Jobs pause: {short.sentence}. {largest_words(settings.home)}"
@@ -105,10 +105,10 @@ def no_room(settings: Settings) -> str:
 
 def largest_words(home: Path) -> str:
     """`Largest folders: models 12.0 GB, checkpoints 3.1 GB, logs 200 MB.`"""
-    names = [f"{name} {size(weight)}" for name, weight in _largest(home, int(time.monotonic() // WEIGH_SECONDS))]
+    names = [f"{name} {size(weight)}" for name, weight in _largest(home, int(time.monotonic() // SIZE_CACHE_SECONDS))]
     return f"Largest folders: {', '.join(names)}." if names else ""
 
 
 @lru_cache(maxsize=4)
 def _largest(home: Path, period: int) -> list[tuple[str, int]]:
-    return room.largest(home)
+    return room.largest_entries(home)

@@ -69,7 +69,7 @@ def term(days: int) -> str:
     return f"kept {days} day{'s' if days != 1 else ''}" if days else "kept forever"
 
 
-def things(survey: Survey) -> str:
+def rows_table(survey: Survey) -> str:
     """Table of models, data sets and checkpoints, largest first, with links to their details."""
     if not survey.things:
         return empty_state("Nothing yet", "This list shows models, data sets and checkpoints with their sizes.")
@@ -88,7 +88,7 @@ def things(survey: Survey) -> str:
     return html + (tag("p", safe(more), class_="sp-lead") if more else "")
 
 
-def one(thing: StorageItem, path: str, used: Sequence[str]) -> str:
+def row_details(thing: StorageItem, path: str, used: Sequence[str]) -> str:
     """Details of one row: its size, its path, what depends on it."""
     page = {"models": "models", "datasets": "data", "checkpoints": "checkpoints"}[thing.kind]
     cost = f"none; its files are outside the home folder ({size(thing.bytes)})" if thing.outside else size(thing.bytes)
@@ -118,7 +118,7 @@ def leftovers(items: Sequence[Leftover], home: str) -> str:
     return html + (tag("p", safe(more), class_="sp-lead") if more else "")
 
 
-def last_round(row: Preference | None) -> str:
+def last_cleanup(row: Preference | None) -> str:
     """When the reconciler last cleaned up, and what it removed."""
     if row is None:
         return notice("No cleanup yet. The reconciler cleans up within an hour after it starts.", "info")

@@ -5,7 +5,7 @@ from typing import Any
 
 from app import forms
 from app.views import job_view
-from app.views.leaderboard import bars_of, between, settings_words
+from app.views.leaderboard import bars_of, interval_note, settings_words
 from app.views.metrics_view import AXES
 from app.views.trainings_view import Metrics, TrainingsView, labels
 from app.widgets.elements import facts
@@ -17,7 +17,7 @@ from app.widgets.text import safe, tag
 from models.methods import METHODS, SETTINGS
 from speculoos.errors import SpeculoosError
 from tracking import trainings
-from tracking.evaluations import number
+from tracking.evaluations import finite_number
 from tracking.tables import Evaluation
 from tracking.trainings import Training
 from workers.jobs.requests import Train, from_json
@@ -26,7 +26,7 @@ MOST_MEASURED = 6
 """Maximum number of evaluation settings shown; the leaderboard has all."""
 DASH = "–"
 Values = dict[str, Any]
-BY_THE_DATA = "depends on the data"
+DEPENDS_ON_DATA = "depends on the data"
 """Value of an unset setting that the workbench derives from the data."""
 
 
@@ -41,7 +41,7 @@ def figures_table(trainings: Sequence[Training], metrics: Metrics, view: Trainin
 
 def bars(trainings: Sequence[Training]) -> str:
     """Bars of τ and speedup at the evaluation settings that most trainings share; "" without evaluations."""
-    ways = measured_ways(trainings)
+    ways = evaluations_by_setting(trainings)
     if not ways:
         return ""
     way, rows = ways[0]
@@ -57,13 +57,13 @@ def settings_table(trainings: Sequence[Training]) -> str:
     if len(trainings) < 2:
         return ""
     names, values = labels(trainings), [settings_of(training) for training in trainings]
-    differ, equal = sorted_out(values)
+    differ, equal = split_settings(values)
     rows = [[safe(key), *(safe(words) for words in row)] for key, row in differ.items()]
     shown = table(["Setting", *names], rows, "Settings that differ", wide_first=True, named=names) if rows else ""
     return (shown or tag("p", "All settings are equal.", class_="sp-lead")) + _equal(equal)
 
 
-def sorted_out(values: Sequence[Values]) -> tuple[dict[str, list[str]], Values]:
+def split_settings(values: Sequence[Values]) -> tuple[dict[str, list[str]], Values]:
     """(differing settings → value of each training, equal settings → value). "–": the training lacks the setting."""
     keys = list(dict.fromkeys(key for settings in values for key in settings))
     rows = {key: [_words(settings[key]) if key in settings else DASH for settings in values] for key in keys}
@@ -90,7 +90,7 @@ def settings_of(training: Training) -> Values:
     settings.pop("method", None)
     return {
         **inputs,
-        **{key: BY_THE_DATA if value is None and is_open(key) else value for key, value in settings.items()},
+        **{key: DEPENDS_ON_DATA if value is None and is_open(key) else value for key, value in settings.items()},
     }
 
 
@@ -99,17 +99,17 @@ def is_open(key: str) -> bool:
     return key in SETTINGS and SETTINGS[key].is_open
 
 
-def measured_ways(trainings: Sequence[Training]) -> list[tuple[str, dict[str, Evaluation]]]:
+def evaluations_by_setting(trainings: Sequence[Training]) -> list[tuple[str, dict[str, Evaluation]]]:
     """(evaluation settings, job id → newest evaluation with them), sorted by number of trainings, then newest first."""
     ways: dict[str, dict[str, Evaluation]] = {}
     for training in trainings:
         for row in training.evaluations:
-            ways.setdefault(way_of(row), {}).setdefault(training.job.id, row)
+            ways.setdefault(evaluation_setting(row), {}).setdefault(training.job.id, row)
     newest = {way: max(row.created_at for row in rows.values()) for way, rows in ways.items()}
     return sorted(ways.items(), key=lambda item: (-len(item[1]), -newest[item[0]].timestamp()))
 
 
-def way_of(row: Evaluation) -> str:
+def evaluation_setting(row: Evaluation) -> str:
     """Settings that comparable evaluations share: questions, sampling, tree, precision, server, machine."""
     top_p = f"top-p {row.top_p:g}" if row.top_p != 1 else ""
     return " · ".join(filter(None, (settings_words(row), top_p, row.dtype, row.machine)))
@@ -119,14 +119,14 @@ def tokens_of(training: Training, metrics: Mapping[str, Any]) -> float | None:
     """Tokens seen in training, counting every pass over the data; None if unknown."""
     points = metrics.get(AXES["tokens"])
     seen = (training.checkpoint.figures or {}).get("tokens") if training.checkpoint else None
-    return max(number(seen) or 0, points[-1][1] if points else 0) or None
+    return max(finite_number(seen) or 0, points[-1][1] if points else 0) or None
 
 
 def held_out_tau(training: Training, metrics: Mapping[str, Any]) -> float | None:
     """The best expected τ on held-out conversations: of the curve, otherwise of the checkpoint's figures."""
     figures = (training.checkpoint.figures or {}) if training.checkpoint else {}
     curve = [value for _, value in metrics.get("eval/tau", ())]
-    return max(curve) if curve else number(figures.get("mean_accepted_length"))
+    return max(curve) if curve else finite_number(figures.get("mean_accepted_length"))
 
 
 def _own_rows(trainings: Sequence[Training], metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -147,7 +147,7 @@ def _own_rows(trainings: Sequence[Training], metrics: Sequence[Mapping[str, Any]
 
 def _measured_rows(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
     rows = []
-    for way, evaluations in measured_ways(trainings)[:MOST_MEASURED]:
+    for way, evaluations in evaluations_by_setting(trainings)[:MOST_MEASURED]:
         chosen = [evaluations.get(training.job.id) for training in trainings]
         rows.append((_way("τ", way), [measured_cell(row, "tau") for row in chosen]))
         rows.append((_way("Speedup", way), [measured_cell(row, "speedup", " ×") for row in chosen]))
@@ -164,7 +164,7 @@ def measured_cell(row: Evaluation | None, key: str, unit: str = "") -> str:
     if row is None or value is None:
         return DASH
     link = tag("a", safe(f"{value:.2f}{unit}"), href=f"/evaluations?id={row.id}", class_="sp-figure")
-    return link + between(row, key)
+    return link + interval_note(row, key)
 
 
 def _head(training: Training, name: str, view: TrainingsView) -> str:

@@ -11,11 +11,11 @@ from app.views.metrics_view import AXES, FIRST, NUMBERED, SHARES, UNITS, chart_o
 from app.widgets.charts import ChartStyle, Points, line_chart
 from app.widgets.elements import notice
 from app.widgets.text import tag
-from tracking.trainings import MOST, FoundTrainings, Training
+from tracking.trainings import MAX_TRAININGS, SelectedTrainings, Training
 
 Metrics = Mapping[str, Mapping[str, Points]]
 """A training's label → its metrics."""
-OVER = {"Steps": "", "Tokens seen": "tokens", "Time": "time"}
+X_AXES = {"Steps": "", "Tokens seen": "tokens", "Time": "time"}
 """Label of an x axis → its value in the URL."""
 SMOOTHEST = 0.95
 LONGEST = 60 * 33
@@ -39,7 +39,7 @@ class TrainingsView:
         ids = str(query.get("ids") or "")[:LONGEST].split(",")
         over = str(query.get("over") or "")
         known = tuple(dict.fromkeys(row_id.strip()[:64] for row_id in ids if row_id.strip()))
-        return cls(known, over if over in OVER.values() else "", smoothing(query.get("smooth")))
+        return cls(known, over if over in X_AXES.values() else "", smoothing(query.get("smooth")))
 
     @property
     def address(self) -> str:
@@ -71,7 +71,7 @@ def labels(trainings: Sequence[Training]) -> list[str]:
     return [f"{name} · {training.job.id}" for name, training in zip(names, trainings, strict=True)]
 
 
-def said(result: FoundTrainings) -> str:
+def missing_jobs_notice(result: SelectedTrainings) -> str:
     """A notice about jobs of the URL that are not shown, and why; otherwise ""."""
     words = []
     if result.others:
@@ -81,7 +81,8 @@ def said(result: FoundTrainings) -> str:
         words.append(f"{subject} missing: deleted, or the URL is wrong.")
     if result.surplus:
         words.append(
-            f"At most {MOST} trainings can be compared; {_quoted(result.surplus)} {_are(result.surplus)} left out."
+            f"At most {MAX_TRAININGS} trainings can be compared; {_quoted(result.surplus)} {_are(result.surplus)} "
+            "left out."
         )
     if len(result.trainings) == 1:
         words.append("Only one training is selected. Select two or more on the page Jobs.")
@@ -139,7 +140,7 @@ def smoothed(points: Points, share: float) -> list[tuple[float, float]]:
     return averages
 
 
-def over_axis(points: Points, axis: Points) -> list[tuple[float, float]]:
+def points_over_axis(points: Points, axis: Points) -> list[tuple[float, float]]:
     """The points with x = `axis` at their steps, interpolated linearly between its steps and 0 at step 0."""
     known = [(0.0, 0.0), *((step, value) for step, value in axis if step > 0)]
     return [(_at(known, step), value) for step, value in points]
@@ -169,7 +170,7 @@ def _placed(series: Mapping[str, Points], metrics: Metrics, over: str) -> tuple[
     if not over:
         return dict(series), "step"
     axes = {label: metrics[label][AXES[over]] for label in series if AXES[over] in metrics[label]}
-    lines = {label: over_axis(series[label], axis) for label, axis in axes.items()}
+    lines = {label: points_over_axis(series[label], axis) for label, axis in axes.items()}
     if over == "tokens":
         return {label: [(round(x), y) for x, y in line] for label, line in lines.items()}, "tokens seen"
     most = max((x for line in lines.values() for x, _ in line), default=0.0)

@@ -12,7 +12,7 @@ from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, notice, on_typing, section
 from app.widgets.fields import dropdown
 from app.widgets.formatting import rounded
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from ops.homes import names
@@ -57,18 +57,18 @@ class TreeForm:
 
     def live_view(self, row: Checkpoint) -> list[Any]:
         """Values of `live`."""
-        return [tree_view.finding(row)]
+        return [tree_view.tuning_result(row)]
 
     def view(self, session: Session, row: Checkpoint | None) -> list[Any]:
         """Values of `outputs`."""
         if row is None or row.state != "ready":
             return ["", gr.Button(visible=False), "", "", ""]
         tree = tree_view.first_tree(session, row)
-        drawn = tree_view.reckoned(session, row, tree or "chain 1")
+        drawn = tree_view.predicted_tree(session, row, tree or "chain 1")
         review = self._reviewed(session, tune_request(row, "", True))
         return [review, gr.Button(visible=True), under_way(session, row), tree, drawn]
 
-    @saying_errors()
+    @show_errors()
     def review_now(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
         """What it takes, and the command that does the same."""
         with reading(self.settings) as session:
@@ -87,12 +87,12 @@ class TreeForm:
             self.settings, checkpoint_id, lambda row: tune_request(row, dtype, keep), "the verdict comes here"
         )
 
-    @saying_errors()
+    @show_errors()
     def reckon(self, checkpoint_id: str, text: str) -> str:
         """What the typed tree would give, as HTML."""
         with reading(self.settings) as session:
             row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
-            return tree_view.reckoned(session, row, text or "")
+            return tree_view.predicted_tree(session, row, text or "")
 
 
 def under_way(session: Session, row: Checkpoint) -> str:

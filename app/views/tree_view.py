@@ -15,15 +15,15 @@ from app.widgets.tree_picture import tree_picture
 from models.methods import trees
 from models.methods.expectation import Expected, Measured, expected, suggested
 from speculoos.errors import BadInput
-from tracking.evaluations import machine_words
+from tracking.evaluations import machine_name
 from tracking.tables import Base, Checkpoint
 
 FASTER = "Plain decoding is faster on this machine: no tree makes this draft worthwhile."
-NOTHING = (
+NOT_MEASURED = (
     "This draft's acceptance rates by position are not known yet. Tune or evaluate it to get predictions for any tree."
 )
 
-SHAPES = 'Give a tree with a fixed shape: "chain 4", "tree 4x2x1", or paths such as [[0], [0, 0]].'
+SHAPE_HINT = 'Give a tree with a fixed shape: "chain 4", "tree 4x2x1", or paths such as [[0], [0, 0]].'
 
 
 def tuned(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -38,7 +38,7 @@ def verdict(checkpoint: Checkpoint) -> str:
     words = FASTER if result.get("plain_is_faster") else f"Tuned: {words}" if words else ""
     if not words:
         return ""
-    message = " ".join(filter(None, (words, kept_words(result), where(result))))
+    message = " ".join(filter(None, (words, kept_tree_note(result), tuned_on(result))))
     busy = str(result.get("busy") or "")
     return (notice(busy, "warn") if busy else "") + notice(message, verdict_tone(result))
 
@@ -48,7 +48,7 @@ def verdict_tone(result: Mapping[str, Any]) -> Tone:
     return "warn" if result.get("plain_is_faster") or result.get("busy") else "good"
 
 
-def kept_words(result: Mapping[str, Any]) -> str:
+def kept_tree_note(result: Mapping[str, Any]) -> str:
     """What a tuning changed in the checkpoint; "" if unknown."""
     if "kept" not in result:
         return ""
@@ -66,14 +66,14 @@ def found_tree(result: Mapping[str, Any]) -> str:
     return trees.words(drafting) or "none: plain decoding"
 
 
-def where(result: Mapping[str, Any]) -> str:
+def tuned_on(result: Mapping[str, Any]) -> str:
     """Machine, precision and date of the tuning, in parentheses."""
-    parts = [machine_words(result), str(result.get("dtype") or ""), str(result.get("at") or "")[:10]]
+    parts = [machine_name(result), str(result.get("dtype") or ""), str(result.get("at") or "")[:10]]
     words = ", ".join(filter(None, parts))
     return f"({words})" if words else ""
 
 
-def finding(checkpoint: Checkpoint) -> str:
+def tuning_result(checkpoint: Checkpoint) -> str:
     """The verdict, its basis, and the curve of expected speed by nodes."""
     result = tuned(checkpoint)
     if not result:
@@ -82,7 +82,7 @@ def finding(checkpoint: Checkpoint) -> str:
         ("Tree", found_tree(result)),
         ("Expected τ", _with_interval(result, "expected_tau")),
         ("Expected speedup", _with_interval(result, "expected_speedup", "× plain")),
-        ("Machine", machine_words(result)),
+        ("Machine", machine_name(result)),
         ("Precision", result.get("dtype")),
         ("Questions", result.get("questions")),
         ("Verifications", result.get("verifications")),
@@ -114,28 +114,28 @@ def first_tree(session: Session, checkpoint: Checkpoint) -> str:
     """Initial text of the editor: the tuned tree, otherwise the one with the best prediction, otherwise ""."""
     own = (tuned(checkpoint).get("drafting") or {}).get("tree")
     if own:
-        return written(own)
+        return tree_text(own)
     measured = measured_of(session, checkpoint)
-    return written(suggested(measured)) if measured else ""
+    return tree_text(suggested(measured)) if measured else ""
 
 
-def written(tree: list[list[int]]) -> str:
+def tree_text(tree: list[list[int]]) -> str:
     """The tree as text: `chain 4` or `tree 4x2x1` if possible, otherwise its paths."""
     words = trees.words({"tree": tree})
     return words if words.startswith(("chain", "tree ")) and not words.startswith("tree of") else str(tree)
 
 
-def reckoned(session: Session, checkpoint: Checkpoint, text: str) -> str:
+def predicted_tree(session: Session, checkpoint: Checkpoint, text: str) -> str:
     """Predictions for a tree with its picture, or a notice why there are none."""
     measured = measured_of(session, checkpoint)
     if measured is None:
-        return notice(NOTHING, "info")
+        return notice(NOT_MEASURED, "info")
     try:
         tree = trees.parse(text).get("tree")
     except BadInput as error:
         return notice(str(error), "warn")
     if not tree:
-        return notice(SHAPES, "warn")
+        return notice(SHAPE_HINT, "warn")
     result = expected(tree, measured)
     base = session.get_one(Base, checkpoint.base_id)
     drawn = figures(result) + warnings(result) + tree_picture(result.chances) + links(base, checkpoint, text)

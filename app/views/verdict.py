@@ -12,13 +12,13 @@ from app.views.checkpoint_rows import plain_is_faster, sets_of
 from app.widgets.elements import Tone, link_button, notice
 from app.widgets.text import tag
 from models.methods import METHODS
-from tracking.evaluations import number
+from tracking.evaluations import finite_number
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.extend import prompts_left
 
-PAYS = 1.3
+BREAK_EVEN_TAU = 1.3
 """Break-even τ: a speculative step costs about 1.3 plain steps."""
-GOOD = 2.0
+GOOD_TAU = 2.0
 """τ of a good draft; the starter's draft reaches it."""
 ENOUGH = 2_500
 """Below this number of conversations more data helps most."""
@@ -40,7 +40,7 @@ class EvaluationVerdict:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingFacts:
     """Facts of a finished training: τ and its source, its data, its best step."""
 
     tau: float | None
@@ -55,7 +55,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Ways:
+class NextSteps:
     """URLs of the possible next steps."""
 
     extend: str = ""
@@ -66,21 +66,21 @@ class Ways:
     evaluate: str = ""
 
 
-def verdict(known: Trained, ways: Ways) -> EvaluationVerdict:
+def verdict(known: TrainingFacts, ways: NextSteps) -> EvaluationVerdict:
     """The verdict; a pure function."""
     if known.tau is None:
         text = "No conversations were held out, so its quality is unknown. Evaluate it on questions."
         return EvaluationVerdict(text, "info", ways.evaluate, "Evaluate it")
-    if known.tau >= GOOD and not known.slower:
+    if known.tau >= GOOD_TAU and not known.slower:
         return EvaluationVerdict(
             _meaning(known) + " Chat with it, or export it for a server.", "good", ways.chat, "Try it"
         )
     advice, link, button = _advice(known, ways)
-    tone: Tone = "warn" if known.measured and (known.slower or known.tau < PAYS) else "info"
+    tone: Tone = "warn" if known.measured and (known.slower or known.tau < BREAK_EVEN_TAU) else "info"
     return EvaluationVerdict(f"{_meaning(known)} {advice}", tone, link, button)
 
 
-def _meaning(known: Trained) -> str:
+def _meaning(known: TrainingFacts) -> str:
     """τ, its source and its meaning."""
     source = "on questions" if known.measured else "estimated on held-out conversations, before any evaluation"
     text = f"τ {known.tau:.2f} {source}: each pass of the base model generates {known.tau:.1f} tokens instead of one."
@@ -89,12 +89,12 @@ def _meaning(known: Trained) -> str:
         return f"{text} Measured on this machine, that is {slow}{known.speedup:.2f} × the speed of plain decoding."
     if not known.measured:
         return f"{text} Evaluate it on questions to measure its speed."
-    if known.tau < PAYS:
-        return f"{text} That is too low: a speculative step costs about {PAYS} plain steps."
-    return text if known.tau >= GOOD else f"{text} That is a start; a good draft has {GOOD:.0f} or more."
+    if known.tau < BREAK_EVEN_TAU:
+        return f"{text} That is too low: a speculative step costs about {BREAK_EVEN_TAU} plain steps."
+    return text if known.tau >= GOOD_TAU else f"{text} That is a start; a good draft has {GOOD_TAU:.0f} or more."
 
 
-def _advice(known: Trained, ways: Ways) -> tuple[str, str, str]:
+def _advice(known: TrainingFacts, ways: NextSteps) -> tuple[str, str, str]:
     """The next step: more data first, then more training, then another method."""
     if known.rows and known.rows < ENOUGH:
         return _more_data(known, ways)
@@ -110,15 +110,15 @@ def _advice(known: Trained, ways: Ways) -> tuple[str, str, str]:
     return "Add more responses to prompts like those it will be used for.", ways.data, "Add data"
 
 
-def _more_data(known: Trained, ways: Ways) -> tuple[str, str, str]:
+def _more_data(known: TrainingFacts, ways: NextSteps) -> tuple[str, str, str]:
     few = f"Too little data: it was trained on {known.rows:,} conversations."
     if known.left and ways.extend:
-        count = min(further(known.rows), known.left)
+        count = min(further_rows(known.rows), known.left)
         return f"{few} Generate {count:,} more.", ways.extend, f"Generate {count:,} more"
     return f"{few} Import more prompts and generate responses to them.", ways.data, "Import more prompts"
 
 
-def further(rows: int) -> int:
+def further_rows(rows: int) -> int:
     """Number of further responses to recommend: as many again, at least MORE."""
     return max(rows, MORE)
 
@@ -129,7 +129,7 @@ def part(session: Session, job: Job) -> str:
     if job.kind != "train" or job.state != "SUCCEEDED" or checkpoint is None:
         return ""
     row = evaluation_of(session, checkpoint)
-    known, ways = trained(session, job, checkpoint, row), ways_of(session, job, checkpoint)
+    known, ways = trained(session, job, checkpoint, row), next_steps_of(session, job, checkpoint)
     result = verdict(known, ways)
     button = link_button(result.button, result.link, main=True, id="verdict-next") if result.link else ""
     words = notice(result.words, result.tone)
@@ -153,14 +153,14 @@ def evaluation_of(session: Session, checkpoint: Checkpoint) -> Evaluation | None
     return session.scalar(usable.order_by(Evaluation.tau.is_(None), Evaluation.created_at.desc()).limit(1))
 
 
-def trained(session: Session, job: Job, checkpoint: Checkpoint, row: Evaluation | None) -> Trained:
+def trained(session: Session, job: Job, checkpoint: Checkpoint, row: Evaluation | None) -> TrainingFacts:
     """The facts from the database."""
     figures = job.result or {}
     data = session.get(Dataset, checkpoint.dataset_id or "")
     best, step = figures.get("best_step"), figures.get("step")
     measured = row is not None and row.tau is not None
-    return Trained(
-        tau=row.tau if measured else number(figures.get("mean_accepted_length")),
+    return TrainingFacts(
+        tau=row.tau if measured else finite_number(figures.get("mean_accepted_length")),
         measured=measured,
         speedup=row.speedup if measured else None,
         slower=bool(row.speedup_high is not None and row.speedup_high < 1) if measured else plain_is_faster(checkpoint),
@@ -170,7 +170,7 @@ def trained(session: Session, job: Job, checkpoint: Checkpoint, row: Evaluation 
     )
 
 
-def ways_of(session: Session, job: Job, checkpoint: Checkpoint) -> Ways:
+def next_steps_of(session: Session, job: Job, checkpoint: Checkpoint) -> NextSteps:
     """URLs of the next steps after this training."""
     data = session.get(Dataset, checkpoint.dataset_id or "")
     base = session.get_one(Base, checkpoint.base_id)
@@ -178,8 +178,8 @@ def ways_of(session: Session, job: Job, checkpoint: Checkpoint) -> Ways:
     own = {"base": base.id, **({"data": ",".join(data_set.id for data_set in sets)} if sets else {})}
     if job.experiment_id:
         own["experiment"] = job.experiment_id
-    more = further(sum(data_set.rows for data_set in sets))
-    return Ways(
+    more = further_rows(sum(data_set.rows for data_set in sets))
+    return NextSteps(
         extend=f"/data?{urlencode({'id': data.id, 'more': more})}" if data else "",
         data=f"/data?{urlencode({'base': base.id})}",
         longer=f"/train?{urlencode({'clone': job.id, 'longer': 2})}",

@@ -10,7 +10,7 @@ import gradio as gr
 from app.widgets.elements import notice
 from app.widgets.text import tag
 
-MARK = """
+FIELD_ERROR_SCRIPT = """
 const mark = () => {
   for (const old of document.querySelectorAll('.sp-field-error')) {
     old.parentElement.querySelector('[aria-invalid]')?.removeAttribute('aria-invalid');
@@ -29,12 +29,12 @@ watch('value', mark);
 """
 
 
-def reviewing(elem_id: str) -> gr.HTML:
+def form_error_block(elem_id: str) -> gr.HTML:
     """Block for the error message of a form; one per form."""
-    return gr.HTML(elem_id=elem_id, js_on_load=MARK, apply_default_css=False)
+    return gr.HTML(elem_id=elem_id, js_on_load=FIELD_ERROR_SCRIPT, apply_default_css=False)
 
 
-def wrong(sentence: str, fields: Mapping[str, str]) -> str:
+def field_error_notice(sentence: str, fields: Mapping[str, str]) -> str:
     """A notice; `fields`: field name at the start of a message → element id of that field."""
     name, colon, why = sentence.partition(":")
     field = fields.get(name.strip()) if colon else None

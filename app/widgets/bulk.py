@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app.widgets.elements import QUIET, notice
-from app.widgets.problems import sentence
+from app.widgets.problems import error_text
 from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 
@@ -17,7 +17,7 @@ LONGEST = 200
 """Maximum number of characters of the bar's text field."""
 MAX_REASONS = 3
 """Maximum number of different error messages in the result."""
-CHOOSE = """
+BULK_SCRIPT = """
 const ticked = new Set();
 let typing = false;  // redrawing hides the bar briefly, so its field loses the focus
 element.addEventListener('focusin', (event) => { typing = event.target.dataset?.bulkWords !== undefined; });
@@ -73,12 +73,12 @@ class Action:
     named: bool = False
 
 
-def box(row_id: str, name: str) -> str:
+def row_checkbox(row_id: str, name: str) -> str:
     """Checkbox before a row."""
     return tag("input", type="checkbox", data_choose=row_id, aria_label=f"Choose {name}").removesuffix("</input>")
 
 
-def bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
+def bulk_bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
     """The bar, hidden until a box is ticked; `actions`: name → (label, confirmation question); `more`: HTML at the
     end."""
     count = tag("span", "", class_="sp-bulk-count", role="status")
@@ -87,12 +87,12 @@ def bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
     return tag("div", count + ticking + acting + more, class_="sp-bulk", hidden=True)
 
 
-def comparing() -> str:
+def compare_button() -> str:
     """Button that opens the comparison of the selected trainings; enabled from two on."""
     return _button("go", "Compare trainings", go="/trainings?ids=", least=2)
 
 
-def naming(name: str, words: str, label: str, known: Sequence[str]) -> str:
+def name_field(name: str, words: str, label: str, known: Sequence[str]) -> str:
     """Text field with `known` names as suggestions, and the button of the action `name` that receives its text."""
     options = "".join(tag("option", value=each) for each in known)
     field = tag(
@@ -122,12 +122,12 @@ def on_bulk(listed: gr.HTML, actions: Mapping[str, Action], outputs: list[Any]) 
         rows = [row_id for row_id in ids if isinstance(row_id, str)] if isinstance(ids, list) else []
         action = actions.get(str(getattr(event, "action", "")))
         words = str(getattr(event, "words", ""))[:LONGEST]
-        return do(action, rows[:MOST], words) if action and rows else ""
+        return run_bulk_action(action, rows[:MOST], words) if action and rows else ""
 
     return listed.bulk(pressed, None, outputs, **QUIET)
 
 
-def do(action: Action, row_ids: Sequence[str], words: str = "") -> str:
+def run_bulk_action(action: Action, row_ids: Sequence[str], words: str = "") -> str:
     """Run `action` on each row. The message as HTML: how many rows succeeded, and why others failed."""
     more = (words,) if action.named else ()
     reasons: list[str] = []
@@ -135,7 +135,7 @@ def do(action: Action, row_ids: Sequence[str], words: str = "") -> str:
         try:
             action.act(row_id, *more)
         except SpeculoosError as error:
-            reasons.append(sentence(error))
+            reasons.append(error_text(error))
     good = len(row_ids) - len(reasons)
     message = notice(f"{action.done}: {good}.", "good") if good else ""
     left = list(dict.fromkeys(reasons))

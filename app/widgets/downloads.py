@@ -7,7 +7,7 @@ import gradio as gr
 
 from app.widgets.elements import QUIET
 
-ASK = """
+EXPORT_SCRIPT = """
 let wanted = '';
 element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-make]');
@@ -24,12 +24,12 @@ watch('value', () => {
 """
 
 
-def maker(elem_id: str) -> gr.HTML:
+def export_list(elem_id: str) -> gr.HTML:
     """A list with `<button data-make="x">`; the script follows `<a data-made="x" href>` once the value contains it."""
-    return gr.HTML(elem_id=elem_id, js_on_load=ASK, apply_default_css=False)
+    return gr.HTML(elem_id=elem_id, js_on_load=EXPORT_SCRIPT, apply_default_css=False)
 
 
-def on_make(listed: gr.HTML, chosen: gr.Textbox, fn: Callable[[str, str], Any], outputs: list[Any]) -> Any:
+def on_export(listed: gr.HTML, chosen: gr.Textbox, fn: Callable[[str, str], Any], outputs: list[Any]) -> Any:
     """Call `fn(name, row_id)` when a button of the list is pressed; `chosen` is the hidden text with the row's id."""
 
     def on_click(row_id: str, event: gr.EventData) -> Any:

@@ -7,7 +7,7 @@ import gradio as gr
 from gradio.context import Context
 
 from app.widgets.terms import label as labelled
-from app.widgets.text import coded, safe, tag
+from app.widgets.text import safe, safe_with_code, tag
 
 Tone = Literal["info", "good", "warn", "bad"]
 QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
@@ -57,7 +57,7 @@ def stop_button(elem_id: str) -> gr.Button:
 
 def section(title: str, lead: str = "") -> gr.HTML:
     """A heading inside a page."""
-    lead_html = tag("p", coded(lead), class_="sp-lead") if lead else ""
+    lead_html = tag("p", safe_with_code(lead), class_="sp-lead") if lead else ""
     return block(tag("h2", safe(title), class_="sp-section") + lead_html)
 
 
@@ -71,7 +71,7 @@ def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") 
     more = " " + tag("a", safe(link_text or link), href=link) if link else ""
     sign = tag("span", SIGNS[tone], class_="sp-sign", aria_hidden="true")
     role = "alert" if tone == "bad" else "status"
-    return tag("div", sign + tag("span", coded(text) + more), class_=f"sp-notice sp-{tone}", role=role)
+    return tag("div", sign + tag("span", safe_with_code(text) + more), class_=f"sp-notice sp-{tone}", role=role)
 
 
 def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> str:

@@ -8,7 +8,7 @@ import gradio as gr
 from app.drafting import EXACT, TYPICAL, Drafting
 from app.turns import TurnSampling
 from app.widgets.elements import closed_accordion
-from app.widgets.kept import PRESETS, keep, wire_presets
+from app.widgets.kept import PRESETS, store_fields, wire_presets
 from speculoos.errors import BadInput
 
 SEED = re.compile(r"-?[0-9]{1,18}")
@@ -79,7 +79,9 @@ def sampling_fields() -> list[gr.components.Component]:
             system = gr.Textbox(label="System prompt", lines=1, elem_id="system")
     fields = [limit, temperature, seed, system, top_p, top_k]
     wire_presets(preset, [temperature, top_p, top_k])
-    keep("sampling", [limit, temperature, top_p, top_k, system, preset])  # a stored seed would repeat every answer
+    store_fields(
+        "sampling", [limit, temperature, top_p, top_k, system, preset]
+    )  # a stored seed would repeat every answer
     return fields
 
 
@@ -114,7 +116,7 @@ def drafting_of(tree: Any, rule: Any, probabilities: Any) -> Drafting:
     return Drafting(str(tree or ""), TYPICAL if rule == TYPICAL else EXACT, bool(probabilities))
 
 
-def asked_of(*values: Any) -> tuple[TurnSampling, Drafting]:
+def turn_options_of(*values: Any) -> tuple[TurnSampling, Drafting]:
     """The values of `sampling_fields` followed by those of `drafting_fields`. Raises BadInput."""
     return sampling_of(*values[:-DRAFTING]), drafting_of(*values[-DRAFTING:])
 

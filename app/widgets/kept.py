@@ -24,7 +24,7 @@ def wire_presets(preset: gr.Radio, fields: list[Any]) -> None:
         field.change(None, fields, preset, js=named, api_visibility="private")
 
 
-def keep(name: str, fields: list[Any]) -> None:
+def store_fields(name: str, fields: list[Any]) -> None:
     """Store the values of `fields` in the browser, across reloads and pages (static/keep.js)."""
     restore = f"(...now) => window.speculoos.kept?.({json.dumps(name)}, ...now) || now"
     store = f"(...now) => {{ window.speculoos.keep?.({json.dumps(name)}, ...now); }}"

@@ -16,18 +16,18 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import arrivals
-from app.widgets.asked import ORDERS, WRITE, ListQuery, address, of_address
+from app.widgets.asked import ORDERS, WRITE_QUERY_SCRIPT, ListQuery, list_query_of_url, list_url
 from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
 from app.widgets.picker import on_pick, pick, picker
-from app.widgets.problems import saying_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Job, Table
 
-DRAWN = " # "
+SIGNATURE_SEPARATOR = " # "
 """Separates a signature from the checksums of the parts drawn for it."""
 CONTEXT_KEYS = ("base",)
 """Keys of the URL's query that stay when another row is opened."""
@@ -156,13 +156,15 @@ class ListPage:
     @property
     def _write(self) -> str:
         """Script that writes the query into the URL."""
-        return WRITE.replace("FIRST", json.dumps(self.what.filters[0])).replace("ORDERS", json.dumps(ORDERS))
+        return WRITE_QUERY_SCRIPT.replace("FIRST", json.dumps(self.what.filters[0])).replace(
+            "ORDERS", json.dumps(ORDERS)
+        )
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """Show the row or the list of the URL."""
         query = {key: str(value)[:200] for key, value in request.query_params.items()}
         context, place = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
-        list_query = of_address(query, self.what.filters)
+        list_query = list_query_of_url(query, self.what.filters)
         shown = self.open(query.get("id", ""), list_query.values, place, query)
         return [*shown, place, context, list_query.values, str(list_query), list_query.words, list_query.order_words]
 
@@ -193,7 +195,7 @@ class ListPage:
         """As `open`, for the outputs of the page itself and the live outputs of the panel."""
         return self.open(row_id, list_query, place)[: len(self.frame) + len(self.panel.live)]
 
-    @saying_errors(gr.skip(), gr.skip(), gr.skip())
+    @show_errors(gr.skip(), gr.skip(), gr.skip())
     def narrow(self, which: str, find: str, order: str) -> list[Any]:
         """The list for a new query from its start, the link back to it, the start and the query's values."""
         query = self._list_query([which, find, ORDERS.get(order, "")])
@@ -209,7 +211,7 @@ class ListPage:
         try:
             with reading(self.settings) as session:
                 now = self.what.now(session, row_id)
-                if now == seen.partition(DRAWN)[0]:
+                if now == seen.partition(SIGNATURE_SEPARATOR)[0]:
                     return gr.skip()
                 return changed_parts(seen, now, self._parts(session, row_id, list_query, place))
         except SpeculoosError:
@@ -228,14 +230,14 @@ class ListPage:
 
     def _back(self, list_query: ListQuery, place: str) -> str:
         """Link back to the list with its query and start."""
-        href = address(self.what.page, place, list_query, self.what.filters[0])
+        href = list_url(self.what.page, place, list_query, self.what.filters[0])
         return pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back", href=href)
 
 
 def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:
     """[the new `seen` (signature and checksums), *parts], with gr.skip() for texts that the page shows already."""
-    before = seen.partition(DRAWN)[2].split()
+    before = seen.partition(SIGNATURE_SEPARATOR)[2].split()
     sums = [str(zlib.crc32(part.encode())) if isinstance(part, str) else "-" for part in parts]
     known = before if len(before) == len(sums) else ["-"] * len(sums)
     fresh = [gr.skip() if new == old != "-" else part for part, new, old in zip(parts, sums, known, strict=True)]
-    return [now + DRAWN + " ".join(sums), *fresh]
+    return [now + SIGNATURE_SEPARATOR + " ".join(sums), *fresh]

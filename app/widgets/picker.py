@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl
 
 import gradio as gr
 
-from app.widgets.asked import address
-from app.widgets.bulk import CHOOSE
+from app.widgets.asked import list_url
+from app.widgets.bulk import BULK_SCRIPT
 from app.widgets.elements import QUIET
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
@@ -50,7 +50,7 @@ def live(elem_id: str) -> gr.HTML:
 def picker(elem_id: str, main: bool = False, bulk: bool = False) -> gr.HTML:
     """A list of links created by `pick`. The `main` list of a page also follows the browser's back button; `bulk`: rows
     have checkboxes."""
-    script = FOLLOW + KEEP_FOCUS + (CHOOSE if bulk else "")
+    script = FOLLOW + KEEP_FOCUS + (BULK_SCRIPT if bulk else "")
     return gr.HTML(elem_id=elem_id, js_on_load=script, main=main, apply_default_css=False)
 
 
@@ -79,10 +79,10 @@ def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
 def pager(name: str, page: Page[Any], list_query: str = "") -> str:
     """Which rows of page `name` are shown, with links to those before and after; "" if all are shown."""
     words = BY_PLACE if getattr(list_query, "order", "") else ("← Newer", "Older →")
-    return ways(page, words, lambda place: address(name, place, list_query))
+    return pager_links(page, words, lambda place: list_url(name, place, list_query))
 
 
-def ways(page: Page[Any], words: tuple[str, str], address_of: Callable[[str], str]) -> str:
+def pager_links(page: Page[Any], words: tuple[str, str], address_of: Callable[[str], str]) -> str:
     """A pager with the link texts `words` (back, forward); `address_of(row)` returns the URL of the list from a row
     on."""
     if page.newer is None and page.older is None:

@@ -8,12 +8,12 @@ from app.widgets.elements import Tone, notice
 from speculoos.errors import SpeculoosError
 
 
-def sentence(error: SpeculoosError) -> str:
+def error_text(error: SpeculoosError) -> str:
     """The error message and its hint in one line."""
     return " ".join(filter(None, (str(error), error.hint)))
 
 
-def saying_errors(*others: Any, tone: Tone = "bad") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def show_errors(*others: Any, tone: Tone = "bad") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator of an event's function: a SpeculoosError becomes a notice in the first output; further outputs get
     `others`."""
 
@@ -23,7 +23,7 @@ def saying_errors(*others: Any, tone: Tone = "bad") -> Callable[[Callable[..., A
             try:
                 return function(*args, **kwargs)
             except SpeculoosError as error:
-                message = notice(sentence(error), tone)
+                message = notice(error_text(error), tone)
                 return (message, *others) if others else message
 
         return wrapper

@@ -13,11 +13,11 @@ def as_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> str:
     """The records as CSV with a header row. Texts that a spreadsheet would run as formulas get an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow([harmless(column) for column in columns])
-    writer.writerows([[harmless(record.get(column)) for column in columns] for record in records])
+    writer.writerow([escape_formula(column) for column in columns])
+    writer.writerows([[escape_formula(record.get(column)) for column in columns] for record in records])
     return out.getvalue()
 
 
-def harmless(value: Any) -> Any:
+def escape_formula(value: Any) -> Any:
     """`value`, with an apostrophe before a text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

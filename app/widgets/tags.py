@@ -2,7 +2,7 @@
 
 import re
 
-from app.widgets.asked import ListQuery, address
+from app.widgets.asked import ListQuery, list_url
 from app.widgets.text import safe, tag
 
 TAG = re.compile(r"(?<!\S)#[^\s#,;.]{1,40}")
@@ -17,6 +17,6 @@ def tags_of(note: str) -> list[str]:
 def tag_links(page: str, note: str) -> str:
     """The tags of a note as links into the list on `page`; "" without any."""
     links = (
-        tag("a", safe(each), href=address(page, "", ListQuery("", each)), class_="sp-tag") for each in tags_of(note)
+        tag("a", safe(each), href=list_url(page, "", ListQuery("", each)), class_="sp-tag") for each in tags_of(note)
     )
     return " ".join(links)

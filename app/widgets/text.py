@@ -21,7 +21,7 @@ def breakable(text: object) -> str:
     return "<wbr>".join(map(safe, SEAMS.split(str(text))))
 
 
-def coded(text: object) -> str:
+def safe_with_code(text: object) -> str:
     """`safe`, with text between backticks shown as code."""
     return QUOTED.sub(r"<code>\1</code>", safe(text))
 

@@ -123,7 +123,7 @@ def add_builtin(
     """Add a set that comes with the workbench, once: prompts to begin with, or the questions drafts are measured on."""
     from cli.follow import run_jobs
     from ops.homes import open_home
-    from speculoos.people import account
+    from speculoos.people import current_user
     from tracking.db import reading
     from workers.jobs.add_builtin import add, added_sets
     from workers.jobs.builtin import BUILT_IN, find_built_in
@@ -138,7 +138,7 @@ def add_builtin(
     find_built_in(name)
     said = f"“{name}” is here already.\n" if name in here else ""
     if name not in here:
-        asked = {"user": account(), "settings": settings}
+        asked = {"user": current_user(), "settings": settings}
         (job,) = run_jobs(settings, lambda: [add(name, **asked).job], "io", wait=True)
         here[name] = job.request["dataset_id"]
     result = describe(settings, here[name])
@@ -187,7 +187,7 @@ def extend(
     """Generate more into a data set: further answers to each prompt, or answers to further prompts."""
     from cli.follow import run_jobs
     from ops.homes import open_home
-    from speculoos.people import account
+    from speculoos.people import current_user
     from tracking import queries
     from tracking.db import reading
     from workers.jobs import extend as asking
@@ -196,7 +196,7 @@ def extend(
     with reading(settings) as session:
         row = queries.find_dataset(session, reference)
         queue = "io" if (row.config or {}).get("endpoint") else "gpu"
-    wanted = {"samples": samples, "limit": limit, "user": account(), "settings": settings}
+    wanted = {"samples": samples, "limit": limit, "user": current_user(), "settings": settings}
     (job,) = run_jobs(settings, lambda: [asking.extend(row.id, **wanted)], queue, wait=wait)
     _generated(settings, job, as_json)
 
@@ -260,7 +260,7 @@ def export_data(
     from ops.homes import open_home
     from tracking import queries
     from tracking.db import reading
-    from tracking.stored import Files
+    from tracking.stored import RowFiles
 
     data_export.find_form(form)
     settings = open_home()
@@ -269,12 +269,12 @@ def export_data(
         queries.must_be_ready(row)
     target = (output or Path()).expanduser().resolve()
     if shard_rows:
-        files = data_export.export_shards(Files(settings).local(row), target, shard_rows, form)
+        files = data_export.export_shards(RowFiles(settings).local(row), target, shard_rows, form)
         found = {"path": str(target), "format": form, "files": [path.name for path in files]}
         return finish(found, as_json, f"{target}: {len(files):,} files of at most {shard_rows:,} rows")
     if target.is_dir():
         target = target / data_export.file_name(row.name)
-    rows = data_export.export_file(Files(settings).local(row), target, form)
+    rows = data_export.export_file(RowFiles(settings).local(row), target, form)
     result = {"path": str(target), "format": form, "rows": rows, "bytes": target.stat().st_size}
     return finish(result, as_json, f"{target}: {rows:,} rows ({result['bytes'] / 1e6:.1f} MB)")
 

@@ -12,7 +12,7 @@ from cli.commands.fields import request_options
 from cli.commands.generate import CheckpointOption, Draft
 from cli.console import Json, figures, finish, say
 from speculoos.errors import BadInput
-from speculoos.suites import BUILT_IN
+from speculoos.suites import BUILT_IN_SUITE_NAME
 from workers.jobs.evaluate import Evaluate, check_sampling
 
 
@@ -71,11 +71,11 @@ def measure(settings: Any, ref: Any, questions: list[dict[str, Any]], request: E
     from evaluation.acceptance import AcceptanceSampling
     from evaluation.acceptance import evaluate as run
     from speculoos.reporting import ConsoleReporter
-    from tracking.device_lease import alone, device_name
+    from tracking.device_lease import device_name, exclusive_device
 
     base, draft = load_target(settings, ref, device)
     sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
-    with alone(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
+    with exclusive_device(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
         result = run(
             base,
             draft,
@@ -111,7 +111,7 @@ def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[s
             base, draft = queries.find_model(session, model)
             draft = queries.find_checkpoint(session, checkpoint, base.id) if checkpoint else draft
             found |= {"base_id": base.id, "checkpoint_id": draft.id if draft else ""}
-        if questions and questions != BUILT_IN:
+        if questions and questions != BUILT_IN_SUITE_NAME:
             found["dataset_id"] = queries.find_dataset(session, questions).id
     return found
 
@@ -121,7 +121,7 @@ def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, 
     from cli.commands.targets import dataset
     from evaluation.questions import built_in, read_questions
 
-    if not questions or questions == BUILT_IN:
+    if not questions or questions == BUILT_IN_SUITE_NAME:
         return built_in(limit)
     if Path(questions).expanduser().is_file():
         return read_questions(Path(questions).expanduser(), limit)

@@ -38,7 +38,9 @@ def show(reference: Annotated[str, typer.Argument(help="Name or id of an experim
     with reading(open_home()) as session:
         row = queries.find_experiment(session, reference)
         jobs = experiments.jobs_of(session, row.id)
-        found = {each.job.id: each for each in trainings.whole(session, [j for j in jobs if j.kind == trainings.KIND])}
+        found = {
+            each.job.id: each for each in trainings.with_rows(session, [j for j in jobs if j.kind == trainings.KIND])
+        }
         entries = [_job(job, found.get(job.id)) for job in jobs]
         result = {**columns(row), "jobs": entries}
     heads = ("id", "kind", "state", "name", "τ", "speedup", "measured on")

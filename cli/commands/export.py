@@ -9,10 +9,10 @@ import typer
 from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.console import Json, finish, say, table
 from speculoos.reporting import ConsoleReporter
-from speculoos.sums import Sums, file_sha256
+from speculoos.sums import ChecksumCache, file_sha256
 
 if TYPE_CHECKING:
-    from formats.facts import Facts
+    from formats.facts import CardFacts
     from formats.report import ExportReport
 
 
@@ -64,8 +64,8 @@ class ExportRow:
     sha256: str
     base_path: str
     base_known: Any
-    facts: "Facts"
-    sums: Sums
+    facts: "CardFacts"
+    sums: ChecksumCache
 
     @property
     def full_name(self) -> str:
@@ -86,40 +86,42 @@ class ExportRow:
 
 def find(settings: Any, reference: str) -> ExportRow:
     """The checkpoint of that name or id. Raises NotFound, or Conflict for one that is not ready."""
-    from formats.facts import Facts
+    from formats.facts import CardFacts
     from models.damage import Known
     from models.starter import installed
     from tracking import queries
     from tracking.db import reading
     from tracking.evaluations import measurements
-    from tracking.stored import Files
+    from tracking.stored import RowFiles
 
     with reading(settings) as session:
         row = queries.find_checkpoint(session, reference)
         queries.must_be_ready(row)
         base = queries.find_base(session, row.base_id)
-        facts = Facts.of(base, row.name, measurements(queries.evaluations(session, row.id)))
+        facts = CardFacts.of(base, row.name, measurements(queries.evaluations(session, row.id)))
         known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
-    files = Files(settings, installed)
-    return ExportRow(row.id, row.name, files.local(row), row.sha256, files.local(base), known, facts, Sums.of(settings))
+    files = RowFiles(settings, installed)
+    return ExportRow(
+        row.id, row.name, files.local(row), row.sha256, files.local(base), known, facts, ChecksumCache.of(settings)
+    )
 
 
 def _list(row: ExportRow, as_json: bool) -> int:
-    from formats.options import options
+    from formats.options import export_options
 
-    choices = [option.to_json() for option in options(row.path, row.base_path)]
+    choices = [option.to_json() for option in export_options(row.path, row.base_path)]
     rows = [(o["name"], "yes" if o["possible"] else "no", o["reason"] or o["for"]) for o in choices]
     finish(choices, as_json, table(rows, ("format", "possible", "for, or why not")))
     return 0
 
 
 def _own(row: ExportRow, output: Path | None, as_json: bool) -> int:
-    from formats.export import check_zip
+    from formats.export import check_zip_target
     from models import archive
 
     name = archive.archive_name(row.facts.name, row.name)
     target = (output or Path(name)).expanduser().resolve()
-    check_zip(target)
+    check_zip_target(target)
     if target.is_dir():
         target = target / name
     row.check()
@@ -130,14 +132,14 @@ def _own(row: ExportRow, output: Path | None, as_json: bool) -> int:
 
 
 def _server(row: ExportRow, form: str, output: Path | None, force: bool, as_json: bool) -> int:
-    from formats.export import build, check_possible
+    from formats.export import build_export, check_export
     from models import archive
 
     name = archive.archive_name(row.facts.name, f"{row.name}-{form}").removesuffix(".zip")
     target = (output or Path(name)).expanduser().resolve()
-    check_possible(row.path, row.base_path, form, target)
+    check_export(row.path, row.base_path, form, target)
     row.check()
-    report = build(row.path, row.load_base(), form, target, ConsoleReporter(), row.facts, force)
+    report = build_export(row.path, row.load_base(), form, target, ConsoleReporter(), row.facts, force)
     finish({**_written(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _words(target, report))
     if not report.passed:
         say(f"It failed its validation and should not be served: {' '.join(report.failures)}")

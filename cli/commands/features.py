@@ -27,12 +27,12 @@ def serve(
     from cli.commands.targets import is_folder, resolve
     from ops.homes import open_home
     from speculoos.settings import load
-    from speculoos.sums import Sums
-    from training.hidden_states.main import ServerFolder, serve
+    from speculoos.sums import ChecksumCache
+    from training.hidden_states.main import ServerAddress, serve
     from training.hidden_states.request import RequestLimits
 
     settings = load() if is_folder(model) else open_home()
-    place = ServerFolder(host, port, settings.features_token)
+    place = ServerAddress(host, port, settings.features_token)
     ref = resolve(settings, model)
     serve(
         ref.base_path,
@@ -43,6 +43,6 @@ def serve(
         threads=threads,
         limits=RequestLimits(tokens=max_tokens),
         known=ref.base_known if ref.base_id else None,
-        sums=Sums.of(settings) if ref.base_id else Sums(),
+        sums=ChecksumCache.of(settings) if ref.base_id else ChecksumCache(),
         say=say,
     )

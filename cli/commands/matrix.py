@@ -7,7 +7,7 @@ import typer
 from cli.commands.fields import request_options
 from cli.console import Json, Wait, figures, finish
 from speculoos.settings import Settings
-from speculoos.suites import BUILT_IN
+from speculoos.suites import BUILT_IN_SUITE_NAME
 from workers.jobs.matrix import Matrix
 
 
@@ -35,7 +35,7 @@ def matrix(
     settings = open_home()
     lists = {"temperatures": temperature, "top_ps": top_p, "dtypes": dtype}
     options |= {key: values for key, values in lists.items() if values}
-    request = request_of(settings, model, suite or [BUILT_IN], tree or [], options)
+    request = request_of(settings, model, suite or [BUILT_IN_SUITE_NAME], tree or [], options)
     if estimate:
         result = expected(settings, request)
         finish(result, as_json, figures(result))
@@ -55,7 +55,7 @@ def request_of(
     with reading(settings) as session:
         found = [queries.find_model(session, model) for model in models]
         rows = [{"base_id": base.id, "checkpoint_id": draft.id if draft else ""} for base, draft in found]
-        sets = ["" if suite == BUILT_IN else queries.find_dataset(session, suite).id for suite in suites]
+        sets = ["" if suite == BUILT_IN_SUITE_NAME else queries.find_dataset(session, suite).id for suite in suites]
     drafting = {"drafting": [parse(tree) for tree in trees]} if trees else {}
     return Matrix(models=rows, suites=sets, **drafting, **options)
 

@@ -35,14 +35,16 @@ def plan(
         return _estimated(model, questions, machine, options, as_json)
 
     from evaluation.costs import read_costs
-    from evaluation.planner import Choices, predicted
+    from evaluation.planner import PlanOptions, predict_plan
     from speculoos.files import write_json
 
-    choices = Choices(tuple(fields.batches), tuple(fields.layers), rounds, fields.max_tokens, fields.draft_hidden_size)
+    choices = PlanOptions(
+        tuple(fields.batches), tuple(fields.layers), rounds, fields.max_tokens, fields.draft_hidden_size
+    )
     costs = read_costs(machine) if machine else None
     curves = read_curves(acceptance) if acceptance else None
     if costs and (curves or "@" not in model):
-        found = predicted(costs, curves)  # the target may be one that cannot run here
+        found = predict_plan(costs, curves)  # the target may be one that cannot run here
     else:
         found = _measured(model, costs, curves, choices, (questions, fields.limit), device)
     if keep:
@@ -68,13 +70,13 @@ def _measured(model: str, costs: Any, curves: Any, choices: Any, asked: tuple[st
     from evaluation.planner import plan as predict
     from ops.homes import open_home
     from speculoos.reporting import ConsoleReporter
-    from tracking.device_lease import alone, device_name
+    from tracking.device_lease import device_name, exclusive_device
 
     settings = open_home()
     ref = resolve(settings, model)
     rows = load_questions(settings, *asked)
     base, draft = load_target(settings, ref, device or settings.device)
-    with alone(settings, device_name(str(base.device)), f"plan-{os.getpid()}") as sharing:
+    with exclusive_device(settings, device_name(str(base.device)), f"plan-{os.getpid()}") as sharing:
         found = predict(base, draft, rows, ConsoleReporter(), costs=costs, curves=curves, choices=choices)
     if sharing.shared_with and costs is None:
         say(f"Measured beside {sharing.shared_with}: the figures are those of a busy machine.")

@@ -9,7 +9,7 @@ from cli.console import Json, finish, table
 from speculoos.reporting import ConsoleReporter
 
 if TYPE_CHECKING:
-    from formats.push import Parcel
+    from formats.push import HubExport
     from formats.report import ExportReport
 
 
@@ -27,7 +27,7 @@ def push(
 ) -> int:
     """Put a checkpoint into a repository of the Hugging Face hub: the files of `speculoos export`, validated first."""
     from formats import find_format
-    from formats.push import Parcel
+    from formats.push import HubExport
     from models.hub_push import check_access, check_repository
     from ops.homes import open_home
 
@@ -35,7 +35,7 @@ def push(
     settings = open_home()
     row = find(settings, checkpoint)
     form = find_format(form).name
-    parcel = Parcel(settings.home, row.id, row.path, row.base_path, form, repo, row.facts)
+    parcel = HubExport(settings.home, row.id, row.path, row.base_path, form, repo, row.facts)
     parcel.check()
     if not dry_run:
         check_access(repo, public)
@@ -51,7 +51,7 @@ def push(
     return 0
 
 
-def _described(row: ExportRow, parcel: "Parcel", public: bool, report: "ExportReport") -> dict[str, Any]:
+def _described(row: ExportRow, parcel: "HubExport", public: bool, report: "ExportReport") -> dict[str, Any]:
     from models.hub_push import address
 
     files = parcel.files()

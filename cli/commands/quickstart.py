@@ -17,12 +17,12 @@ def quickstart(
     from cli.follow import follow
     from cli.launch.services import Services, needed_for
     from ops.homes import open_home
-    from speculoos.people import account
+    from speculoos.people import current_user
     from workers.jobs.quickstart import result, submit_quickstart
 
     settings = open_home()
     with Services(settings, needed_for("io", "gpu")) as services:
-        chain = submit_quickstart(settings, model, limit, account())
+        chain = submit_quickstart(settings, model, limit, current_user())
         for job_id in chain.job_ids:
             follow(settings, job_id, services)
     outcome = result(settings, chain)

@@ -37,16 +37,16 @@ def record_outputs(
     """Record greedy answers of a base, or of any OpenAI-compatible server, for `replay run`."""
     from cli.commands.evaluate import load_questions
     from cli.commands.targets import load_target, resolve
-    from evaluation.record import check_empty, of_base, of_endpoint, record
+    from evaluation.record import answerer_of_base, answerer_of_endpoint, check_empty, record
     from ops.homes import open_home
 
     settings, path = open_home(), check_empty(output)
     questions = load_questions(settings, prompts, limit)
     if who in settings.endpoints:
-        answer, at_once = of_endpoint(settings.endpoints[who], max_tokens, logprobs, endpoint_model)
+        answer, at_once = answerer_of_endpoint(settings.endpoints[who], max_tokens, logprobs, endpoint_model)
     else:
         base, _ = load_target(settings, resolve(settings, who.partition("@")[0]), device or settings.device)
-        answer, at_once = of_base(base, max_tokens, logprobs), 1
+        answer, at_once = answerer_of_base(base, max_tokens, logprobs), 1
     rows = record(answer, questions, path, ConsoleReporter(), who, at_once)
     result = {"file": str(path), "model": who, "rows": rows}
     finish(result, as_json, f"{rows} answers in {path}")
@@ -80,7 +80,7 @@ def run_draft(
     from cli.commands.targets import is_folder, resolve
     from corpus.recordings import read_recordings
     from evaluation.costs import read_costs
-    from evaluation.replay import projected, replay, result
+    from evaluation.replay import project_times, replay, replay_figures
     from ops.homes import open_home
     from workers.jobs.parsing import parse_settings
 
@@ -93,8 +93,8 @@ def run_draft(
     opened = _open(settings, draft, ref, model, drafting, device or settings.device)
     done = replay(recordings, opened.target, opened.make, ConsoleReporter(), limit, max_tokens)
     costs = costs or opened.costs()
-    done, speed = projected(done, costs) if costs else (done, {})
-    found = result(done, opened.target.base.tokenizer) | speed
+    done, speed = project_times(done, costs) if costs else (done, {})
+    found = replay_figures(done, opened.target.base.tokenizer) | speed
     found["replayed"] = {"file": name, "rows": len(done.rows), "drafting": drafting, "draft": draft}
     if ref is not None and ref.base_id and keep:
         found |= _keep(settings, ref, found, done, opened.target.base.tokenizer, drafting, options["show"])
@@ -128,33 +128,35 @@ def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
 def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, Any], device: str) -> Any:
     """The draft with a target that says what was recorded. `ref` is None where it is no checkpoint of a base."""
     from cli.commands.targets import load_target, resolve
-    from evaluation.drafts import prompt_lookup, small_model, with_base
+    from evaluation.drafts import open_prompt_lookup, open_small_model, open_with_base
 
     if ref is None and draft != NGRAM:
-        return small_model(Path(draft).expanduser(), drafting, settings.dtype, device)
+        return open_small_model(Path(draft).expanduser(), drafting, settings.dtype, device)
     if ref is None:
         if not model:
             raise BadInput("--draft ngram: say with --model which base's tokenizer reads the outputs.")
-        return prompt_lookup(Path(resolve(settings, model).base_path), drafting)
+        return open_prompt_lookup(Path(resolve(settings, model).base_path), drafting)
     if not ref.checkpoint_path:
         raise BadInput(f"--draft {draft}: names a base without a checkpoint; give BASE@CHECKPOINT.")
     base, loaded = load_target(settings, ref, device)
     for notice in getattr(loaded, "notices", ()):
         say(notice)
-    return with_base(base, loaded, drafting)
+    return open_with_base(base, loaded, drafting)
 
 
 def _keep(
     settings: Any, ref: Any, found: dict[str, Any], done: Any, tokenizer: Any, drafting: dict[str, Any], show: int
 ) -> dict[str, Any]:
-    """Rows: the evaluation, and the first `show` outputs as chats; (their addresses)."""
-    from evaluation.replay import shown
+    """Rows: the evaluation, and the first `save_responses` outputs as chats; (their addresses)."""
+    from evaluation.replay import playground_answer
     from tracking import replays
     from tracking.db import writing
 
     source = found["replayed"]["file"]
     with writing(settings) as session:
         config = {"replay": source, "drafting": drafting}
-        row = replays.keep(session, f"{ref.name} on {source}", ref.base_id, ref.checkpoint_id, config, found)
-        runs = replays.show(session, ref.name, [shown(r, tokenizer, source) for r in done.rows[:show]])
+        row = replays.save_evaluation(session, f"{ref.name} on {source}", ref.base_id, ref.checkpoint_id, config, found)
+        runs = replays.save_responses(
+            session, ref.name, [playground_answer(r, tokenizer, source) for r in done.rows[:show]]
+        )
         return {"evaluation_id": row.id, "chats": [f"/playground?chat={run.group_id}" for run in runs]}

@@ -9,8 +9,8 @@ import typer
 
 from cli.console import Json, finish, say
 from speculoos.errors import BadInput
-from speculoos.inference_token import make_token
-from speculoos.login_links import make_link
+from speculoos.inference_token import read_inference_token
+from speculoos.login_links import create_login_link
 from speculoos.settings import load
 
 QUEUES = ("gpu", "io")
@@ -53,7 +53,7 @@ def login_link(as_json: Json = False) -> None:
     """Print a link that lets one browser into the pages, once, within a day."""
 
     settings = load()
-    link = make_link(settings, settings.url) if settings.asks_login else settings.url
+    link = create_login_link(settings, settings.url) if settings.asks_login else settings.url
     finish({"url": link, "once": settings.asks_login}, as_json, link)
     if not settings.asks_login:
         say("These pages ask for no login; SPECULOOS_LOGIN=token makes them.")
@@ -67,7 +67,7 @@ def serve(
     from ops.homes import open_home
 
     settings = open_home()
-    make_token(settings)
+    read_inference_token(settings)
     os.environ["SPECULOOS_HOME"] = str(settings.home)
     if host:
         os.environ["SPECULOOS_INFERENCE_HOST"] = host

@@ -10,7 +10,7 @@ from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
-from tracking.stored import Files
+from tracking.stored import RowFiles
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
             row = queries.find_checkpoint(session, checkpoint, base.id)
         if row:
             queries.must_be_ready(row)
-    files, known = Files(settings, installed), Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    files, known = RowFiles(settings, installed), Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     ref = TargetRef(base.name, files.local(base), base.weights_sha256, base.id, base_known=known)
     if not row:
         return _with_folder(ref, checkpoint)
@@ -77,7 +77,7 @@ def dataset(settings: Settings, reference: str) -> tuple[Path, str]:
     with reading(settings) as session:
         row = queries.find_dataset(session, reference)
         queries.must_be_ready(row)
-    return Path(Files(settings).local(row)), row.name
+    return Path(RowFiles(settings).local(row)), row.name
 
 
 def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, Any]:
@@ -85,9 +85,9 @@ def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, A
     the rows say."""
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft
-    from speculoos.sums import Sums
+    from speculoos.sums import ChecksumCache
 
-    sums = Sums.of(settings)
+    sums = ChecksumCache.of(settings)
     base = load_base(ref.base_path, decoding_dtype(settings.dtype, device), device, ref.base_known, sums)
     if not ref.checkpoint_path:
         return base, None

@@ -68,9 +68,9 @@ def train(
 ) -> None:
     """Train a draft; the base stays frozen. `train METHOD --help` lists the method's settings."""
     from cli.follow import run_jobs
-    from formats.refusals import nowhere
+    from formats.refusals import no_server_reason
     from ops.homes import open_home
-    from speculoos.people import account
+    from speculoos.people import current_user
     from tracking import queries
     from tracking.db import reading
     from tracking.reports import last_metrics
@@ -82,11 +82,11 @@ def train(
         base = queries.find_base(session, model)
         base_id, base_path, dataset_ids = base.id, base.path, [queries.find_dataset(session, d).id for d in data]
     request = make_request(what, base_id, dataset_ids, parse_settings(settings or ()), **options)
-    if unserved := nowhere(request.method, base_path):
+    if unserved := no_server_reason(request.method, base_path):
         say(unserved)
     if estimate:
         return show_estimate(home, request, as_json)
-    told = {"name": name, "experiment": experiment.strip() or None, "user": account(), "settings": home}
+    told = {"name": name, "experiment": experiment.strip() or None, "user": current_user(), "settings": home}
     job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), "gpu", wait=wait)
     with reading(home) as session:
         row = queries.find_checkpoint(session, job.request["checkpoint_id"])

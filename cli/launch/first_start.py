@@ -9,7 +9,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from speculoos.files import secret
+from speculoos.files import read_or_create_secret
 
 
 def make_secrets(folder: Path) -> list[str]:
@@ -31,7 +31,7 @@ def _make(path: Path, value: str) -> bool:
     """Write `value` unless the file exists already; complete or absent, never half."""
     if path.exists():
         return False
-    secret(path, lambda: value)
+    read_or_create_secret(path, lambda: value)
     return True
 
 

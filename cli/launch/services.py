@@ -91,10 +91,10 @@ class Services:
         return all(part.ok for part in health.check(self.settings, self.names).values())
 
     def _start(self) -> None:
-        from speculoos.inference_token import make_token
+        from speculoos.inference_token import read_inference_token
 
         end_survivors(self.settings)
-        make_token(self.settings)
+        read_inference_token(self.settings)
         self._supervisor = ProcessSupervisor(self.settings, programs(self.settings, self.names))
         self._supervisor.start()
 

@@ -19,9 +19,9 @@ import psutil
 
 from cli.launch.programs import Program
 from speculoos.errors import BadInput, Unavailable
-from speculoos.private import keep_private
-from speculoos.room import keep_reserve
-from speculoos.settings import CLONE, Settings
+from speculoos.private import set_private_umask
+from speculoos.room import update_reserve
+from speculoos.settings import PROJECT_ROOT, Settings
 
 MARK = "SPECULOOS_SUPERVISED"
 """Environment variable that names the home in every supervised process, so that survivors can be found."""
@@ -39,7 +39,7 @@ def supervisor_config(settings: Settings, programs: list[Program]) -> str:
         "[supervisord]",
         *("nodaemon=true", "silent=true", f"pidfile={_escape(run / 'supervisord.pid')}"),
         *(f"logfile={_escape(logs / 'supervisord.log')}", "logfile_maxbytes=5MB", "logfile_backups=2"),
-        *(f"directory={_escape(CLONE)}", "identifier=speculoos", *(["user=root"] if os.geteuid() == 0 else [])),
+        *(f"directory={_escape(PROJECT_ROOT)}", "identifier=speculoos", *(["user=root"] if os.geteuid() == 0 else [])),
         *("[unix_http_server]", f"file={_escape(run / 'supervisor.sock')}", "chmod=0700"),
         "[rpcinterface:supervisor]",
         "supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface",
@@ -83,7 +83,7 @@ class ProcessSupervisor:
     def start(self) -> None:
         """Write the configuration and start. Raises Unavailable when supervisord does not come up."""
         home, run = self.settings.home, self.settings.run_dir
-        keep_reserve(self.settings)
+        update_reserve(self.settings)
         for folder in (home / "logs", home / "broker"):
             folder.mkdir(parents=True, exist_ok=True)
         config = run / "supervisord.conf"
@@ -95,7 +95,7 @@ class ProcessSupervisor:
         with _output(home / "logs" / "supervisord.out") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cli.launch.supervision", str(config), str(os.getpid())],
-                **{"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL, "cwd": CLONE},
+                **{"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL, "cwd": PROJECT_ROOT},
                 env={**STOP_TIMES, **os.environ, "SPECULOOS_HOME": str(home), MARK: str(home)},
                 start_new_session=True,  # Ctrl-C reaches us alone; the order of stopping is ours
             )
@@ -230,7 +230,7 @@ def main() -> None:
 
     from cli.launch import steady_log
 
-    keep_private()
+    set_private_umask()
     config, parent = sys.argv[1:3]
     steady_log.install()
     sys.stdout, sys.stderr = steady_log.Dropping(sys.stdout), steady_log.Dropping(sys.stderr)

@@ -17,8 +17,8 @@ from cli.launch.supervision import ProcessSupervisor, end_survivors
 from ops import health
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
-from speculoos.inference_token import make_token
-from speculoos.login_links import make_link
+from speculoos.inference_token import read_inference_token
+from speculoos.login_links import create_login_link
 from speculoos.people import access_warning
 from speculoos.settings import Settings
 
@@ -70,7 +70,7 @@ def _run(settings: Settings) -> int:
 
 def address(settings: Settings) -> str:
     """What to open: the pages or, where they ask for one, a link that lets one browser in."""
-    return make_link(settings, settings.url) if settings.login == "token" else settings.url
+    return create_login_link(settings, settings.url) if settings.login == "token" else settings.url
 
 
 def prepare(settings: Settings) -> None:
@@ -83,7 +83,7 @@ def prepare(settings: Settings) -> None:
     settings.home.mkdir(parents=True, exist_ok=True)
     open_home(settings)
     dispose()
-    make_token(settings)
+    read_inference_token(settings)
 
 
 def wait_healthy(supervisor: ProcessSupervisor, names: tuple[str, ...], stop: threading.Event) -> bool:

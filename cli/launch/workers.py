@@ -12,7 +12,7 @@ from cli.launch.programs import worker_command
 from ops import health
 from ops.homes import open_home
 from speculoos.errors import BadInput, Unavailable
-from speculoos.private import tighten
+from speculoos.private import restrict_permissions
 from speculoos.settings import LOOPBACK, Settings
 from tracking import db, revisions
 
@@ -38,7 +38,7 @@ def ready(settings: Settings) -> None:
         said = f"The database is at migration {revision or 'none'}, these workers need {revisions.head()}."
         raise Unavailable(said, "Start `speculoos up` of this version where the pages are; it migrates the database.")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    tighten(settings)
+    restrict_permissions(settings)
 
 
 def run(queue: str, count: int, threads: int | None, devices: list[str]) -> int:

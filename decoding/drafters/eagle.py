@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from decoding.drafters.base import Drafter, DrafterStart, Sampling
 from decoding.drafters.expansion import grow_dynamic, grow_static
-from decoding.drafters.parts import MAX_TUNING_DEPTH, WIDE, TuningSpace, check_columns, is_fast
+from decoding.drafters.parts import MAX_TUNING_DEPTH, WIDEST_TREE, TuningSpace, check_columns, is_fast
 from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.target import PREFILL_ROWS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
@@ -45,9 +45,9 @@ class DynamicTree:
             )
 
 
-REFERENCE = DynamicTree()
+GPU_TREE = DynamicTree()
 """The default of EAGLE's own code; for a GPU."""
-SMALL = DynamicTree(depth=3, top_k=3, nodes=8)
+CPU_TREE = DynamicTree(depth=3, top_k=3, nodes=8)
 """For a CPU, where a forward of eight nodes costs little more than a forward of one."""
 
 
@@ -158,7 +158,7 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
     if "tree" in options:
         tree = shape_from_choices(options["tree"])
     else:
-        usual = REFERENCE if target.base.device.type == "cuda" else SMALL
+        usual = GPU_TREE if target.base.device.type == "cuda" else CPU_TREE
         tree = DynamicTree(**{"depth": usual.depth, "top_k": usual.top_k, "nodes": usual.nodes} | options)
     columns = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
     check_columns(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], columns)
@@ -170,4 +170,4 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
 
 def tuning(draft: Any) -> TuningSpace:
     """Dynamic trees are tuned."""
-    return TuningSpace(MAX_TUNING_DEPTH, lambda depth: {"depth": depth - 1, **WIDE}, dynamic=True)
+    return TuningSpace(MAX_TUNING_DEPTH, lambda depth: {"depth": depth - 1, **WIDEST_TREE}, dynamic=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from decoding.drafters.base import Drafter, DrafterStart
-from decoding.drafters.parts import WIDE, TuningSpace, check_columns, is_fast
+from decoding.drafters.parts import WIDEST_TREE, TuningSpace, check_columns, is_fast
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices
@@ -73,4 +73,4 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
 
 def tuning(draft: Any) -> TuningSpace:
     """Static trees are tuned, up to one level for each head."""
-    return TuningSpace(draft.num_heads, lambda depth: {"tree": wide_choices(depth, WIDE["nodes"])})
+    return TuningSpace(draft.num_heads, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])})

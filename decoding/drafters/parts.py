@@ -11,7 +11,7 @@ from speculoos.errors import BadInput
 MAX_OPTION = 1024
 """Largest value of a drafter's numeric option."""
 MAX_TUNING_DEPTH = 5
-WIDE = {"top_k": 4, "nodes": 32}
+WIDEST_TREE = {"top_k": 4, "nodes": 32}
 """The widest tuned tree; its traces also give the results of narrower trees."""
 
 

@@ -20,7 +20,7 @@ from formats.imports.vocabulary import draft_vocabulary
 from speculoos.errors import BadInput, Unsupported
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-TWICE = "modelopt-eagle3-twice"
+MODELOPT_TWICE = "modelopt-eagle3-twice"
 """As modelopt-eagle3, but drafts like ModelOpt's own module since 0.41: see `norm_features_twice`."""
 INPUT_IDS = ("vllm-eagle3", "speculators")
 """Layouts whose layer ids count inputs of layers."""
@@ -35,7 +35,7 @@ def read(source: DraftSource, base: BaseOutline, layout: str) -> ImportedDraft:
     _check_target(source, base, hidden)
     layers, layer_notice = _aux_layers(source, base, layout, _fused(source, hidden, base.hidden_size))
     config = layer_config(source, hidden) | _options(source) | {"aux_layers": layers}
-    config["norm_features_twice"] = layout == TWICE
+    config["norm_features_twice"] = layout == MODELOPT_TWICE
     tensors = own_embeddings(source, base, hidden)
     head, notices = _head(source, base, hidden, tensors.get(EMBEDDINGS))
     tensors |= head

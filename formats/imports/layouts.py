@@ -16,7 +16,7 @@ READERS: dict[str, Callable[[DraftSource, BaseOutline, str], ImportedDraft]] = {
     "eagle": eagle.read,
     "eagle3": eagle3.read,
     "modelopt-eagle3": eagle3.read,
-    eagle3.TWICE: eagle3.read,
+    eagle3.MODELOPT_TWICE: eagle3.read,
     "vllm-eagle3": eagle3.read,
     "speculators": eagle3.read,
     "model": causal.read,

@@ -15,7 +15,7 @@ from models.hub import PICKLES, choose_draft
 from models.identity import FLOATS, TensorEntry, read_json, tensors_of
 from models.methods import METHODS
 from speculoos.errors import BadInput, SpeculoosError
-from speculoos.sums import SUMS
+from speculoos.sums import CHECKSUM_FILE
 
 MAX_HEADER, MAX_CONFIG = 4 << 20, 1 << 20
 """Largest header and config that are read, in bytes; those of known drafts have a few kilobytes."""
@@ -48,7 +48,7 @@ class DraftInspection:
 def draft_files(files: Sequence[Path]) -> list[Path]:
     """The files that belong to a draft. Raises BadInput if there are no weights, or two files with the same name."""
     names = Counter(path.name for path in files)
-    chosen = {*choose_draft({name: (0, "") for name in names}), SUMS} & {*names}
+    chosen = {*choose_draft({name: (0, "") for name in names}), CHECKSUM_FILE} & {*names}
     if not any(_is_weights(name) for name in chosen):
         zipped = next((name for name in names if name.lower().endswith(".zip")), "")
         raise BadInput(f"{zipped}: unpack it and choose the files in it." if zipped else f"There are {NO_WEIGHTS}")
@@ -57,7 +57,9 @@ def draft_files(files: Sequence[Path]) -> list[Path]:
     return [path for path in files if path.name in chosen]
 
 
-def look(files: Sequence[Path], base: ExpectedDraft, layout: str = "", shown: str = "upload") -> DraftInspection:
+def inspect_draft(
+    files: Sequence[Path], base: ExpectedDraft, layout: str = "", shown: str = "upload"
+) -> DraftInspection:
     """Inspect the draft in `files` (from `draft_files`). `layout` is the user's choice, "" to detect it; `shown` is the
     draft's name in messages.
 

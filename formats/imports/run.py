@@ -15,7 +15,7 @@ from typing import Any
 from models import hub
 from speculoos import room
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
-from speculoos.limited import ChildError, Overrun, run_limited
+from speculoos.limited import ChildError, LimitExceeded, run_limited
 from speculoos.reporting import Reporter
 
 WORK = "formats.imports.work:convert"
@@ -107,10 +107,10 @@ def _in_child(conversion: Conversion) -> dict[str, Any]:
     size, shown = _bytes(Path(conversion.folder)), conversion.shown
     seconds = SECONDS + size / BYTES_PER_SECOND
     tables = min(2 * _bytes(Path(conversion.base_folder)), MAX_TABLES)
-    memory = min(MEMORY + MEMORY_PER_BYTE * size + tables, room.memory()[0])
+    memory = min(MEMORY + MEMORY_PER_BYTE * size + tables, room.available_memory()[0])
     try:
         return run_limited(WORK, asdict(conversion), seconds=seconds, memory=memory)
-    except Overrun as error:
+    except LimitExceeded as error:
         limit = f"did not end within {seconds:.0f} s" if error.reason == "time" else "exceeded its memory limit"
         raise BadInput(
             f"{shown}: reading the draft {limit}; the file is damaged, or this machine is too small."

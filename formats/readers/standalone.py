@@ -15,7 +15,7 @@ def huggingface(folder: Path, checkpoint: CheckpointFiles) -> Any:
     from transformers import AutoModelForCausalLM
 
     if (folder / "model.safetensors").stat().st_size > MAX_CACHED:
-        return streamed.model(folder)
+        return streamed.streamed_model(folder)
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
     )

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch.nn import functional as F
 
 from formats.checkpoint import read_object
-from speculoos.reporting import heed
+from speculoos.reporting import check_current_stop
 
 MAX_CACHED = 256 << 20
 """Largest file, in bytes, whose tensors are cached."""
@@ -38,7 +38,7 @@ class Weights:
             return self._cache[name]
         if name not in self.names:
             raise KeyError(f"{self.path.name}: {name} is missing.")
-        heed()
+        check_current_stop()
         with safe_open(self.path, "pt") as stored:
             tensor = stored.get_tensor(name)
         value = tensor.float() if tensor.is_floating_point() else tensor.clone()
@@ -60,7 +60,7 @@ class Weights:
         if self._caching or name not in self.names:
             return F.embedding(ids, self[name])
         self.used.add(name)
-        heed()
+        check_current_stop()
         unique, inverse = ids.unique(return_inverse=True)
         with safe_open(self.path, "pt") as stored:
             matrix = stored.get_slice(name)
@@ -90,6 +90,6 @@ def row_chunks(path: Path, name: str) -> Iterator[torch.Tensor]:
             return
     step = max(SLICE // max(torch.Size(shape[1:]).numel(), 1), 1)
     for start in range(0, shape[0], step):
-        heed()
+        check_current_stop()
         with safe_open(path, "pt") as stored:
             yield stored.get_slice(name)[start : start + step]

@@ -5,19 +5,19 @@ lm_head are the target's and are not written. No torch.
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.plan import ExportPlan, from_entry, zeros
 from formats.writers import llama
 
 
-def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """vLLM derives the class from method and architecture: LlamaForCausalLM becomes EagleLlamaForCausalLM. Its `fc` has
     no bias."""
     tensors = [from_entry(entry) for entry in checkpoint.tensors.values()]
     return ExportPlan(tensors, _config(checkpoint, "LlamaForCausalLM"))
 
 
-def sglang(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """SGLang's `fc` has a bias, uninitialised if it is not in the file: a draft without a bias gets a bias of zeros."""
     plan = vllm(checkpoint, base, facts)
     bias = zeros("fc.bias", checkpoint.written_type, (checkpoint.hidden_size,))

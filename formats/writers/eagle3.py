@@ -5,7 +5,7 @@ fused layers differ. Embeddings are the target's; only an imported draft's own e
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.plan import ExportPlan, from_entry
 from formats.serve import drafted_tokens
 from formats.writers import llama
@@ -14,7 +14,7 @@ MAPS = ("d2t", "t2d")
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """Layer ids count inputs (output + 1); all versions read them at the top level, newer ones also in eagle_config.
     Only vLLM knows this class name: SGLang, which counts outputs, refuses it instead of fusing other layers."""
     ids = _ids(checkpoint, 1)
@@ -22,7 +22,7 @@ def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     return ExportPlan(_tensors(checkpoint, *MAPS), {**config, **_norms(checkpoint), **ids})
 
 
-def speculators(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def speculators(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """The layer has a nested transformers config. Layer ids count inputs (output + 1) and are always written: without
     them `from_pretrained` would open the base model's config."""
     layer = llama.config(checkpoint, "LlamaForCausalLM", checkpoint.config.get("eagle_num_layers", 1))
@@ -55,20 +55,20 @@ def speculators(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportP
     return ExportPlan(_tensors(checkpoint, *MAPS), config)
 
 
-def sglang(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """Layer ids count outputs; SGLang adds one itself."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, 0))
     norms = {name: value for name, value in _norms(checkpoint).items() if name != "norm_before_residual"}
     return ExportPlan(_tensors(checkpoint, *MAPS), {**config, **norms})
 
 
-def trtllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def trtllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """The server reads layers from its YAML; the config has the same ids of outputs for other programs. t2d is not a
     parameter of the server's class."""
     return ExportPlan(_tensors(checkpoint, "d2t"), _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, 0)))
 
 
-def modelopt(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def modelopt(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """ModelOpt's template: layer ids count outputs, no t2d, and the options of its module."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, 0))
     options = {

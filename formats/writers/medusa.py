@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.plan import ExportPlan, TensorSource, cast, constant, from_entry, widen
 from models.methods.trees import nodes
 
 HEADS = "medusa_lm_head"
 
 
-def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """`blocks.{h}.layers.{l}`. A shared matrix is written once (`original_lm_head`); only a shared matrix may have
     fewer rows (`token_map`). No other key may contain `num` with `heads` or `layers`: vLLM's config class reads any
     such key as the number of heads or layers."""
@@ -40,7 +40,7 @@ def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     return ExportPlan([*blocks, *heads, *_token_map(checkpoint)], config)
 
 
-def trtllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def trtllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """The repository's layout with both keys for the number of heads: config.py and model.py of TensorRT-LLM read
     different ones. Older releases read only the `.pt` file."""
     plan = medusa(checkpoint, base, facts)
@@ -53,7 +53,7 @@ def trtllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     return replace(plan, config={**plan.config, **extra}, texts=texts)
 
 
-def medusa(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def medusa(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """`{h}.{l}.linear` and `{h}.{L}`. No `model_type`: the repository would read the config as the base model's. No
     `architectures`: TGI would not recognise the folder as Medusa heads."""
     shape = checkpoint.config

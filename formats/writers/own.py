@@ -3,11 +3,11 @@
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.plan import ExportPlan
 from models.archive import archive_files
 
 
-def own(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def own(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """A plan that only copies files."""
     return ExportPlan([], {}, weights="", copies=tuple(archive_files(checkpoint.path)))

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.facts import Facts
+from formats.facts import CardFacts
 from formats.plan import ExportPlan, from_entry
 from models.checkpoints import OWN_KEYS
 from models.foreign import cleaned
@@ -13,7 +13,7 @@ from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
 TOKENIZER = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")
 
 
-def huggingface(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
+def huggingface(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """Tensors already have transformers' names. The generation config has no sampling settings: the caller chooses
     them for an assistant model."""
     values = {key: value for key, value in checkpoint.config.items() if key not in (*OWN_KEYS, "torch_dtype")}

@@ -21,9 +21,9 @@ from speculoos.store import open_store
 from tests.tools.homes import add_base
 from tests.workers.conftest import wait_until
 from tracking import changes, db, jobs, stored
-from tracking.stored import Files
+from tracking.stored import RowFiles
 from tracking.tables import Checkpoint, Dataset, new_id
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work import export
 from workers.jobs.requests import Export
 from workers.jobs.submit import submit
@@ -62,9 +62,9 @@ def heads(maker: Settings, tmp_path: Path) -> str:
 
 
 def deliver(maker: Settings, kind: str, row_id: str, folder: Path) -> None:
-    kept = Files(maker, installed).deliver(kind, row_id, folder)
+    kept = RowFiles(maker, installed).deliver(kind, row_id, folder)
     with db.writing(maker) as session:
-        stored.keep(session, kind, row_id, kept)
+        stored.save_stored(session, kind, row_id, kept)
 
 
 def client(settings: Settings) -> TestClient:
@@ -101,7 +101,7 @@ def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
     job = submit(Export(heads, "vllm"), settings=maker)
     with db.writing(maker) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
-    result = export.run(Export(heads, "vllm"), Context(maker, job.id, attempt, JobTiming()))
+    result = export.run(Export(heads, "vllm"), JobContext(maker, job.id, attempt, JobTiming()))
     with db.writing(maker) as session:
         jobs.succeed(session, job.id, attempt, result)
     page(pages, heads)
@@ -125,12 +125,12 @@ def test_files_that_do_not_come_are_said(pages: Settings) -> None:
 
     def said() -> str:
         with db.reading(pages) as session:
-            return arrivals.awaited(session, pages, session.get_one(Dataset, row.id))
+            return arrivals.download_notice(session, pages, session.get_one(Dataset, row.id))
 
     wait_until(lambda: "neither on this machine nor in the store" in said(), 90, "the reason")
 
 
 def test_without_a_store_nothing_is_awaited(home: Settings) -> None:
     with db.reading(home) as session:
-        assert arrivals.awaited(session, home, Dataset(id="x", path="/nowhere")) == ""
+        assert arrivals.download_notice(session, home, Dataset(id="x", path="/nowhere")) == ""
     assert arrivals.signature() == ""

@@ -7,8 +7,8 @@ from sqlalchemy import select
 
 from app.pages import checkpoints, data, jobs, models, plans
 from app.views.checkpoint_rows import checkpoints_table
-from app.widgets.asked import ListQuery, address, is_narrowed, narrowed, of_address
-from app.widgets.bulk import Action, bar, box, do
+from app.widgets.asked import ListQuery, filtered_query, is_filtered, list_query_of_url, list_url
+from app.widgets.bulk import Action, bulk_bar, row_checkbox, run_bulk_action
 from app.widgets.picker import pager
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
@@ -32,7 +32,7 @@ def filled(home: Settings) -> Settings:
 def names(home: Settings, words: str = "", order: str = "") -> list[str]:
     with reading(home) as session:
         query = select(Job).order_by(Job.created_at.desc())
-        return [job.name for job in session.scalars(narrowed(query, ListQuery("All", words, order)))]
+        return [job.name for job in session.scalars(filtered_query(query, ListQuery("All", words, order)))]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_lists_can_be_ordered(filled: Settings) -> None:
 
 
 def test_an_address_and_what_it_asks_for() -> None:
-    asked = of_address({"show": "Done", "find": " a&b ", "order": "name"}, FILTERS)
+    asked = list_query_of_url({"show": "Done", "find": " a&b ", "order": "name"}, FILTERS)
     assert (asked, asked.words, asked.order, asked.order_words) == ("Done", "a&b", "name", "By name")
-    assert address("jobs", "50.x", asked) == "/jobs?show=Done&find=a%26b&order=name&from=50.x"
-    assert of_address({"show": "Nonsense", "order": "no"}, FILTERS).values == ["All", "", ""]
-    assert address("jobs", "", ListQuery("All")) == address("jobs") == "/jobs"
+    assert list_url("jobs", "50.x", asked) == "/jobs?show=Done&find=a%26b&order=name&from=50.x"
+    assert list_query_of_url({"show": "Nonsense", "order": "no"}, FILTERS).values == ["All", "", ""]
+    assert list_url("jobs", "", ListQuery("All")) == list_url("jobs") == "/jobs"
     assert ListQuery.of(asked.values, FILTERS).values == asked.values
     assert ListQuery.of([], FILTERS) == ListQuery.of([None, None], FILTERS) == "All"
 
@@ -77,14 +77,14 @@ def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
 def test_an_empty_search_says_so(filled: Settings, table) -> None:
     with reading(filled) as session:
         assert "None of these" in table(session, ListQuery("All", "nobody is called so"), "")
-    assert is_narrowed(ListQuery("All", "x")) and is_narrowed("Done") and not is_narrowed("All")
+    assert is_filtered(ListQuery("All", "x")) and is_filtered("Done") and not is_filtered("All")
 
 
 def test_a_job_list_has_a_box_before_each_row(filled: Settings) -> None:
     with reading(filled) as session:
         html = jobs.table(session, "All")
     assert html.count("data-choose=") == 3 and "Delete for good?" in html
-    assert "<img" not in box("x", "<img src=x>") and "hidden" in bar({"delete": ("Delete", "Sure?")})
+    assert "<img" not in row_checkbox("x", "<img src=x>") and "hidden" in bulk_bar({"delete": ("Delete", "Sure?")})
 
 
 def test_models_can_be_looked_for(home: Settings) -> None:
@@ -104,7 +104,7 @@ def test_several_rows_are_done_and_reasons_are_said_once() -> None:
             raise Conflict("It is in use.", "Stop it first.")
         done.append(row_id)
 
-    said = do(Action("Deleted", act), ["a", "bad 1", "b", "bad 2"])
+    said = run_bulk_action(Action("Deleted", act), ["a", "bad 1", "b", "bad 2"])
     assert done == ["a", "b"]
     assert "Deleted: 2." in said and "Not done: 2. It is in use. Stop it first." in said
     assert said.count("It is in use") == 1

@@ -280,21 +280,23 @@ def linked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 def test_a_printed_link_lets_one_browser_in_once(linked: TestClient, home: Settings) -> None:
     assert linked.get("/jobs").headers["location"].startswith("/login")
     assert "speculoos login-link" in linked.get("/login").text
-    link = login_links.make_link(home, "http://127.0.0.1:7860")
+    link = login_links.create_login_link(home, "http://127.0.0.1:7860")
     answer = linked.get(link)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert linked.get("/jobs").status_code == 200
-    another = login_links.make_link(home, "http://127.0.0.1:7860")
+    another = login_links.create_login_link(home, "http://127.0.0.1:7860")
     assert linked.get(another).status_code == 303
     linked.cookies.clear()
     assert linked.get(link).status_code == 401
-    assert login_links.use(home, another.split("token=")[1]), "a browser that is in already uses up no link"
+    assert login_links.consume_login_token(home, another.split("token=")[1]), (
+        "a browser that is in already uses up no link"
+    )
     assert linked.get("/jobs").status_code == 303
 
 
 def test_the_printed_address_or_its_token_may_be_typed(linked: TestClient, home: Settings) -> None:
     for shorten in (lambda link: link, lambda link: link.split("token=")[1]):
-        link = login_links.make_link(home, "http://127.0.0.1:7860")
+        link = login_links.create_login_link(home, "http://127.0.0.1:7860")
         form = {"password": f" {shorten(link)} ", "name": "Ada"}
         assert linked.post("/login", data=form).status_code == 303
         assert linked.post("/login", data=form).status_code == 401
@@ -305,20 +307,20 @@ def test_the_printed_address_or_its_token_may_be_typed(linked: TestClient, home:
 def test_a_link_gets_too_old_and_lies_in_the_home_only_as_a_digest(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = login_links.make_link(home, "http://127.0.0.1:7860").split("token=")[1]
+    token = login_links.create_login_link(home, "http://127.0.0.1:7860").split("token=")[1]
     folder = home.home / "secrets" / "login-links"
     (file,) = folder.iterdir()
     assert token not in file.name and file.read_bytes() == b""
     assert file.stat().st_mode & 0o077 == 0 and folder.stat().st_mode & 0o077 == 0
     monkeypatch.setattr(login_links, "SECONDS", -1)
-    assert not login_links.use(home, token)
-    login_links.make_link(home, "http://127.0.0.1:7860")
-    login_links.make_link(home, "http://127.0.0.1:7860")
+    assert not login_links.consume_login_token(home, token)
+    login_links.create_login_link(home, "http://127.0.0.1:7860")
+    login_links.create_login_link(home, "http://127.0.0.1:7860")
     assert len(list(folder.iterdir())) == 1
 
 
 def test_links_open_a_page_behind_a_password_too_but_no_link_is_a_password(client: TestClient, home: Settings) -> None:
-    link = login_links.make_link(home, "http://127.0.0.1:7860")
+    link = login_links.create_login_link(home, "http://127.0.0.1:7860")
     token = link.split("token=")[1]
     assert client.post("/login", data={"password": token}).status_code == 401
     assert client.get(link).status_code == 303

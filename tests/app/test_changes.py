@@ -105,7 +105,7 @@ def ask(client: TestClient, **query: str) -> dict:
 @pytest.fixture
 def client(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """The route, with nothing kept between two questions."""
-    monkeypatch.setattr(changes, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(changes, "CACHE_SECONDS", 0.0)
     app = FastAPI()
     app.include_router(changes.routes(home))
     with TestClient(app) as made:
@@ -153,7 +153,7 @@ def test_many_pages_that_ask_at_once_are_answered_by_one_look(home: Settings) ->
     fill(home, 3)
 
     async def fifty() -> list[dict]:
-        board = changes.Board(home)
+        board = changes.ChangesCache(home)
         return await asyncio.gather(*(board.answer("jobs", "", "") for _ in range(50)))
 
     with counted(home) as sent:
@@ -166,5 +166,5 @@ def test_a_database_that_is_away_is_said_in_the_strip(home: Settings) -> None:
     from dataclasses import replace
 
     away = replace(home, database_url="sqlite:////nonexistent-folder/x.db")
-    answer = run_async(changes.Board(away).answer("jobs", "", ""))
+    answer = run_async(changes.ChangesCache(away).answer("jobs", "", ""))
     assert answer["page"] == "" and "cannot be used now" in answer["strip"]["html"]

@@ -140,7 +140,7 @@ def test_the_list_is_searched_and_chats_are_named_and_deleted(home: Settings, cl
     assert client.put(path, json={"name": "  my\nname "}).json()["name"] == "my name"
     assert [chat["title"] for chat in client.get("/api/chats").json()["chats"]] == ["planets", "my name"]
     second = asked(home, "more", str(first.group_id))
-    assert chats.told(second)["name"] == "my name"
+    assert chats.chat_fields(second)["name"] == "my name"
     assert client.delete(path).json()["removed"]
     assert client.get(path).json()["turns"] == [] and client.delete(path).status_code == 404
 
@@ -148,7 +148,7 @@ def test_the_list_is_searched_and_chats_are_named_and_deleted(home: Settings, cl
 @pytest.mark.parametrize("name", ["x" * 200, "half \ud83d"])
 def test_a_name_that_cannot_be_is_refused_in_a_sentence(home: Settings, name: str) -> None:
     with pytest.raises(BadInput):
-        routes.called(home, new_id(), name)
+        routes.rename_chat(home, new_id(), name)
 
 
 @pytest.mark.parametrize("before", ["yesterday", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"])

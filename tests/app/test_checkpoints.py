@@ -207,7 +207,7 @@ def test_the_best_measured_draft_is_offered_first_and_preselected(home: Settings
         compared = targets.all_targets(rows)
     assert [value for _, value in choices][:4] == ["fast", "deep", "estimated", "newest"]
     assert choices[0][0] == "fast · medusa · τ 2.00 · 1.90×"
-    assert playground.opening(home, {}).draft == "fast" == playground.redraft(home, "tiny")[1]
+    assert playground.opening(home, {}).draft == "fast" == playground.drafts_of_base(home, "tiny")[1]
     assert compare.first_targets(compared) == ["tiny", "tiny@fast"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from app.draft_source import DraftForm, gather, request_of
+from app.draft_source import DraftForm, link_uploads, request_of
 from app.links import clone_form
 from app.views import checkpoint_rows
 from app.views.draft_form import AddDraft, cloned_request, take
@@ -25,7 +25,7 @@ from tests.formats.imports import writers
 from tests.tools.homes import add_base
 from tracking import db, jobs
 from tracking.tables import Base, Checkpoint, Job
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work import import_draft
 from workers.jobs.command_line import command_for
 from workers.jobs.requests import ImportDraft
@@ -68,7 +68,7 @@ def run(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
         request = session.get_one(Job, job.id).request
-    context = Context(home, job.id, attempt, JobTiming())
+    context = JobContext(home, job.id, attempt, JobTiming())
     result = import_draft.run(ImportDraft(**request), context)
     with db.writing(home) as session:
         jobs.succeed(session, job.id, attempt, result)
@@ -224,7 +224,7 @@ def test_a_request_reads_back_as_the_command_that_does_the_same(home: Settings, 
     files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
     form = DraftForm.of("Upload", base_id, "", files, "", "../../etc")
     request = request_of(home, form)
-    gather(home, form, request)
+    link_uploads(home, form, request)
     place = Path(request.location)
     assert place.parent.parent == home.home / "uploads" and place.name == "etc"
     assert "./etc --model tiny --source folder" in command_for(request, {base_id: "tiny"})

@@ -9,7 +9,7 @@ from app.pages import checkpoints, jobs
 from app.views import evaluation_view, job_rows, outcomes, verdict
 from app.views.extend_form import limit_for
 from app.views.job_panel import head
-from app.views.verdict import Trained, Ways
+from app.views.verdict import NextSteps, TrainingFacts
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking.db import reading, writing
@@ -19,8 +19,8 @@ from workers.jobs.command_line import extend_command
 from workers.jobs.extend import prompts_left
 from workers.jobs.requests import KINDS
 
-WAYS = Ways(extend="/extend", data="/data", longer="/longer", method="/method", chat="/chat", evaluate="/evaluate")
-NONE = Trained(tau=1.5, measured=False)
+WAYS = NextSteps(extend="/extend", data="/data", longer="/longer", method="/method", chat="/chat", evaluate="/evaluate")
+NONE = TrainingFacts(tau=1.5, measured=False)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,9 @@ NONE = Trained(tau=1.5, measured=False)
         (replace(NONE, tau=2.4, measured=True, speedup=1.7), "1.70 × the speed", "good", "/chat"),
     ],
 )
-def test_a_verdict_says_what_it_means_and_what_to_do_next(known: Trained, words: str, tone: str, link: str) -> None:
+def test_a_verdict_says_what_it_means_and_what_to_do_next(
+    known: TrainingFacts, words: str, tone: str, link: str
+) -> None:
     said = verdict.verdict(known, WAYS)
     assert words in said.words
     assert (said.tone, said.link) == (tone, link)
@@ -87,7 +89,7 @@ def test_every_job_that_is_done_says_its_result(kind: str, result: dict, words: 
 
 
 def test_no_kind_of_job_is_without_words() -> None:
-    assert outcomes.SAID.keys() == {request.kind for request in KINDS}
+    assert outcomes.RESULT_TEXTS.keys() == {request.kind for request in KINDS}
 
 
 @pytest.fixture

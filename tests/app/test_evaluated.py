@@ -3,7 +3,7 @@
 import pytest
 
 from app import turns
-from app.evaluated import GONE, run_again
+from app.evaluated import PROMPT_NOT_STORED, run_again
 from app.pages.evaluations import EvaluationsPage
 from app.views import breakdown_view, evaluation_view, job_panel
 from speculoos.errors import BadInput, NotFound
@@ -83,7 +83,7 @@ def test_a_question_after_a_prompt_of_several_turns_sees_all_of_them(home):
 
 @pytest.mark.parametrize("number", ["1", "2", "-1", "x", ""])
 def test_a_prompt_that_is_not_kept_is_said_so(home, number):
-    with pytest.raises(BadInput, match=GONE):
+    with pytest.raises(BadInput, match=PROMPT_NOT_STORED):
         run_again(home, "one", number)
 
 

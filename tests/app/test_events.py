@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from app import auth, events, inference, turns
 from serving.protocol import ChatRequest
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable
-from speculoos.guard import Guard
+from speculoos.guard import RequestGuard
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 from tests.tools.stored_runs import all_runs, step_count
@@ -69,7 +69,7 @@ def client(home: Settings) -> TestClient:
     app = FastAPI()
     app.include_router(events.routes(home))
     app.add_exception_handler(SpeculoosError, events.answer_error)
-    app.add_middleware(Guard, port=home.port)
+    app.add_middleware(RequestGuard, port=home.port)
     return TestClient(app, base_url="http://127.0.0.1:7860")
 
 

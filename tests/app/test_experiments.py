@@ -17,7 +17,7 @@ from app.views import experiment_export, experiment_rows, lineage_view
 from app.views.forecast import FARTHEST, Point, forecast
 from app.views.learning_curve import Curve, part
 from app.views.manage import delete, question, save
-from app.widgets.bulk import do
+from app.widgets.bulk import run_bulk_action
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes, db, experiments, lineage
@@ -98,9 +98,9 @@ def test_a_name_makes_one_once(home: Settings) -> None:
 
 def test_jobs_are_added_by_name_and_taken_out_with_what_they_made(filled: Settings) -> None:
     add = jobs_page.actions(filled)["add"]
-    assert "Added to the experiment: 2." in do(add, ["job-1", "other"], "sizes")
-    assert "Not done: 1. A name cannot be empty." in do(add, ["job-2"], "  ")
-    assert "This job is gone" in do(add, ["nowhere"], "sizes")
+    assert "Added to the experiment: 2." in run_bulk_action(add, ["job-1", "other"], "sizes")
+    assert "Not done: 1. A name cannot be empty." in run_bulk_action(add, ["job-2"], "  ")
+    assert "This job is gone" in run_bulk_action(add, ["nowhere"], "sizes")
     with db.reading(filled) as session:
         made = session.query(Experiment).filter_by(name="sizes").one()
         assert [job.id for job in experiments.jobs_of(session, made.id)] == ["job-1", "other"]
@@ -116,7 +116,7 @@ def test_a_shard_is_no_job_of_its_own(filled: Settings) -> None:
     with db.writing(filled) as session:
         session.add(Job(id="shard", name="Part 1", kind="train", queue="gpu", parent_id="other", number=1))
     with db.writing(filled) as session, pytest.raises(Conflict, match="part of another job"):
-        experiments.add(session, "shard", "sizes")
+        experiments.add_to_experiment(session, "shard", "sizes")
 
 
 def test_deleting_leaves_the_jobs(filled: Settings) -> None:
@@ -177,7 +177,7 @@ def test_what_came_of_what(filled: Settings) -> None:
     assert ("prompts", "data") in graph.edges and ("data", "draft-1") in graph.edges
     assert ("draft-1", "draft-3") in graph.edges  # trained further
     assert ("draft-1", "export draft-1 vllm") in graph.edges and ("draft-2", "figures draft-2") in graph.edges
-    places = lineage_view.placed(graph)
+    places = lineage_view.box_positions(graph)
     assert len(set(places.values())) == len(graph.nodes) == 9
     made = lineage_view.picture(graph)
     assert made.count("<a href") == 9 and made.count("<path") == len(graph.edges)
@@ -198,7 +198,7 @@ def test_a_second_set_stands_in_the_lineage_and_is_missed_when_it_goes(filled: S
 
 def test_the_json_has_everything_and_nothing_secret(filled: Settings) -> None:
     with db.writing(filled) as session:
-        experiments.add(session, "other", FORMULA)
+        experiments.add_to_experiment(session, "other", FORMULA)
     answer = client(filled).get("/api/experiments/exp.json")
     assert answer.headers["content-disposition"] == 'attachment; filename="1-1.json"'
     found = answer.json()
@@ -239,7 +239,7 @@ def test_a_file_of_nothing_is_one_sentence(filled: Settings) -> None:
         answer = client(filled).get(f"/api/experiments/nowhere.{kind}")
         assert answer.status_code == 404 and "This experiment is gone" in answer.text
     with db.reading(filled) as session, pytest.raises(NotFound):
-        figure_files.found(session, "x" * 500)
+        figure_files.experiment_row(session, "x" * 500)
 
 
 def test_a_page_of_it_follows_the_rows(filled: Settings) -> None:

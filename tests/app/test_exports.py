@@ -23,7 +23,7 @@ from speculoos.settings import Settings
 from tests.tools.homes import add_base
 from tracking import changes, db, jobs
 from tracking.tables import Checkpoint, Evaluation, new_id
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work import export
 from workers.jobs.requests import Export
 from workers.jobs.submit import submit
@@ -62,12 +62,12 @@ def client(home: Settings) -> TestClient:
     return TestClient(app)
 
 
-def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, Context]:
+def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, JobContext]:
     """An export, claimed as a worker would."""
     job = submit(Export(checkpoint_id, name), settings=home)
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
-    return Export(**job.request), Context(home, job.id, attempt, JobTiming())
+    return Export(**job.request), JobContext(home, job.id, attempt, JobTiming())
 
 
 def made(home: Settings, checkpoint_id: str, name: str) -> dict:

@@ -26,7 +26,7 @@ def job(home: Settings) -> Job:
     """A generation of five shards, two of which run with two workers, on two servers."""
     job = divided(home, 5)
     with db.writing(home) as session:
-        made = shards.of(session, job.id)
+        made = shards.list_shards(session, job.id)
         jobs.claim(session, made[3].id, "other worker", 30)
     for number, speed in ((2, 40.0), (3, 60.0)):
         counts = {"rows": 4, "tokens": 400, "bytes": 4000, "left_out/cut": 2, "left_out/empty": 1}
@@ -36,8 +36,8 @@ def job(home: Settings) -> Job:
 
 def test_counters_and_speeds_are_those_of_all_shards(home: Settings, job: Job) -> None:
     with db.reading(home) as session:
-        now = generations.going(session, job.id)
-        alone = generations.going(session, shards.of(session, job.id)[2].id)
+        now = generations.generation_progress(session, job.id)
+        alone = generations.generation_progress(session, shards.list_shards(session, job.id)[2].id)
     assert (now.rows, now.tokens, now.bytes, now.speed) == (8, 800, 8000, 100.0)
     assert now.workers == {"worker": 40.0, "other worker": 60.0}
     assert now.servers == {"pair 1": 25.0, "pair 2": 50.0} and now.left_out == {"cut": 4, "empty": 2}
@@ -46,8 +46,8 @@ def test_counters_and_speeds_are_those_of_all_shards(home: Settings, job: Job) -
 
 def test_speeds_are_of_what_runs_and_counts_of_all(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
-        jobs.succeed(session, shards.of(session, job.id)[3].id, 1, {})
-        now = generations.going(session, job.id)
+        jobs.succeed(session, shards.list_shards(session, job.id)[3].id, 1, {})
+        now = generations.generation_progress(session, job.id)
     assert now.workers == {"worker": 40.0} and now.rows == 8
 
 
@@ -75,7 +75,7 @@ def test_a_page_takes_as_few_queries_for_many_shards_as_for_few(home: Settings) 
     sent = []
     for job in (few, many):
         with db.reading(home) as session:
-            made = shards.of(session, job.id)
+            made = shards.list_shards(session, job.id)
         for shard in made[2:3]:
             say(home, shard, rows=1, tokens=5, bytes=9, speed=1, **{"left_out/cut": 1})
         with counted(home) as queries, db.reading(home) as session:
@@ -87,9 +87,9 @@ def test_a_page_takes_as_few_queries_for_many_shards_as_for_few(home: Settings) 
 
 def test_counters_are_no_charts(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
-        shard = shards.of(session, job.id)[2]
+        shard = shards.list_shards(session, job.id)[2]
         reports.write(session, shard.id, 1, JobReport(metrics={("generate/tokens_per_second", 7): 40.0}))
-        found = downsampling.metrics(session, shard.id, but=generations.NOW)
+        found = downsampling.metrics(session, shard.id, but=generations.COUNTER_PREFIX)
     assert found == {"generate/tokens_per_second": [(7, 40.0)]}
 
 

@@ -121,16 +121,16 @@ def test_runs_on_few_and_on_many_questions_are_told_apart(filled: Settings) -> N
         return leaderboard.leaderboard(page(session, LeaderboardView.of(query).select()), {}, LeaderboardView.of(query))
 
     with db.writing(filled) as session:
-        assert leaderboard.UNLIKE not in listed(session)
+        assert leaderboard.COUNT_WARNING not in listed(session)
         row = session.get_one(Evaluation, "c")
         row.result = {**row.result, "prompts": 4}
         session.flush()
         html = listed(session)
-        assert "20 questions" in html and "4 questions" in html and leaderboard.UNLIKE in html
-        assert leaderboard.UNLIKE not in listed(session, prompts="20") and shown(session, prompts="4") == ["c"]
+        assert "20 questions" in html and "4 questions" in html and leaderboard.COUNT_WARNING in html
+        assert leaderboard.COUNT_WARNING not in listed(session, prompts="20") and shown(session, prompts="4") == ["c"]
         assert "4 questions" in leaderboard.settings_words(row), "also what trainings are compared by"
-        assert [each.id for each in board.counterparts(session, row)] == ["c"], "side by side: like with like"
-        assert ("4", "4") in board.choices(session)["prompts"]
+        assert [each.id for each in board.comparable_evaluations(session, row)] == ["c"], "side by side: like with like"
+        assert ("4", "4") in board.filter_choices(session)["prompts"]
 
 
 def test_measured_is_when_its_job_ended(filled: Settings) -> None:
@@ -228,7 +228,7 @@ def test_one_evaluation_stands_beside_what_the_server_gets(filled: Settings) -> 
     with db.reading(filled) as session:
         html = evaluation_view.view(session, session.get_one(Evaluation, "d"))
         alone = evaluation_view.view(session, session.get_one(Evaluation, "a"))
-        assert [row.id for row in board.counterparts(session, session.get_one(Evaluation, "c"))] == ["d", "c"]
+        assert [row.id for row in board.comparable_evaluations(session, session.get_one(Evaluation, "c"))] == ["d", "c"]
     assert "Local engine" in html and "Server team" in html
     assert "Local engine and servers" not in alone
     depths = alone[alone.index("sp-depths") :]
@@ -250,7 +250,7 @@ def test_an_evaluation_is_noted_renamed_and_deleted(filled: Settings) -> None:
 
 def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Settings) -> None:
     with db.reading(filled) as session:
-        found = board.choices(session)
+        found = board.filter_choices(session)
         boxes = evaluations._boxes(session, LeaderboardView(suite="Poems"))
     assert found["suite"] == [("Built-in questions", "Built-in questions"), ("GSM8K", "GSM8K")]
     assert found["temperature"] == [("0", "0"), ("1", "1")] and ("its own", "own") in found["tree"]
@@ -265,7 +265,7 @@ def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
         )
         narrowed = LeaderboardView(suite="x")
         assert "None of these" in leaderboard.leaderboard(page(session, narrowed.select()), {}, narrowed)
-        assert all(found == [] for found in board.choices(session).values())
+        assert all(found == [] for found in board.filter_choices(session).values())
 
 
 @pytest.mark.parametrize("fonts", [None, ()])
@@ -298,12 +298,12 @@ def test_the_grid_has_a_place_for_each_combination(filled: Settings) -> None:
         shards.divide(
             session, job.id, 1, Division("evaluate", "gpu", "questions", [Shard(c.to_json(), 5) for c in cells])
         )
-        first, second, third = shards.of(session, job.id)[:3]
+        first, second, third = shards.list_shards(session, job.id)[:3]
         for cell in (first, second, third):
             jobs.claim(session, cell.id, "worker", 30)
         jobs.succeed(session, first.id, 1, {"evaluation_id": "d", "speedup": 1.42, "mean_accepted_length": 2.31})
         jobs.fail(session, second.id, 1, "bad_input", HOSTILE)
-        shards.gather(session)
+        shards.update_progress(session)
     with db.reading(filled) as session:
         found = session.get_one(Job, job.id)
         assert found.progress_note == "1 of 15 cells done, 1 running, 1 failed"

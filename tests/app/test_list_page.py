@@ -2,7 +2,7 @@
 
 import gradio as gr
 
-from app.widgets.list_page import DRAWN, changed_parts
+from app.widgets.list_page import SIGNATURE_SEPARATOR, changed_parts
 
 
 def skipped(part) -> bool:
@@ -12,7 +12,7 @@ def skipped(part) -> bool:
 def test_the_first_poll_sends_everything():
     remembered, *parts = changed_parts("", "signature", ["a", "b"])
     assert parts == ["a", "b"]
-    assert remembered.partition(DRAWN)[0] == "signature"
+    assert remembered.partition(SIGNATURE_SEPARATOR)[0] == "signature"
 
 
 def test_texts_that_are_shown_already_are_left_out():
@@ -20,7 +20,7 @@ def test_texts_that_are_shown_already_are_left_out():
     remembered, *parts = changed_parts(remembered, "2", ["a", "c"])
     assert skipped(parts[0])
     assert parts[1] == "c"
-    assert remembered.partition(DRAWN)[0] == "2"
+    assert remembered.partition(SIGNATURE_SEPARATOR)[0] == "2"
     assert changed_parts(remembered, "3", ["b", "c"])[1] == "b"
 
 

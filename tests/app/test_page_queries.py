@@ -12,7 +12,7 @@ from app.pages import home as home_page
 from app.views import data_view, job_rows, job_view, model_view
 from app.views.built_in_sets import BuiltInSets
 from app.views.checkpoint_rows import REFERENCE
-from app.views.choices import answerers, first
+from app.views.choices import response_models, valid_choice
 from app.views.experiment_view import view as experiment
 from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
@@ -20,7 +20,7 @@ from app.views.status_bar import job_progress
 from app.widgets import review
 from ops.health import HealthPart
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
-from speculoos.settings import Endpoint, Settings, StateServer
+from speculoos.settings import Endpoint, HiddenStatesServer, Settings
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, now
@@ -273,11 +273,11 @@ def test_cloning_a_training_opens_its_form(filled):
 def test_bases_and_endpoints_can_answer(filled):
     known = replace(filled, endpoints={"mine": Endpoint("mine", "http://127.0.0.1:1/v1")})
     with reading(filled) as rows:
-        found = answerers(rows, known)
+        found = response_models(rows, known)
     assert [value for _, value in found] == ["base", "endpoint:mine"]
-    assert first(found, "endpoint:mine") == "endpoint:mine"
-    assert first(found, "gone") == "base"
-    assert first([]) is None
+    assert valid_choice(found, "endpoint:mine") == "endpoint:mine"
+    assert valid_choice(found, "gone") == "base"
+    assert valid_choice([]) is None
 
 
 def test_what_was_deleted_meanwhile_is_said_in_a_sentence(filled):
@@ -517,7 +517,7 @@ def test_settings_tell_that_a_secret_is_set_and_never_what_it_is(home, monkeypat
         database_url="postgresql://me:sesame-db@db/x",
         endpoints={"mine": Endpoint("mine", "http://127.0.0.1:1/v1", key_env="MINE_KEY")},
     )
-    known = replace(known, state_servers={"big": StateServer("big", "http://127.0.0.1:1", key_env="MINE_KEY")})
+    known = replace(known, state_servers={"big": HiddenStatesServer("big", "http://127.0.0.1:1", key_env="MINE_KEY")})
     html = settings.limits(known) + settings.endpoints(known) + settings.storage_facts(known)
     html += settings.state_servers(known)
     assert "sesame" not in html

@@ -22,11 +22,14 @@ def test_a_rule_that_was_chosen_counts_in_the_next_round(home: Settings) -> None
     with writing(home) as rows:
         rows.add(Run(id="old", kind="chat", state="SUCCEEDED", model="m", created_at=now() - timedelta(days=10)))
     assert retention.clean(home)["runs"].count == 0
-    rules.keep(home, {"keep_runs_days": 5, "keep_copies": None})
-    assert rules.applied(home).keep_runs_days == 5 and rules.applied(home).keep_copies == home.keep_copies
+    rules.save_rules(home, {"keep_runs_days": 5, "keep_copies": None})
+    assert (
+        rules.current_settings(home).keep_runs_days == 5
+        and rules.current_settings(home).keep_copies == home.keep_copies
+    )
     assert retention.clean(home)["runs"].count == 1
-    rules.keep(home, {"keep_runs_days": None})
-    assert rules.applied(home) == home
+    rules.save_rules(home, {"keep_runs_days": None})
+    assert rules.current_settings(home) == home
 
 
 @pytest.mark.parametrize(
@@ -35,18 +38,18 @@ def test_a_rule_that_was_chosen_counts_in_the_next_round(home: Settings) -> None
 )
 def test_what_is_no_rule_is_refused(home: Settings, name: str, value: int) -> None:
     with pytest.raises(BadInput):
-        rules.keep(home, {name: value})
+        rules.save_rules(home, {name: value})
     with reading(home) as rows:
-        assert rules.chosen(rows) == {}
+        assert rules.chosen_rules(rows) == {}
 
 
 def test_the_form_keeps_and_shows_them(home: Settings) -> None:
     import gradio as gr
 
     with gr.Blocks():
-        form = RulesForm(home, "rules", rules.KEEPING, "Kept", "", "soon")
+        form = RulesForm(home, "rules", rules.RETENTION, "Kept", "", "soon")
         limits = RulesForm(home, "limits", rules.LIMITS, "Limits", "", "soon")
-    values = ["" for _ in rules.KEEPING]
+    values = ["" for _ in rules.RETENTION]
     values[0] = "30"
     assert "Kept" in form.kept(*values)
     assert form.values() == values
@@ -58,33 +61,35 @@ def test_the_form_keeps_and_shows_them(home: Settings) -> None:
 
 
 def test_a_machine_s_own_limits_are_made_stricter_and_never_weaker(home: Settings) -> None:
-    rules.keep(home, {"min_disk_mb": 2000, "min_memory_mb": 300, "job_memory_mb": 4096, "max_rows": 2_000_000})
-    free = rules.applied(home)
+    rules.save_rules(home, {"min_disk_mb": 2000, "min_memory_mb": 300, "job_memory_mb": 4096, "max_rows": 2_000_000})
+    free = rules.current_settings(home)
     assert (free.min_disk_mb, free.min_memory_mb, free.job_memory_mb, free.max_rows) == (2000, 300, 4096, 2_000_000)
-    guarded = rules.applied(replace(home, min_disk_mb=5000, min_memory_mb=100, job_memory_mb=2048, max_rows=10))
+    guarded = rules.current_settings(
+        replace(home, min_disk_mb=5000, min_memory_mb=100, job_memory_mb=2048, max_rows=10)
+    )
     assert (guarded.min_disk_mb, guarded.min_memory_mb, guarded.job_memory_mb) == (5000, 300, 2048)
     assert guarded.max_rows == 2_000_000, "the form of an import may ask for more rows anyway"
 
 
 def test_who_asks_all_the_time_hears_of_a_choice_within_seconds(home: Settings, monkeypatch) -> None:  # noqa: ANN001
-    assert rules.lately(home) == home
-    rules.keep(home, {"max_rows": 7})
-    assert rules.lately(home) == home, "the database is not asked each time"
-    monkeypatch.setattr(rules, "LOOK_SECONDS", 0.0)
-    assert rules.lately(home).max_rows == 7
+    assert rules.cached_settings(home) == home
+    rules.save_rules(home, {"max_rows": 7})
+    assert rules.cached_settings(home) == home, "the database is not asked each time"
+    monkeypatch.setattr(rules, "RULES_CACHE_SECONDS", 0.0)
+    assert rules.cached_settings(home).max_rows == 7
     monkeypatch.setattr(rules, "reading", lambda _: (_ for _ in ()).throw(Unavailable("It is away.")))
-    assert rules.lately(home).max_rows == 7, "what was last known holds while the database is away"
+    assert rules.cached_settings(home).max_rows == 7, "what was last known holds while the database is away"
 
 
 def test_a_worker_pauses_by_the_floor_that_was_chosen(home: Settings, monkeypatch) -> None:  # noqa: ANN001
-    monkeypatch.setattr(rules, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(rules, "RULES_CACHE_SECONDS", 0.0)
     home = replace(home, min_disk_mb=0, min_memory_mb=0)
-    assert worker.news(home) == {}
+    assert worker.worker_status(home) == {}
     free = shutil.disk_usage(home.home).free // 2**20
-    rules.keep(home, {"min_disk_mb": min(free * 2, 10_000_000)})
-    assert "the minimum is" in worker.news(home)["paused"]
-    rules.keep(home, {"min_disk_mb": None})
-    assert worker.news(home) == {}
+    rules.save_rules(home, {"min_disk_mb": min(free * 2, 10_000_000)})
+    assert "the minimum is" in worker.worker_status(home)["paused"]
+    rules.save_rules(home, {"min_disk_mb": None})
+    assert worker.worker_status(home) == {}
 
 
 def test_tags_are_words_of_the_note() -> None:

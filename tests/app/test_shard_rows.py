@@ -24,14 +24,14 @@ def divided(settings: Settings, count: int, rows: int = 10) -> Job:
         jobs.claim(session, job.id, "worker", 30)
         asked = Division("generate_shard", "io", "rows", [Shard({"key": str(n)}, rows) for n in range(count)])
         shards.divide(session, job.id, 1, asked)
-        first, second, third = shards.of(session, job.id)[:3]
+        first, second, third = shards.list_shards(session, job.id)[:3]
         for shard in (first, second, third):
             jobs.claim(session, shard.id, "worker", 30)
         first.done = rows
         session.flush()
         jobs.succeed(session, first.id, 1, {})
         jobs.fail(session, second.id, 1, "unavailable", HOSTILE)
-        shards.gather(session)
+        shards.update_progress(session)
     return job
 
 
@@ -53,7 +53,7 @@ def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_se
 ) -> None:
     with db.reading(home) as session:
         html = head(session, jobs.get(session, job.id))
-        made = shards.of(session, job.id)
+        made = shards.list_shards(session, job.id)
         one = head(session, made[1])
     assert re.findall(r'aria-label="Shard (\d): (\w+), (\d+) of 10"', html) == [
         *[("1", "done", "10"), ("2", "failed", "0"), ("3", "running", "0")],

@@ -11,7 +11,7 @@ from app import theme
 from app.main import PAGES, make_app, make_pages
 from app.views import shell, status_bar
 from app.widgets import elements, formatting
-from app.widgets.text import breakable, coded, safe, tag
+from app.widgets.text import breakable, safe, safe_with_code, tag
 from speculoos.settings import Settings, load
 from tracking import processes
 from tracking.db import upgrade, writing
@@ -116,7 +116,7 @@ def test_user_text_never_becomes_markup_or_a_template(text: str) -> None:
     for html in (
         safe(text),
         breakable(f"{text}@{text}"),
-        coded(text),
+        safe_with_code(text),
         tag("b", safe(text)),
         elements.notice(text),
         elements.empty_state(text, text),
@@ -126,7 +126,7 @@ def test_user_text_never_becomes_markup_or_a_template(text: str) -> None:
 
 
 def test_what_stands_between_backticks_is_shown_as_code() -> None:
-    assert coded("Run `make <up>` here, `not") == "Run <code>make &lt;up&gt;</code> here, &#96;not"
+    assert safe_with_code("Run `make <up>` here, `not") == "Run <code>make &lt;up&gt;</code> here, &#96;not"
 
 
 def test_a_name_breaks_after_its_seams_and_in_no_word() -> None:

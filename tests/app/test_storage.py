@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.pages.storage import Chore, StoragePage, find
+from app.pages.storage import BackgroundTask, StoragePage, find
 from app.views import storage_view
 from ops import retention, storage
 from speculoos.errors import Conflict, NotFound
@@ -49,9 +49,9 @@ def test_names_are_never_markup(filled: Filled) -> None:
     left = [storage.Leftover(filled.settings.home / "models" / NASTY.replace("/", ""), 5, now())]
     thing = next(t for t in survey.things if t.name == NASTY)
     for html in (
-        storage_view.things(survey),
+        storage_view.rows_table(survey),
         storage_view.leftovers(left, str(filled.settings.home)),
-        storage_view.one(thing, NASTY, [NASTY]),
+        storage_view.row_details(thing, NASTY, [NASTY]),
     ):
         assert "<img" not in html and "${" not in html and "onerror" in html
 
@@ -59,7 +59,7 @@ def test_names_are_never_markup(filled: Filled) -> None:
 def test_the_largest_come_first_and_the_list_is_bounded() -> None:
     things = [storage.StorageItem("models", f"{n:032x}", f"model-{n}", bytes=n * 1000) for n in range(500)]
     survey = storage.Survey(now(), things, [], {"leftovers": 0}, {}, 10, 100)
-    html = storage_view.things(survey)
+    html = storage_view.rows_table(survey)
     assert html.index("model-499") < html.index("model-498") and "model-100<" not in html
     assert "60 largest of 500" in html
 
@@ -97,7 +97,7 @@ def test_the_page_draws_at_once_and_again_when_something_was_counted(filled: Fil
 
 
 def test_a_chore_runs_beside_the_page_once_at_a_time_and_says_how_it_went() -> None:
-    chore, go, runs = Chore(), threading.Event(), []
+    chore, go, runs = BackgroundTask(), threading.Event(), []
 
     def work() -> str:
         go.wait(30)
@@ -127,6 +127,6 @@ def test_what_would_go_and_what_went(page: StoragePage, filled: Filled) -> None:
     page.chore._thread.join(30)
     assert "Deleted 1 states" in page.chore.words
     assert "Last removed just now: 1 states" in page.round_html()
-    old = storage_view.last_round(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
+    old = storage_view.last_cleanup(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
     assert "Last cleanup 1 h 0 min ago. Nothing removed so far." in old
-    assert "No cleanup yet" in storage_view.last_round(None)
+    assert "No cleanup yet" in storage_view.last_cleanup(None)

@@ -8,7 +8,7 @@ import pytest
 
 from app.pages import trainings as page
 from app.views import shell, trainings_tables, trainings_view
-from app.views.trainings_view import TrainingsView, over_axis, smoothed
+from app.views.trainings_view import TrainingsView, points_over_axis, smoothed
 from speculoos.settings import Settings
 from tracking import db, trainings
 from tracking.reports import JobReport, write
@@ -90,7 +90,7 @@ def test_more_than_can_be_told_apart_are_named(filled: Settings) -> None:
     with db.reading(filled) as session:
         found = trainings.find(session, ["two", "one", "old"], most=2)
     assert [each.job.id for each in found.trainings] == ["two", "one"]
-    assert "“Train old” is left out" in trainings_view.said(found)
+    assert "“Train old” is left out" in trainings_view.missing_jobs_notice(found)
 
 
 def test_only_settings_that_differ_are_in_the_table(filled: Settings) -> None:
@@ -116,7 +116,7 @@ def test_a_training_on_several_sets_names_them_all(filled: Settings) -> None:
 
 
 def test_settings_of_another_method_are_a_dash() -> None:
-    differ, equal = trainings_tables.sorted_out([{"lr": 1.0, "heads": 3}, {"lr": 1.0}])
+    differ, equal = trainings_tables.split_settings([{"lr": 1.0, "heads": 3}, {"lr": 1.0}])
     assert differ == {"heads": ["3", "–"]} and equal == {"lr": "1"}
 
 
@@ -146,7 +146,12 @@ def test_over_tokens_and_time_come_from_rows(filled: Settings) -> None:
 
 def test_a_place_between_two_known_steps_is_in_proportion() -> None:
     axis = [(10, 100.0), (20, 300.0)]
-    assert over_axis([(5, 1.0), (15, 2.0), (20, 3.0), (30, 4.0)], axis) == [(50, 1), (200, 2), (300, 3), (300, 4)]
+    assert points_over_axis([(5, 1.0), (15, 2.0), (20, 3.0), (30, 4.0)], axis) == [
+        (50, 1),
+        (200, 2),
+        (300, 3),
+        (300, 4),
+    ]
 
 
 def test_smoothing_leaves_the_first_value_and_a_flat_line_as_they_are() -> None:
@@ -210,5 +215,5 @@ def test_names_that_look_numbered_are_told_apart_too(filled: Settings) -> None:
 
 
 def test_the_bar_marks_where_one_came_from() -> None:
-    for _, path in shell.BESIDE:
+    for _, path in shell.TAB_PAGES:
         assert '<a href="/jobs" aria-current="true">' in shell.bar(path)

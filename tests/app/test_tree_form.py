@@ -58,14 +58,14 @@ def of(home: Settings, draw) -> str:
 
 def test_a_tuning_is_shown_with_its_tree_machine_and_precision(home):
     figures(home, tuning=TUNED["verdict"], tuned=TUNED)
-    html = of(home, lambda _, row: tree_view.finding(row))
+    html = of(home, lambda _, row: tree_view.tuning_result(row))
     for words in ("Tuned: 4 nodes", "A processor", "bfloat16", "2026-11-23", "2.10", "1.54 × plain", "sp-chart"):
         assert words in html
     assert "tree of 3 choices" in html and "sp-good" in html and "1.54 × plain at 4 nodes" in html
     assert "now uses this tree" in html
     sure = {"expected_tau_interval": [1.9, 2.3], "expected_speedup_interval": [1.4, 1.62]}
     figures(home, tuning=TUNED["verdict"], tuned={**TUNED, **sure, "busy": BUSY, "kept": False})
-    html = of(home, lambda _, row: tree_view.finding(row))
+    html = of(home, lambda _, row: tree_view.tuning_result(row))
     assert "The machine was busy" in html and "sp-good" not in html, "no green tick for a loaded machine"
     assert "2.10, 1.90 – 2.30 (95 %)" in html and "1.40 – 1.62" in html
     assert "No tree was kept: the checkpoint drafts as before." in html
@@ -75,7 +75,7 @@ def test_a_dynamic_tree_has_one_depth_on_the_page(home):
     """Its option `depth` does not count the first level."""
     dynamic = {"drafting": {"depth": 2, "top_k": 8, "nodes": 8}, "nodes": 8, "depth": 3}
     figures(home, tuning="8 nodes, depth 3: …", tuned={**TUNED, **dynamic})
-    html = of(home, lambda _, row: tree_view.finding(row))
+    html = of(home, lambda _, row: tree_view.tuning_result(row))
     assert html.count("depth 3") == 2 and "depth 2" not in html
 
 
@@ -94,44 +94,44 @@ def test_a_tuning_s_job_says_that_the_machine_was_busy_and_what_was_kept(home):
 
 def test_where_plain_decoding_is_faster_the_page_says_so_first(home):
     figures(home, tuning="Plain …", tuned={**TUNED, "plain_is_faster": True, "drafting": {}})
-    assert "Plain decoding is faster on this machine" in of(home, lambda _, row: tree_view.finding(row))
+    assert "Plain decoding is faster on this machine" in of(home, lambda _, row: tree_view.tuning_result(row))
     assert "Plain decoding is faster on this machine" in of(home, checkpoint_rows.head)
 
 
 def test_a_tuning_of_an_earlier_version_is_words_alone(home):
     figures(home, tuning="8 nodes, depth 3: …")
-    assert "Tuned: 8 nodes" in of(home, lambda _, row: tree_view.finding(row))
+    assert "Tuned: 8 nodes" in of(home, lambda _, row: tree_view.tuning_result(row))
     figures(home)
-    assert "Not tuned yet" in of(home, lambda _, row: tree_view.finding(row))
+    assert "Not tuned yet" in of(home, lambda _, row: tree_view.tuning_result(row))
 
 
 def test_any_tree_is_reckoned_and_drawn(home):
     figures(home, tuned=TUNED)
-    html = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 2x1"))
+    html = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, "tree 2x1"))
     assert "2.20" in html and html.count("<circle") == 5
     assert "<svg" in html and "0 · 60%" in html and "tree=tree+2x1" in html
     assert "1 node has no measurements" not in html
-    wide = of(home, lambda rows, row: tree_view.reckoned(rows, row, "chain 4"))
+    wide = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, "chain 4"))
     assert "2 nodes have no measurements" in wide
-    slow = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 1x1x32"))
+    slow = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, "tree 1x1x32"))
     assert "Plain decoding is faster on this machine than this tree" in slow
 
 
 @pytest.mark.parametrize("text", ["fast", "chain 99", "own", "", "depth 4, top_k 2", "ngram", "[[0.5]]"])
 def test_what_is_no_fixed_tree_is_said_in_one_sentence(home, text):
     figures(home, tuned=TUNED)
-    html = of(home, lambda rows, row: tree_view.reckoned(rows, row, text))
+    html = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, text))
     assert html.count("sp-notice") == 1 and "<svg" not in html
 
 
 def test_without_a_tuning_an_evaluation_tells_tau_alone(home):
     assert "acceptance rates by position are not known yet" in of(
-        home, lambda rows, row: tree_view.reckoned(rows, row, "chain 1")
+        home, lambda rows, row: tree_view.predicted_tree(rows, row, "chain 1")
     )
     with writing(home) as rows:
         result = {"acceptance_by_rank": [[0.5, 0.25]]}
         rows.add(Evaluation(name="e", state="ready", base_id="base", checkpoint_id="heads", result=result))
-    html = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 2"))
+    html = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, "tree 2"))
     assert "1.75" in html and "not measured" in html
     assert of(home, tree_view.first_tree) == "tree 2"
 

@@ -12,7 +12,7 @@ from app.sessions import Sessions, Visitor
 from app.views import access, job_rows
 from cli.main import main
 from speculoos.errors import BadInput
-from speculoos.people import account
+from speculoos.people import current_user
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 from tracking import jobs
@@ -67,10 +67,10 @@ def test_a_command_gives_the_name_of_its_account(home: Settings, monkeypatch: py
     prompts = home.home / "prompts.jsonl"
     prompts.write_text('{"prompt": "Why?"}\n')
     main(["data", "import", str(prompts), "--name", "mine"])
-    assert newest(home).user == account() != ""
+    assert newest(home).user == current_user() != ""
     capsys.readouterr()
     assert main(["jobs", "list"]) == 0
-    assert account() in capsys.readouterr().out
+    assert current_user() in capsys.readouterr().out
 
 
 def test_ones_name_can_be_changed_on_the_settings_page(home: Settings) -> None:

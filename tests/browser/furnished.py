@@ -105,7 +105,7 @@ def add_experiment(bench: Workbench) -> str:
     trainings = add_trainings(bench)
     with writing(bench.settings) as session:
         for job_id in trainings:
-            experiments.add(session, job_id, "rates")
+            experiments.add_to_experiment(session, job_id, "rates")
     return made.id
 
 
@@ -120,12 +120,12 @@ def add_matrix(bench: Workbench, base: str, heads: str, measured: str) -> str:
         job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="Measure 1 model on 1 suite")
         jobs.claim(session, job.id, "worker", 30)
         shards.divide(session, job.id, 1, Division("evaluate", "gpu", "questions", [Shard(each, 5) for each in asked]))
-        first, second, third = shards.of(session, job.id)[:3]
+        first, second, third = shards.list_shards(session, job.id)[:3]
         for cell in (first, second, third):
             jobs.claim(session, cell.id, "worker", 30)
         jobs.succeed(session, first.id, 1, {**FIGURES, "evaluation_id": measured})
         jobs.fail(session, second.id, 1, "unavailable", "The machine was busy.")
-        shards.gather(session)
+        shards.update_progress(session)
         return job.id
 
 

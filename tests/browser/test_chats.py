@@ -177,9 +177,9 @@ def test_an_answer_that_was_cut_goes_on(page: Page, workbench: Workbench) -> Non
     expect(turn.get_by_role("button", name="Continue")).to_be_hidden()
     expect(second.get_by_role("button", name="Continue")).to_be_visible()
     with reading(workbench.settings) as rows:
-        way = chats.path(runs.group_runs(rows, str(run.group_id)))
+        way = chats.turns_on_path(runs.group_runs(rows, str(run.group_id)))
         ids = [runs.token_ids(rows, part.id) for part in way]
-        whole = chats.answer(way[-1], way)
+        whole = chats.whole_response(way[-1], way)
     assert [len(part) for part in ids] == [8, 8]
     again, _ = turns.next_turn(workbench.settings, "", "tiny@heads", "Tell me", turns.TurnSampling(max_tokens=16))
     page.goto(f"{workbench.url}/playground?chat={again.group_id}")

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from speculoos.other_work import alike
+from speculoos.other_work import are_loads_comparable
 from tests.browser.workbench import Workbench
 from tracking import runs
 from tracking.db import reading, writing
@@ -36,7 +36,7 @@ def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workben
     shown = page.locator(".sp-column")
     expect(shown.nth(1).locator(".sp-match")).to_contain_text("same output, token for token")
     ratio = heads["summary"]["decode_tokens_per_second"] / plain["summary"]["decode_tokens_per_second"]
-    like = alike(plain["summary"]["other_load"], heads["summary"]["other_load"])
+    like = are_loads_comparable(plain["summary"]["other_load"], heads["summary"]["other_load"])
     expect(shown.nth(1).locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if like else f"≈ {ratio:.2f}×")
     texts = shown.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)")
     assert texts == [plain["text"], heads["text"]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from app.views.shell import BESIDE, NAV
+from app.views.shell import NAV, TAB_PAGES
 from tests.browser.conftest import TIMEOUT_MS, watch
 from tests.browser.furnished import Furnished, open_page, wait_drawn
 
@@ -126,7 +126,7 @@ def look(page: Page, axe: str, lightest: float, loaded: tuple[int, tuple[str, st
     return opened
 
 
-@pytest.mark.parametrize("path", [path for _, path in (*NAV, *BESIDE)])
+@pytest.mark.parametrize("path", [path for _, path in (*NAV, *TAB_PAGES)])
 def test_a_page_can_be_read_and_keeps_still(look: Callable[[str], None], furnished: Furnished, path: str) -> None:
     look(furnished.url + path)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from speculoos.login_links import make_link
+from speculoos.login_links import create_login_link
 from tests.browser.workbench import Workbench, make_workbench
 
 pytestmark = pytest.mark.browser
@@ -67,7 +67,7 @@ def test_a_printed_link_lets_one_browser_in_and_the_next_is_asked_for_another(
         bench.start("web")
         page.goto(f"{bench.url}/settings")
         expect(page.locator("main")).to_contain_text("speculoos login-link")
-        link = make_link(bench.settings, bench.url)
+        link = create_login_link(bench.settings, bench.url)
         page.goto(link)
         page.wait_for_url(f"{bench.url}/")
         page.goto(f"{bench.url}/settings")
@@ -79,7 +79,7 @@ def test_a_printed_link_lets_one_browser_in_and_the_next_is_asked_for_another(
         other = second.new_page()
         assert other.goto(link).status == 401
         expect(other.locator("[role=alert]")).to_contain_text("This link was used already")
-        other.locator("#password").fill(make_link(bench.settings, bench.url))
+        other.locator("#password").fill(create_login_link(bench.settings, bench.url))
         other.keyboard.press("Enter")
         other.wait_for_url(f"{bench.url}/")
         second.close()

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app import turns
-from speculoos.other_work import alike
+from speculoos.other_work import are_loads_comparable
 from tests.browser.workbench import Workbench, add_heads
 from tracking import runs
 from tracking.db import reading, writing
@@ -101,7 +101,7 @@ def test_a_plain_run_of_the_same_prompt_gives_the_speedup(page: Page, workbench:
         plain = runs.group_runs(rows, run["id"])[0]
     assert plain.model == "tiny"
     ratio = run["summary"]["decode_tokens_per_second"] / plain.summary["decode_tokens_per_second"]
-    like = alike(run["summary"]["other_load"], plain.summary["other_load"])
+    like = are_loads_comparable(run["summary"]["other_load"], plain.summary["other_load"])
     expect(page.locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if like else f"≈ {ratio:.2f}×")
     page.reload()
     expect(told).to_be_visible()

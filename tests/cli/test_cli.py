@@ -425,8 +425,8 @@ def test_evaluate_gives_the_fixed_shape_on_a_question_file(
     assert re.search(r"\b([3-9])/\1 questions", progress), "of one to three passes"
     assert found["shared_with"] == ""
     with db.writing(home) as session:
-        assert leases.holder(session, machine.device("cpu", home.home)) == "", "given back"
-        leases.acquire(session, machine.device("cpu", home.home), "run:other", 60)
+        assert leases.holder(session, machine.device_key("cpu", home.home)) == "", "given back"
+        leases.acquire(session, machine.device_key("cpu", home.home), "run:other", 60)
     assert main([*words, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[-1])["shared_with"] == "a measurement"

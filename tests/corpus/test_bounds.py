@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus.importing import import_prompts
-from corpus.prompts import BadRow, Row, read_prompts
+from corpus.prompts import BadRow, PromptRow, read_prompts
 from corpus.records import MAX_ROW_BYTES
 from corpus.shards import read_rows
 from speculoos.errors import BadInput
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 
 MIB = 2**20
 READ = """
@@ -80,7 +80,7 @@ def test_rows_beside_a_long_one_are_kept_and_other_columns_are_not_read(tmp_path
     rows = [{"prompt": "one", "picture": b"0" * (3 * MIB)}, {"prompt": "x" * (2 * MIB)}, {"prompt": "three"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
     first, second, third = read_prompts(tmp_path / "x.parquet")
-    assert isinstance(first, Row) and (third.line, third.messages[0]["content"]) == (3, "three")
+    assert isinstance(first, PromptRow) and (third.line, third.messages[0]["content"]) == (3, "three")
     assert second == BadRow(2, "longer than 1 MiB")
 
 
@@ -99,7 +99,7 @@ def test_every_shape_of_column_gives_what_was_written(tmp_path: Path, groups: in
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=groups)
     found = list(read_prompts(tmp_path / "x.parquet"))
     assert [row.line for row in found] == list(range(1, 51))
-    even = [row for row in found if isinstance(row, Row)]
+    even = [row for row in found if isinstance(row, PromptRow)]
     assert [row.messages[0]["content"] for row in even] == [f"{n} é" for n in range(0, 50, 2)]
     assert even[3].category == "even" and even[3].source == {"id": 6, "source": "set 0"}
     assert "expected text, found nothing" in found[1].reason
@@ -114,14 +114,17 @@ def test_a_quote_that_is_never_closed_is_told_by_its_line_and_costs_no_time(tmp_
     (bad,) = [row for row in rows if isinstance(row, BadRow)]
     assert bad.line == 6 and "a quote that opens in line 6 is not closed within 1 MiB or 10,000 lines" in bad.reason
     assert "lines 6 to 10006 are left out" in bad.reason
-    assert [row.messages[0]["content"] for row in rows if isinstance(row, Row)][:2] == ["fine", "two lines,\nclosed"]
+    assert [row.messages[0]["content"] for row in rows if isinstance(row, PromptRow)][:2] == [
+        "fine",
+        "two lines,\nclosed",
+    ]
     assert len(rows) > 20_000, "reading went on behind it"
 
 
 def test_the_quote_is_found_behind_others_in_its_row(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('prompt,category\n"a\nb","c\nd\n')
     with pytest.raises(BadInput, match="line 2, broken CSV: a quote that opens in line 3 is not closed by the end"):
-        import_prompts(tmp_path / "x.csv", tmp_path / "out", Silent())
+        import_prompts(tmp_path / "x.csv", tmp_path / "out", SilentReporter())
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv"])
@@ -152,7 +155,7 @@ def test_json_is_read_in_the_memory_of_its_largest_record(tmp_path: Path) -> Non
 def test_an_array_on_one_line_keeps_every_record(tmp_path: Path) -> None:
     """`json.dump` writes no line breaks; rows that share a line must not share an id."""
     (tmp_path / "x.json").write_text(json.dumps([{"prompt": str(n)} for n in range(5)]))
-    assert import_prompts(tmp_path / "x.json", tmp_path / "out", Silent())["rows"] == 5
+    assert import_prompts(tmp_path / "x.json", tmp_path / "out", SilentReporter())["rows"] == 5
     kept = list(read_rows(tmp_path / "out"))
     assert [row["messages"][0]["content"] for row in kept] == list("01234")
     assert kept[0]["id"] == "line-0000001" and len({row["id"] for row in kept}) == 5
@@ -168,8 +171,8 @@ def test_packed_files_are_never_unpacked_here(tmp_path: Path, start: bytes, kind
 
 
 def test_what_unpacks_to_a_hundred_times_its_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corpus.importing.UNPACKED", 10 * MIB)
+    monkeypatch.setattr("corpus.importing.MAX_UNPACKED_BYTES", 10 * MIB)
     pq.write_table(pa.table({"prompt": repeated("x" * (MAX_ROW_BYTES // 2), 100)}), tmp_path / "x.parquet")
     with pytest.raises(BadInput, match=r"x\.parquet: unpacks to more than \d+ MiB; give a smaller part"):
-        import_prompts(tmp_path / "x.parquet", tmp_path / "out", Silent())
+        import_prompts(tmp_path / "x.parquet", tmp_path / "out", SilentReporter())
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ from app.events import answer_error
 from app.pages.data import next_step
 from cli.main import main
 from corpus.answered import AnsweredRow, read_answered
-from corpus.prompts import Row, read_prompts
+from corpus.prompts import PromptRow, read_prompts
 from corpus.shards import ShardWriter
 from models.data_export import FORMS, export_file, export_lines
 from speculoos.errors import BadInput, Damaged, SpeculoosError
@@ -65,7 +65,7 @@ def test_prompts_keep_their_reference_answers(tmp_path: Path, form: str) -> None
         writer.add({"id": "a", "messages": asked, "reference": ["", "2"], "source": {"line": 1}})
     export_file(tmp_path / "set", tmp_path / "data.jsonl", form)
     (row,) = read_prompts(tmp_path / "data.jsonl")
-    assert isinstance(row, Row) and (row.messages, row.reference) == (asked, ["", "2"])
+    assert isinstance(row, PromptRow) and (row.messages, row.reference) == (asked, ["", "2"])
 
 
 def test_nothing_is_written_of_a_damaged_set(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from corpus.generate_remote import generate_remote
 from corpus.importing import import_prompts
 from corpus.shards import read_rows
 from speculoos.errors import BadInput, Cancelled, Unavailable
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.tools.ports import free_ports
 
@@ -131,7 +131,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[l
         process.wait()
 
 
-class Killing(Silent):
+class Killing(SilentReporter):
     """Kills a server after so many rows and starts it again after some more."""
 
     def __init__(self, ports: list[int], processes: list[subprocess.Popen], folder: Path):
@@ -159,7 +159,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_answer(
     texts = [f"number {n}" for n in range(300)]
     file = tmp_path / "p.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    import_prompts(file, tmp_path / "prompts", Silent())
+    import_prompts(file, tmp_path / "prompts", SilentReporter())
     urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
     endpoint = Endpoint("pair", urls, key_env="PAIR_KEY", model="echo", concurrency=3, timeout=10)
     killing = Killing(ports, processes, tmp_path)
@@ -179,13 +179,13 @@ def test_a_wrong_key_on_one_of_them_ends_the_run(
     monkeypatch.setenv("WRONG_KEY", "wrong-0815")
     file = tmp_path / "p.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{n}"}) + "\n" for n in range(20)))
-    import_prompts(file, tmp_path / "prompts", Silent())
+    import_prompts(file, tmp_path / "prompts", SilentReporter())
     urls = [f"http://127.0.0.1:{port}/v1" for port in servers[0]]
     pair = [
         Endpoint(name, url, f"{name.upper()}_KEY", "echo") for name, url in zip(("pair", "wrong"), urls, strict=True)
     ]
     with pytest.raises(Unavailable, match="Endpoints 'pair', 'wrong' refuse: 401") as caught:
-        generate_remote(pair, "", tmp_path / "prompts", tmp_path / "out", GenerateOptions(), Silent())
+        generate_remote(pair, "", tmp_path / "prompts", tmp_path / "out", GenerateOptions(), SilentReporter())
     assert "wrong-0815" not in str(caught.value)
 
 
@@ -194,10 +194,10 @@ def test_a_request_that_takes_every_server_too_long_fails_and_the_others_arrive(
 ) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("a", "take your time", "b", "c")))
-    import_prompts(file, tmp_path / "prompts", Silent())
+    import_prompts(file, tmp_path / "prompts", SilentReporter())
     urls = [f"http://127.0.0.1:{port}/v1" for port in servers[0]]
     endpoint = Endpoint("pair", urls, "PAIR_KEY", "echo", concurrency=2, timeout=0.5, retries=0)
-    report = generate_remote(endpoint, "", tmp_path / "prompts", tmp_path / "out", GenerateOptions(), Silent())
+    report = generate_remote(endpoint, "", tmp_path / "prompts", tmp_path / "out", GenerateOptions(), SilentReporter())
     assert (report["rows"], report["failed"]) == (
         3,
         [{"id": "line-0000002", "reason": "no answer within the time limit"}],

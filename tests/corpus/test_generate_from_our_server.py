@@ -19,8 +19,8 @@ from corpus.labels import ServedBase
 from corpus.shards import read_rows
 from models.base import load_base
 from models.identity import weights_sha256
-from speculoos.reporting import Silent
-from speculoos.settings import CLONE, Settings, load
+from speculoos.reporting import SilentReporter
+from speculoos.settings import PROJECT_ROOT, Settings, load
 from tests.tools.ports import free_ports
 from tracking.db import writing
 from tracking.tables import Base
@@ -48,7 +48,7 @@ def settings(home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -
 def server(settings: Settings) -> Iterator[subprocess.Popen]:
     """The inference server as `up` starts it."""
     env = {**os.environ, "SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-m", "serving.main"], cwd=CLONE, env=env)
+    process = subprocess.Popen([sys.executable, "-m", "serving.main"], cwd=PROJECT_ROOT, env=env)
     try:
         end = time.monotonic() + 180
         while not _answers(settings):
@@ -73,11 +73,11 @@ def test_our_server_gives_every_row_once_with_the_bases_own_greedy_answers(
     source = tmp_path / "in.jsonl"
     turns = [{"turns": [p, "and then?"]} for p in PROMPTS]
     source.write_text("".join(json.dumps(t) + "\n" for t in turns))
-    import_prompts(source, tmp_path / "prompts", Silent())
+    import_prompts(source, tmp_path / "prompts", SilentReporter())
     options = GenerateOptions(max_tokens=16)
     endpoint = settings.endpoints["ours"]
-    report = generate_remote(endpoint, "tiny", tmp_path / "prompts", tmp_path / "remote", options, Silent())
-    generate_local(load_base(tiny_base), tmp_path / "prompts", tmp_path / "local", options, Silent())
+    report = generate_remote(endpoint, "tiny", tmp_path / "prompts", tmp_path / "remote", options, SilentReporter())
+    generate_local(load_base(tiny_base), tmp_path / "prompts", tmp_path / "local", options, SilentReporter())
     remote = {row["id"]: row["messages"] for row in read_rows(tmp_path / "remote")}
     local = {row["id"]: row["messages"] for row in read_rows(tmp_path / "local")}
     assert report["rows"] == len(remote) == len(PROMPTS) and report["failed"] == []
@@ -91,12 +91,12 @@ def test_our_servers_token_ids_are_the_exact_labels_of_the_base_itself(
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS))
-    import_prompts(source, tmp_path / "prompts", Silent())
+    import_prompts(source, tmp_path / "prompts", SilentReporter())
     base, options = load_base(tiny_base), GenerateOptions(max_tokens=16)
     served = ServedBase(base.tokenizer, base.eos_ids, "b", "t")
-    asked = (tmp_path / "prompts", tmp_path / "remote", options, Silent(), served)
+    asked = (tmp_path / "prompts", tmp_path / "remote", options, SilentReporter(), served)
     report = generate_remote(settings.endpoints["ours"], "tiny", *asked)
-    generate_local(base, tmp_path / "prompts", tmp_path / "local", options, Silent())
+    generate_local(base, tmp_path / "prompts", tmp_path / "local", options, SilentReporter())
     remote, local = ({row["id"]: row for row in read_rows(tmp_path / name)} for name in ("remote", "local"))
     assert report["labels"] == {"exact": report["rows"]} and report["rows"] >= 10
     kept = ("token_ids", "loss_spans", "messages", "finish")

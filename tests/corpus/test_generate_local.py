@@ -13,7 +13,7 @@ from corpus.batch import BatchAnswer, answer_all
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.generate_local import _LocalRun, generate_local
 from corpus.importing import import_prompts
-from corpus.sampling import pick
+from corpus.sampling import sample_tokens
 from corpus.shards import ShardWriter, read_rows, read_summary
 from models.base import LoadedBase, load_base
 from models.chat import render
@@ -21,7 +21,7 @@ from models.identity import tokenizer_sha256, weights_sha256
 from models.runtime.weights import pack_known
 from models.tiny import make_tiny_base
 from speculoos.errors import Cancelled, Unavailable
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 
 PROMPTS = [
     "the quick brown fox",
@@ -45,12 +45,12 @@ def prompts(tmp_path: Path) -> Path:
 
 def prompt_set(folder: Path, rows: list[dict]) -> Path:
     (folder / "in.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    import_prompts(folder / "in.jsonl", folder / "prompts", Silent())
+    import_prompts(folder / "in.jsonl", folder / "prompts", SilentReporter())
     return folder / "prompts"
 
 
 def generated(base: LoadedBase, prompts: Path, folder: Path, **options: object) -> dict[str, dict]:
-    generate_local(base, prompts, folder, GenerateOptions(**{"max_tokens": 12, **options}), Silent())
+    generate_local(base, prompts, folder, GenerateOptions(**{"max_tokens": 12, **options}), SilentReporter())
     return {row["id"]: row for row in read_rows(folder)}
 
 
@@ -133,7 +133,7 @@ def test_sampled_answers_belong_to_the_row_not_to_the_batch(base: LoadedBase, pr
 
 
 def test_a_stop_keeps_finished_rows_and_the_rest_follows(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
-    class Stopping(Silent):
+    class Stopping(SilentReporter):
         done = 0
 
         def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
@@ -147,7 +147,7 @@ def test_a_stop_keeps_finished_rows_and_the_rest_follows(base: LoadedBase, promp
         generate_local(base, prompts, tmp_path / "out", options, Stopping())
     before = [row["id"] for row in read_rows(tmp_path / "out")]
     assert 3 <= len(before) < len(PROMPTS) and read_summary(tmp_path / "out") == {}
-    report = generate_local(base, prompts, tmp_path / "out", options, Silent())
+    report = generate_local(base, prompts, tmp_path / "out", options, SilentReporter())
     after = [row["id"] for row in read_rows(tmp_path / "out")]
     assert after[: len(before)] == before and len(set(after)) == len(after) == len(PROMPTS) == report["rows"]
     assert {r["id"]: r for r in read_rows(tmp_path / "out")} == generated(base, prompts, tmp_path / "fresh")
@@ -155,7 +155,7 @@ def test_a_stop_keeps_finished_rows_and_the_rest_follows(base: LoadedBase, promp
 
 def test_the_clock_ends_a_run_and_what_is_finished_can_be_used(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
     options = GenerateOptions(max_tokens=12, max_minutes=0.0)
-    report = generate_local(base, prompts, tmp_path / "out", options, Silent())
+    report = generate_local(base, prompts, tmp_path / "out", options, SilentReporter())
     assert not report["complete"] and report["rows"] < len(PROMPTS)
     assert read_summary(tmp_path / "out")["complete"] is False
 
@@ -163,13 +163,13 @@ def test_the_clock_ends_a_run_and_what_is_finished_can_be_used(base: LoadedBase,
 def test_a_prompt_that_does_not_fit_is_reported_and_the_rest_is_answered(base: LoadedBase, tmp_path: Path) -> None:
     prompts = prompt_set(tmp_path, [{"prompt": "x " * 600}, {"prompt": "short"}])
     options = GenerateOptions(max_tokens=4)
-    report = generate_local(base, prompts, tmp_path / "out", options, Silent())
+    report = generate_local(base, prompts, tmp_path / "out", options, SilentReporter())
     assert report["rows"] == 1 and report["failed"][0]["id"] == "line-0000001"
     assert "this base takes 512" in report["failed"][0]["reason"]
 
 
 def test_the_data_set_says_whose_tokens_it_holds(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
-    report = generate_local(base, prompts, tmp_path / "out", GenerateOptions(max_tokens=4, limit=3), Silent())
+    report = generate_local(base, prompts, tmp_path / "out", GenerateOptions(max_tokens=4, limit=3), SilentReporter())
     summary = read_summary(tmp_path / "out")
     assert summary["base_sha256"] == weights_sha256(base.path)
     assert summary["tokenizer_sha256"] == tokenizer_sha256(base.path)
@@ -179,16 +179,18 @@ def test_the_data_set_says_whose_tokens_it_holds(base: LoadedBase, prompts: Path
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    drawn = {pick(logits, [u / 200], 1.0, 0.75)[0] for u in range(200)}
+    drawn = {sample_tokens(logits, [u / 200], 1.0, 0.75)[0] for u in range(200)}
     assert drawn == {0, 1}
-    assert pick(logits, [0.61], 1.0, 0.75) == [0] and pick(logits, [0.63], 1.0, 0.75) == [1]  # 0.5 / 0.8 = 0.625
-    assert pick(logits, [0.96], 1.0, 1.0) == [3] and pick(logits, [0.96], 0.0, 1.0) == [0]
+    assert sample_tokens(logits, [0.61], 1.0, 0.75) == [0] and sample_tokens(logits, [0.63], 1.0, 0.75) == [
+        1
+    ]  # 0.5 / 0.8 = 0.625
+    assert sample_tokens(logits, [0.96], 1.0, 1.0) == [3] and sample_tokens(logits, [0.96], 0.0, 1.0) == [0]
 
 
 def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: LoadedBase, tmp_path: Path) -> None:
     """Ten answers, stopped after the 20th forward: prefixes of the whole answers, and no turn too much."""
 
-    class Clock(Silent):
+    class Clock(SilentReporter):
         forwards = 0
 
         def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
@@ -211,14 +213,14 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Loade
 
 
 def test_needs_are_said_and_checked_before_a_run(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
-    needed = estimate.needs(base, prompts, GenerateOptions(max_tokens=100, batch_size=4), 12)
+    needed = estimate.estimate_needs(base, prompts, GenerateOptions(max_tokens=100, batch_size=4), 12)
     assert needed.tokens == 1200 and 1200 * 14 < needed.disk < 2400 * 14
     width = 2 * 4 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
     assert 2 * 4 * 100 * width < needed.memory < 2 * 4 * 512 * width + 4 * 512 * 8 * 32 * 4
-    estimate.check(needed, base, tmp_path)
+    estimate.check_needs(needed, base, tmp_path)
     for field in ("disk", "memory"):
         with pytest.raises(Unavailable, match=f"{field} .*MB"):
-            estimate.check(estimate.Needs(**{**needed.__dict__, field: 10**18}), base, tmp_path)
+            estimate.check_needs(estimate.Needs(**{**needed.__dict__, field: 10**18}), base, tmp_path)
 
 
 def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: LoadedBase, monkeypatch) -> None:

@@ -15,7 +15,7 @@ from corpus.generate_remote import generate_remote
 from corpus.importing import import_prompts
 from corpus.shards import read_rows, read_summary
 from speculoos.errors import Cancelled, Unavailable
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.tools.loops import run_async
 
@@ -23,7 +23,7 @@ SERVER = Path(__file__).with_name("flaky_server.py")
 KEY = "sesame-4711"
 
 
-class Listening(Silent):
+class Listening(SilentReporter):
     """Keeps what was said; asks to stop once `stop_after` rows are done."""
 
     def __init__(self, stop_after: int | None = None):
@@ -66,7 +66,7 @@ def endpoint(server: str, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
 def prompt_set(folder: Path, prompts: list[str]) -> Path:
     source = folder / "prompts.jsonl"
     source.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
-    import_prompts(source, folder / "prompts", Silent())
+    import_prompts(source, folder / "prompts", SilentReporter())
     return folder / "prompts"
 
 
@@ -88,9 +88,9 @@ def test_all_rows_arrive_once_from_a_server_that_fails_every_third_request(endpo
 def test_turns_are_asked_one_after_the_other(endpoint: Endpoint, tmp_path: Path) -> None:
     source = tmp_path / "q.jsonl"
     source.write_text(json.dumps({"turns": ["first", "second"], "category": "x"}) + "\n")
-    import_prompts(source, tmp_path / "prompts", Silent())
+    import_prompts(source, tmp_path / "prompts", SilentReporter())
     options = GenerateOptions(system_prompt="be kind")
-    generate_remote(endpoint, "", tmp_path / "prompts", tmp_path / "out", options, Silent())
+    generate_remote(endpoint, "", tmp_path / "prompts", tmp_path / "out", options, SilentReporter())
     (row,) = read_rows(tmp_path / "out")
     assert [(m["role"], m["content"]) for m in row["messages"]] == [
         ("system", "be kind"),
@@ -104,7 +104,7 @@ def test_turns_are_asked_one_after_the_other(endpoint: Endpoint, tmp_path: Path)
 
 def test_a_refused_row_is_reported_and_the_rest_arrives(endpoint: Endpoint, tmp_path: Path) -> None:
     folder = prompt_set(tmp_path, ["a", "refuse me", "b"])
-    report = generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), Silent())
+    report = generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), SilentReporter())
     assert report["rows"] == 2
     assert report["failed"] == [{"id": "line-0000002", "reason": "400 this prompt is not allowed"}]
 
@@ -118,7 +118,7 @@ def test_stopping_keeps_what_is_finished_and_the_next_call_makes_only_the_rest(
         generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), Listening(stop_after=5))
     before = [row["id"] for row in read_rows(tmp_path / "out")]
     assert 5 <= len(before) < 60 and read_summary(tmp_path / "out") == {}
-    report = generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), Silent())
+    report = generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), SilentReporter())
     after = [row["id"] for row in read_rows(tmp_path / "out")]
     assert report["rows"] == 60 == len(set(after)) == len(after)
     assert after[: len(before)] == before
@@ -154,4 +154,4 @@ def test_an_endpoint_that_is_gone_is_given_up_after_its_retries(tmp_path: Path) 
     gone = Endpoint("gone", "http://127.0.0.1:9/v1", model="m", concurrency=2, retries=0)
     folder = prompt_set(tmp_path, [f"{i}" for i in range(30)])
     with pytest.raises(Unavailable, match="8 rows in a row failed, the last with: no connection"):
-        generate_remote(gone, "", folder, tmp_path / "out", GenerateOptions(), Silent())
+        generate_remote(gone, "", folder, tmp_path / "out", GenerateOptions(), SilentReporter())

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from corpus.conversations import GenerateOptions, conversation, to_answer
+from corpus.conversations import GenerateOptions, make_conversation_from_row, to_answer
 from corpus.endpoints import EndpointPool
 from corpus.generate_local import generate_local
 from corpus.generate_remote import generate_remote
 from corpus.importing import import_prompts
-from corpus.sharding import plan
+from corpus.sharding import plan_shards
 from corpus.shards import read_rows, read_summary
 from models.base import load_base, load_tokenizer
 from models.damage import dataset_damage
 from speculoos.errors import BadInput
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.corpus.labelling_server import LabellingServer
 from workers.jobs.requests import GenerateData, from_json
@@ -26,7 +26,7 @@ MIX = (0.0, 0.3, 0.7)
 SYSTEM = [{"role": "system", "content": "own"}, {"role": "user", "content": "fox"}]
 
 
-class Keeping(Silent):
+class Keeping(SilentReporter):
     def __init__(self) -> None:
         self.now: dict[str, float] = {}
         self.samples: list[tuple[int, dict[str, Any]]] = []
@@ -41,13 +41,15 @@ class Keeping(Silent):
 def prompt_set(folder: Path, rows: list[Any]) -> Path:
     file = folder / "in.jsonl"
     file.write_text("".join(json.dumps(row if isinstance(row, dict) else {"prompt": row}) + "\n" for row in rows))
-    import_prompts(file, folder / "prompts", Silent())
+    import_prompts(file, folder / "prompts", SilentReporter())
     return folder / "prompts"
 
 
-def answered(server: LabellingServer, source: Path, out: Path, reporter: Silent | None = None, **options: Any) -> dict:
+def answered(
+    server: LabellingServer, source: Path, out: Path, reporter: SilentReporter | None = None, **options: Any
+) -> dict:
     endpoint = Endpoint("it", server.url, model="m", concurrency=2, retries=0)
-    return generate_remote(endpoint, "", source, out, GenerateOptions(**options), reporter or Silent())
+    return generate_remote(endpoint, "", source, out, GenerateOptions(**options), reporter or SilentReporter())
 
 
 def test_temperatures_are_spread_over_prompts_and_each_sample_has_another() -> None:
@@ -74,10 +76,10 @@ def test_an_endpoint_is_asked_with_each_rows_own_temperature(tiny_base: Path, tm
 def test_the_base_answers_each_row_at_its_temperature_whatever_is_beside_it(tiny_base: Path, tmp_path: Path) -> None:
     source = prompt_set(tmp_path, [f"the fox {n}" for n in range(9)])
     mixed = GenerateOptions(temperatures=(0.0, 3.0), max_tokens=8, batch_size=4)
-    generate_local(load_base(tiny_base), source, tmp_path / "mixed", mixed, Silent())
+    generate_local(load_base(tiny_base), source, tmp_path / "mixed", mixed, SilentReporter())
     for temperature in mixed.temperatures:
         alone = GenerateOptions(temperature=temperature, max_tokens=8, batch_size=2)
-        generate_local(load_base(tiny_base), source, tmp_path / f"{temperature}", alone, Silent())
+        generate_local(load_base(tiny_base), source, tmp_path / f"{temperature}", alone, SilentReporter())
     by = {t: {row["id"]: row["token_ids"] for row in read_rows(tmp_path / f"{t}")} for t in mixed.temperatures}
     rows = list(read_rows(tmp_path / "mixed"))
     assert len(rows) == 9 and all(row["token_ids"] == by[mixed.temperature_of(row["id"])][row["id"]] for row in rows)
@@ -89,8 +91,8 @@ def test_the_base_answers_each_row_at_its_temperature_whatever_is_beside_it(tiny
     [("", False, "own"), ("new", False, "own"), ("new", True, "new"), ("", True, "")],
 )
 def test_system_prompts_are_kept_injected_or_replaced(given: str, replace: bool, system: str) -> None:
-    assert conversation({"id": "a", "messages": SYSTEM}, given, replace).system == system
-    assert conversation({"id": "a", "messages": SYSTEM[1:]}, given, replace).system == given
+    assert make_conversation_from_row({"id": "a", "messages": SYSTEM}, given, replace).system == system
+    assert make_conversation_from_row({"id": "a", "messages": SYSTEM[1:]}, given, replace).system == given
 
 
 def test_what_is_cut_or_empty_is_left_out_and_counted(tiny_base: Path, tmp_path: Path) -> None:
@@ -123,8 +125,8 @@ def test_conversations_that_are_there_twice_are_taken_out(tiny_base: Path, tmp_p
 def test_the_local_base_leaves_cut_answers_out_too(tiny_base: Path, tmp_path: Path) -> None:
     source = prompt_set(tmp_path, [f"the fox {n}" for n in range(6)])
     base, asked = load_base(tiny_base), {"max_tokens": 6, "batch_size": 3}
-    whole = generate_local(base, source, tmp_path / "all", GenerateOptions(**asked), Silent())
-    report = generate_local(base, source, tmp_path / "out", GenerateOptions(**asked, drop_cut=True), Silent())
+    whole = generate_local(base, source, tmp_path / "all", GenerateOptions(**asked), SilentReporter())
+    report = generate_local(base, source, tmp_path / "out", GenerateOptions(**asked, drop_cut=True), SilentReporter())
     assert whole["finish"].get("length", 0) == report["left_out"].get("cut", 0) > 0
     assert report["rows"] == whole["rows"] - report["left_out"]["cut"]
 
@@ -133,7 +135,7 @@ def test_keys_of_shards_change_with_what_changes_answers_and_stay_as_they_were_o
     source = prompt_set(tmp_path, ["a", "b", "c"])
 
     def key(**options: Any) -> str:
-        return plan(source, GenerateOptions(**options), 10, endpoint="it", model="m")[0].key
+        return plan_shards(source, GenerateOptions(**options), 10, endpoint="it", model="m")[0].key
 
     assert key() == OLD_KEY, "shards that an earlier version made are still known"
     assert key(unique=True) == key(temperatures=()) == key(api="chat") == OLD_KEY
@@ -149,7 +151,7 @@ def test_a_rate_is_kept_for_each_server(tiny_base: Path, tmp_path: Path) -> None
     with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
         endpoint = Endpoint("slow", server.url, model="m", concurrency=8, requests_per_minute=1200)
         began = time.monotonic()
-        generate_remote(endpoint, "", source, tmp_path / "out", GenerateOptions(), Silent())
+        generate_remote(endpoint, "", source, tmp_path / "out", GenerateOptions(), SilentReporter())
     assert time.monotonic() - began >= 7 * 60 / 1200
 
 

@@ -11,12 +11,12 @@ from corpus.conversations import GenerateOptions
 from corpus.generate_remote import generate_remote
 from corpus.importing import import_prompts
 from corpus.labels import ServedBase
-from corpus.replies import FORMS, reply_of
+from corpus.replies import TOKEN_ID_REQUESTS, parse_reply
 from corpus.shards import read_rows, read_summary
 from models.base import load_tokenizer, read_eos_ids
 from models.chat import render
 from speculoos.errors import BadInput
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.corpus.labelling_server import LabellingServer
 from training.masks import mask_conversation
@@ -25,7 +25,7 @@ SAYING = ("vllm", "sglang", "sglang before")
 TURNS = [{"turns": ["the fox", "lazy dog"]}, {"turns": ["quick"]}]
 
 
-class Listening(Silent):
+class Listening(SilentReporter):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -49,7 +49,7 @@ class Bench:
     def answers(self, form: str, rows: list[dict], lie: str = "", served: bool = True, **options: Any) -> list[dict]:
         source = self.folder / "in.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        import_prompts(source, self.folder / "prompts", Silent())
+        import_prompts(source, self.folder / "prompts", SilentReporter())
         with LabellingServer(self.served.tokenizer, form, lie) as server:
             endpoint = Endpoint("it", server.url, model="m", concurrency=3, retries=0)
             asked = (self.folder / "prompts", self.folder / "out", GenerateOptions(**options), self.listening)
@@ -87,7 +87,9 @@ def test_a_server_that_says_none_is_asked_without_and_its_words_are_kept(bench: 
     assert "token_ids" not in two and one["messages"][-1]["content"] == "you said: quick"
     assert bench.report["labels"] == {"no ids said": 2} and bench.report["failed"] == []
     forms = [body for body in bench.bodies if body.keys() & {"return_token_ids", "return_meta_info"}]
-    assert len(forms) == len(FORMS) and len(bench.bodies) == len(FORMS) + 3, "each form is tried once, on one token"
+    assert len(forms) == len(TOKEN_ID_REQUESTS) and len(bench.bodies) == len(TOKEN_ID_REQUESTS) + 3, (
+        "each form is tried once, on one token"
+    )
     assert sum("sends no token ids" in line for line in bench.listening.lines) == 1
 
 
@@ -146,12 +148,12 @@ def test_without_a_base_nothing_more_is_asked(bench: Bench) -> None:
 
 
 def test_a_prompt_is_told_by_its_length_where_its_ids_are_not_said(served: ServedBase) -> None:
-    from corpus.labels import Trail
+    from corpus.labels import ConversationTokens
     from corpus.replies import Reply
 
     ids = [*served.tokenizer("fox", add_special_tokens=False)["input_ids"]]
     for counted, wrong in ((3, ""), (0, ""), (4, "ids of another prompt")):
-        trail = Trail(served)
+        trail = ConversationTokens(served)
         trail.take([1, 2, 3], Reply("fox", "stop", ids=ids, prompt_tokens=counted))
         assert trail.wrong == wrong
 
@@ -159,21 +161,21 @@ def test_a_prompt_is_told_by_its_length_where_its_ids_are_not_said(served: Serve
 @pytest.mark.parametrize("body", [None, [], {}, {"choices": []}, {"choices": [7]}, {"choices": "x"}])
 def test_an_answer_without_choices_is_an_error(body: Any) -> None:
     with pytest.raises(ValueError, match="without choices"):
-        reply_of(body)
+        parse_reply(body)
 
 
 @pytest.mark.parametrize("choice", [{"text": "\ud83d"}, {"text": "x", "finish_reason": "\ud83d"}])
 def test_an_answer_that_no_file_can_hold_is_an_error(choice: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="lone surrogate"):
-        reply_of({"choices": [choice]})
+        parse_reply({"choices": [choice]})
 
 
 def test_more_tokens_than_there_can_be_are_not_counted() -> None:
-    made = reply_of({"choices": [{"text": "x"}], "usage": {"completion_tokens": 10**400, "prompt_tokens": 10**30}})
+    made = parse_reply({"choices": [{"text": "x"}], "usage": {"completion_tokens": 10**400, "prompt_tokens": 10**30}})
     assert (made.tokens, made.prompt_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("ids", ["x", [], [1.5], [True], [None], {"a": 1}])
 def test_what_is_no_list_of_ids_is_none(ids: Any) -> None:
-    made = reply_of({"choices": [{"message": {"content": None}, "token_ids": ids}], "prompt_token_ids": ids})
+    made = parse_reply({"choices": [{"message": {"content": None}, "token_ids": ids}], "prompt_token_ids": ids})
     assert made.ids is None and made.prompt_ids is None and made.text == ""

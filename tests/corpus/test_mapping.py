@@ -15,7 +15,7 @@ from corpus.prompts import read_prompts
 from corpus.rows import BadRow
 from speculoos.errors import BadInput
 from speculoos.limited import run_limited
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 
 LINES = [
     {"Frage": "Wer?", "Antwort": "Ada.", "prompt": "not this one", "category": "who"},
@@ -111,7 +111,7 @@ def test_a_first_look_is_short(tmp_path: Path) -> None:
 
 
 def test_an_import_keeps_what_was_mapped_and_counts_lengths(file: Path, tmp_path: Path) -> None:
-    report = import_prompts(file, tmp_path / "out", Silent(), mapping={"prompt": "Frage"})
+    report = import_prompts(file, tmp_path / "out", SilentReporter(), mapping={"prompt": "Frage"})
     assert (report["rows"], report["bad_rows"]) == (2, 1)
     assert report["lengths_in_characters"] == [(4, 1), (8, 1)]
     assert "lengths" in AnsweredReport().to_json()

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corpus.importing import import_prompts
-from corpus.prompts import BadRow, Row, read_prompts
+from corpus.prompts import BadRow, PromptRow, read_prompts
 from corpus.records import MAX_ROW_BYTES
 from corpus.shards import read_rows, read_summary
 from speculoos.errors import BadInput, Cancelled
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 
 HI = [{"role": "user", "content": "hi"}]
 SHAPES = {
@@ -65,7 +65,7 @@ REASONS = {
 }
 
 
-def rows_of(path: Path, **options: int) -> list[Row | BadRow]:
+def rows_of(path: Path, **options: int) -> list[PromptRow | BadRow]:
     return list(read_prompts(path, **options))
 
 
@@ -81,7 +81,7 @@ def test_every_shape_gives_user_turns_and_keeps_answers(tmp_path: Path, shape: s
     else:
         path.write_text(json.dumps(value) + "\n" if kind == "jsonl" else json.dumps([value]))
     (row,) = rows_of(path)
-    assert isinstance(row, Row), row
+    assert isinstance(row, PromptRow), row
     assert (row.messages, row.reference) == (messages, reference)
 
 
@@ -90,7 +90,7 @@ def test_a_row_without_a_usable_prompt_says_why(tmp_path: Path, reason: str) -> 
     (tmp_path / "x.jsonl").write_text(json.dumps(REASONS[reason]) + "\n" + json.dumps({"prompt": "hi"}))
     bad, good = rows_of(tmp_path / "x.jsonl")
     assert isinstance(bad, BadRow) and reason in bad.reason and bad.line == 1
-    assert isinstance(good, Row)
+    assert isinstance(good, PromptRow)
 
 
 def test_broken_lines_are_reported_and_the_rest_is_imported(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_broken_lines_are_reported_and_the_rest_is_imported(tmp_path: Path) -> N
     deep, long = b"[" * 200_000, b'{"prompt": "' + b"x" * MAX_ROW_BYTES + b'"}'
     lines += [deep, long, '{"prompt": "drei \U0001f600"}'.encode()]
     (tmp_path / "x.jsonl").write_bytes(b"\r\n".join(lines))
-    report = import_prompts(tmp_path / "x.jsonl", tmp_path / "out", Silent())
+    report = import_prompts(tmp_path / "x.jsonl", tmp_path / "out", SilentReporter())
     assert (report["rows_read"], report["rows"], report["bad_rows"]) == (7, 2, 5)
     reasons = {b["line"]: b["reason"] for b in report["bad"]}
     assert sorted(reasons) == [2, 3, 4, 6, 7]
@@ -129,7 +129,7 @@ def test_a_broken_array_keeps_what_came_before_and_says_that_the_rest_is_lost(tm
         b'[{"prompt": "one"},\n{"prompt": "caf\xe9"},\n{"prompt": oops}, {"prompt": "x"}]'
     )
     good, coded, broken = rows_of(tmp_path / "x.json")
-    assert isinstance(good, Row)
+    assert isinstance(good, PromptRow)
     assert coded == BadRow(2, "wrong encoding: some bytes are not UTF-8")
     assert broken.line == 3 and "the rest of the file is not read" in broken.reason
 
@@ -146,7 +146,7 @@ def test_csv_rows_may_span_lines_and_bad_ones_are_told_by_line(tmp_path: Path) -
     text = b'prompt,category\r\n"two\nlines",a\r\nplain,b\r\n,c\r\nx,d,e\r\n' + b"caf\xe9,f\r\n" + "ü,g\r\n".encode()
     (tmp_path / "x.csv").write_bytes(text)
     rows = rows_of(tmp_path / "x.csv")
-    assert [(r.line, r.category) for r in rows if isinstance(r, Row)] == [(2, "a"), (4, "b"), (8, "g")]
+    assert [(r.line, r.category) for r in rows if isinstance(r, PromptRow)] == [(2, "a"), (4, "b"), (8, "g")]
     reasons = {r.line: r.reason for r in rows if isinstance(r, BadRow)}
     assert reasons[5].startswith("no prompt") and "3 columns where the header has 2" in reasons[6]
     assert reasons[7].startswith("wrong encoding")
@@ -191,7 +191,7 @@ def test_csv_cells_may_hold_json(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused_as_a_whole(tmp_path: Path, name: str, data: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(BadInput, match=says):
-        import_prompts(tmp_path / name, tmp_path / "out", Silent())
+        import_prompts(tmp_path / name, tmp_path / "out", SilentReporter())
     assert [p.name for p in tmp_path.iterdir()] == [name], "something was left behind"
 
 
@@ -204,11 +204,11 @@ def test_limits_are_kept(tmp_path: Path) -> None:
         rows_of(path, max_rows=9)
     with pytest.raises(BadInput, match="no usable prompt among 1 rows. The first: line 1, no prompt"):
         (tmp_path / "y.jsonl").write_text('{"x": 1}\n')
-        import_prompts(tmp_path / "y.jsonl", tmp_path / "out", Silent())
+        import_prompts(tmp_path / "y.jsonl", tmp_path / "out", SilentReporter())
 
 
 def test_a_stop_leaves_nothing_behind(tmp_path: Path) -> None:
-    class Stopping(Silent):
+    class Stopping(SilentReporter):
         def stop_requested(self) -> bool:
             return True
 
@@ -227,7 +227,7 @@ def test_no_bytes_crash_the_reader(tmp_path: Path, data: list[bytes], ending: st
         rows = rows_of(path)
     except BadInput:
         return
-    assert all(isinstance(r, Row | BadRow) for r in rows)
+    assert all(isinstance(r, PromptRow | BadRow) for r in rows)
 
 
 JSON = st.recursive(
@@ -251,7 +251,7 @@ def test_half_a_character_anywhere_leaves_one_row_out(tmp_path: Path, field: str
     half = {"prompt": "hi", field: ["\ud83d"] if field == "reference" else "smile \ud83d"}
     half = {"turns": ["hi"], **half} if field == "reference" else half
     (tmp_path / "x.jsonl").write_text(json.dumps({"prompt": "ok"}) + "\n" + json.dumps(half) + "\n")
-    report = import_prompts(tmp_path / "x.jsonl", tmp_path / "out", Silent())
+    report = import_prompts(tmp_path / "x.jsonl", tmp_path / "out", SilentReporter())
     assert report["rows"] == 1 and [bad["line"] for bad in report["bad"]] == [2]
     assert "half of a character" in report["bad"][0]["reason"]
 
@@ -259,7 +259,7 @@ def test_half_a_character_anywhere_leaves_one_row_out(tmp_path: Path, field: str
 def test_bytes_that_are_not_utf8_inside_one_object_leave_their_row_out(tmp_path: Path) -> None:
     rows = b'{"data": [{"prompt": "a", "category": "\xff"}, {"prompt": "b"}]}'
     (tmp_path / "x.json").write_bytes(rows)
-    report = import_prompts(tmp_path / "x.json", tmp_path / "out", Silent())
+    report = import_prompts(tmp_path / "x.json", tmp_path / "out", SilentReporter())
     assert report["rows"] == 1 and report["bad_rows"] == 1
 
 
@@ -267,18 +267,18 @@ def test_bytes_that_are_not_utf8_inside_one_object_leave_their_row_out(tmp_path:
 def test_a_json_file_without_a_record_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(BadInput, match=r"x\.json"):
-        import_prompts(tmp_path / "x.json", tmp_path / "out", Silent())
+        import_prompts(tmp_path / "x.json", tmp_path / "out", SilentReporter())
 
 
 def test_many_blank_lines_before_the_first_row_are_not_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("\n" * 9000 + '{"prompt": "hi"}\n')
-    assert import_prompts(tmp_path / "x.jsonl", tmp_path / "out", Silent())["rows"] == 1
+    assert import_prompts(tmp_path / "x.jsonl", tmp_path / "out", SilentReporter())["rows"] == 1
 
 
 def test_the_real_prompts_are_all_read(shared_data: Path, tmp_path: Path) -> None:
-    report = import_prompts(shared_data / "prompts_train.jsonl", tmp_path / "train", Silent())
+    report = import_prompts(shared_data / "prompts_train.jsonl", tmp_path / "train", SilentReporter())
     assert (report["rows_read"], report["rows"], report["bad_rows"]) == (5762, 5762, 0)
-    report = import_prompts(shared_data / "mt_bench" / "question.jsonl", tmp_path / "mt", Silent())
+    report = import_prompts(shared_data / "mt_bench" / "question.jsonl", tmp_path / "mt", SilentReporter())
     assert report["rows"] == 80 and report["turns"] == {"2": 80} and len(report["categories"]) == 8
     first = next(read_rows(tmp_path / "mt"))
     assert [m["role"] for m in first["messages"]] == ["user", "user"] and first["source"]["question_id"] == 81

@@ -10,12 +10,21 @@ import pytest
 
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.importing import import_prompts
-from corpus.places import Folder
-from corpus.sharding import ShardPart, add_unfinished, assemble, land, landed, plan, totals, without_duplicates
+from corpus.places import LocalShardFolder
+from corpus.sharding import (
+    ShardPart,
+    add_unfinished,
+    assemble,
+    drop_duplicates,
+    finished_reports,
+    plan_shards,
+    store_shard,
+    total_report,
+)
 from corpus.shards import ShardWriter, read_rows, shard_files, write_summary
 from models.damage import dataset_damage
 from speculoos.errors import Conflict
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.tools.damage import flip
 
 OPTIONS = GenerateOptions(max_tokens=8)
@@ -24,7 +33,7 @@ OPTIONS = GenerateOptions(max_tokens=8)
 def source_of(folder: Path, count: int = 10, word: str = "number") -> Path:
     file = folder / f"{word}.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{word} {n}"}) + "\n" for n in range(count)))
-    import_prompts(file, folder / word, Silent())
+    import_prompts(file, folder / word, SilentReporter())
     return folder / word
 
 
@@ -45,15 +54,15 @@ def work(folder: Path, source: Path, options: GenerateOptions, leave_out: tuple[
 
 def made(tmp_path: Path, source: Path, part: ShardPart, **more: Any) -> dict[str, Any]:
     options, folder = part.options(OPTIONS), tmp_path / f"work-{part.key}"
-    return land(folder, source, options, work(folder, source, options, **more), part.key, place(tmp_path))
+    return store_shard(folder, source, options, work(folder, source, options, **more), part.key, place(tmp_path))
 
 
-def place(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "place")
+def place(tmp_path: Path) -> LocalShardFolder:
+    return LocalShardFolder(tmp_path / "place")
 
 
 def test_parts_cover_every_prompt_once_sample_after_sample(source: Path) -> None:
-    parts = plan(source, replace(OPTIONS, samples=2, temperature=0.7), 4)
+    parts = plan_shards(source, replace(OPTIONS, samples=2, temperature=0.7), 4)
     assert [(p.first, p.rows, p.sample) for p in parts] == [
         *((0, 4, 0), (4, 4, 0), (8, 2, 0)),
         *((0, 4, 1), (4, 4, 1), (8, 2, 1)),
@@ -61,12 +70,12 @@ def test_parts_cover_every_prompt_once_sample_after_sample(source: Path) -> None
     ids = [row.id for p in parts for row in to_answer(source, p.options(OPTIONS), set())]
     assert ids == [row.id for row in to_answer(source, replace(OPTIONS, samples=2), set())]
     assert len(set(ids)) == 20 and ids[10] == f"{ids[0]}#1"
-    assert [p.rows for p in plan(source, replace(OPTIONS, limit=5), 4)] == [4, 1]
+    assert [p.rows for p in plan_shards(source, replace(OPTIONS, limit=5), 4)] == [4, 1]
 
 
 def test_a_key_is_of_prompts_and_recipe_and_of_nothing_else(source: Path, tmp_path: Path) -> None:
     def keys(options: GenerateOptions = OPTIONS, of: Path = source, **author: str) -> list[str]:
-        return [part.key for part in plan(of, options, 4, **author)]
+        return [part.key for part in plan_shards(of, options, 4, **author)]
 
     assert len(set(keys())) == 3
     assert keys() == keys(replace(OPTIONS, batch_size=3, max_minutes=5.0))
@@ -80,7 +89,7 @@ def test_a_key_is_of_prompts_and_recipe_and_of_nothing_else(source: Path, tmp_pa
 def test_a_shard_lands_whole_in_the_order_of_its_prompts_and_twice_changes_nothing(
     source: Path, tmp_path: Path
 ) -> None:
-    part = plan(source, OPTIONS, 4)[1]
+    part = plan_shards(source, OPTIONS, 4)[1]
     assert place(tmp_path).report(part.key) is None
     report = made(tmp_path, source, part)
     file = tmp_path / "place" / f"{part.key}.jsonl"
@@ -95,22 +104,22 @@ def test_a_shard_lands_whole_in_the_order_of_its_prompts_and_twice_changes_nothi
 
 
 def test_a_prompt_that_failed_is_counted_and_one_that_vanished_is_an_error(source: Path, tmp_path: Path) -> None:
-    part = plan(source, OPTIONS, 4)[2]
+    part = plan_shards(source, OPTIONS, 4)[2]
     report = made(tmp_path, source, part, leave_out=("line-0000009",))
     assert (report["prompts"], report["rows"], report["failed"]) == (2, 1, [{"id": "line-0000009", "reason": "no"}])
     options = part.options(OPTIONS)
     lost = {**work(tmp_path / "lost", source, options, ("line-0000009",)), "failed": []}
     with pytest.raises(Conflict, match="1 prompts of this shard have no answer, the first is line-0000009"):
-        land(tmp_path / "lost", source, options, lost, "k", place(tmp_path))
+        store_shard(tmp_path / "lost", source, options, lost, "k", place(tmp_path))
 
 
 def finished(
     tmp_path: Path, source: Path, options: GenerateOptions = OPTIONS
 ) -> tuple[list[ShardPart], dict[str, Any]]:
-    parts = plan(source, options, 4)
+    parts = plan_shards(source, options, 4)
     for part in parts:
         made(tmp_path, source, part)
-    return parts, landed(parts, place(tmp_path), tmp_path / "data")
+    return parts, finished_reports(parts, place(tmp_path), tmp_path / "data")
 
 
 def test_the_data_set_has_every_row_in_order_with_sums_and_counts(source: Path, tmp_path: Path) -> None:
@@ -120,7 +129,7 @@ def test_the_data_set_has_every_row_in_order_with_sums_and_counts(source: Path, 
     parts, reports = finished(tmp_path, source)
     for _ in range(2):  # a second time after a kill between two files
         assert assemble(parts, reports, place(tmp_path), data) == []
-    report = write_summary(data, kind="conversations", **totals(parts, reports))
+    report = write_summary(data, kind="conversations", **total_report(parts, reports))
     assert [row["id"] for row in read_rows(data)] == [row["id"] for row in read_rows(source)]
     assert (report["rows"], report["prompts"], report["tokens"], report["complete"]) == (10, 10, 30, True)
     assert len(shard_files(data)) == 3 == len(report["shards"]) and dataset_damage(data) == {}
@@ -132,57 +141,60 @@ def test_a_damaged_shard_is_found_before_it_is_part_of_the_data_set_and_made_aga
     parts, reports = finished(tmp_path, source)
     flip(tmp_path / "place" / f"{parts[1].key}.jsonl")
     assert assemble(parts, reports, place(tmp_path), tmp_path / "data") == [parts[1]]
-    assert set(landed(parts, place(tmp_path), tmp_path / "data")) == {parts[0].key, parts[2].key}
+    assert set(finished_reports(parts, place(tmp_path), tmp_path / "data")) == {parts[0].key, parts[2].key}
     made(tmp_path, source, parts[1])
-    assert assemble(parts, landed(parts, place(tmp_path), tmp_path / "data"), place(tmp_path), tmp_path / "data") == []
+    assert (
+        assemble(parts, finished_reports(parts, place(tmp_path), tmp_path / "data"), place(tmp_path), tmp_path / "data")
+        == []
+    )
 
 
 def test_a_larger_plan_takes_over_what_the_data_set_has_already(source: Path, tmp_path: Path) -> None:
     data, short = tmp_path / "data", replace(OPTIONS, limit=8)
     parts, reports = finished(tmp_path, source, short)
     assemble(parts, reports, place(tmp_path), data)
-    write_summary(data, kind="conversations", **totals(parts, reports))
+    write_summary(data, kind="conversations", **total_report(parts, reports))
     place(tmp_path).clear()
-    larger = plan(source, OPTIONS, 4)
-    assert set(landed(larger, place(tmp_path), data)) == {part.key for part in parts}
+    larger = plan_shards(source, OPTIONS, 4)
+    assert set(finished_reports(larger, place(tmp_path), data)) == {part.key for part in parts}
     made(tmp_path, source, larger[2])
-    reports = landed(larger, place(tmp_path), data)
+    reports = finished_reports(larger, place(tmp_path), data)
     assert assemble(larger, reports, place(tmp_path), data) == []
-    write_summary(data, kind="conversations", **totals(larger, reports))
+    write_summary(data, kind="conversations", **total_report(larger, reports))
     assert len(list(read_rows(data))) == 10
 
 
 def test_unfinished_shards_are_added_for_who_stops_and_give_way_to_whole_ones(source: Path, tmp_path: Path) -> None:
-    data, parts = tmp_path / "data", plan(source, OPTIONS, 4)
+    data, parts = tmp_path / "data", plan_shards(source, OPTIONS, 4)
     made(tmp_path, source, parts[0])
     half = tmp_path / "half"
     work(half, source, replace(OPTIONS, first=4, limit=2))
-    reports = landed(parts, place(tmp_path), data)
+    reports = finished_reports(parts, place(tmp_path), data)
     assemble(parts, reports, place(tmp_path), data)
     assert add_unfinished(parts, {parts[1].key: half}, data) == 2
     assert len(list(read_rows(data))) == 6
-    assert totals(parts, reports)["complete"] is False
+    assert total_report(parts, reports)["complete"] is False
     for part in parts[1:]:
         made(tmp_path, source, part)
-    assemble(parts, landed(parts, place(tmp_path), data), place(tmp_path), data)
+    assemble(parts, finished_reports(parts, place(tmp_path), data), place(tmp_path), data)
     assert [row["id"] for row in read_rows(data)] == [row["id"] for row in read_rows(source)]
 
 
 def test_what_is_there_twice_goes_from_the_whole_and_stays_gone_when_it_is_extended(tmp_path: Path) -> None:
     file = tmp_path / "twice.jsonl"
     file.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in ("a", "b", "a", "c", "b", "b", "d")))
-    import_prompts(file, tmp_path / "twice", Silent())
+    import_prompts(file, tmp_path / "twice", SilentReporter())
     source, data = tmp_path / "twice", tmp_path / "data"
     parts, reports = finished(tmp_path, source)
     assert assemble(parts, reports, place(tmp_path), data) == []
-    now = without_duplicates(parts, reports, data)
-    report = totals(parts, now)
+    now = drop_duplicates(parts, reports, data)
+    report = total_report(parts, now)
     assert [row["messages"][0]["content"] for row in read_rows(data)] == ["a", "b", "c", "d"]
     assert (report["rows"], report["tokens"], report["finish"]) == (4, 12, {"stop": 4})
     assert report["left_out"] == {"duplicate": 3} and report["failed_rows"] == 0 and report["prompts"] == 7
     write_summary(data, kind="conversations", **report)
     place(tmp_path).clear()
     assert dataset_damage(data) == {}
-    again = landed(parts, place(tmp_path), data)
+    again = finished_reports(parts, place(tmp_path), data)
     assert len(again) == len(parts) and assemble(parts, again, place(tmp_path), data) == [], "nothing is made again"
-    assert totals(parts, without_duplicates(parts, again, data)) == report
+    assert total_report(parts, drop_duplicates(parts, again, data)) == report

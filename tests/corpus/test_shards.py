@@ -10,8 +10,8 @@ from corpus.shards import ShardWriter, read_rows, write_summary
 from evaluation.questions import read_questions
 from models.damage import dataset_damage
 from speculoos.errors import BadInput, Damaged
-from speculoos.reporting import Silent
-from speculoos.sums import SUMS, Sums, listed
+from speculoos.reporting import SilentReporter
+from speculoos.sums import CHECKSUM_FILE, ChecksumCache, read_checksums
 from tests.tools.damage import cut, flip
 from training.batches import read_rows as rows_to_train
 
@@ -45,7 +45,7 @@ def test_a_shard_cut_from_60_rows_to_10_is_told(tmp_path: Path, read) -> None:
 @pytest.mark.parametrize("read", READERS, ids=IDS)
 def test_sets_without_sums_load_and_their_rows_are_counted(tmp_path: Path, read) -> None:
     folder = write(tmp_path / "data", shard=60)
-    (folder / SUMS).unlink()
+    (folder / CHECKSUM_FILE).unlink()
     assert read(folder)
     keep_lines(folder / "shard-00000.jsonl", 10)
     with pytest.raises(Damaged, match="counts 60 rows, the shards hold 10"):
@@ -54,10 +54,10 @@ def test_sets_without_sums_load_and_their_rows_are_counted(tmp_path: Path, read)
 
 def test_a_flipped_bit_and_a_lost_shard_are_told(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
-    assert len(listed(folder)) == 3 and dataset_damage(folder, Sums(tmp_path / "sums.json")) == {}
+    assert len(read_checksums(folder)) == 3 and dataset_damage(folder, ChecksumCache(tmp_path / "sums.json")) == {}
     flip(folder / "shard-00001.jsonl", 1)
     (folder / "shard-00002.jsonl").unlink()
-    found = dataset_damage(folder, Sums(tmp_path / "sums.json"))
+    found = dataset_damage(folder, ChecksumCache(tmp_path / "sums.json"))
     assert [*found] == ["shard-00001.jsonl", "shard-00002.jsonl"] and found["shard-00002.jsonl"] == "is missing"
 
 
@@ -73,18 +73,18 @@ def test_an_unfinished_set_makes_the_rows_of_a_damaged_shard_again(tmp_path: Pat
 def test_a_shard_without_its_line_in_the_sums_is_whole(tmp_path: Path) -> None:
     """A writer that was killed between the two."""
     folder = write(tmp_path / "data")
-    lines = (folder / SUMS).read_text().splitlines(keepends=True)
-    (folder / SUMS).write_text("".join(lines[:2]))
+    lines = (folder / CHECKSUM_FILE).read_text().splitlines(keepends=True)
+    (folder / CHECKSUM_FILE).write_text("".join(lines[:2]))
     assert len(list(read_rows(folder))) == 60
     with ShardWriter(folder):
         pass
-    assert (folder / SUMS).read_text() == "".join(lines)
+    assert (folder / CHECKSUM_FILE).read_text() == "".join(lines)
 
 
 def test_imported_prompts_have_sums(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"number {n}"}) + "\n" for n in range(5)))
-    import_prompts(tmp_path / "prompts.jsonl", tmp_path / "data", Silent())
-    assert list(listed(tmp_path / "data")) == ["shard-00000.jsonl"]
+    import_prompts(tmp_path / "prompts.jsonl", tmp_path / "data", SilentReporter())
+    assert list(read_checksums(tmp_path / "data")) == ["shard-00000.jsonl"]
     flip(tmp_path / "data" / "shard-00000.jsonl", 8)
     with pytest.raises(Damaged):
         list(read_rows(tmp_path / "data"))

@@ -13,7 +13,7 @@ from decoding.accept import (
     typical_threshold,
 )
 from decoding.config import GenerateConfig
-from decoding.generate import seeded
+from decoding.generate import seeded_generator
 from decoding.tree import DraftTree, TreeShape
 from models.runtime.interface import Scored
 
@@ -38,7 +38,7 @@ def test_greedy_takes_a_row_of_logits_or_the_best_token_per_node():
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypatch):
     """What runs where every look would wait for the device, on this processor."""
-    rule = make_rule(GenerateConfig(temperature=1.0, top_p=0.9), seeded(0))
+    rule = make_rule(GenerateConfig(temperature=1.0, top_p=0.9), seeded_generator(0))
     verdicts = []
     for cpu in (True, False):
         monkeypatch.setattr("decoding.accept._is_cpu", lambda _device, cpu=cpu: cpu)
@@ -105,11 +105,11 @@ def test_typical_takes_the_longest_path_and_among_equals_the_likelier():
 
 def test_typical_acceptance_changes_the_distribution():
     """The reason it is labelled lossy: improbable tokens never come out."""
-    rule = make_rule(GenerateConfig(temperature=1.0, acceptance="typical"), seeded(0))
+    rule = make_rule(GenerateConfig(temperature=1.0, acceptance="typical"), seeded_generator(0))
     scored = Scored(torch.tensor([[3.0, 2.5, -2.0, -3.0]]), torch.zeros(1, 1))
     drawn = {rule(DraftTree((0,)), scored).token for _ in range(500)}
     assert drawn == {0, 1}
 
 
 def test_temperature_zero_is_greedy_whatever_the_rule():
-    assert isinstance(make_rule(GenerateConfig(acceptance="typical"), seeded(0)), GreedyRule)
+    assert isinstance(make_rule(GenerateConfig(acceptance="typical"), seeded_generator(0)), GreedyRule)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoding.drafters.eagle import REFERENCE, DynamicTree
+from decoding.drafters.eagle import GPU_TREE, DynamicTree
 from decoding.drafters.ngram import NgramDrafter
 from speculoos.errors import BadInput
 
@@ -18,4 +18,4 @@ def test_prompt_lookup_is_bounded(options: dict[str, int]) -> None:
 def test_a_dynamic_tree_is_bounded(depth: int, top_k: int) -> None:
     with pytest.raises(BadInput, match="at most"):
         DynamicTree(depth=depth, top_k=top_k)
-    assert DynamicTree(depth=REFERENCE.depth, top_k=REFERENCE.top_k) == REFERENCE
+    assert DynamicTree(depth=GPU_TREE.depth, top_k=GPU_TREE.top_k) == GPU_TREE

@@ -7,12 +7,12 @@ import torch
 
 from decoding.drafters import make_drafter
 from decoding.drafters.base import DrafterStart
-from decoding.drafters.eagle import REFERENCE, SMALL
+from decoding.drafters.eagle import CPU_TREE, GPU_TREE
 from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.replay import ReplayDrafter
-from decoding.generate import seeded
+from decoding.generate import seeded_generator
 from decoding.sampling import Warp
 from decoding.target import Target
 from decoding.tree import shape_from_choices
@@ -67,7 +67,7 @@ def test_a_static_tree_holds_the_drafts_best_tokens_after_each_path():
 
 
 def test_sampled_children_differ_come_with_their_distribution_and_follow_it():
-    toy, warp, generator = ToyExpander(), Warp(0.8, top_p=0.95), seeded(3)
+    toy, warp, generator = ToyExpander(), Warp(0.8, top_p=0.95), seeded_generator(3)
     first = torch.zeros(2 * VOCAB + 1)
     for _ in range(400):
         tree = grow_static(TREE, 5, toy, (warp, generator, 2 * VOCAB + 1))
@@ -85,7 +85,7 @@ def test_sampled_children_differ_come_with_their_distribution_and_follow_it():
 
 def test_where_the_mass_ends_fewer_children_are_drawn_and_their_descendants_are_left_out():
     shape = shape_from_choices([[0], [1], [2, 0], [2, 1]])
-    tree = grow_static(shape, 5, ToyExpander(), (Warp(1.0, top_k=2), seeded(0), 2 * VOCAB + 1))
+    tree = grow_static(shape, 5, ToyExpander(), (Warp(1.0, top_k=2), seeded_generator(0), 2 * VOCAB + 1))
     assert len(tree) == 3 and tree.shape.parents == (-1, 0, 0) and set(tree.proposals) == {0}
 
 
@@ -111,14 +111,14 @@ def test_a_dynamic_tree_is_the_best_nodes_of_a_beam_and_hangs_together(depth, to
 
 
 def test_the_references_defaults_are_seven_expansions_of_ten_and_sixty_nodes():
-    assert (REFERENCE.depth, REFERENCE.top_k, REFERENCE.nodes) == (7, 10, 60)
+    assert (GPU_TREE.depth, GPU_TREE.top_k, GPU_TREE.nodes) == (7, 10, 60)
     calls = []
     toy = ToyExpander()
     add = toy.add
     toy.add = lambda tokens, parents: calls.append(len(tokens)) or add(tokens, parents)
     tree = grow_dynamic(5, toy, 7, 7, 60)
     assert calls == [7] * 7 and len(tree) == 60 and tree.shape.max_depth <= 8
-    assert SMALL.nodes == 8
+    assert CPU_TREE.nodes == 8
 
 
 class Checked:

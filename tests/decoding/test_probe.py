@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.probe import NARROW, narrowed, probe
+from decoding.probe import NARROW_WINDOW, probe, with_sliding_window
 from decoding.target import Target, usable_length
 from models.base import load_base
 from models.runtime.attention import layer_windows, visible_rows
@@ -68,7 +68,7 @@ def test_narrowing_the_window_changes_what_the_model_says_and_is_undone(base_of)
     base = base_of("qwen2-mixed")
     ids = torch.arange(20)[None]
     usual = base.model(ids).logits
-    with narrowed(base, NARROW):
+    with with_sliding_window(base, NARROW_WINDOW):
         assert not torch.allclose(base.model(ids).logits, usual, atol=1e-3)
     assert torch.equal(base.model(ids).logits, usual)
 

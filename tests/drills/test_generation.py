@@ -15,7 +15,7 @@ import pytest
 
 from models.identity import weights_sha256
 from models.tiny import make_tiny_base
-from speculoos.settings import CLONE, Settings
+from speculoos.settings import PROJECT_ROOT, Settings
 from tests.tools.figures import Figures
 from tests.workers.conftest import Bench, Broker, wait_until
 from tests.workers.generation_bench import (
@@ -62,7 +62,7 @@ def inference(bench: Bench, port: int) -> subprocess.Popen[bytes]:
     environment = {**bench.environment, "SPECULOOS_INFERENCE_PORT": str(port)}
     with (bench.settings.home / f"inference-{port}.log").open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "serving.main"], cwd=CLONE, env=environment, stdout=out, stderr=out
+            [sys.executable, "-m", "serving.main"], cwd=PROJECT_ROOT, env=environment, stdout=out, stderr=out
         )
     wait_until(lambda: answers(port), 120, "the inference server", bench.output)
     return process

@@ -24,7 +24,7 @@ from sqlalchemy.engine import make_url
 from cli.launch.programs import valkey_binary
 from corpus.shards import read_rows
 from models.tiny import make_tiny_base
-from speculoos.settings import CLONE, Settings
+from speculoos.settings import PROJECT_ROOT, Settings
 from tests.tools import databases, namespaces, s3
 from tests.tools.figures import Figures
 from tests.tools.namespaces import Machine
@@ -94,7 +94,7 @@ class Site:
         """A `speculoos` command on the first machine; its JSON."""
         full = [*self.first.run, sys.executable, "-m", "cli.main", *words, "--json"]
         environment = self.environment(self.first)
-        made = subprocess.run(full, capture_output=True, text=True, timeout=600, env=environment, cwd=CLONE)
+        made = subprocess.run(full, capture_output=True, text=True, timeout=600, env=environment, cwd=PROJECT_ROOT)
         assert made.returncode == 0, f"{words}: {made.stdout[-500:]}{made.stderr[-1500:]}\n{self.output()}"
         return json.loads(made.stdout.strip().splitlines()[-1])
 
@@ -126,7 +126,7 @@ class Site:
         environment = self.environment(machine) if hasattr(self, "database") else None
         with log.open("ab") as out:
             full = [*machine.run, *command]
-            self.started.append(subprocess.Popen(full, stdout=out, stderr=out, env=environment, cwd=CLONE))
+            self.started.append(subprocess.Popen(full, stdout=out, stderr=out, env=environment, cwd=PROJECT_ROOT))
         return self.started[-1]
 
 
@@ -256,5 +256,5 @@ def stored_names(site: Site) -> list[str]:
     """What the store holds, seen from the first machine."""
     script = "import sys\nfrom speculoos.store import Store\nprint('\\n'.join(Store(sys.argv[1]).names()))\n"
     command = [*site.first.run, sys.executable, "-c", script, site.s3.url]
-    made = subprocess.run(command, capture_output=True, text=True, env=site.environment(site.first), cwd=CLONE)
+    made = subprocess.run(command, capture_output=True, text=True, env=site.environment(site.first), cwd=PROJECT_ROOT)
     return made.stdout.split()

@@ -11,7 +11,7 @@ from cli import main as cli
 from decoding.step import EmittedToken, Step
 from decoding.target import fast_target
 from evaluation import acceptance
-from evaluation.acceptance import evaluate, result
+from evaluation.acceptance import acceptance_result, evaluate
 from evaluation.questions import built_in, read_questions, turns
 from evaluation.ties import first_difference, gap_at
 from models.base import LoadedBase, load_base
@@ -20,7 +20,7 @@ from models.runtime.argmax import HeadArgmax
 from models.runtime.linear import packing_works
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Cancelled
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from speculoos.settings import Settings
 
 QUESTIONS = [
@@ -51,7 +51,7 @@ def base(tiny_base: Path) -> LoadedBase:
 
 
 def test_a_lossless_drafter_is_identical_and_every_promised_field_is_there(base: LoadedBase) -> None:
-    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=24, options={"drafter": "ngram"})
+    found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=24, options={"drafter": "ngram"})
     assert set(found) >= FIELDS and json.loads(json.dumps(found)) == found
     assert found["identical_to_plain"] is True and found["differences"] == []
     assert found["prompts"] == 3 and set(found["per_category"]) == {"x", "y"}
@@ -61,13 +61,13 @@ def test_a_lossless_drafter_is_identical_and_every_promised_field_is_there(base:
 
 
 def test_without_a_drafter_speculation_is_plain_decoding(base: LoadedBase) -> None:
-    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=8)
+    found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=8)
     assert found["mean_accepted_length"] == 1.0 and found["speedup"] == 1.0 and found["identical_to_plain"]
     assert found["speedup_interval"] == found["mean_accepted_length_interval"] == [1.0, 1.0]
     assert found["tokens_per_second"] == found["plain_tokens_per_second"]
 
 
-class Heard(Silent):
+class Heard(SilentReporter):
     """Keeps what is said of progress. `now` is a clock that each question moves on, later passes by more."""
 
     def __init__(self, seconds: tuple[float, ...] = ()) -> None:
@@ -85,7 +85,7 @@ class Heard(Silent):
 
 
 def measured_by(heard: Heard, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0) -> dict:
-    monkeypatch.setattr(acceptance, "NOISE", noise)
+    monkeypatch.setattr(acceptance, "MAX_TIMING_NOISE", noise)
     # a clock that moves as the reporter says: passes take known times
     monkeypatch.setattr(acceptance, "monotonic", lambda: heard.now)
     return evaluate(base, None, QUESTIONS, heard, max_tokens=8, options={"drafter": "ngram"})
@@ -123,7 +123,7 @@ def test_passes_take_at_most_three_times_as_long_as_the_first(
 
 def test_there_must_be_a_question(base: LoadedBase) -> None:
     with pytest.raises(BadInput, match="no question"):
-        evaluate(base, None, [], Silent())
+        evaluate(base, None, [], SilentReporter())
 
 
 def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(
@@ -140,11 +140,11 @@ def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(
 
     monkeypatch.setattr(acceptance, "_both", spoiled)
     options = {"drafter": "ngram"}
-    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=12, options=options)
+    found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=12, options=options)
     assert found["identical_to_plain"] is False and found["ties"] == 0
     assert len(found["differences"]) == 3 and all(d["gap"] > 1e-3 for d in found["differences"])
     monkeypatch.setattr(acceptance, "TIE", 1e9)
-    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=12, options=options)
+    found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=12, options=options)
     assert found["identical_to_plain"] is True and found["ties"] == 3
 
 
@@ -156,7 +156,7 @@ def test_sampled_answers_belong_to_their_seed_and_are_not_compared(
 
     def noted(*given: object) -> tuple[list[Step], list[Step]]:
         steps = both(*given)
-        said.append((acceptance.ids(steps[0]), acceptance.ids(steps[1])))
+        said.append((acceptance.token_ids_of_steps(steps[0]), acceptance.token_ids_of_steps(steps[1])))
         return steps
 
     monkeypatch.setattr(acceptance, "_both", noted)
@@ -166,7 +166,7 @@ def test_sampled_answers_belong_to_their_seed_and_are_not_compared(
         said.clear()
         sampling = acceptance.AcceptanceSampling(1.0, 0.95, seed)
         found = evaluate(
-            base, None, QUESTIONS, Silent(), max_tokens=12, options={"drafter": "ngram"}, sampling=sampling
+            base, None, QUESTIONS, SilentReporter(), max_tokens=12, options={"drafter": "ngram"}, sampling=sampling
         )
         runs.append(list(said))
         assert found["identical_to_plain"] is None and found["differences"] == [] and found["ties"] == 0
@@ -249,7 +249,7 @@ def test_speeds_are_all_tokens_over_all_time() -> None:
         return [Step(0, "prefill", tokens, counted=False, ms_verify=ms / 2), Step(1, kind, tokens, ms_verify=ms / 2)]
 
     measured = [acceptance.PromptResult("a", "", run(p, "plain"), run(p / 2, "verify")) for p in (40.0, 10.0)]
-    found = result(measured)
+    found = acceptance_result(measured)
     assert found["plain_tokens_per_second"] == pytest.approx(8 / 0.05)
     assert found["tokens_per_second"] == pytest.approx(8 / 0.025)
     assert found["end_to_end_speedup"] == 2.0
@@ -257,7 +257,7 @@ def test_speeds_are_all_tokens_over_all_time() -> None:
 
 
 def test_a_stop_between_prompts_is_obeyed(base: LoadedBase) -> None:
-    class Stopping(Silent):
+    class Stopping(SilentReporter):
         def stop_requested(self) -> bool:
             return True
 
@@ -267,7 +267,7 @@ def test_a_stop_between_prompts_is_obeyed(base: LoadedBase) -> None:
 
 def test_a_question_too_long_is_left_out_and_said(base: LoadedBase) -> None:
     long = {"id": "long", "messages": [{"role": "user", "content": "x " * 600}]}
-    found = evaluate(base, None, [*QUESTIONS, long], Silent(), max_tokens=4)
+    found = evaluate(base, None, [*QUESTIONS, long], SilentReporter(), max_tokens=4)
     assert found["skipped"] == ["long"] and found["prompts"] == 3
 
 
@@ -283,7 +283,7 @@ PROMPTS = "corpus/quickstart_prompts.jsonl"
 
 
 def test_questions_come_from_files_and_bad_rows_are_said(tmp_path: Path) -> None:
-    class Listening(Silent):
+    class Listening(SilentReporter):
         said: list[str] = []
 
         def log(self, message: str, level: str = "info") -> None:

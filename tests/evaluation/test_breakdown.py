@@ -5,11 +5,11 @@ import torch
 
 from decoding.step import DraftRecord, EmittedToken, Step
 from evaluation.acceptance import evaluate
-from evaluation.breakdown import MAX_CHARACTERS, WORST, Prompt, by_class, by_position, lengths, worst_first
-from evaluation.token_classes import CODE, NAMES, NUMBERS, OTHER, PUNCTUATION, SPACES, WORDS, classes
+from evaluation.breakdown import MAX_CHARACTERS, WORST, PromptFigures, by_class, by_position, lengths, worst_first
+from evaluation.token_classes import CODE, NAMES, NUMBERS, OTHER, PUNCTUATION, SPACES, WORDS, classify_tokens
 from models.base import load_base
 from models.medusa import MedusaConfig, MedusaHeads
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 
 PIECES = {1: "The", 2: " cat", 3: " 42", 4: ".", 5: " Berlin", 6: "\n"}
 
@@ -54,19 +54,19 @@ def test_drafted_tokens_are_counted_by_their_kind_and_the_prefills_is_not():
     ],
 )
 def test_kinds_of_tokens(pieces: list[str], kinds: list[str]):
-    assert list(classes(pieces)) == kinds
+    assert list(classify_tokens(pieces)) == kinds
 
 
-def prompt(number: int, given: int, text: str = "why") -> Prompt:
+def prompt(number: int, given: int, text: str = "why") -> PromptFigures:
     said = [{"role": "user", "content": text}]
-    return Prompt.of({"id": str(number)}, [step(1, [2] * given, given - 1)], said)
+    return PromptFigures.of({"id": str(number)}, [step(1, [2] * given, given - 1)], said)
 
 
 def test_the_worst_prompts_come_first_and_a_few_of_them_keep_their_messages():
     rows = worst_first([prompt(n, 1 + n % 4) for n in range(30)])
     assert [row["tau"] for row in rows] == sorted(row["tau"] for row in rows) and len(rows) == 30
     assert [bool(row.get("messages")) for row in rows] == [True] * WORST + [False] * (30 - WORST)
-    assert worst_first([Prompt.of({"id": "empty"}, [], [])]) == []
+    assert worst_first([PromptFigures.of({"id": "empty"}, [], [])]) == []
 
 
 def test_long_prompts_are_not_kept():
@@ -82,7 +82,7 @@ def test_an_evaluation_says_all_of_it_and_a_plain_one_nothing(tiny_base):
         {"id": f"q{n}", "messages": [{"role": "user", "content": text} for text in ("the quick", "and then")]}
         for n in range(2)
     ]
-    found = evaluate(base, heads, questions, Silent(), max_tokens=12)
+    found = evaluate(base, heads, questions, SilentReporter(), max_tokens=12)
     assert sum(found["lengths"]) == sum(span["steps"] for span in found["by_position"])
     assert sum(found["lengths"]) == sum(row["steps"] for row in found["per_prompt"])
     assert {(row["id"], row["turn"]) for row in found["per_prompt"]} == {("q0", 0), ("q0", 1), ("q1", 0), ("q1", 1)}
@@ -90,5 +90,5 @@ def test_an_evaluation_says_all_of_it_and_a_plain_one_nothing(tiny_base):
     assert [m["role"] for m in later["messages"]] == ["user", "assistant", "user"]
     assert later["messages"][-1]["content"] == "and then"
     assert len(found["acceptance_by_rank"]) >= 1 and sum(each["tokens"] for each in found["by_class"]) > 0
-    plain = evaluate(base, None, questions[:1], Silent(), max_tokens=4)
+    plain = evaluate(base, None, questions[:1], SilentReporter(), max_tokens=4)
     assert "per_prompt" not in plain and "lengths" not in plain

@@ -6,16 +6,16 @@ import pytest
 
 from evaluation.acceptance import evaluate
 from evaluation.load import busy_warning
-from evaluation.planner import Choices, plan
+from evaluation.planner import PlanOptions, plan
 from evaluation.questions import built_in
 from evaluation.tuning import tune
 from models.base import load_base
 from speculoos import other_work
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.evaluation.test_tuned_checkpoints import draft_for
 
 
-class Warned(Silent):
+class Warned(SilentReporter):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -49,7 +49,7 @@ def test_each_says_that_the_machine_was_busy(tiny_base, busy_processor) -> None:
     for key in ("expected_tau", "expected_speedup"):
         ends = found[f"{key}_interval"]
         assert (ends is None) == found["plain_is_faster"] and (ends is None or ends[0] <= found[key] <= ends[1])
-    choices = Choices((1, 2), (1,), rounds=2, max_tokens=12)
+    choices = PlanOptions((1, 2), (1,), rounds=2, max_tokens=12)
     planned = plan(base, draft, questions[:1], heard := Warned(), choices=choices)
     check(planned, heard)
     assert planned["shapes"] and planned["timing_noise"] >= 0

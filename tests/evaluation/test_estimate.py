@@ -11,7 +11,7 @@ from evaluation.acceptance import PromptResult, _Bench, _repeat
 from evaluation.estimate import StepTiming, estimate
 from evaluation.side_by_side import side_by_side
 from speculoos.errors import Unavailable
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 
 PLAIN_MS, DRAFTED_MS = 10.0, 15.0
 
@@ -70,7 +70,7 @@ def test_an_impossible_figure_is_no_result(monkeypatch: pytest.MonkeyPatch) -> N
         return steps("plain", 10.0), steps("verify", 4.0)
 
     monkeypatch.setattr(acceptance, "_both", busy)
-    bench = _Bench(None, None, object(), {}, 8, Silent(), [PromptResult("a", "", *busy(None, [1], 8), [1])])
+    bench = _Bench(None, None, object(), {}, 8, SilentReporter(), [PromptResult("a", "", *busy(None, [1], 8), [1])])
     asked.clear()
     with pytest.raises(Unavailable, match=r"The machine was busy: drafting seemed 2\.50 × .* allow 1\.00 × at most"):
         _repeat(bench, until=float("inf"))

@@ -12,7 +12,7 @@ from benchmarks import gpu_check
 from benchmarks.exactness import reference
 from benchmarks.gpu_claims import Bench, Claim, Findings, first_line
 from benchmarks.gpu_exactness import GuidedRun, follow_reference
-from benchmarks.tables import between
+from benchmarks.tables import replace_between
 from decoding.drafters import make_drafter
 from decoding.target import Target
 from models.base import load_base
@@ -82,7 +82,7 @@ def test_a_claim_that_does_not_hold_is_named(
 
 def test_the_page_has_the_marks_between_which_figures_go() -> None:
     text = gpu_check.PAGE.read_text(encoding="utf-8")
-    made = between(text, gpu_check.BEGIN, gpu_check.END, "figures")
+    made = replace_between(text, gpu_check.BEGIN, gpu_check.END, "figures")
     assert f"{gpu_check.BEGIN}\nfigures\n{gpu_check.END}" in made
     assert made.partition(gpu_check.BEGIN)[0] == text.partition(gpu_check.BEGIN)[0]
     assert made.partition(gpu_check.END)[2] == text.partition(gpu_check.END)[2]

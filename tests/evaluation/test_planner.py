@@ -16,12 +16,12 @@ from decoding.target import Target, fast_target
 from decoding.tree import DraftTree
 from evaluation.costs import Costs, read_costs
 from evaluation.meter import Meter, RepeatedBatch
-from evaluation.planner import Choices, plan, prompts_of, standalone, surface
+from evaluation.planner import PlanOptions, plan, prompts_of, standalone, surface
 from evaluation.questions import built_in
-from evaluation.shapes import Curves, DraftShape, curves_of_shares, curves_of_trace, expected_chain
+from evaluation.shapes import AcceptanceCurves, DraftShape, curves_of_shares, curves_of_trace, expected_chain
 from models.base import load_base
 from speculoos.errors import BadInput, Cancelled
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.evaluation.test_replay import draft_for
 
 COSTS = Costs(
@@ -32,7 +32,7 @@ COSTS = Costs(
     other=1.0,
     machine={"name": "paper"},
 )
-CURVES = Curves((0.6, 0.4), {1: {4: 1.7}, 2: {4: 1.8, 8: 2.1}}, verifications=50)
+CURVES = AcceptanceCurves((0.6, 0.4), {1: {4: 1.7}, 2: {4: 1.8, 8: 2.1}}, verifications=50)
 
 
 def shape(made, name):
@@ -61,7 +61,7 @@ def test_of_trees_of_one_size_the_fastest_depth_is_taken_and_the_verdict_says_wh
 
 
 def test_a_draft_that_never_pays_is_told_so():
-    made = surface(COSTS, Curves((0.01,), verifications=9))
+    made = surface(COSTS, AcceptanceCurves((0.01,), verifications=9))
     assert made["best"]["1"] == "plain" and "does not pay" in made["verdict"] and made["stops_at"] == 1
 
 
@@ -123,7 +123,9 @@ def test_traces_and_shares_tell_acceptance(tiny_base):
 def test_a_plan_of_every_method_predicts_chains_and_trees(tiny_base, method):
     base = load_base(tiny_base)
     draft = draft_for(base, method)
-    made = plan(base, draft, built_in(2), Silent(), choices=Choices((1, 3), (1, 2, 99), rounds=2, max_tokens=16))
+    made = plan(
+        base, draft, built_in(2), SilentReporter(), choices=PlanOptions((1, 3), (1, 2, 99), rounds=2, max_tokens=16)
+    )
     kinds = {row["kind"] for row in made["shapes"]}
     assert "chain" in kinds and ("tree" in kinds or not method.startswith("eagle"))
     assert method != "draft" or kinds == {"chain"}
@@ -145,19 +147,19 @@ def test_a_plan_of_every_method_predicts_chains_and_trees(tiny_base, method):
 
 def test_a_plan_can_be_made_from_another_machine_and_a_stored_trace(tiny_base):
     base = load_base(tiny_base)
-    made = plan(base, draft_for(base, "eagle3"), built_in(1), Silent(), costs=COSTS, curves=CURVES)
+    made = plan(base, draft_for(base, "eagle3"), built_in(1), SilentReporter(), costs=COSTS, curves=CURVES)
     assert made["machine"] == {"name": "paper"} and made["basis"] == "of another machine"
     assert made["best"]["1"] == "chain 2"
 
 
 def test_a_plan_stops_when_asked(tiny_base):
-    class Stopping(Silent):
+    class Stopping(SilentReporter):
         def stop_requested(self) -> bool:
             return True
 
     base = load_base(tiny_base)
     with pytest.raises(Cancelled):
-        plan(base, None, built_in(1), Stopping(), choices=Choices((1,), (), rounds=1))
+        plan(base, None, built_in(1), Stopping(), choices=PlanOptions((1,), (), rounds=1))
 
 
 def test_the_first_layers_of_a_base_are_what_a_draft_of_them_is(tiny_base):

@@ -13,13 +13,13 @@ from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.stats import summarize
 from decoding.target import Target, fast_target
-from decoding.text import piece_reader
+from decoding.text import token_text_reader
 from evaluation.breakdown import breakdown
 from evaluation.costs import Costs
-from evaluation.drafts import prompt_lookup, small_model, with_base
+from evaluation.drafts import open_prompt_lookup, open_small_model, open_with_base
 from evaluation.questions import built_in
-from evaluation.record import of_base, record
-from evaluation.replay import ids_of, projected, replay, result
+from evaluation.record import answerer_of_base, record
+from evaluation.replay import ids_of, project_times, replay, replay_figures
 from models.base import load_base
 from models.chat import render
 from models.checkpoints import load_draft
@@ -29,8 +29,8 @@ from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
 from models.starter import starter_path
 from speculoos.errors import BadInput
-from speculoos.reporting import Silent
-from speculoos.settings import CLONE
+from speculoos.reporting import SilentReporter
+from speculoos.settings import PROJECT_ROOT
 
 QUESTIONS = [
     {"id": f"q{n}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(("a fox", "1 2 3"))
@@ -71,12 +71,12 @@ def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method,
         target.rewind(0)
         prompt = render(base.tokenizer, row["messages"])
         ran.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=40))))
-    assert record(of_base(base, 40), QUESTIONS, tmp_path / "said.jsonl", Silent(), "tiny") == 2
-    opened = with_base(base, draft, options)
-    done = replay(read_recordings(tmp_path / "said.jsonl"), opened.target, opened.make, Silent())
+    assert record(answerer_of_base(base, 40), QUESTIONS, tmp_path / "said.jsonl", SilentReporter(), "tiny") == 2
+    opened = open_with_base(base, draft, options)
+    done = replay(read_recordings(tmp_path / "said.jsonl"), opened.target, opened.make, SilentReporter())
     assert [facts(row.steps) for row in done.rows] == [facts(steps) for steps in ran]
-    found = result(done, base.tokenizer)
-    parts = breakdown(ran, piece_reader(base.tokenizer))
+    found = replay_figures(done, base.tokenizer)
+    parts = breakdown(ran, token_text_reader(base.tokenizer))
     assert {key: found[key] for key in parts} == parts, "where it does well is told of a replay as of an evaluation"
     worst = found["per_prompt"]
     assert sorted(row["id"] for row in worst) == ["q0", "q1"] and worst[0]["tau"] <= worst[1]["tau"]
@@ -89,12 +89,12 @@ def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method,
 @pytest.mark.parametrize("options", [{"depth": 3}, {"tree": [[0, 0], [1]]}], ids=["chain", "tree"])
 def test_a_small_model_is_judged_without_its_target(tmp_path, tiny_base, options):
     base = load_base(tiny_base)
-    record(of_base(base, 32), QUESTIONS, tmp_path / "said.jsonl", Silent(), "tiny")
+    record(answerer_of_base(base, 32), QUESTIONS, tmp_path / "said.jsonl", SilentReporter(), "tiny")
     draft = StandaloneDraft(load_base(tiny_base).model)
-    forced = with_base(base, draft, options)
-    alone = small_model(tiny_base, options)
+    forced = open_with_base(base, draft, options)
+    alone = open_small_model(tiny_base, options)
     steps = [
-        facts(replay(read_recordings(tmp_path / "said.jsonl"), one.target, one.make, Silent()).steps)
+        facts(replay(read_recordings(tmp_path / "said.jsonl"), one.target, one.make, SilentReporter()).steps)
         for one in (forced, alone)
     ]
     assert steps[0] == steps[1]
@@ -102,25 +102,25 @@ def test_a_small_model_is_judged_without_its_target(tmp_path, tiny_base, options
 
 
 def test_prompt_lookup_needs_a_tokenizer_alone(tiny_base):
-    opened = prompt_lookup(tiny_base, {})
+    opened = open_prompt_lookup(tiny_base, {})
     ids = [5, 6, 7, 8] * 8
     row = Recording("a", [], prompt_ids=[1, 2, 3], token_ids=ids)
-    done = replay([row], opened.target, opened.make, Silent())
+    done = replay([row], opened.target, opened.make, SilentReporter())
     assert summarize(done.steps).mean_accepted_length > 3
     assert [token.id for step in done.steps for token in step.tokens] == ids
 
 
 def test_expected_acceptance_sums_the_recorded_probabilities_of_what_was_drafted(tiny_base):
     """Prompt lookup drafts 6 after 5: the record says 6 has 0.7 there, and 7 after it 0.2."""
-    opened = prompt_lookup(tiny_base, {"depth": 2})
+    opened = open_prompt_lookup(tiny_base, {"depth": 2})
     ids = [5, 6, 7, 5, 6, 7]
     nothing = [[9, math.log(0.5)]]
     likely = [nothing] * 4 + [[[6, math.log(0.7)]], [["x", -9.0], [7, math.log(0.2)]]]
     row = Recording(
         "a", [], prompt_ids=[1, 2, 3], token_ids=[*ids, 9], logprobs=(*(map(pairs, likely)), pairs(nothing))
     )
-    done = replay([row], opened.target, opened.make, Silent())
-    found = result(done, opened.target.base.tokenizer)
+    done = replay([row], opened.target, opened.make, SilentReporter())
+    found = replay_figures(done, opened.target.base.tokenizer)
     assert found["expected_acceptance_by_depth"] == [0.7, 0.2]
     assert found["expected_accepted_length"] == pytest.approx(1 + 0.7 + 0.14)
 
@@ -143,12 +143,12 @@ def test_the_demo_s_form_imports(tmp_path, tiny_base):
     assert [row.token_ids for row in rows[:2]] == [[5, 6, 7, 8, 9, 10], [11, 12]]
     assert rows[0].raw and rows[0].prompt == "We see a man."
     assert [isinstance(row, BadRow) for row in rows] == [False, False, True, True]
-    opened = small_model(tiny_base, {})
-    done = replay(rows, opened.target, opened.make, Silent())
+    opened = open_small_model(tiny_base, {})
+    done = replay(rows, opened.target, opened.make, SilentReporter())
     assert [len(row.prompt) for row in done.rows] == [
         len(opened.target.base.tokenizer(r.prompt)["input_ids"]) for r in rows[:2]
     ]
-    worst = result(done, opened.target.base.tokenizer)["per_prompt"]
+    worst = replay_figures(done, opened.target.base.tokenizer)["per_prompt"]
     assert worst and not any("messages" in row for row in worst), "no chat can go on with a raw text"
     with pytest.raises(BadInput, match="--prompts"):
         read_recordings(outputs)
@@ -176,7 +176,7 @@ def test_forms_that_people_have(tmp_path):
     assert rows[3].logprobs == ([("b", -0.1)], [(3, -0.5)])
     assert "2 tokens" in rows[5].reason
     with pytest.raises(BadInput, match="no recording"):
-        replay(rows[4:], None, None, Silent())
+        replay(rows[4:], None, None, SilentReporter())
 
 
 def test_texts_become_tokens_as_the_base_sees_them(tiny_base):
@@ -195,28 +195,31 @@ def test_texts_become_tokens_as_the_base_sees_them(tiny_base):
 
 
 def test_a_recording_of_another_tokenizer_is_left_out_with_the_reason(tiny_base):
-    opened = small_model(tiny_base, {})
+    opened = open_small_model(tiny_base, {})
     good = Recording("good", [], prompt_ids=[1, 2], token_ids=[3, 4])
     bad = Recording("bad", [], prompt_ids=[1, 2], token_ids=[3, 10**6])
-    done = replay([bad, good], opened.target, opened.make, Silent())
+    done = replay([bad, good], opened.target, opened.make, SilentReporter())
     assert done.skipped[0][0] == "bad" and "another family's" in done.skipped[0][1]
 
 
 def test_a_given_machine_tells_the_speed(tiny_base):
     """Every draft is right: 3 tokens a step of 2 + 2 · 0.5 + 1 ms, against 1 + 1 ms for one plain token."""
-    opened = prompt_lookup(tiny_base, {"depth": 2})
+    opened = open_prompt_lookup(tiny_base, {"depth": 2})
     done = replay(
-        [Recording("a", [], prompt_ids=[5, 6, 7] * 3, token_ids=[5, 6, 7] * 4)], opened.target, opened.make, Silent()
+        [Recording("a", [], prompt_ids=[5, 6, 7] * 3, token_ids=[5, 6, 7] * 4)],
+        opened.target,
+        opened.make,
+        SilentReporter(),
     )
     costs = Costs({1: {1: 1.0, 3: 2.0}}, {"chain": {1: 0.5, 2: 1.0}}, other=1.0)
-    _, speed = projected(done, costs)
+    _, speed = project_times(done, costs)
     assert speed["projected_step_ms"] == pytest.approx(4.0)
     assert speed["projected_speedup"] == pytest.approx(3 * 2.0 / 4.0)
 
 
 def test_recorded_probabilities_are_those_of_the_base(tmp_path, tiny_base):
     base = load_base(tiny_base)
-    record(of_base(base, 6, logprobs=3), QUESTIONS[:1], tmp_path / "said.jsonl", Silent(), "tiny")
+    record(answerer_of_base(base, 6, logprobs=3), QUESTIONS[:1], tmp_path / "said.jsonl", SilentReporter(), "tiny")
     line = json.loads((tmp_path / "said.jsonl").read_text())
     target = Target(base, 256, base.forward)
     row = target.prefill(line["prompt_ids"]).logits[-1].float().log_softmax(-1)
@@ -231,10 +234,10 @@ def starter(tmp_path_factory):
     if not (starter_path() / "config.json").exists():
         pytest.skip("the starter model is not installed; `make install` converts it")
     base = load_base(starter_path())
-    head = load_draft(CLONE / "models" / "starter_head", base)
+    head = load_draft(PROJECT_ROOT / "models" / "starter_head", base)
     questions = [{**row, "messages": row["messages"][:1]} for row in built_in(2)]
     said = tmp_path_factory.mktemp("starter") / "said.jsonl"
-    record(of_base(base, 48), questions, said, Silent(), "starter")
+    record(answerer_of_base(base, 48), questions, said, SilentReporter(), "starter")
     return base, head, questions, said
 
 
@@ -255,7 +258,7 @@ def test_the_starter_s_outputs_replay_with_the_starter_s_head(starter, options):
         target.rewind(0)
         prompt = render(base.tokenizer, row["messages"])
         ran += list(generate(target, drafter, prompt, GenerateConfig(max_tokens=48)))
-    opened = with_base(base, draft, options)
-    done = replay(read_recordings(said), opened.target, opened.make, Silent())
+    opened = open_with_base(base, draft, options)
+    done = replay(read_recordings(said), opened.target, opened.make, SilentReporter())
     assert facts(done.steps) == facts(ran)
     assert summarize(done.steps).mean_accepted_length == summarize(ran).mean_accepted_length > 1.2

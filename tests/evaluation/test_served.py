@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from evaluation.published import PublishedAcceptance, Scrape, addresses, of_answer, read_metrics
+from evaluation.published import PublishedAcceptance, Scrape, acceptance_of_answer, addresses, read_metrics
 from evaluation.served import ServedRequest, _lengths, evaluate_served
 from speculoos.errors import BadInput, Cancelled, Unavailable
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.tools.ports import free_ports
 from tests.workers.conftest import wait_until
@@ -26,7 +26,7 @@ TAU = 8 / 3
 Start = Callable[..., Endpoint]
 
 
-class Noting(Silent):
+class Noting(SilentReporter):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     ],
 )
 def test_a_server_is_measured_by_what_it_publishes(start: Start, kind: str, server: str, by: str) -> None:
-    found = evaluate_served(start(kind), QUESTIONS, Silent(), ServedRequest(16), plain_model="plain")
+    found = evaluate_served(start(kind), QUESTIONS, SilentReporter(), ServedRequest(16), plain_model="plain")
     assert found["source"] == {"endpoint": "theirs", "model": "drafted", "server": server, "by": by}
     assert found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
     assert found["mean_accepted_length_interval"] == pytest.approx([TAU, TAU], abs=1e-3)
@@ -94,7 +94,7 @@ def test_depths_that_do_not_add_up_say_nothing_of_lengths() -> None:
 
 
 def test_without_the_same_base_alone_there_is_no_speedup(start: Start) -> None:
-    found = evaluate_served(start("vllm"), QUESTIONS, Silent())
+    found = evaluate_served(start("vllm"), QUESTIONS, SilentReporter())
     assert found["speedup"] is found["speedup_interval"] is found["plain_tokens_per_second"] is None
     assert found["identical_to_plain"] is None and found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
 
@@ -116,23 +116,25 @@ def test_a_question_that_is_refused_is_left_out_and_said(start: Start) -> None:
 
 def test_an_answer_that_is_none_is_left_out_and_said(start: Start) -> None:
     odd = [{"id": "c", "messages": [{"role": "user", "content": "odd"}]}]
-    found = evaluate_served(start("vllm"), [*odd, *QUESTIONS], Silent())
+    found = evaluate_served(start("vllm"), [*odd, *QUESTIONS], SilentReporter())
     assert found["prompts"] == 3 and found["failed"] == [{"id": "c", "reason": "an answer that is no JSON"}]
 
 
 def test_a_server_that_refuses_everything_or_is_not_there_is_unavailable(start: Start) -> None:
     endpoint = start("vllm", "sesame-0815")
     with pytest.raises(Unavailable, match="theirs answered no question: 401 wrong key"):
-        evaluate_served(Endpoint("theirs", endpoint.url, "", "drafted", retries=0), QUESTIONS, Silent())
+        evaluate_served(Endpoint("theirs", endpoint.url, "", "drafted", retries=0), QUESTIONS, SilentReporter())
     (port,) = free_ports(1)
     with pytest.raises(Unavailable, match="no connection"):
-        evaluate_served(Endpoint("gone", f"http://127.0.0.1:{port}/v1", "", "m", retries=0), QUESTIONS, Silent())
+        evaluate_served(
+            Endpoint("gone", f"http://127.0.0.1:{port}/v1", "", "m", retries=0), QUESTIONS, SilentReporter()
+        )
     with pytest.raises(BadInput, match="no question"):
-        evaluate_served(endpoint, [], Silent())
+        evaluate_served(endpoint, [], SilentReporter())
 
 
 def test_a_stop_is_heard_between_prompts(start: Start) -> None:
-    class Stopping(Silent):
+    class Stopping(SilentReporter):
         def stop_requested(self) -> bool:
             return True
 
@@ -169,7 +171,7 @@ def test_a_stop_is_heard_between_prompts(start: Start) -> None:
     ],
 )
 def test_fields_of_answers(answer: dict[str, Any], acceptance: PublishedAcceptance | None) -> None:
-    assert of_answer(answer) == acceptance
+    assert acceptance_of_answer(answer) == acceptance
 
 
 @pytest.mark.parametrize("text", ["", "{}", "<html>", "\x00", "vllm:spec_decode_num_drafts_total x", '{"a": [1]}'])

@@ -11,11 +11,11 @@ import pytest
 
 from corpus.shards import read_rows, read_summary
 from evaluation import suites
-from evaluation.questions import read_questions, spread, turns
+from evaluation.questions import read_questions, spread_over_categories, turns
 from evaluation.suites import TASKS, import_suite
 from speculoos.errors import BadInput
-from speculoos.reporting import Silent
-from speculoos.suites import SUITES, title
+from speculoos.reporting import SilentReporter
+from speculoos.suites import SUITES, suite_title
 from tests.conftest import SHARED_DATA
 
 MT_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Again, shorter."]}
@@ -35,7 +35,7 @@ def written(path: Path, *records: Any) -> Path:
 
 
 def imported(path: Path, suite: str, **more: Any) -> list[dict[str, Any]]:
-    import_suite(path, path.parent / "out", Silent(), suite, **more)
+    import_suite(path, path.parent / "out", SilentReporter(), suite, **more)
     return list(read_rows(path.parent / "out"))
 
 
@@ -123,15 +123,19 @@ def test_a_limit_takes_of_every_category_in_turn(tmp_path: Path) -> None:
     chosen = read_questions(tmp_path / "out", 3)
     assert [row["source"]["question_id"] for row in chosen] == [0, 1, 4]
     assert len(read_questions(tmp_path / "out")) == 8
-    assert spread([{"id": n} for n in range(5)], 2) == [{"id": 0}, {"id": 1}]
+    assert spread_over_categories([{"id": n} for n in range(5)], 2) == [{"id": 0}, {"id": 1}]
 
 
 def test_titles() -> None:
-    assert (title("mt_bench"), title("built_in"), title("own")) == ("MT-Bench", "Built-in questions", "")
+    assert (suite_title("mt_bench"), suite_title("built_in"), suite_title("own")) == (
+        "MT-Bench",
+        "Built-in questions",
+        "",
+    )
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no files of the suites here")
 @pytest.mark.parametrize(("suite", "categories"), [("mt_bench", 8), ("humaneval", 1), ("gsm8k", 1)])
 def test_real_files_are_read(tmp_path: Path, suite: str, categories: int) -> None:
-    report = import_suite(SHARED_DATA / suite / "question.jsonl", tmp_path / "out", Silent(), suite)
+    report = import_suite(SHARED_DATA / suite / "question.jsonl", tmp_path / "out", SilentReporter(), suite)
     assert (report["rows"], report["bad_rows"], len(report["categories"])) == (80, 0, categories)

@@ -14,7 +14,7 @@ from models.checkpoints import amend, load_draft, save_draft, verify_sums
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.decoding.conftest import run
 
 
@@ -29,7 +29,7 @@ def draft_for(base, method: str):
 def test_a_tuned_draft_can_be_drafted_with(tiny_base, method):
     base = load_base(tiny_base)
     draft = draft_for(base, method)
-    tuned = tune(base, draft, built_in(2), Silent(), max_tokens=24)
+    tuned = tune(base, draft, built_in(2), SilentReporter(), max_tokens=24)
     assert bool(tuned.drafting) == (tuned.plan.nodes > 0)
     assert tuned.plan.verdict and tuned.plan.expected_tau >= 1.0
     target = Target(load_base(tiny_base), 128)
@@ -40,7 +40,7 @@ def test_no_expected_speedup_is_above_tau_whatever_a_busy_machine_lets_be_measur
     disturbed = {1: 900.0, 2: 800.0, 4: 700.0, 8: 600.0, 16: 500.0, 32: 450.0, 64: 400.0}
     monkeypatch.setattr("evaluation.tuning.measure_forward", lambda target, **_: disturbed)
     base = load_base(tiny_base)
-    plan = tune(base, draft_for(base, "draft"), built_in(2), Silent(), max_tokens=24).plan
+    plan = tune(base, draft_for(base, "draft"), built_in(2), SilentReporter(), max_tokens=24).plan
     assert plan.expected_tau > 1.5, "it is the base itself"
     assert plan.expected_speedup <= plan.expected_tau
     assert plan.sizes and all(size.speedup <= size.expected_tau for size in plan.sizes)
@@ -49,7 +49,7 @@ def test_no_expected_speedup_is_above_tau_whatever_a_busy_machine_lets_be_measur
 def test_a_long_first_question_is_cut_to_the_bases_context(tiny_base):
     base = load_base(tiny_base)
     long = {"id": "long", "messages": [{"role": "user", "content": "the quick brown fox " * 400}]}
-    assert tune(base, draft_for(base, "medusa"), [long], Silent(), max_tokens=8).plan.verdict
+    assert tune(base, draft_for(base, "medusa"), [long], SilentReporter(), max_tokens=8).plan.verdict
 
 
 def test_a_tree_kept_with_a_checkpoint_is_used_unless_another_is_asked_for(tmp_path, tiny_base):

@@ -7,7 +7,7 @@ import pytest
 
 from cli.main import main
 from speculoos.settings import Settings
-from speculoos.sums import differing
+from speculoos.sums import find_changed_files
 from tracking import db
 from tracking.tables import Base, Checkpoint
 
@@ -44,7 +44,7 @@ def test_a_folder_and_a_zip_are_written_with_their_reports(rows, tmp_path: Path,
     found = last_json(capsys)
     assert found["passed"] and found["path"] == str(tmp_path / "out") and found["checkpoint"] == "tiny@heads"
     assert {check["name"] for check in found["checks"]} >= {"tensors", "types", "config", "logits", "tokens"}
-    assert not differing(tmp_path / "out") and "`heads`" in (tmp_path / "out" / "README.md").read_text()
+    assert not find_changed_files(tmp_path / "out") and "`heads`" in (tmp_path / "out" / "README.md").read_text()
     assert main(["export", "tiny@heads", "--format", "medusa", "--out", str(tmp_path / "out.zip")]) == 0
     shown = capsys.readouterr().out
     assert "passed  logits: " in shown and (tmp_path / "out.zip").is_file()

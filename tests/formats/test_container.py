@@ -60,7 +60,7 @@ def test_the_pickled_file_is_loaded_with_weights_only(stored, tmp_path):
     tensors, entries = stored
     pieces = [from_entry(entries[name]) for name in ("half", "ids", "odd", "whole")]
     container.write(tmp_path / "out.safetensors", pieces)
-    container.pickle_of(tmp_path / "out.safetensors", tmp_path / "out.pt")
+    container.write_pickle(tmp_path / "out.safetensors", tmp_path / "out.pt")
     found = torch.load(tmp_path / "out.pt", weights_only=True)
     assert all(torch.equal(found[name], tensors[name]) for name in ("half", "ids", "odd", "whole"))
     assert (tmp_path / "out.pt").stat().st_size < 1.1 * (tmp_path / "out.safetensors").stat().st_size
@@ -75,17 +75,17 @@ def test_a_source_that_is_too_short_is_told(tmp_path):
 def test_a_draft_that_holds_no_weights_drafts_the_same(kind, base, checkpoint, tmp_path, monkeypatch):
     """The way of large files, on small ones: both sides read their weights layer by layer, matrices in pieces."""
     from formats import streamed
-    from formats.export import build
-    from formats.options import options
+    from formats.export import build_export
+    from formats.options import export_options
     from formats.readers import standalone, weights
 
     for module in (streamed, standalone, weights):
         monkeypatch.setattr(module, "MAX_CACHED", 0)
     monkeypatch.setattr(weights, "SLICE", 1000)
-    name = next(o.name for o in options(checkpoint(kind), base.path) if o.possible and o.name != "own")
-    report = build(checkpoint(kind), base, name, tmp_path / "out")
+    name = next(o.name for o in export_options(checkpoint(kind), base.path) if o.possible and o.name != "own")
+    report = build_export(checkpoint(kind), base, name, tmp_path / "out")
     assert report.passed, report.failures
-    found = streamed.draft(checkpoint(kind), base)
+    found = streamed.streamed_draft(checkpoint(kind), base)
     assert all(p.is_meta for p in getattr(found, "model", found).parameters())
 
 

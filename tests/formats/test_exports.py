@@ -7,11 +7,11 @@ import pytest
 from safetensors.torch import load_file
 
 from formats import FORMATS
-from formats.export import build
-from formats.options import options
+from formats.export import build_export
+from formats.options import export_options
 from formats.report import ExportReport
 from speculoos.errors import Conflict, Unsupported
-from speculoos.sums import differing, listed
+from speculoos.sums import find_changed_files, read_checksums
 from tests.formats.commands import check
 from tests.formats.conftest import EVERY
 
@@ -58,17 +58,17 @@ HALF = ("eagle", "eagle3", "eagle3-small", "medusa", "medusa-small", "draft")
 )
 def test_a_draft_goes_where_it_can_and_drafts_the_same_there(kind, dtype, base, checkpoint, tmp_path):
     folder = checkpoint(kind, dtype)
-    for option in options(folder, base.path):
+    for option in export_options(folder, base.path):
         target = tmp_path / option.name
         assert option.possible == (option.name == "own" or option.name in TAKES[kind]), (option.name, option.reason)
         if not option.possible:
             with pytest.raises(Unsupported) as refused:
-                build(folder, base, option.name, target)
+                build_export(folder, base, option.name, target)
             assert str(refused.value) == option.reason and not target.exists()
             continue
-        report = build(folder, base, option.name, target)
+        report = build_export(folder, base, option.name, target)
         assert report.passed, report.failures
-        assert not differing(target)
+        assert not find_changed_files(target)
         if option.name != "own":
             check_folder(target, report, option.name)
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")], "something half-made stayed"
@@ -77,7 +77,7 @@ def test_a_draft_goes_where_it_can_and_drafts_the_same_there(kind, dtype, base, 
 def check_folder(target, report, name):
     """The report, the sums of every file, and a README with a command."""
     assert ExportReport.from_json(json.loads((target / "validation.json").read_text())) == report
-    assert {*listed(target)} == {p.name for p in target.iterdir()} - {"SHA256SUMS"}
+    assert {*read_checksums(target)} == {p.name for p in target.iterdir()} - {"SHA256SUMS"}
     assert report.figures["largest_relative_difference"] <= 1e-4 and report.figures["drafted"] >= 18
     said = (target / "README.md").read_text()
     programs = [program for program in check(said, target.parent, "PATH_OF_THE_BASE") if program != "curl"]
@@ -87,7 +87,7 @@ def check_folder(target, report, name):
 
 def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
     """Random heads are never right, so the count of accepted tokens means something here alone."""
-    report = build(checkpoint("draft"), base, "huggingface", tmp_path / "out")
+    report = build_export(checkpoint("draft"), base, "huggingface", tmp_path / "out")
     assert report.figures["accepted"] > 0
 
 
@@ -107,7 +107,7 @@ def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
     ],
 )
 def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoint):
-    reasons = {option.name: option.reason for option in options(checkpoint(kind), base.path)}
+    reasons = {option.name: option.reason for option in export_options(checkpoint(kind), base.path)}
     assert word in reasons[name]
 
 
@@ -117,7 +117,7 @@ def test_a_setting_that_no_server_knows_is_refused_by_name(base, checkpoint):
 
     folder = checkpoint("eagle3")
     amend(folder, thinks_twice=True)
-    reasons = {option.name: option.reason for option in options(folder, base.path)}
+    reasons = {option.name: option.reason for option in export_options(folder, base.path)}
     assert all("`thinks_twice`" in reasons[name] for name in EAGLE3) and reasons["own"] == ""
 
 
@@ -131,8 +131,8 @@ def test_layers_are_counted_as_each_server_counts_them(base, checkpoint, tmp_pat
     outputs, inputs = [0, 2, 6], [1, 3, 7]
     key = "eagle_aux_hidden_state_layer_ids"
     for name in EAGLE3:
-        build(checkpoint("eagle3-small"), base, name, tmp_path / f"small-{name}")
-        build(checkpoint("eagle3"), base, name, tmp_path / f"usual-{name}")
+        build_export(checkpoint("eagle3-small"), base, name, tmp_path / f"small-{name}")
+        build_export(checkpoint("eagle3"), base, name, tmp_path / f"usual-{name}")
         assert (key in json.dumps(config_of(tmp_path / f"usual-{name}"))) == (name == "speculators")
     found = {name: config_of(tmp_path / f"small-{name}") for name in EAGLE3}
     assert found["vllm"][key] == found["vllm"]["eagle_config"][key] == found["speculators"][key] == inputs
@@ -142,7 +142,7 @@ def test_layers_are_counted_as_each_server_counts_them(base, checkpoint, tmp_pat
 
 def test_tensors_are_those_the_loader_wants(base, checkpoint, tmp_path):
     def tensors(kind, name, file="model.safetensors"):
-        build(checkpoint(kind), base, name, tmp_path / f"{kind}-{name}")
+        build_export(checkpoint(kind), base, name, tmp_path / f"{kind}-{name}")
         return load_file(tmp_path / f"{kind}-{name}" / file)
 
     eagle = tensors("eagle", "sglang")
@@ -159,7 +159,7 @@ def test_tensors_are_those_the_loader_wants(base, checkpoint, tmp_path):
 
 def test_shared_heads_are_not_rounded_to_the_type_of_their_blocks(base, checkpoint, tmp_path):
     """Blocks in bfloat16 beside a base in float32: the base's matrix is written as it is."""
-    build(checkpoint("medusa-shared", "bfloat16"), base, "vllm", tmp_path / "out")
+    build_export(checkpoint("medusa-shared", "bfloat16"), base, "vllm", tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert [name for name in found if "lm_head" in name] == ["lm_heads.0.weight"]
     assert (found["lm_heads.0.weight"] == base.lm_head.weight).all()
@@ -170,7 +170,7 @@ def test_transformers_takes_the_standalone_draft_as_an_assistant(base, checkpoin
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    build(checkpoint("draft"), base, "huggingface", tmp_path / "out")
+    build_export(checkpoint("draft"), base, "huggingface", tmp_path / "out")
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = AutoTokenizer.from_pretrained(tmp_path / "out")("the quick brown fox", return_tensors="pt").input_ids
     asked = {"max_new_tokens": 24, "do_sample": False}
@@ -181,16 +181,16 @@ def test_transformers_takes_the_standalone_draft_as_an_assistant(base, checkpoin
 def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp_path):
     import zipfile
 
-    build(checkpoint("medusa"), base, "vllm", tmp_path / "out.zip")
+    build_export(checkpoint("medusa"), base, "vllm", tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         archive.extractall(tmp_path / "unpacked")
     assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["out"]
-    assert not differing(tmp_path / "unpacked" / "out") and listed(tmp_path / "unpacked" / "out")
+    assert not find_changed_files(tmp_path / "unpacked" / "out") and read_checksums(tmp_path / "unpacked" / "out")
     for target in (tmp_path / "out.zip", tmp_path / "unpacked" / "out"):
         with pytest.raises(Conflict, match="already exists"):
-            build(checkpoint("medusa"), base, "vllm", target)
+            build_export(checkpoint("medusa"), base, "vllm", target)
     (tmp_path / "empty").mkdir()
-    assert build(checkpoint("medusa"), base, "vllm", tmp_path / "empty").passed
+    assert build_export(checkpoint("medusa"), base, "vllm", tmp_path / "empty").passed
 
 
 def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_path):
@@ -198,8 +198,8 @@ def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_
 
     folder = checkpoint("eagle3")
     amend(folder, drafting={"depth": 2, "top_k": 4, "nodes": 6}, tuning={"verdict": "6 nodes: 1.86 × plain."})
-    build(folder, base, "sglang", tmp_path / "sglang")
-    build(folder, base, "vllm", tmp_path / "vllm")
+    build_export(folder, base, "sglang", tmp_path / "sglang")
+    build_export(folder, base, "vllm", tmp_path / "vllm")
     said = (tmp_path / "sglang" / "README.md").read_text()
     assert "--speculative-num-steps 3" in said and "--speculative-eagle-topk 4" in said and "1.86 × plain" in said
     assert "--speculative-num-draft-tokens 6" in said
@@ -220,8 +220,8 @@ def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(tmp_path):
     from models.starter import HEAD, starter_path
 
     base = load_base(starter_path())
-    assert {o.name for o in options(HEAD, base.path) if o.possible} == {"own", "vllm", "speculators"}
-    report = build(HEAD, base, "vllm", tmp_path / "out")
+    assert {o.name for o in export_options(HEAD, base.path) if o.possible} == {"own", "vllm", "speculators"}
+    report = build_export(HEAD, base, "vllm", tmp_path / "out")
     assert report.passed and report.figures["accepted"] > 0
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from formats.export import build
-from formats.options import options
-from formats.proof import Proof
-from formats.refusals import nowhere
+from formats.export import build_export
+from formats.options import export_options
+from formats.proof import DraftComparison
+from formats.refusals import no_server_reason
 from models.base import load_base
 from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
@@ -19,7 +19,7 @@ def test_a_scale_or_a_cap_of_the_base_goes_along(family, tmp_path):
     base = load_base(make_tiny_base(tmp_path / "base", family, num_hidden_layers=8, **BENT[family]))
     for kind in ("eagle", "eagle3", "medusa", "medusa-shared"):
         folder = save_draft(tmp_path / kind, draft_of(kind, base), {"base": family})
-        report = build(folder, base, "vllm", tmp_path / f"out-{kind}")
+        report = build_export(folder, base, "vllm", tmp_path / f"out-{kind}")
         assert report.passed, report.failures
 
 
@@ -29,21 +29,21 @@ def test_a_scale_or_a_cap_of_the_base_goes_along(family, tmp_path):
 )
 def test_what_a_rounding_of_the_input_does_bounds_the_proof(difference, rounding, near):
     """And never more than 1e-3."""
-    assert Proof(difference, rounding, positions=1).checks()[0].passed is near
+    assert DraftComparison(difference, rounding, positions=1).checks()[0].passed is near
 
 
 def test_a_bias_of_the_head_is_refused_by_name(tmp_path):
     """Phi: no server's draft classes add one."""
     base = load_base(make_tiny_base(tmp_path / "base", "phi", num_hidden_layers=8))
-    assert all("in Speculoos only" in nowhere(method, base.path) for method in ("medusa", "eagle", "eagle3"))
-    assert nowhere("draft", base.path) == nowhere("medusa", tmp_path / "gone") == ""
+    assert all("in Speculoos only" in no_server_reason(method, base.path) for method in ("medusa", "eagle", "eagle3"))
+    assert no_server_reason("draft", base.path) == no_server_reason("medusa", tmp_path / "gone") == ""
     for kind in ("eagle", "eagle3", "medusa", "medusa-shared", "draft"):
         folder = save_draft(tmp_path / kind, draft_of(kind, base), {"base": "phi"})
-        for option in options(folder, base.path):
+        for option in export_options(folder, base.path):
             if option.name in ("own", "huggingface"):
                 assert option.possible == (option.name == "own" or kind == "draft")
             else:
                 assert not option.possible
             if option.name == "vllm" and kind != "draft":
                 assert "bias" in option.reason
-    assert build(tmp_path / "draft", base, "huggingface", tmp_path / "out").passed
+    assert build_export(tmp_path / "draft", base, "huggingface", tmp_path / "out").passed

@@ -13,8 +13,8 @@ from markdown_it import MarkdownIt
 
 from formats import FORMATS, serve
 from formats.checkpoint import CheckpointFiles
-from formats.export import build
-from formats.facts import Facts
+from formats.export import build_export
+from formats.facts import CardFacts
 from formats.readme import readme
 from formats.report import ExportReport
 from models.checkpoints import amend, read_config
@@ -47,8 +47,8 @@ def written(base, checkpoint, tmp_path: Path):
         config = read_config(folder)
         training = {"notes": f"{NAME}\n- x\n<b>", "dataset": {"name": NAME}, "settings": {NAME: NAME}}
         amend(folder, training={**config.get("training", {}), **training})
-        facts = Facts(NAME, NAME, licence="mit <i>", checkpoint=NAME, measured={NAME: NAME})
-        build(folder, base, name, tmp_path / FOLDER, facts=facts)
+        facts = CardFacts(NAME, NAME, licence="mit <i>", checkpoint=NAME, measured={NAME: NAME})
+        build_export(folder, base, name, tmp_path / FOLDER, facts=facts)
         return (tmp_path / FOLDER / "README.md").read_text()
 
     return make
@@ -127,10 +127,10 @@ def test_a_draft_kept_in_fp32_is_served_in_the_precision_of_its_base(kind: str, 
     read = CheckpointFiles.read(checkpoint(kind), base.path)
     assert read.dtype == "float32"
     half = {name: replace(entry, dtype="BF16") for name, entry in read.base_tensors.items()}
-    assert "--dtype bfloat16" in command(replace(read, base_tensors=half), Facts("b", "org/base"), "heads")
-    assert "--dtype bfloat16" in command(read, Facts("b", "org/base"), "heads"), "no server's kernels take float32"
+    assert "--dtype bfloat16" in command(replace(read, base_tensors=half), CardFacts("b", "org/base"), "heads")
+    assert "--dtype bfloat16" in command(read, CardFacts("b", "org/base"), "heads"), "no server's kernels take float32"
     float16 = {name: replace(entry, dtype="F16") for name, entry in read.base_tensors.items()}
-    assert "--dtype float16" in command(replace(read, base_tensors=float16), Facts("b", "org/base"), "heads")
+    assert "--dtype float16" in command(replace(read, base_tensors=float16), CardFacts("b", "org/base"), "heads")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "medusa_choices.json").write_text("[[0]]")
     for kind, name in EVERY:
-        read, facts = CheckpointFiles.read(checkpoint(kind), base.path), Facts("my base", location, source)
+        read, facts = CheckpointFiles.read(checkpoint(kind), base.path), CardFacts("my base", location, source)
         said = readme(FORMATS[name], read, facts, ExportReport(name, read.method, "", ()), "out")
         assert check(said, tmp_path, called)
         assert ("quantised copy" in said) == (source == "starter") and ("base_model: " in said) == (source != "folder")

@@ -11,10 +11,10 @@ from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.target import Target
-from formats.export import build
+from formats.export import build_export
 from formats.imports.run import Conversion
 from formats.imports.work import convert
-from formats.options import options
+from formats.options import export_options
 from models.chat import render
 from models.checkpoints import load_draft, read_config
 from tests.formats.conftest import EVERY
@@ -35,11 +35,11 @@ def drafted(folder, base):
 def test_an_export_comes_back_whole(kind, base, checkpoint, tmp_path):
     folder = checkpoint(kind)
     config = read_config(folder)
-    for option in options(folder, base.path):
+    for option in export_options(folder, base.path):
         if not option.possible or option.name == "own":
             continue
         stored = load_file(folder / "model.safetensors")
-        build(folder, base, option.name, tmp_path / option.name)
+        build_export(folder, base, option.name, tmp_path / option.name)
         held = [
             path.stat().st_size for path in (tmp_path / option.name).iterdir() if path.suffix in (".safetensors", ".pt")
         ]

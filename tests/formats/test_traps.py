@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from formats import find_format, streamed
 from formats.checkpoint import CheckpointFiles
-from formats.export import build
-from formats.facts import Facts
-from formats.proof import prove
+from formats.export import build_export
+from formats.facts import CardFacts
+from formats.proof import compare_drafts
 from formats.validate import validate
 from speculoos.errors import Unsupported
 
@@ -25,10 +25,10 @@ def spoilt(base, checkpoint, tmp_path):
     def failures(kind, name, change, dtype="float32"):
         target = tmp_path / "out"
         shutil.rmtree(target, ignore_errors=True)
-        build(checkpoint(kind, dtype), base, name, target)
+        build_export(checkpoint(kind, dtype), base, name, target)
         rewrite(target, change)
         found = CheckpointFiles.read(checkpoint(kind, dtype), base.path)
-        report = validate(target, name, found, base, Facts(base.path.name, str(base.path)))
+        report = validate(target, name, found, base, CardFacts(base.path.name, str(base.path)))
         assert not report.passed
         return " ".join(report.failures)
 
@@ -152,28 +152,30 @@ def test_the_tokenizer_of_another_model(base, checkpoint, tmp_path):
     other = make_tiny_base(tmp_path / "other", num_hidden_layers=8)
     tiny_tokenizer(300).save_pretrained(other)
     folder, found = checkpoint("draft"), CheckpointFiles.read(checkpoint("draft"), base.path)
-    build(folder, base, "huggingface", tmp_path / "out")
+    build_export(folder, base, "huggingface", tmp_path / "out")
     shutil.copyfile(other / "tokenizer.json", tmp_path / "out" / "tokenizer.json")
-    report = validate(tmp_path / "out", "huggingface", found, base, Facts(base.path.name, str(base.path)))
+    report = validate(tmp_path / "out", "huggingface", found, base, CardFacts(base.path.name, str(base.path)))
     assert "tokenizer: tokenizer.json or its chat template is not the base model's" in report.failures[0]
 
-    build(checkpoint("eagle3"), base, "vllm", tmp_path / "head")
+    build_export(checkpoint("eagle3"), base, "vllm", tmp_path / "head")
     found = CheckpointFiles.read(checkpoint("eagle3"), other)
-    report = validate(tmp_path / "head", "vllm", found, base, Facts(other.name, str(other)))
+    report = validate(tmp_path / "head", "vllm", found, base, CardFacts(other.name, str(other)))
     assert report.failures[0].startswith("tokenizer: tokenizer_sha256: exported for")
 
 
 @pytest.mark.parametrize("name", ["vllm", "speculators", "sglang", "modelopt"])
 def test_the_reader_alone_sees_layers_that_are_off_by_one(name, base, checkpoint, tmp_path):
     """Without any table: the network that this server would build gives other logits."""
-    build(checkpoint("eagle3-small"), base, name, tmp_path / "out")
+    build_export(checkpoint("eagle3-small"), base, name, tmp_path / "out")
     found = CheckpointFiles.read(checkpoint("eagle3-small"), base.path)
-    draft = streamed.draft(found.path, base)
+    draft = streamed.streamed_draft(found.path, base)
 
     def checks():
         return {
             c.name: c.passed
-            for c in prove(draft, find_format(name).load("reader", "eagle3")(tmp_path / "out", found), base).checks()
+            for c in compare_drafts(
+                draft, find_format(name).load("reader", "eagle3")(tmp_path / "out", found), base
+            ).checks()
         }
 
     assert checks() == {"logits": True, "tokens": True}
@@ -186,10 +188,10 @@ def test_the_reader_alone_sees_layers_that_are_off_by_one(name, base, checkpoint
 
 def test_a_reader_that_ignores_the_norm_before_the_residual_gives_other_logits(base, checkpoint, tmp_path):
     """Why such a draft is not written for SGLang."""
-    build(checkpoint("eagle3-residual"), base, "vllm", tmp_path / "out")
+    build_export(checkpoint("eagle3-residual"), base, "vllm", tmp_path / "out")
     found = CheckpointFiles.read(checkpoint("eagle3-residual"), base.path)
     reader = find_format("sglang").load("reader", "eagle3")(tmp_path / "out", found)
-    assert not prove(streamed.draft(found.path, base), reader, base).checks()[0].passed
+    assert not compare_drafts(streamed.streamed_draft(found.path, base), reader, base).checks()[0].passed
 
 
 def test_what_fails_is_not_given_away_unless_it_is_said(base, checkpoint, tmp_path, monkeypatch):
@@ -198,8 +200,8 @@ def test_what_fails_is_not_given_away_unless_it_is_said(base, checkpoint, tmp_pa
 
     monkeypatch.setattr(eagle3, "_ids", lambda checkpoint, added: {KEY: [5, 6, 7]})  # the fault
     with pytest.raises(Unsupported, match=KEY):
-        build(checkpoint("eagle3-small"), base, "vllm", tmp_path / "out")
+        build_export(checkpoint("eagle3-small"), base, "vllm", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    report = build(checkpoint("eagle3-small"), base, "vllm", tmp_path / "out", force=True)
+    report = build_export(checkpoint("eagle3-small"), base, "vllm", tmp_path / "out", force=True)
     assert not report.passed and "failed its validation" in (tmp_path / "out" / "README.md").read_text()
     assert json.loads((tmp_path / "out" / "validation.json").read_text())["passed"] is False

@@ -9,7 +9,7 @@ from models.base import load_base
 from models.card import make_card
 from models.damage import Known, base_damage
 from speculoos.errors import Damaged
-from speculoos.sums import Sums
+from speculoos.sums import ChecksumCache
 from tests.models import hostile
 from tests.tools.damage import cut, flip
 
@@ -26,20 +26,20 @@ def known(folder: Path) -> Known:
 
 
 def test_a_whole_base_loads_and_its_weights_are_hashed_once(folder: Path, known: Known, tmp_path: Path) -> None:
-    sums = Sums(tmp_path / "sums.json")
+    sums = ChecksumCache(tmp_path / "sums.json")
     load_base(folder, known=known, sums=sums)
     ((_, entry),) = json.loads((tmp_path / "sums.json").read_text()).items()
     assert entry["sum"] == known.weights_sha256
     entry["sum"] = "f" * 64  # a sum that is remembered is not taken again while size, time and inode stay
     (tmp_path / "sums.json").write_text(json.dumps({f"weights:{folder}": entry}))
     assert "weights" in str(base_damage(folder, known, sums))
-    assert base_damage(folder, known, Sums(tmp_path / "sums.json", anew=True)) == {}
+    assert base_damage(folder, known, ChecksumCache(tmp_path / "sums.json", anew=True)) == {}
     assert base_damage(folder, known, sums) == {}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "chat_template.jinja"])
 def test_512_flipped_bytes_are_told_with_the_file(folder: Path, known: Known, tmp_path: Path, name: str) -> None:
-    sums = Sums(tmp_path / "sums.json")
+    sums = ChecksumCache(tmp_path / "sums.json")
     load_base(folder, known=known, sums=sums)
     flip(folder / name)
     with pytest.raises(Damaged, match="the weights changed" if name.startswith("model") else f"{name} was changed"):
@@ -77,5 +77,5 @@ def test_a_row_of_an_earlier_version_is_checked_by_its_two_sums(folder: Path, kn
 
 def test_a_cache_that_cannot_be_read_or_written_costs_time_only(folder: Path, known: Known, tmp_path: Path) -> None:
     (tmp_path / "sums.json").write_text("[broken")
-    load_base(folder, known=known, sums=Sums(tmp_path / "sums.json"))
-    load_base(folder, known=known, sums=Sums(tmp_path / "nowhere" / "sums.json"))
+    load_base(folder, known=known, sums=ChecksumCache(tmp_path / "sums.json"))
+    load_base(folder, known=known, sums=ChecksumCache(tmp_path / "nowhere" / "sums.json"))

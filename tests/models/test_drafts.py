@@ -24,7 +24,7 @@ from models.methods.standalone import StandaloneShape, shape_of
 from models.standalone import StandaloneDraft, base_shape, spread
 from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
-from speculoos.sums import Sums, file_sha256
+from speculoos.sums import ChecksumCache, file_sha256
 from tests.tools.damage import flip
 
 BENT = ("phi", "granite", "gemma2", "cohere")
@@ -133,11 +133,11 @@ def test_a_damaged_or_foreign_folder_is_one_sentence(base, tmp_path):
 
 def test_512_flipped_bytes_of_a_draft_are_told_instead_of_loaded(base, tmp_path):
     folder = save_draft(tmp_path / "d", make("medusa", base), {})
-    weights, sums = folder / "model.safetensors", Sums(tmp_path / "sums.json")
+    weights, sums = folder / "model.safetensors", ChecksumCache(tmp_path / "sums.json")
     sha256 = file_sha256(weights)
     assert load_draft(folder, base, sha256=sha256, sums=sums)
     flip(weights)
-    for given in (sums, Sums(tmp_path / "sums.json"), None):
+    for given in (sums, ChecksumCache(tmp_path / "sums.json"), None):
         with pytest.raises(Damaged, match="model.safetensors is damaged"):
             load_draft(folder, base, sums=given)
     with pytest.raises(Damaged):

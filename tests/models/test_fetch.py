@@ -22,7 +22,7 @@ from models.identity import weights_sha256
 from models.starter import starter_path
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.models.gguf_file import write_gguf
 from tests.models.hub_client import HubClient
 
@@ -128,7 +128,7 @@ def test_only_what_a_base_needs_is_chosen() -> None:
 
 def test_a_local_folder_is_used_where_it_lies(tiny_base: Path, tmp_path: Path) -> None:
     before = {p.name: p.stat().st_mtime_ns for p in tiny_base.iterdir()}
-    path, card = fetch_base("folder", str(tiny_base), tmp_path / "unused", Silent())
+    path, card = fetch_base("folder", str(tiny_base), tmp_path / "unused", SilentReporter())
     assert path == tiny_base and card["parameters"] > 0 and not (tmp_path / "unused").exists()
     assert before == {p.name: p.stat().st_mtime_ns for p in tiny_base.iterdir()}
 
@@ -136,7 +136,7 @@ def test_a_local_folder_is_used_where_it_lies(tiny_base: Path, tmp_path: Path) -
 def test_folders_that_cannot_be_a_base_are_refused(tiny_base: Path, tmp_path: Path) -> None:
     def refused(kind: type[SpeculoosError], says: str) -> None:
         with pytest.raises(kind, match=says):
-            fetch_base("folder", str(folder), tmp_path / "unused", Silent())
+            fetch_base("folder", str(folder), tmp_path / "unused", SilentReporter())
 
     folder = shutil.copytree(tiny_base, tmp_path / "copy")
     (folder / "tokenizer.json").unlink()
@@ -179,7 +179,7 @@ def test_a_folder_of_pickles_becomes_the_same_model_in_safetensors(
     before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
     with pytest.raises(BadInput, match="`speculoos models add` converts its pytorch_model.bin"):
         load_base(source)
-    path, card = fetch_base("folder", str(source), tmp_path / "base", Silent())
+    path, card = fetch_base("folder", str(source), tmp_path / "base", SilentReporter())
     assert path == tmp_path / "base" and card["weights_sha256"] == weights_sha256(tiny_base) == weights_sha256(path)
     assert before == {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
     assert not [*path.glob("*.bin*")] and (path / "model.safetensors.index.json").exists() == (shards > 1)
@@ -188,7 +188,7 @@ def test_a_folder_of_pickles_becomes_the_same_model_in_safetensors(
 
 def test_a_tied_head_in_a_pickle_is_stored_once(tmp_path: Path) -> None:
     tied = make_tiny_base(tmp_path / "tied", tie_word_embeddings=True)
-    path, _ = fetch_base("folder", str(pickled(tied, tmp_path / "theirs")), tmp_path / "base", Silent())
+    path, _ = fetch_base("folder", str(pickled(tied, tmp_path / "theirs")), tmp_path / "base", SilentReporter())
     assert weights_sha256(path) == weights_sha256(tied)
 
 
@@ -226,7 +226,7 @@ def test_a_pickled_base_with_code_or_damage_is_refused_and_nothing_of_it_stays(
         bad.write_bytes(bad.read_bytes()[:2000])
     says = f"{bad.name}: this pickle holds code .*, which is never run" if hostile else f"{bad.name}: damaged"
     with pytest.raises(BadInput, match=says) as refused:
-        fetch_base("folder", str(source), tmp_path / "base", Silent())
+        fetch_base("folder", str(source), tmp_path / "base", SilentReporter())
     assert "\n" not in str(refused.value) and {p.name for p in tmp_path.iterdir()} == {"theirs"}
 
 
@@ -236,16 +236,16 @@ def test_a_pickled_model_that_cannot_be_a_base_is_refused_before_it_is_converted
     source = pickled(tiny_base, tmp_path / "theirs", 2)
     (source / "pytorch_model-00001-of-00002.bin").unlink()
     with pytest.raises(BadInput, match="names pytorch_model-00001-of-00002.bin, which is not there"):
-        fetch_base("folder", str(source), tmp_path / "base", Silent())
+        fetch_base("folder", str(source), tmp_path / "base", SilentReporter())
     (source / "config.json").write_text('{"model_type": "oddity"}')
     (source / "pytorch_model.bin.index.json").unlink()
     with pytest.raises(Unsupported, match="'oddity' is unknown"):
-        fetch_base("folder", str(source), tmp_path / "base", Silent())
+        fetch_base("folder", str(source), tmp_path / "base", SilentReporter())
 
 
 def test_a_gguf_file_becomes_the_same_model(tiny_base: Path, tmp_path: Path) -> None:
     file = write_gguf(tiny_base, tmp_path / "tiny.gguf")
-    path, card = fetch_base("gguf", str(file), tmp_path / "base", Silent())
+    path, card = fetch_base("gguf", str(file), tmp_path / "base", SilentReporter())
     assert card["licence"] == "apache-2.0" and card["chat_template"]
     made, original = load_base(path), load_base(tiny_base)
     ids = render(original.tokenizer, [{"role": "user", "content": "the quick brown fox 🦊"}])
@@ -259,7 +259,7 @@ def test_a_gguf_file_becomes_the_same_model(tiny_base: Path, tmp_path: Path) -> 
 def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.gguf").write_bytes(data)
     with pytest.raises(SpeculoosError):
-        fetch_base("gguf", str(tmp_path / "x.gguf"), tmp_path / "base", Silent())
+        fetch_base("gguf", str(tmp_path / "x.gguf"), tmp_path / "base", SilentReporter())
     assert [p.name for p in tmp_path.iterdir()] == ["x.gguf"]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from models.base import aux_layers, load_base
 from models.draft_layers import shape_of
-from models.frame import load_frame
+from models.frame import load_head_only_base
 from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import Damaged, NotFound, Unsupported
 
@@ -16,7 +16,7 @@ from speculoos.errors import Damaged, NotFound, Unsupported
 def test_a_frame_is_its_base_without_layers(family: str, tmp_path: Path) -> None:
     kind, overrides = FAMILIES[family]
     folder = make_tiny_base(tmp_path / family, kind, **overrides)
-    base, frame = load_base(folder), load_frame(folder)
+    base, frame = load_base(folder), load_head_only_base(folder)
     assert (frame.num_layers, frame.hidden_size, frame.vocab_size) == (4, 32, base.vocab_size)
     assert frame.max_length == base.max_length and frame.eos_ids == base.eos_ids
     assert aux_layers(frame.num_layers) == aux_layers(base.num_layers) and shape_of(frame) == shape_of(base)
@@ -38,13 +38,13 @@ def test_a_frame_is_its_base_without_layers(family: str, tmp_path: Path) -> None
 
 def test_it_cannot_run_by_itself(tiny_base: Path) -> None:
     with pytest.raises(Unsupported, match="the layers of this base are not here"):
-        load_frame(tiny_base).forward_hidden(torch.tensor([[1, 2]]))
+        load_head_only_base(tiny_base).forward_hidden(torch.tensor([[1, 2]]))
 
 
 def test_what_is_wrong_with_a_folder_is_said_as_for_a_base(tmp_path: Path, tiny_base: Path) -> None:
     from models.damage import Known
 
     with pytest.raises(NotFound, match="no config.json"):
-        load_frame(tmp_path)
+        load_head_only_base(tmp_path)
     with pytest.raises(Damaged):
-        load_frame(tiny_base, known=Known("00" * 32))
+        load_head_only_base(tiny_base, known=Known("00" * 32))

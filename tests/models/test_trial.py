@@ -13,7 +13,7 @@ from models import trial
 from models.fetch import fetch_base
 from models.tiny import CHATML, make_tiny_base
 from speculoos.errors import BadInput, SpeculoosError, Unsupported
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.models import hostile
 from tests.models.gguf_file import write_gguf
 
@@ -35,7 +35,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def imported(folder: Path) -> dict[str, Any]:
-    return fetch_base("folder", str(folder), folder.parent / "unused", Silent())[1]
+    return fetch_base("folder", str(folder), folder.parent / "unused", SilentReporter())[1]
 
 
 def refused(folder: Path, says: str) -> None:
@@ -113,7 +113,7 @@ def test_a_gguf_file_is_converted_and_tried_in_the_child(tiny_base: Path, tmp_pa
         spoilt = tmp_path / f"{number}.gguf"
         spoilt.write_bytes(data[:at] + bytes(255 - byte for byte in data[at : at + 16]) + data[at + 16 :])
         try:
-            fetch_base("gguf", str(spoilt), tmp_path / f"made-{number}", Silent())
+            fetch_base("gguf", str(spoilt), tmp_path / f"made-{number}", SilentReporter())
         except SpeculoosError as error:
             assert "\n" not in str(error)
             assert not [p for p in tmp_path.iterdir() if f"made-{number}" in p.name]

@@ -16,9 +16,9 @@ from speculoos.store import Store, open_store
 from tests.tools.homes import write_answers
 from tests.workers.test_states import made
 from tracking import db, jobs, rules, stored
-from tracking.stored import Files
+from tracking.stored import RowFiles
 from tracking.tables import Base, Checkpoint, Dataset, now
-from workers.child.states import States
+from workers.child.states import UploadedCheckpoints
 
 LATER = timedelta(days=2)
 
@@ -37,9 +37,9 @@ def data_set(settings: Settings, name: str, **values: object) -> Dataset:
 
 
 def deliver(settings: Settings, row: Dataset) -> None:
-    kept = Files(settings).deliver("datasets", row.id, Path(row.path))
+    kept = RowFiles(settings).deliver("datasets", row.id, Path(row.path))
     with db.writing(settings) as session:
-        stored.keep(session, "datasets", row.id, kept)
+        stored.save_stored(session, "datasets", row.id, kept)
 
 
 def store_of(settings: Settings) -> Store:
@@ -52,7 +52,7 @@ def test_files_that_are_nowhere_are_told_without_the_store_s_password(home: Sett
     settings = replace(home, store=f"memory://me:sesame-0815@{uuid.uuid4().hex}")
     row = Dataset(id="gone", name="one", path=str(home.home / "datasets" / "gone"))
     with pytest.raises(Unavailable, match="neither on this machine nor in the store memory://") as missing:
-        Files(settings).bring(row, None)
+        RowFiles(settings).bring(row, None)
     assert "sesame" not in str(missing.value)
 
 
@@ -71,7 +71,7 @@ def test_only_what_a_row_means_stays(settings: Settings) -> None:
     retention.clean(settings, leftovers=True, at=now() + LATER)
     assert len(store.names()) == 3 and store_room.leftovers(settings, now() + LATER) == {}
     with db.reading(settings) as session:
-        kept = stored.of(session, row.id)
+        kept = stored.stored_entry(session, row.id)
     assert set(store.listed(f"datasets/{row.id}", kept.key)) == {"dataset.json", "shard-00000.jsonl"}
 
 
@@ -100,10 +100,10 @@ def trained(settings: Settings) -> Callable[..., Checkpoint]:
             (folder / "model.safetensors").write_text("weights")
             row.path = str(folder)
         if published:  # before its tree was tuned
-            kept = Files(settings).deliver("checkpoints", row.id, folder)
+            kept = RowFiles(settings).deliver("checkpoints", row.id, folder)
             with db.writing(settings) as session:
-                stored.keep(session, "checkpoints", row.id, kept)
-        States(store_of(settings), row.id).put(1, made(folder, 10))
+                stored.save_stored(session, "checkpoints", row.id, kept)
+        UploadedCheckpoints(store_of(settings), row.id).put(1, made(folder, 10))
         return row
 
     return make
@@ -120,21 +120,21 @@ def test_states_stay_as_long_as_in_a_home(
 ) -> None:
     row, store = trained(state, days - 2, published), store_of(settings)
     done = retention.clean(settings, leftovers=True, at=now() + LATER)
-    assert bool(States(store, row.id).note()) == stay and bool(done["leftovers"].count) != stay
-    assert not list(store.names(States(store, row.id).place)) or stay, "whole or not at all"
+    assert bool(UploadedCheckpoints(store, row.id).note()) == stay and bool(done["leftovers"].count) != stay
+    assert not list(store.names(UploadedCheckpoints(store, row.id).place)) or stay, "whole or not at all"
     here = retention.states_of(settings.home / "checkpoints" / row.id)
     assert bool(here) == (stay or state == "SUCCEEDED"), "the home's rule"
     if published:
         with db.reading(settings) as session:
-            kept = stored.of(session, row.id)
+            kept = stored.stored_entry(session, row.id)
         assert "model.safetensors" in store.listed(f"checkpoints/{row.id}", kept.key)
 
 
 def test_states_stay_for_good_where_the_rule_says_so(settings: Settings, trained: Callable[..., Checkpoint]) -> None:
     row = trained("FAILED", 400, True)
-    rules.keep(settings, {"keep_states_days": 0})
+    rules.save_rules(settings, {"keep_states_days": 0})
     retention.clean(settings, leftovers=True, at=now() + LATER)
-    assert States(store_of(settings), row.id).note()
+    assert UploadedCheckpoints(store_of(settings), row.id).note()
 
 
 def test_states_of_a_training_that_is_retried_meanwhile_stay(
@@ -146,7 +146,7 @@ def test_states_of_a_training_that_is_retried_meanwhile_stay(
     with db.writing(settings) as session:
         jobs.retry(session, row.job_id)
     store_room.remove(settings, left)
-    assert States(store_of(settings), row.id).note()
+    assert UploadedCheckpoints(store_of(settings), row.id).note()
 
 
 def test_what_only_the_store_has_is_neither_damaged_nor_forgotten(settings: Settings, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from serving import baseline
 from serving.baseline import Conditions, PlainBaselines
-from speculoos.other_work import OtherWork, alike
+from speculoos.other_work import OtherCpuLoad, are_loads_comparable
 
 PROMPT = list(range(40))
 
@@ -82,7 +82,7 @@ def test_short_and_old_answers_are_none(measured, monkeypatch):
 
 
 def test_the_work_of_other_processes_is_a_share_and_our_own_is_not_in_it():
-    counted = OtherWork()
+    counted = OtherCpuLoad()
     own, end = time.process_time(), time.monotonic() + 1.0
     while time.monotonic() < end:
         sum(range(1000))
@@ -98,5 +98,5 @@ def baseline_cores() -> int:
 
 
 def test_what_is_not_known_is_given_the_doubt():
-    assert alike(None, 0.9) and alike(0.1, 0.29) and not alike(0.1, 0.4)
-    assert OtherWork().share() is None
+    assert are_loads_comparable(None, 0.9) and are_loads_comparable(0.1, 0.29) and not are_loads_comparable(0.1, 0.4)
+    assert OtherCpuLoad().share() is None

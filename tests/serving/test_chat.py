@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from speculoos.other_work import OtherWork
+from speculoos.other_work import OtherCpuLoad
 from tests.serving.conftest import HEADS, SAYING, TOKEN, Served, until
 
 
@@ -119,7 +119,7 @@ def test_a_mismatched_base_is_said_in_the_notices(served: Served) -> None:
 
 
 def test_the_speedup_names_the_plain_answer_it_is_measured_against(served: Served, monkeypatch) -> None:
-    monkeypatch.setattr(OtherWork, "share", lambda self: 0.1)
+    monkeypatch.setattr(OtherCpuLoad, "share", lambda self: 0.1)
     alone = complete(served, model="cycle@right", text="never asked before " * 100)["speculation_summary"]
     assert "speedup" not in alone and "plain_tokens_per_second" not in alone
     complete(served, model="cycle")

@@ -97,7 +97,7 @@ CHUNKED = HEAD + b"Authorization: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\
 
 
 @pytest.mark.parametrize("head", [HEAD, CHUNKED], ids=["headers", "trailers"])
-@pytest.mark.parametrize("data", [b"X: " + b"a" * 2**20, b"X:\r\n" * 2 * connections.HEADERS], ids=["long", "many"])
+@pytest.mark.parametrize("data", [b"X: " + b"a" * 2**20, b"X:\r\n" * 2 * connections.MAX_HEADERS], ids=["long", "many"])
 def test_headers_without_end_are_closed(port: int, head: bytes, data: bytes) -> None:
     assert closed_after(port, head + data)[:12] in (b"", b"HTTP/1.1 400")
 
@@ -105,8 +105,8 @@ def test_headers_without_end_are_closed(port: int, head: bytes, data: bytes) -> 
 def test_many_requests_without_waiting_for_answers_are_closed(port: int) -> None:
     ask, last = HEAD + b"Content-Length: 0\r\n\r\n", HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
     assert b"HTTP/1.1 400" in closed_after(port, ask * 1000)
-    answers = closed_after(port, ask * connections.AHEAD + last)
-    assert answers.count(b"HTTP/1.1 401") == connections.AHEAD + 1
+    answers = closed_after(port, ask * connections.MAX_PIPELINED + last)
+    assert answers.count(b"HTTP/1.1 401") == connections.MAX_PIPELINED + 1
 
 
 def test_an_answer_that_comes_after_its_connection_was_closed_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

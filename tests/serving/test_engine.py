@@ -45,7 +45,7 @@ def hold(settings: Settings, device: str) -> str:
         job = Job(name="training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
         db.flush()
-        assert leases.acquire(db, machine.device(device, settings.home), f"job:{job.id}", 60)
+        assert leases.acquire(db, machine.device_key(device, settings.home), f"job:{job.id}", 60)
         return f"job:{job.id}"
 
 

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from serving.engine import Engine
 from serving.main import create_app
-from speculoos.guard import PAGES_POLICY, Guard
+from speculoos.guard import PAGES_POLICY, RequestGuard
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 
@@ -33,7 +33,7 @@ async def socket(websocket: WebSocket) -> None:
 
 def client(base_url: str = f"http://127.0.0.1:{PORT}", **options: object) -> TestClient:
     inner = Starlette(routes=[Route("/", echo, methods=["GET", "POST"]), WebSocketRoute("/ws", socket)])
-    return TestClient(Guard(inner, port=PORT, **options), base_url=base_url)
+    return TestClient(RequestGuard(inner, port=PORT, **options), base_url=base_url)
 
 
 @pytest.mark.parametrize("host", [f"127.0.0.1:{PORT}", f"localhost:{PORT}", f"LOCALHOST:{PORT}", f"[::1]:{PORT}"])
@@ -175,7 +175,7 @@ def test_a_client_that_leaves_before_its_body_has_come_is_no_error() -> None:
 
     headers = [(b"host", f"127.0.0.1:{PORT}".encode())]
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/", "headers": headers}
-    run_async(Guard(read, port=PORT, max_body_bytes=9)(scope, left, send))
+    run_async(RequestGuard(read, port=PORT, max_body_bytes=9)(scope, left, send))
 
 
 def test_the_inference_server_is_served_at_its_published_port_and_asks_for_its_token_there(home: Settings) -> None:

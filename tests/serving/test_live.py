@@ -12,7 +12,7 @@ import pytest
 from serving.live import LiveRuns
 from serving.queueing import Ticket
 from speculoos import machine
-from speculoos.other_work import OtherWork
+from speculoos.other_work import OtherCpuLoad
 from tests.serving.conftest import HEADS, SAYING, Served, until
 from tracking import chats, leases, runs
 from tracking.db import reading, writing
@@ -152,7 +152,7 @@ def test_a_run_that_cannot_be_made_fails_with_a_sentence(
 
 
 def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(served: Served, monkeypatch) -> None:
-    monkeypatch.setattr(OtherWork, "share", lambda self: 0.1)
+    monkeypatch.setattr(OtherCpuLoad, "share", lambda self: 0.1)
     ids = make_group(served, "cycle", "cycle@right", "cycle@wrong", max_tokens=200)
     holders: list[str] = []
     done = threading.Event()
@@ -160,7 +160,9 @@ def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(serv
     def watch() -> None:
         while not done.is_set():
             with reading(served.settings) as db:
-                if (holder := leases.holder(db, machine.device("cpu", served.settings.home))) and holder not in holders:
+                if (
+                    holder := leases.holder(db, machine.device_key("cpu", served.settings.home))
+                ) and holder not in holders:
                     holders.append(holder)
             time.sleep(0.001)
 
@@ -175,7 +177,7 @@ def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(serv
     assert columns[0].finished_at < columns[1].finished_at < columns[2].finished_at
     assert all(c.summary["cached_tokens"] == 0 and c.summary["shared_with"] == "" for c in columns)
     with reading(served.settings) as db:
-        assert leases.holder(db, machine.device("cpu", served.settings.home)) == ""
+        assert leases.holder(db, machine.device_key("cpu", served.settings.home)) == ""
         views = runs.compare(db, columns[0].group_id)
     assert [v["identical"] for v in views] == [True] * 3 and {v["token_count"] for v in views} == {200}
     assert views[1]["summary"]["plain_reference"]["same_prompt"]
@@ -198,7 +200,7 @@ def test_an_answer_that_was_cut_goes_on_token_by_token(served: Served, cut: int)
     first, second = ended(served, begun), ended(served, gone_on)
     with reading(served.settings) as db:
         ids = [runs.token_ids(db, run_id) for run_id in (whole, begun, gone_on)]
-        assert chats.answer(second, [first, second]) == look(served, whole).text
+        assert chats.whole_response(second, [first, second]) == look(served, whole).text
     assert ids[1] + ids[2] == ids[0] and len(ids[1]) == cut
     assert second.summary["prompt_tokens"] == first.summary["prompt_tokens"] + cut
 
@@ -224,7 +226,7 @@ def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
         db.add(job)
         db.flush()
         holder = f"job:{job.id}"
-        assert leases.acquire(db, machine.device("cpu", served.settings.home), holder, 60)
+        assert leases.acquire(db, machine.device_key("cpu", served.settings.home), holder, 60)
     try:
         chat, (column, _) = make_run(served), make_group(served, "cycle", "cycle@right")
         post(served, chat)
@@ -232,7 +234,7 @@ def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
         assert ended(served, chat).summary["shared_with"] == "my training"
         assert ended(served, column).summary["shared_with"] == "my training"
         with reading(served.settings) as db:
-            assert leases.holder(db, machine.device("cpu", served.settings.home)) == holder
+            assert leases.holder(db, machine.device_key("cpu", served.settings.home)) == holder
     finally:
         served.wait_idle()
         with writing(served.settings) as db:
@@ -294,13 +296,13 @@ def test_a_chat_does_not_wait_behind_every_request_of_a_data_generation(served: 
 
 def test_a_speedup_is_only_said_under_equal_conditions(served: Served, monkeypatch) -> None:
     """Beside a job it is measured against a plain run beside the same job, or not at all."""
-    monkeypatch.setattr(OtherWork, "share", lambda self: 0.1)
+    monkeypatch.setattr(OtherCpuLoad, "share", lambda self: 0.1)
     with writing(served.settings) as db:
         job = Job(name="another training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
         db.flush()
         holder = f"job:{job.id}"
-        assert leases.acquire(db, machine.device("cpu", served.settings.home), holder, 60)
+        assert leases.acquire(db, machine.device_key("cpu", served.settings.home), holder, 60)
     try:
         drafted, plain, again = (make_run(served, model) for model in ("cycle@right", "cycle", "cycle@right"))
         for run_id in (drafted, plain, again):

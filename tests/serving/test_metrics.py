@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.metrics import PREFIX
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 from tests.serving.conftest import HEADS, TOKEN, Served, until
 
 
@@ -68,6 +68,6 @@ def test_readiness_needs_no_token(served: Served) -> None:
 
 
 def test_every_figure_is_documented(served: Served) -> None:
-    text = (CLONE / "docs" / "serving.md").read_text()
+    text = (PROJECT_ROOT / "docs" / "serving.md").read_text()
     names = {f.name for f in text_string_to_metric_families(served.engine.metrics.text().decode())}
     assert not [name for name in names if name.startswith(PREFIX) and f"`{name.removeprefix(PREFIX)[1:]}" not in text]

@@ -170,9 +170,9 @@ def test_a_lease_that_cannot_be_renewed_is_said_whatever_the_reason(
         raise Panic("a driver")
 
     monkeypatch.setattr(leases, "renew", panic)
-    with device_lease.alone(cracked.settings, "cpu", "r" * 32) as sharing:
+    with device_lease.exclusive_device(cracked.settings, "cpu", "r" * 32) as sharing:
         assert failed.wait(20)
-        until(lambda: sharing.shared_with == device_lease.OTHER)
+        until(lambda: sharing.shared_with == device_lease.UNKNOWN_HOLDER)
 
 
 def test_an_answer_is_not_lost_for_a_lease_that_cannot_be_given_back(
@@ -182,7 +182,7 @@ def test_an_answer_is_not_lost_for_a_lease_that_cannot_be_given_back(
 
     cracked.wait_idle()
     monkeypatch.setattr(leases, "release", lambda *_: (_ for _ in ()).throw(Unavailable("The database is away.")))
-    with device_lease.alone(cracked.settings, "cpu", "r" * 32):
+    with device_lease.exclusive_device(cracked.settings, "cpu", "r" * 32):
         pass
     monkeypatch.undo()
     with writing(cracked.settings) as session:

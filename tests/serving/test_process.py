@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from serving.main import main
-from speculoos.settings import CLONE, Settings, load
+from speculoos.settings import PROJECT_ROOT, Settings, load
 from tests.serving.conftest import SAYING, free_port, register, serve, until
 from tests.tools.stored_runs import step_count
 from tracking import processes, runs
@@ -32,7 +32,7 @@ class Server:
         given = {"SPECULOOS_HOME": str(settings.home), "SPECULOOS_INFERENCE_PORT": str(settings.inference_port)}
         env = {**os.environ, **given, "SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environment}
         command = [sys.executable, "-m", "serving.main"]
-        self.process = subprocess.Popen(command, cwd=CLONE, env=env, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=env, stderr=subprocess.PIPE, text=True)
 
     def ready(self) -> "Server":
         until(self._answers, 180)

@@ -3,10 +3,10 @@
 import re
 
 from serving.protocol import ChatRequest, CompletionRequest
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 from tests.serving.conftest import Served
 
-TEXT = (CLONE / "docs" / "serving.md").read_text()
+TEXT = (PROJECT_ROOT / "docs" / "serving.md").read_text()
 
 
 def test_every_parameter_is_named() -> None:
@@ -27,7 +27,7 @@ def test_every_figure_of_the_summary_is_named(served: Served) -> None:
 
 
 def test_every_error_code_is_named() -> None:
-    sources = "".join(path.read_text() for path in (CLONE / "serving").glob("*.py"))
+    sources = "".join(path.read_text() for path in (PROJECT_ROOT / "serving").glob("*.py"))
     codes = set(re.findall(r'ApiError\(\s*\d+,.*?"([a-z]+_[a-z_]+)"', sources, re.DOTALL))
     assert {"model_not_found", "context_length_exceeded", "device_busy"} <= codes
     assert not [code for code in codes - {"internal_error", "unknown_url"} if f"`{code}`" not in TEXT]

@@ -19,7 +19,7 @@ from serving.queueing import DeviceQueue
 from serving.upkeep import Upkeep
 from serving.watch import EXIT_CODE, DeviceWatch
 from speculoos.errors import BadInput
-from speculoos.settings import CLONE, Settings, load
+from speculoos.settings import PROJECT_ROOT, Settings, load
 from tests.serving.conftest import Served, free_port, register, serve, until
 from tests.serving.test_process import PROMPT, Server
 from tracking import processes, runs
@@ -137,7 +137,7 @@ def test_readiness_says_that_the_database_is_away(hanging: Served, monkeypatch: 
 
 def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "EVERY_SECONDS", 0.02)
-    monkeypatch.setattr(watch, "PATIENCE", 3.0)
+    monkeypatch.setattr(watch, "FAILURE_GRACE_SECONDS", 3.0)
     monkeypatch.setattr(watch.faulthandler, "dump_traceback_later", lambda *a, **k: None)  # it is pytest's here
     monkeypatch.setattr(watch.faulthandler, "cancel_dump_traceback_later", lambda: None)
     ended: list[str] = []
@@ -160,7 +160,7 @@ def test_an_interpreter_that_hangs_is_ended_from_outside_it() -> None:
         "watch.Watch(lambda: '', 0.5, print)\ntime.sleep(1)\nprint('hangs', flush=True)\n"
         f"re.match('(a+)+$', {'a' * 64 + 'b'!r})"
     )
-    made = subprocess.run([sys.executable, "-c", code], cwd=CLONE, capture_output=True, text=True, timeout=240)
+    made = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)
     assert made.returncode == 1 and made.stdout == "hangs\n"
     assert "Timeout" in made.stderr and "re" in made.stderr
 
@@ -189,7 +189,7 @@ def test_a_server_whose_device_hangs_ends_itself_and_the_next_one_fails_what_it_
     server = Server.__new__(Server)
     server.settings, server.url = settings, f"http://127.0.0.1:{settings.inference_port}"
     command = [sys.executable, "-c", HANGING_SERVER]
-    server.process = subprocess.Popen(command, cwd=CLONE, env=environment, stderr=subprocess.PIPE, text=True)
+    server.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     with server.ready().client() as client:
         with writing(settings) as db:
             run_id = runs.create_run(db, "chat", "cycle", {"messages": PROMPT, "max_tokens": 4}).id

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from speculoos.guard import Guard
+from speculoos.guard import RequestGuard
 from speculoos.settings import load
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def status(hosts: tuple[str, ...], port: int, host: str) -> int:
     async def page(request: object) -> PlainTextResponse:
         return PlainTextResponse("ok")
 
-    guard = Guard(Starlette(routes=[Route("/", page, methods=["GET", "POST"])]), port=port, allowed_hosts=hosts)
+    guard = RequestGuard(Starlette(routes=[Route("/", page, methods=["GET", "POST"])]), port=port, allowed_hosts=hosts)
     headers = {"Host": host, "Origin": f"http://{host}"}
     return TestClient(guard, base_url=f"http://{host}").post("/", headers=headers).status_code
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from speculoos.faults import disk_full, out_of_memory, says_no_memory
+from speculoos.faults import disk_full, mentions_no_memory, out_of_memory
 
 
 def raised(function) -> Exception:
@@ -58,7 +58,7 @@ def test_a_full_disk_and_a_quota_are_recognised() -> None:
     ],
 )
 def test_last_words_about_memory_are_understood(text: str) -> None:
-    assert says_no_memory(text) and out_of_memory(RuntimeError(text))
+    assert mentions_no_memory(text) and out_of_memory(RuntimeError(text))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "No such file"), ValueError("no such kernel"), KeyError("a")])

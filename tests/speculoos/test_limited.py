@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from speculoos.errors import BadInput
-from speculoos.limited import ChildError, LimitedChild, Overrun, run_limited
-from speculoos.settings import CLONE
+from speculoos.limited import ChildError, LimitedChild, LimitExceeded, run_limited
+from speculoos.settings import PROJECT_ROOT
 from tests.tools.processes import gone
 
 MEMORY = 2**29
@@ -43,7 +43,7 @@ def test_state_is_kept_between_calls(child: LimitedChild) -> None:
 
 def test_work_that_never_ends_is_ended_and_the_next_call_works_at_once(child: LimitedChild) -> None:
     before = child.call("os:getpid", seconds=20)
-    with pytest.raises(Overrun, match="longer than 0.5 s") as over:
+    with pytest.raises(LimitExceeded, match="longer than 0.5 s") as over:
         child.call(*ENDLESS, seconds=0.5)
     assert over.value.reason == "time"
     began = time.monotonic()
@@ -53,16 +53,16 @@ def test_work_that_never_ends_is_ended_and_the_next_call_works_at_once(child: Li
 
 
 def test_work_that_takes_memory_is_refused_it(child: LimitedChild) -> None:
-    with pytest.raises(Overrun, match="512 MB") as over:
+    with pytest.raises(LimitExceeded, match="512 MB") as over:
         child.call("operator:mul", "a", 2**30, seconds=20)
     assert over.value.reason == "memory"
 
 
 def test_a_crash_is_told_from_an_overrun(child: LimitedChild) -> None:
-    with pytest.raises(Overrun) as over:
+    with pytest.raises(LimitExceeded) as over:
         child.call("os:abort", seconds=20)
     assert over.value.reason == "crash"
-    with pytest.raises(Overrun) as over:
+    with pytest.raises(LimitExceeded) as over:
         child.call("os:_exit", 3, seconds=20)
     assert over.value.reason == "crash"
     assert child.call("operator:neg", 1, seconds=20) == -1
@@ -123,7 +123,7 @@ def test_nothing_is_left_when_the_program_that_asked_is_killed(busy: bool) -> No
         "import time\nfrom speculoos.limited import LimitedChild\n"
         f"child = LimitedChild({MEMORY})\nprint(child.call('os:getpid', seconds=20), flush=True)\n{work}"
     )
-    asking = subprocess.Popen([sys.executable, "-c", code], cwd=CLONE, stdout=subprocess.PIPE, text=True)
+    asking = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT_ROOT, stdout=subprocess.PIPE, text=True)
     copy = psutil.Process(int(asking.stdout.readline()))
     left = [copy.pid, copy.ppid()]
     if busy:

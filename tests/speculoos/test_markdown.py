@@ -5,7 +5,7 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from speculoos.markdown import block, code, one_line, quotation, scalar, text
+from speculoos.markdown import block_quotation, code_span, escape_text, fenced_code_block, one_line, yaml_scalar
 
 NASTY = (
     "plain words",
@@ -43,17 +43,17 @@ def words(html: str) -> str:
 
 @pytest.mark.parametrize("value", NASTY)
 def test_every_sign_is_seen_as_it_is(value: str) -> None:
-    heading = rendered(f"# Heads for {text(value)}, here\n")
+    heading = rendered(f"# Heads for {escape_text(value)}, here\n")
     assert tags(heading) == {"h1", "/h1"} and words(heading) == f"Heads for {one_line(value)}, here"
-    span = rendered(f"From {code(value)}.\n")
+    span = rendered(f"From {code_span(value)}.\n")
     assert tags(span) == {"p", "/p", "code", "/code"} and words(span) == f"From {one_line(value)}."
-    cells = rendered(f"| | |\n| --- | --- |\n| {text(value)} | end |\n")
+    cells = rendered(f"| | |\n| --- | --- |\n| {escape_text(value)} | end |\n")
     assert tags(cells) <= PLAIN and cells.count("<td>") == 2 and one_line(value) in words(cells)
 
 
 @pytest.mark.parametrize("value", NASTY)
 def test_notes_are_one_quotation_of_plain_lines(value: str) -> None:
-    html = rendered(f"before\n\n{quotation(value)}\n\nafter\n")
+    html = rendered(f"before\n\n{block_quotation(value)}\n\nafter\n")
     assert tags(html) <= {"p", "/p", "blockquote", "/blockquote"} and html.count("<blockquote>") == 1
     lines = [one_line(line) for line in value.strip().splitlines()]
     assert words(html) == " ".join(["before", *filter(None, " ".join(lines).split()), "after"])
@@ -61,7 +61,7 @@ def test_notes_are_one_quotation_of_plain_lines(value: str) -> None:
 
 @pytest.mark.parametrize("value", NASTY)
 def test_a_block_ends_where_its_text_ends(value: str) -> None:
-    html = rendered(f"{block(value, 'sh')}\nafter\n")
+    html = rendered(f"{fenced_code_block(value, 'sh')}\nafter\n")
     assert html.count("<pre>") == 1 and html.endswith("<p>after</p>\n") and tags(html) <= PLAIN
 
 
@@ -69,4 +69,4 @@ def test_a_block_ends_where_its_text_ends(value: str) -> None:
 def test_a_yaml_scalar_is_read_as_the_text_it_is(value: str) -> None:
     import yaml
 
-    assert yaml.safe_load(f"key: {scalar(value)}\nother: 1\n") == {"key": value, "other": 1}
+    assert yaml.safe_load(f"key: {yaml_scalar(value)}\nother: 1\n") == {"key": value, "other": 1}

@@ -11,7 +11,7 @@ from cli.launch.up import address
 from cli.main import main
 from ops import health
 from speculoos import people
-from speculoos.login_links import use
+from speculoos.login_links import consume_login_token
 from speculoos.settings import Settings, load
 
 
@@ -36,7 +36,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_people_are_told_from_the_systems_accounts(shared: None) -> None:
-    assert people.others() == ["alice", "bob", "carol"]
+    assert people.other_users() == ["alice", "bob", "carol"]
 
 
 def test_a_real_process_of_another_account_is_looked_at() -> None:
@@ -53,7 +53,7 @@ def test_pages_that_others_can_open_are_warned_of(home: Settings, shared: None) 
 
 
 def test_alone_on_a_machine_nothing_is_warned_of(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(people, "others", list)
+    monkeypatch.setattr(people, "other_users", list)
     assert people.access_warning(home) == ""
     assert "nobody else" in health.check(home, ["access"])["access"].detail
 
@@ -65,13 +65,13 @@ def test_other_machines_without_a_password_are_a_fault(home: Settings) -> None:
 
 def test_an_account_has_a_name_that_a_job_can_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(people.getpass, "getuser", lambda: "a\nb" + "c" * 200)
-    assert people.account() == "ab" + "c" * 78
+    assert people.current_user() == "ab" + "c" * 78
 
     def nobody() -> str:
         raise KeyError("uid not found")
 
     monkeypatch.setattr(people.getpass, "getuser", nobody)
-    assert people.account() == ""
+    assert people.current_user() == ""
 
 
 def test_the_command_prints_a_link_that_works_once(
@@ -82,7 +82,7 @@ def test_the_command_prints_a_link_that_works_once(
     link = json.loads(capsys.readouterr().out)["url"]
     assert link.startswith("http://127.0.0.1:7860/login?token=")
     token = link.split("token=")[1]
-    assert use(home, token) and not use(home, token)
+    assert consume_login_token(home, token) and not consume_login_token(home, token)
     assert address(load()).startswith("http://127.0.0.1:7860/login?token=")
 
 

@@ -17,7 +17,7 @@ from speculoos.settings import Settings
 from tests.cli.test_cli import last_json
 from tracking import db, stored
 from tracking.runs import group_runs, steps_after
-from tracking.stored import Files
+from tracking.stored import RowFiles
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation
 
 SMALL = ("--limit", "1", "--max-tokens", "16")
@@ -99,10 +99,10 @@ def test_answers_of_another_machine_come_from_the_store(home: Settings, tmp_path
     shared, folder = replace(home, store=f"file://{tmp_path}/store"), home.home / "datasets" / ("d" * 32)
     folder.mkdir(parents=True)
     (folder / "shard-00000.jsonl").write_text("{}\n")
-    kept = Files(shared).deliver("datasets", folder.name, folder)
+    kept = RowFiles(shared).deliver("datasets", folder.name, folder)
     with db.writing(home) as session:
         session.add(Dataset(id=folder.name, name="said", kind="conversations", state="ready", path=str(folder), rows=1))
-        stored.keep(session, "datasets", folder.name, kept)
+        stored.save_stored(session, "datasets", folder.name, kept)
     shutil.rmtree(folder)
     found, name = find_recordings(shared, Path("said"))
     assert name == "said" and (found / "shard-00000.jsonl").read_text() == "{}\n"

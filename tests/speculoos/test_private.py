@@ -11,7 +11,7 @@ import pytest
 
 from speculoos.errors import Unavailable
 from speculoos.files import new_folder
-from speculoos.private import private_folder, tighten
+from speculoos.private import private_folder, restrict_permissions
 from speculoos.settings import Settings
 from tracking import db
 
@@ -37,7 +37,7 @@ def test_a_home_that_others_could_read_is_taken_from_them(usual_umask: None, hom
     (home.home / "logs" / "run.sh").chmod(0o755)
     (home.home / "models").symlink_to(outside)
     assert mode(home.home) == 0o755, "what this test is about"
-    tighten(home)
+    restrict_permissions(home)
     assert (mode(home.home), mode(home.home / "logs"), mode(home.home / "logs" / "job.log")) == (0o700, 0o700, 0o600)
     assert mode(home.home / "logs" / "run.sh") == 0o700, "what may be run stays so"
     assert mode(home.home / "speculoos.db") == 0o600
@@ -48,7 +48,7 @@ def test_a_database_file_elsewhere_is_taken_from_others_too(usual_umask: None, h
     elsewhere = replace(home, database_url=f"sqlite:///{tmp_path}/elsewhere/x.db")
     db.upgrade(elsewhere)
     assert mode(tmp_path / "elsewhere" / "x.db") == 0o644
-    tighten(elsewhere)
+    restrict_permissions(elsewhere)
     assert mode(tmp_path / "elsewhere" / "x.db") == 0o600
 
 

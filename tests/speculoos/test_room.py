@@ -97,11 +97,11 @@ def test_logs_of_programs_are_rotated(small_home: Settings) -> None:
 
 def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, small_disk: Path) -> None:
     db.upgrade(small_home)
-    assert room.keep_reserve(small_home)
+    assert room.update_reserve(small_home)
     reserve = small_home.home / room.RESERVE
     assert MB < reserve.stat().st_size < 2 * MB
     ballast = fill(small_disk)
-    assert room.full(small_home.home)
+    assert room.is_disk_full(small_home.home)
 
     def write() -> None:
         with db.writing(small_home) as session:
@@ -117,9 +117,9 @@ def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, s
         write()
     assert not reserve.exists()
     write()
-    assert not room.keep_reserve(small_home), "there is no room for it yet"
+    assert not room.update_reserve(small_home), "there is no room for it yet"
     ballast.unlink()
-    assert room.keep_reserve(small_home) and reserve.exists()
+    assert room.update_reserve(small_home) and reserve.exists()
 
 
 def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> None:
@@ -127,7 +127,7 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
     fill(small_disk, MB)
     assert room.disk_shortage(settings) is None, "on 16 MB the floor is a 50th, not a gigabyte"
     strict = replace(settings, min_disk_mb=4)
-    watch = room.RoomWatch(strict)
+    watch = room.ResourceMonitor(strict)
     short = watch.look()
     assert short.kind == "disk" and not short.counts
     assert short.note == (
@@ -146,7 +146,7 @@ def test_memory_must_be_short_for_some_seconds_before_it_counts(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greedy = replace(home, min_memory_mb=10**9)
-    watch = room.RoomWatch(greedy)
+    watch = room.ResourceMonitor(greedy)
     assert watch.look() is None
     watch._short_since -= room.MEMORY_SECONDS
     watch._checked_at = 0.0
@@ -159,9 +159,9 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pyt
     for name, text in {"max": "1073741824", "current": "900000000", "stat": "anon 5\ninactive_file 100000000"}.items():
         (tmp_path / f"memory.{name}").write_text(text)
     monkeypatch.setattr(room, "CGROUP", tmp_path)
-    assert room.memory() == (1073741824 - 800000000, 1073741824)
+    assert room.available_memory() == (1073741824 - 800000000, 1073741824)
     (tmp_path / "memory.max").write_text("max")
-    assert room.memory()[1] > 1073741824
+    assert room.available_memory()[1] > 1073741824
 
 
 def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Settings, small_disk: Path) -> None:
@@ -201,8 +201,8 @@ def heard(home: Settings) -> Iterator[tuple[Settings, StringIO]]:
 
 def test_a_line_has_time_level_process_and_what_it_is_about(heard: tuple[Settings, StringIO]) -> None:
     settings, out = heard
-    logs.configure(settings, "web", out)
-    with logs.about(job="j1", attempt=2), logs.about(run="r1"):
+    logs.configure_logging(settings, "web", out)
+    with logs.with_log_context(job="j1", attempt=2), logs.with_log_context(run="r1"):
         logging.getLogger("app.x").warning("the token is %s", settings.hf_token)
     logging.getLogger("app.x").info("later")
     first, second = out.getvalue().splitlines()
@@ -217,7 +217,7 @@ def test_a_line_has_time_level_process_and_what_it_is_about(heard: tuple[Setting
 
 def test_the_same_as_json_with_a_traceback_without_secrets(heard: tuple[Settings, StringIO]) -> None:
     settings, out = heard
-    logs.configure(replace(settings, log_format="json"), "inference", out, job="j1")
+    logs.configure_logging(replace(settings, log_format="json"), "inference", out, job="j1")
     try:
         raise ValueError(settings.hf_token)
     except ValueError:
@@ -232,7 +232,7 @@ def test_the_same_as_json_with_a_traceback_without_secrets(heard: tuple[Settings
 def test_a_line_that_cannot_be_written_ends_nothing(heard: tuple[Settings, StringIO]) -> None:
     settings, _ = heard
     with open("/dev/full", "w", buffering=1) as full:
-        logs.configure(settings, "web", full)
+        logs.configure_logging(settings, "web", full)
         logging.getLogger("app").warning("nobody hears this")
         with contextlib.suppress(OSError):
             full.close()

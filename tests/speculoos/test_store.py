@@ -9,7 +9,7 @@ import pytest
 
 from speculoos.errors import BadInput, Damaged
 from speculoos.settings import load
-from speculoos.store import MARK, Store, StoreAway, files_of, marked, open_store, shown
+from speculoos.store import KEY_FILE, Store, StoreUnavailable, files_to_upload, hide_credentials, open_store, read_key
 from tests.tools.s3 import S3, Missing
 
 PLACE = "datasets/one"
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {name: path.read_bytes() for name, path in files_of(folder).items()}
+    return {name: path.read_bytes() for name, path in files_to_upload(folder).items()}
 
 
 def test_a_folder_comes_back_as_it_was(store: Store, folder: Path, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_folder_comes_back_as_it_was(store: Store, folder: Path, tmp_path: Pat
     target = tmp_path / "there"
     store.get_folder(PLACE, kept.key, target)
     assert contents(target) == contents(folder) and set(contents(target)) == {"a.txt", "inner/b.bin"}
-    assert marked(target) == kept.key and not (target / "parts").exists()
+    assert read_key(target) == kept.key and not (target / "parts").exists()
     assert store.put_folder(PLACE, folder) == kept, "the same content has the same key"
 
 
@@ -81,7 +81,7 @@ def test_an_older_folder_becomes_the_newer_one_and_keeps_what_does_not_travel(
     (folder / "c.txt").write_text("new")
     newer = store.put_folder(PLACE, folder)
     store.get_folder(PLACE, newer.key, target)
-    assert set(contents(target)) == {"c.txt", "inner/b.bin"} and marked(target) == newer.key
+    assert set(contents(target)) == {"c.txt", "inner/b.bin"} and read_key(target) == newer.key
     assert (target / "inner" / "b.bin").stat().st_ino == same, "what was right already is not fetched again"
     assert (target / "parts" / "work").read_text() == "mine"
 
@@ -104,7 +104,7 @@ def test_half_a_file_is_put_again(store: Store, folder: Path, tmp_path: Path) ->
     store.write(f"{PLACE}/files/{sha256}", b"half")
     with pytest.raises(Damaged, match="damaged"):
         store.get_folder(PLACE, kept.key, tmp_path / "there")
-    assert not (tmp_path / "there" / "inner" / "b.bin").exists() and marked(tmp_path / "there") == ""
+    assert not (tmp_path / "there" / "inner" / "b.bin").exists() and read_key(tmp_path / "there") == ""
     store.put_folder(PLACE, folder)
     store.get_folder(PLACE, kept.key, tmp_path / "there")
     assert contents(tmp_path / "there") == contents(folder)
@@ -153,15 +153,15 @@ def test_a_list_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mark_is_no_content(tmp_path: Path) -> None:
-    (tmp_path / MARK).write_text("key")
-    assert files_of(tmp_path) == {}
+    (tmp_path / KEY_FILE).write_text("key")
+    assert files_to_upload(tmp_path) == {}
 
 
 def test_a_store_that_cannot_be_is_said_in_one_sentence(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreAway, match="cannot be accessed"):
+    with pytest.raises(StoreUnavailable, match="cannot be accessed"):
         Store(f"file://{tmp_path}/file").put_folder(PLACE, folder)
     with pytest.raises(BadInput, match="SPECULOOS_STORE"):
         open_store("nosuch://bucket")
@@ -174,9 +174,9 @@ def test_a_store_that_cannot_be_is_said_in_one_sentence(
 
 def test_user_and_key_of_its_address_are_not_shown() -> None:
     for key in ("hidden", "hid/den+", "hid:den"):
-        assert shown(f"s3://someone:{key}@bucket/x@y") == "s3://bucket/x@y"
+        assert hide_credentials(f"s3://someone:{key}@bucket/x@y") == "s3://bucket/x@y"
     for plain in ("s3://bucket/x@y", "s3://bucket/a:b@c", "file:///x/a:b@c"):
-        assert shown(plain) == plain
+        assert hide_credentials(plain) == plain
 
 
 def test_an_s3_server_that_is_away_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -184,6 +184,6 @@ def test_an_s3_server_that_is_away_is_said_in_one_sentence(monkeypatch: pytest.M
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-4711")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(StoreAway) as said:
+    with pytest.raises(StoreUnavailable) as said:
         Store("s3://someone:hidden@bucket/x").read("nothing")
     assert "hidden" not in str(said.value) and "very-secret" not in str(said.value)

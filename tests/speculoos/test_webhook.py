@@ -63,26 +63,26 @@ def test_a_name_is_asked_for_once_and_connected_to_what_was_looked_at(
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(outgoing, "is_public", lambda address: address == "203.0.113.1")
     parts = outgoing.check_url(f"https://changes.example:{port}/")
-    assert outgoing.reachable(parts) == "203.0.113.1" and len(answers) == 2
+    assert outgoing.resolve_public_address(parts) == "203.0.113.1" and len(answers) == 2
 
 
 def test_one_message_goes_to_a_host_that_the_operator_names(home: Settings, receiver: Receiver) -> None:
     named = replace(home, webhook_hosts=(receiver.host,))
-    webhook.keep(named, f" http://{receiver.host}{SECRET} ")
-    webhook.send(named, {"text": "“train” is done"})
+    webhook.store_webhook(named, f" http://{receiver.host}{SECRET} ")
+    webhook.post_to_webhook(named, {"text": "“train” is done"})
     assert receiver.got == [(SECRET, receiver.host, {"text": "“train” is done"})]
 
 
 def test_the_address_is_kept_for_its_owner_alone_and_named_by_host(home: Settings, receiver: Receiver) -> None:
     named = replace(home, webhook_hosts=("127.0.0.1",))
-    webhook.keep(named, f"http://{receiver.host}{SECRET}")
-    assert webhook.file_of(home).stat().st_mode & 0o077 == 0
-    assert webhook.host(named) == "127.0.0.1"
-    webhook.forget(named)
-    webhook.forget(named)
-    assert webhook.address(named) == webhook.host(named) == ""
+    webhook.store_webhook(named, f"http://{receiver.host}{SECRET}")
+    assert webhook.webhook_file(home).stat().st_mode & 0o077 == 0
+    assert webhook.webhook_host(named) == "127.0.0.1"
+    webhook.delete_webhook(named)
+    webhook.delete_webhook(named)
+    assert webhook.webhook_url(named) == webhook.webhook_host(named) == ""
     with pytest.raises(NotFound, match="enter one first"):
-        webhook.send(named, {})
+        webhook.post_to_webhook(named, {})
 
 
 @pytest.mark.parametrize("status", [301, 307, 404, 500])
@@ -90,10 +90,10 @@ def test_a_refusal_is_one_sentence_without_the_address_and_no_redirect_is_follow
     home: Settings, receiver: Receiver, status: int
 ) -> None:
     named = replace(home, webhook_hosts=(receiver.host,))
-    webhook.keep(named, f"http://{receiver.host}{SECRET}")
+    webhook.store_webhook(named, f"http://{receiver.host}{SECRET}")
     receiver.status = status
     with pytest.raises(Unavailable, match=rf"127.0.0.1 did not accept the message \(HTTP status {status}\)") as caught:
-        webhook.send(named, {})
+        webhook.post_to_webhook(named, {})
     assert "secret" not in str(caught.value) and len(receiver.got) == 1
 
 
@@ -102,6 +102,6 @@ def test_a_host_that_is_not_there_is_said(home: Settings) -> None:
         closed.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{closed.getsockname()[1]}"
     named = replace(home, webhook_hosts=(host,))
-    webhook.keep(named, f"http://{host}/")
+    webhook.store_webhook(named, f"http://{host}/")
     with pytest.raises(Unavailable, match="could not be reached"):
-        webhook.send(named, {})
+        webhook.post_to_webhook(named, {})

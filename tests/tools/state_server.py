@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from speculoos.settings import StateServer
+from speculoos.settings import HiddenStatesServer
 from tests.tools.ports import free_ports
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -28,9 +28,9 @@ class StateProcess:
         self._environment |= {"SPECULOOS_FEATURES_TOKEN": token} if token else {}
         self.process: subprocess.Popen[bytes] | None = None
 
-    def server(self, name: str = "here", **options: object) -> StateServer:
+    def server(self, name: str = "here", **options: object) -> HiddenStatesServer:
         """As settings.toml would name it."""
-        return StateServer(name, self.url, **options)
+        return HiddenStatesServer(name, self.url, **options)
 
     def start(self) -> "StateProcess":
         self.process = subprocess.Popen(self._command, env=self._environment, cwd=CLONE)

@@ -27,7 +27,7 @@ def add(database: Settings, chat: str, text: str, *, minutes: float = 0, answer:
 
 def shown(database: Settings, chat: str, chosen: str = "") -> list[str]:
     with reading(database) as rows:
-        return [run.id for run in chats.path(runs.group_runs(rows, chat), chosen)]
+        return [run.id for run in chats.turns_on_path(runs.group_runs(rows, chat), chosen)]
 
 
 def listed(database: Settings, **asked) -> list[str]:
@@ -50,7 +50,7 @@ def test_an_edited_question_opens_a_branch_and_both_can_be_shown(database: Setti
     assert shown(database, chat) == [first, edited]
     assert shown(database, chat, second) == [first, second, third]
     with reading(database) as rows:
-        standing = chats.versions(runs.group_runs(rows, chat))
+        standing = chats.sibling_turns(runs.group_runs(rows, chat))
     assert standing[edited] == standing[second] == [second, edited] and standing[first] == [first]
 
 
@@ -60,10 +60,10 @@ def test_the_parts_of_an_answer_are_one_text_and_one_row_of_tokens(database: Set
     gone_on = add(database, chat, "one", minutes=1, answer="cd", after=begun, continues=begun)
     last = add(database, chat, "one", minutes=2, answer="ef", after=gone_on, continues=gone_on)
     with reading(database) as rows:
-        way = chats.path(runs.group_runs(rows, chat))
-        assert chats.answer(way[-1], way) == "abcdef" and chats.answer(way[0], way) == "ab\ufffd"
-        assert chats.written(rows, runs.get_run(rows, last)) == [ord(sign) for sign in "ab\ufffdcd"]
-        assert chats.written(rows, runs.get_run(rows, begun)) == []
+        way = chats.turns_on_path(runs.group_runs(rows, chat))
+        assert chats.whole_response(way[-1], way) == "abcdef" and chats.whole_response(way[0], way) == "ab\ufffd"
+        assert chats.continued_token_ids(rows, runs.get_run(rows, last)) == [ord(sign) for sign in "ab\ufffdcd"]
+        assert chats.continued_token_ids(rows, runs.get_run(rows, begun)) == []
 
 
 def test_the_list_is_by_the_last_turn_and_goes_on_where_it_ended(database: Settings) -> None:

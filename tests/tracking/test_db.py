@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from cli.main import main
 from speculoos.errors import BadInput, Unavailable
-from speculoos.room import keep_reserve
+from speculoos.room import update_reserve
 from speculoos.settings import Settings, load
 from tracking import db
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, JobLog, Preference, Table
@@ -239,7 +239,7 @@ def test_a_home_on_a_full_disk_is_opened_once_the_reserve_is_given_up(
     full = load()
     db.upgrade(full)
     db.dispose()
-    assert keep_reserve(full)
+    assert update_reserve(full)
     with (small_disk / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
         while True:
             ballast.write(b"0" * 4096)

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from speculoos.settings import Settings
-from speculoos.suites import BUILT_IN, OWN, title
+from speculoos.suites import BUILT_IN_SUITE_NAME, OWN_SUITE_NAME, suite_title
 from tracking import db
 from tracking.evaluations import columns_of
 from tracking.tables import Base, Dataset, Evaluation
@@ -81,21 +81,21 @@ def test_evaluations_of_earlier_versions_get_their_columns(database: Settings) -
             0.0,
         )
         assert (two.suite, two.speedup, two.tau_low, two.machine) == ("built_in", None, None, "")
-        assert two.questions == title(BUILT_IN)
+        assert two.questions == suite_title(BUILT_IN_SUITE_NAME)
 
 
 def test_the_built_in_questions_of_earlier_rows_have_the_name_of_new_ones(database: Settings) -> None:
     """Those that were asked as a data set are known by what its import read, or, where it is gone, by its name."""
-    name, new = builtin.QUESTIONS, (BUILT_IN, title(BUILT_IN))
+    name, new = builtin.QUESTIONS, (BUILT_IN_SUITE_NAME, suite_title(BUILT_IN_SUITE_NAME))
     request = builtin.find_built_in(name).request().to_json()
     old = {"original_name": f"{name}.jsonl", "path": "/a/clone/evaluation/questions.jsonl"}
     sets = {
         "renamed": ("mine", request, new),
         "early": (name, old, new),
-        "some": ("first-five", {**request, "limit": 5}, (OWN, "first-five")),
-        "theirs": (name, {**request, "path": "/x/questions.jsonl"}, (OWN, name)),
+        "some": ("first-five", {**request, "limit": 5}, (OWN_SUITE_NAME, "first-five")),
+        "theirs": (name, {**request, "path": "/x/questions.jsonl"}, (OWN_SUITE_NAME, name)),
         "gone": (name, None, new),
-        "lost": ("other", None, (OWN, "other")),
+        "lost": ("other", None, (OWN_SUITE_NAME, "other")),
         "": ("", None, new),
     }
     db.downgrade(database, "0008")
@@ -105,7 +105,7 @@ def test_the_built_in_questions_of_earlier_rows_have_the_name_of_new_ones(databa
             if config:
                 session.add(Dataset(id=row_id, name=f"{called} {row_id}", kind="prompts", config=config))
             asked = {"base_id": "b", "dataset_id": row_id}
-            suite = {"suite": OWN if row_id else BUILT_IN, "questions": called}
+            suite = {"suite": OWN_SUITE_NAME if row_id else BUILT_IN_SUITE_NAME, "questions": called}
             session.add(Evaluation(id=row_id or "none", name="b", base_id="b", config=asked, **suite))
     db.upgrade(database)
     with db.reading(database) as session:

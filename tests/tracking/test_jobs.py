@@ -140,7 +140,7 @@ FENCED_WRITES = [
     lambda s, j: jobs.record_child(s, j, 1, {"pid": 1}),
     lambda s, j: jobs.succeed(s, j, 1, {}),
     lambda s, j: jobs.fail(s, j, 1, "code", "sentence"),
-    lambda s, j: jobs.cancelled(s, j, 1),
+    lambda s, j: jobs.finish_cancelled(s, j, 1),
     lambda s, j: jobs.interrupt(s, j, 1, "reason"),
     lambda s, j: reports.write(s, j, 1, reports.JobReport({"done": 99}, {("loss", 1): 1.0}, [(now(), "info", "x")])),
 ]
@@ -187,7 +187,7 @@ def check_transition(database: Settings, make_job: Make, read: Read, before: Job
     stored = read(job).state
     if before == S.RUNNING and after == S.CANCELLED:
         assert (stored, read(job).cancel_requested) == (S.RUNNING, True)  # asked; the worker ends it
-        do(database, jobs.cancelled, job.id, 1)
+        do(database, jobs.finish_cancelled, job.id, 1)
         stored = read(job).state
     possible = {S.FAILED} if before == S.INTERRUPTED else set()  # only by the cap, tested below
     expected = after if after in TRANSITIONS[before] - possible else before
@@ -309,7 +309,7 @@ def test_every_visible_change_raises_the_version(database: Settings, make_job: M
     versions.append(read(job).version)
     do(database, jobs.request_cancel, job.id)
     versions.append(read(job).version)
-    do(database, jobs.cancelled, job.id, 1)
+    do(database, jobs.finish_cancelled, job.id, 1)
     versions.append(read(job).version)
     assert versions == sorted(set(versions))
     do(database, jobs.mark_published, job.id)

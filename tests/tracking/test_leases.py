@@ -92,7 +92,7 @@ def test_a_holder_is_named_in_words(database: Settings, make_job: Callable[..., 
 
 
 def test_processes_are_alive_while_they_beat(database: Settings) -> None:
-    with processes.beating(database, "worker-io", queue="io", concurrency=3):
+    with processes.heartbeats_during(database, "worker-io", queue="io", concurrency=3):
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             with db.reading(database) as session:
@@ -113,7 +113,7 @@ def test_a_silent_process_counts_as_gone_and_is_forgotten_later(database: Settin
     with db.writing(database) as session:
         assert processes.alive(session) == []
         assert now() - processes.last_seen(session, "worker-gpu") < timedelta(minutes=2)
-        processes.leave(session, "reconciler")
+        processes.delete_heartbeat(session, "reconciler")
         assert session.query(Preference).count() == 1
 
 
@@ -124,18 +124,18 @@ def test_equal_devices_of_two_machines_are_two(
     homes = [tmp_path / "one", tmp_path / "two"]
     for home in homes:
         home.mkdir()
-    one, two = (machine.device("cpu", home) for home in homes)
-    assert one != two and one == machine.device("cpu", homes[0]) and one.startswith("cpu@")
+    one, two = (machine.device_key("cpu", home) for home in homes)
+    assert one != two and one == machine.device_key("cpu", homes[0]) and one.startswith("cpu@")
     with db.writing(database) as session:
         assert leases.acquire(session, one, "job:1", 30)
         assert leases.acquire(session, two, "job:2", 30)
         assert (leases.holder(session, one), leases.holder(session, two)) == ("job:1", "job:2")
-    assert machine.host(homes[0]) != machine.host(homes[1])
+    assert machine.machine_key(homes[0]) != machine.machine_key(homes[1])
     with monkeypatch.context() as patched:
         patched.setattr(machine.socket, "gethostname", lambda: "another-container")
-        assert machine.device("cpu", homes[0]) == one, "containers that share machine and home share its devices"
-        assert machine.host(homes[0]).startswith("another-container~")
+        assert machine.device_key("cpu", homes[0]) == one, "containers that share machine and home share its devices"
+        assert machine.machine_key(homes[0]).startswith("another-container~")
 
 
 def test_a_machine_without_a_home_makes_none(tmp_path: Path) -> None:
-    assert machine.host(tmp_path / "none") and not (tmp_path / "none").exists()
+    assert machine.machine_key(tmp_path / "none") and not (tmp_path / "none").exists()

@@ -12,7 +12,7 @@ from models import archive
 from ops.starter import ensure_starter
 from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings
-from speculoos.sums import of_files
+from speculoos.sums import checksums_text
 from tracking import changes, db, names, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
 
@@ -78,7 +78,7 @@ def test_made_up_names_are_free_and_allowed(database: Settings, things: dict[str
         assert names.free_name(session, Checkpoint, "heads", things["one"]) == "heads-2"
         assert names.free_name(session, Dataset, "we@ird\n") == "we-ird"
         with pytest.raises(Conflict, match="data set named 'prompts'"):
-            names.insist(session, Dataset, "prompts")
+            names.check_free_name(session, Dataset, "prompts")
 
 
 def test_renaming_keeps_names_unique_and_the_starter_itself(database: Settings, things: dict[str, str]) -> None:
@@ -179,7 +179,7 @@ def checkpoint(tmp_path: Path) -> Path:
     (folder / "config.json").write_text("{}")
     (folder / "README.md").write_text("# heads")
     (folder / "optimizer.safetensors").write_bytes(b"not for others")
-    (folder / "SHA256SUMS").write_text(of_files(archive.archive_files(folder)))
+    (folder / "SHA256SUMS").write_text(checksums_text(archive.archive_files(folder)))
     return folder
 
 

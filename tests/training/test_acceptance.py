@@ -12,22 +12,22 @@ from models.checkpoints import load_draft, save_draft
 from models.methods import train_config
 from models.tiny import GRANITE, make_tiny_base
 from tests.training.conftest import answer
-from training.acceptance import Acceptance, measure, walk
+from training.acceptance import Acceptance, measure_acceptance, simulate_steps
 from training.batches import collate
 from training.convert import conversations_from
 from training.method import NO_RANK, make_method, outcome_of_ranks
-from training.samples import mirrored, sample
+from training.samples import copy_as_loaded, sample
 
 DEPTHS = {"medusa": 3, "eagle": 3, "eagle3": 3, "draft": 4}
 
 
 def test_the_walk_of_the_docstring():
-    assert walk([2, 0, 0, 0, 1], [(0, t) for t in range(2, 7)]) == (2, 4)
+    assert simulate_steps([2, 0, 0, 0, 1], [(0, t) for t in range(2, 7)]) == (2, 4)
 
 
 def test_walking_starts_anew_at_each_answer():
     places = [(0, 2), (0, 3), (0, 9), (0, 10), (1, 2)]
-    assert walk([1, 0, 0, 0, 0], places) == (4, 5)
+    assert simulate_steps([1, 0, 0, 0, 0], places) == (4, 5)
 
 
 def test_expected_tree_length_counts_each_node_once():
@@ -120,7 +120,7 @@ def test_a_draft_that_knows_the_answers_drafts_them_in_the_engine(name, base, fe
     loss = learn(method, features)
     assert (loss - floor(method, base, features, few) < 0.05).all()
     depth = DEPTHS[name]
-    assert measure(method, [features]).tau >= 0.95 * (depth + 1)
+    assert measure_acceptance(method, [features]).tau >= 0.95 * (depth + 1)
     assert engine_tau(base, method.draft, few, depth) >= 0.95 * (depth + 1)
 
 
@@ -130,7 +130,7 @@ def engine_tau(base, draft, conversations, depth):
     for conversation in conversations:
         start = int(conversation.mask.nonzero()[0])
         target = Target(base, 256)
-        drafter = make_drafter(target, mirrored(base, draft), {"tree": [[0] * d for d in range(1, depth + 1)]})
+        drafter = make_drafter(target, copy_as_loaded(base, draft), {"tree": [[0] * d for d in range(1, depth + 1)]})
         steps += generate(target, drafter, conversation.token_ids[:start].tolist(), GenerateConfig(max_tokens=25))
     emitted = [t.id for s in steps for t in s.tokens]
     assert emitted == [int(i) for c in conversations for i in c.token_ids[c.mask]]
@@ -158,10 +158,10 @@ def test_what_training_measures_is_what_the_engine_does(base, few):
     method = make_method(train_config(method="eagle3", ttt_steps=3), base, few)
     learn(method, method.features(collate(few)), steps=60)
     for conversation in few:
-        walked = measure(method, [method.features(collate([conversation]))])
+        walked = measure_acceptance(method, [method.features(collate([conversation]))])
         start = int(conversation.mask.nonzero()[0])
         target = Target(base, 256)
-        drafter = make_drafter(target, mirrored(base, method.draft), {"tree": [[0], [0, 0], [0, 0, 0]]})
+        drafter = make_drafter(target, copy_as_loaded(base, method.draft), {"tree": [[0], [0, 0], [0, 0, 0]]})
         config = GenerateConfig(max_tokens=len(conversation) - start)
         whole = [s for s in generate(target, drafter, conversation.token_ids[:start].tolist(), config) if s.counted]
         accepted = [len(s.tokens) for s in whole]

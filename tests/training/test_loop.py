@@ -22,9 +22,9 @@ from models.checkpoints import load_draft, read_config, verify_sums
 from models.methods import train_config
 from models.tiny import GRANITE, make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.training.conftest import answer, write_dataset
-from training.feature_store import FeatureStore, advice
+from training.feature_store import FeatureStore, cache_advice
 from training.loop import Trainer, train
 from training.resume_points import all_resume_points, latest_resume_point
 from training.setup import make_accelerator
@@ -38,7 +38,7 @@ def config(method="medusa", **changes):
     return train_config(**{"method": method, **SHORT, **changes})
 
 
-class Notebook(Silent):
+class Notebook(SilentReporter):
     """Keeps what is reported; asks to stop once `stop_after` steps are reported."""
 
     def __init__(self, stop_after=None):
@@ -224,7 +224,7 @@ def test_resuming_with_another_number_of_processes_is_refused(tiny_base, dataset
 
 
 def test_the_learning_rate_by_the_clock_is_the_first_processes(tiny_base, dataset, tmp_path):
-    trainer = Trainer(config(max_minutes=5.0), tiny_base, dataset, tmp_path / "out", Silent(), {})
+    trainer = Trainer(config(max_minutes=5.0), tiny_base, dataset, tmp_path / "out", SilentReporter(), {})
     other = {"device": torch.device("cpu"), "reduce": lambda tensor, reduction: tensor + 0.25}
     trainer.accelerator, trainer.main = SimpleNamespace(num_processes=2, **other), False
     assert trainer._from_main_process(0.75) == 0.25
@@ -232,7 +232,7 @@ def test_the_learning_rate_by_the_clock_is_the_first_processes(tiny_base, datase
 
 def test_the_scale_of_fp16_gradients_is_part_of_a_state(tiny_base, dataset, tmp_path):
     def trainer():
-        made = Trainer(config(), tiny_base, dataset, tmp_path / "out", Silent(), {})
+        made = Trainer(config(), tiny_base, dataset, tmp_path / "out", SilentReporter(), {})
         made.accelerator.scaler = torch.amp.GradScaler("cpu")
         return made
 
@@ -244,7 +244,9 @@ def test_the_scale_of_fp16_gradients_is_part_of_a_state(tiny_base, dataset, tmp_
 
 
 def test_the_bases_hash_is_known_even_where_the_caller_does_not_know_it(tiny_base, dataset, tmp_path):
-    trainer = Trainer(config(), tiny_base, dataset, tmp_path / "out", Silent(), {"base": "tiny", "base_sha256": ""})
+    trainer = Trainer(
+        config(), tiny_base, dataset, tmp_path / "out", SilentReporter(), {"base": "tiny", "base_sha256": ""}
+    )
     assert len(trainer.info["base_sha256"]) == 64 and trainer.info["base"] == "tiny"
 
 
@@ -330,10 +332,10 @@ def test_the_store_fills_memory_then_disk_then_forgets(tmp_path):
 
 
 def test_advice_names_gigabytes_hours_and_when_it_pays():
-    assert "2.00 GB" in advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
-    assert "saves 2.00 h" in advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
-    assert "25% are cached" in advice(10, 200_000_000, 360.0, 3, 500_000_000)
-    assert "would not pay" in advice(10, 200_000_000, 360.0, 1, 0)
+    assert "2.00 GB" in cache_advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
+    assert "saves 2.00 h" in cache_advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
+    assert "25% are cached" in cache_advice(10, 200_000_000, 360.0, 3, 500_000_000)
+    assert "would not pay" in cache_advice(10, 200_000_000, 360.0, 1, 0)
 
 
 def test_accumulation_equals_one_larger_batch(tiny_base, base, conversations):
@@ -486,7 +488,7 @@ def test_a_checkpoint_is_trained_further(method, base, tiny_base, dataset, tmp_p
     assert list(notes.curve().values())[0] < list(fresh.curve().values())[0]
     assert read_config(ended.folder).get("draft_vocab_size") == sizes.get("draft_vocab_size")
     flags = {name: p.requires_grad for name, p in trainer.method.draft.named_parameters()}
-    fresh_method = Trainer(config(method, **sizes), tiny_base, dataset, tmp_path / "n", Silent(), {}).method
+    fresh_method = Trainer(config(method, **sizes), tiny_base, dataset, tmp_path / "n", SilentReporter(), {}).method
     assert flags == {name: p.requires_grad for name, p in fresh_method.draft.named_parameters()}
 
 

@@ -14,7 +14,7 @@ from models.logits import Head
 from models.methods import train_config
 from training.batches import collate
 from training.eagle import EagleMethod
-from training.eagle3 import Eagle3Method, places_by_row
+from training.eagle3 import Eagle3Method, pad_positions_by_row
 from training.losses import hard_loss, soft_loss
 from training.medusa import MedusaMethod, medusa_labels
 from training.method import make_method
@@ -277,7 +277,7 @@ def test_a_head_left_to_the_base_changes_no_loss_and_takes_no_gradient(family, b
 
 def test_places_of_rows_make_a_table():
     row, position = torch.tensor([0, 0, 2]), torch.tensor([3, 4, 7])
-    table, column = places_by_row(row, position, 3)
+    table, column = pad_positions_by_row(row, position, 3)
     assert table.tolist() == [[3, 4], [0, 0], [7, 0]] and column.tolist() == [0, 1, 0]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from speculoos.sums import SUMS
+from speculoos.sums import CHECKSUM_FILE
 from tests.tools.damage import cut, flip
 from tests.training.test_loop import Notebook, config
 from training.loop import train
@@ -16,9 +16,9 @@ from training.resume_points import (
     OPTIMIZER,
     STATE,
     all_resume_points,
-    damage,
     latest_resume_point,
-    whole_resume_point,
+    latest_undamaged_resume_point,
+    resume_point_damage,
 )
 
 SETTINGS = {"max_steps": 8, "eval_every": 4, "save_every": 2, "keep_last": 3}
@@ -40,11 +40,11 @@ def states(straight, tmp_path):
 
 def old_version(state):
     """As states were before they had sums."""
-    (state / SUMS).unlink()
+    (state / CHECKSUM_FILE).unlink()
 
 
 def facts(state):
-    (state / SUMS).unlink()
+    (state / CHECKSUM_FILE).unlink()
     (state / STATE).write_text("[1]")
 
 
@@ -63,16 +63,16 @@ DAMAGES = {
 @pytest.mark.parametrize("spoil", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_state_is_recognised_and_the_one_before_it_taken(spoil, states):
     said = []
-    assert [damage(state) for state in all_resume_points(states)] == ["", "", ""]
+    assert [resume_point_damage(state) for state in all_resume_points(states)] == ["", "", ""]
     spoil(states / "state-8")
-    assert whole_resume_point([states], said.append) == states / "state-6"
+    assert latest_undamaged_resume_point([states], said.append) == states / "state-6"
     (sentence,) = said
     assert "run/state-8 is damaged (" in sentence and "passed over" in sentence
 
 
 def test_states_of_an_earlier_version_are_whole_without_sums(states):
     old_version(states / "state-8")
-    assert whole_resume_point([states], pytest.fail) == states / "state-8"
+    assert latest_undamaged_resume_point([states], pytest.fail) == states / "state-8"
 
 
 def test_a_run_resumes_from_the_newest_whole_state_and_ends_the_same(straight, states, tiny_base, dataset, tmp_path):
@@ -99,7 +99,7 @@ def test_with_no_whole_state_the_run_begins_anew_and_says_so(straight, states, t
     assert "No whole state is left, so the training starts from the beginning." in notes.lines
     made = load_file(result.folder / "model.safetensors")
     assert all(torch.equal(made[name], tensor) for name, tensor in straight[1].items())
-    assert [damage(state) for state in all_resume_points(states)] == ["", "", ""]
+    assert [resume_point_damage(state) for state in all_resume_points(states)] == ["", "", ""]
 
 
 def test_a_damaged_best_draft_is_made_again(states, tiny_base, dataset, tmp_path):
@@ -115,5 +115,7 @@ def test_a_damaged_best_draft_is_made_again(states, tiny_base, dataset, tmp_path
 
 
 def test_a_single_state_may_be_named(states):
-    assert whole_resume_point([states / "state-4"], pytest.fail) == states / "state-4"
-    assert whole_resume_point([None, states.parent / "nothing", states], pytest.fail) == latest_resume_point(states)
+    assert latest_undamaged_resume_point([states / "state-4"], pytest.fail) == states / "state-4"
+    assert latest_undamaged_resume_point([None, states.parent / "nothing", states], pytest.fail) == latest_resume_point(
+        states
+    )

@@ -9,13 +9,13 @@ import torch
 
 from models.base import load_tokenizer
 from speculoos.errors import BadInput, Cancelled
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.training.conftest import write_dataset
 from training import token_files, tokenising
 from training.batches import load_conversations
 from training.masks import mask_conversation
 from training.preview import preview
-from training.tokenising import tokenised
+from training.tokenising import tokenise_dataset
 
 EOS = [2]
 
@@ -25,7 +25,7 @@ def chat(number: int, **more: object) -> dict:
     return {"id": f"row-{number}", "messages": [{"role": r, "content": c} for r, c in said], "finish": ["stop"], **more}
 
 
-class Saying(Silent):
+class Saying(SilentReporter):
     def __init__(self, stop: bool = False):
         self.lines: list[str] = []
         self.stop = stop
@@ -61,7 +61,7 @@ def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothi
     tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
 ) -> None:
     folder, tokenizer, saying = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base), Saying()
-    made = tokenised(folder, tokenizer, reporter=saying)
+    made = tokenise_dataset(folder, tokenizer, reporter=saying)
     assert made.processes == 2 and len(made.pieces) > 2 and made.core_seconds > 0
     found, report = load_conversations(folder, tokenizer, 4096, reporter=saying)
     assert [(c.id, c.token_ids.tolist(), c.mask.tolist()) for c in found] == expected(rows, tokenizer)
@@ -75,10 +75,10 @@ def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothi
 def test_one_process_makes_the_same_files(tiny_base: Path, rows: list[dict], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(token_files, "PIECE_BYTES", 2500)
     tokenizer = load_tokenizer(tiny_base)
-    here = tokenised(write_dataset(tmp_path / "a", rows), tokenizer)
+    here = tokenise_dataset(write_dataset(tmp_path / "a", rows), tokenizer)
     monkeypatch.setattr(tokenising, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(tokenising.os, "sched_getaffinity", lambda _: {0, 1})
-    there = tokenised(write_dataset(tmp_path / "b", rows), tokenizer)
+    there = tokenise_dataset(write_dataset(tmp_path / "b", rows), tokenizer)
     assert (here.processes, there.processes) == (1, 2)
     assert [here.file(p).read_bytes() for p in here.pieces] == [there.file(p).read_bytes() for p in there.pieces]
 
@@ -87,9 +87,9 @@ def test_a_tokenizer_that_was_changed_in_memory_is_not_mistaken_for_its_folder(
     tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
 ) -> None:
     tokenizer, folder = load_tokenizer(tiny_base), write_dataset(tmp_path / "d", rows)
-    before = tokenised(folder, tokenizer)
+    before = tokenise_dataset(folder, tokenizer)
     tokenizer.chat_template = "the fox: " + tokenizer.chat_template
-    after = tokenised(folder, tokenizer)
+    after = tokenise_dataset(folder, tokenizer)
     assert before.folder != after.folder and after.tokens > 0
     found, _ = load_conversations(folder, tokenizer, 4096)
     assert [(c.id, c.token_ids.tolist(), c.mask.tolist()) for c in found] == expected(rows, tokenizer)
@@ -99,26 +99,26 @@ def test_a_new_shard_is_the_only_one_that_is_tokenised_and_what_is_gone_is_forgo
     tiny_base: Path, rows: list[dict], tmp_path: Path
 ) -> None:
     tokenizer, folder = load_tokenizer(tiny_base), write_dataset(tmp_path / "d", rows)
-    first = tokenised(folder, tokenizer)
+    first = tokenise_dataset(folder, tokenizer)
     extra = [chat(n) for n in range(100, 103)]
     (folder / "shard-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in extra))
     (folder / "dataset.json").unlink()
-    second = tokenised(folder, tokenizer)
+    second = tokenise_dataset(folder, tokenizer)
     assert second.tokens == sum(len(mask_conversation(row, tokenizer).token_ids) for row in extra) < first.tokens
     (folder / "shard-00000.jsonl").unlink()
     (folder / "shard-00002.jsonl").write_text(json.dumps(chat(7)) + "\n")
-    tokenised(folder, tokenizer)
+    tokenise_dataset(folder, tokenizer)
     assert len(list(second.folder.iterdir())) == 2
 
 
 def test_a_damaged_file_is_made_again(tiny_base: Path, rows: list[dict], tmp_path: Path) -> None:
     tokenizer, folder = load_tokenizer(tiny_base), write_dataset(tmp_path / "d", rows)
-    made = tokenised(folder, tokenizer)
+    made = tokenise_dataset(folder, tokenizer)
     (file,) = made.folder.iterdir()
     good = file.read_bytes()
     for bad in (good[: len(good) // 2], good[:-40] + bytes(b ^ 1 for b in good[-40:])):
         file.write_bytes(bad)
-        assert tokenised(folder, tokenizer).tokens == made.tokens and file.read_bytes() == good
+        assert tokenise_dataset(folder, tokenizer).tokens == made.tokens and file.read_bytes() == good
 
 
 def test_reading_costs_no_memory_until_rows_are_looked_at(tiny_base: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_broken_line_in_a_later_piece_is_named(tiny_base: Path, tmp_path: Path
     lines[47] = '{"id": '
     (folder / "shard-00000.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(BadInput, match="shard-00000.jsonl line 48: broken JSON"):
-        tokenised(folder, load_tokenizer(tiny_base))
+        tokenise_dataset(folder, load_tokenizer(tiny_base))
 
 
 def test_a_stop_ends_the_processes_and_the_next_attempt_goes_on(
@@ -142,8 +142,8 @@ def test_a_stop_ends_the_processes_and_the_next_attempt_goes_on(
 ) -> None:
     folder, tokenizer = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base)
     with pytest.raises(Cancelled):
-        tokenised(folder, tokenizer, reporter=Saying(stop=True))
-    assert tokenised(folder, tokenizer).tokens > 0
+        tokenise_dataset(folder, tokenizer, reporter=Saying(stop=True))
+    assert tokenise_dataset(folder, tokenizer).tokens > 0
 
 
 def test_the_preview_makes_the_tokens_that_training_reads(tiny_base: Path, rows: list[dict], tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_preview_makes_the_tokens_that_training_reads(tiny_base: Path, rows:
     folder, tokenizer = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base)
     shown = preview(folder, tiny_base, limit=3)
     assert [row["id"] for row in shown] == ["row-0", "row-1", "row-2"] and shown[0]["loss_tokens"] > 0
-    assert tokenised(folder, tokenizer, read_eos_ids(tiny_base, tokenizer)).tokens == 0
+    assert tokenise_dataset(folder, tokenizer, read_eos_ids(tiny_base, tokenizer)).tokens == 0
 
 
 def test_the_preview_goes_on_over_shards_of_few_rows(tiny_base: Path, rows: list[dict], tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_set_that_nobody_may_write_to_keeps_its_tokens_in_the_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tokenising.os, "access", lambda *_: False)
     folder, tokenizer = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base)
-    made = tokenised(folder, tokenizer)
+    made = tokenise_dataset(folder, tokenizer)
     assert made.folder.is_relative_to(tmp_path / "cache") and not (folder / tokenising.FOLDER).exists()
-    assert tokenised(folder, tokenizer).tokens == 0
+    assert tokenise_dataset(folder, tokenizer).tokens == 0
     shutil.rmtree(tmp_path / "cache")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from speculoos.errors import BadInput
 from speculoos.reporting import check_stop
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.jobs.request import Request
 from workers.jobs.requests import register
 
@@ -32,7 +32,7 @@ class Count(Request):
     trick: str = ""
 
 
-def run(request: Count, context: Context) -> dict[str, Any]:
+def run(request: Count, context: JobContext) -> dict[str, Any]:
     folder = Path(request.folder)
     folder.mkdir(parents=True, exist_ok=True)
     note(folder, f"start {os.getpid()} {context.attempt}")
@@ -55,7 +55,7 @@ def run(request: Count, context: Context) -> dict[str, Any]:
     return {"steps": request.steps}
 
 
-def play(request: Count, context: Context) -> None:
+def play(request: Count, context: JobContext) -> None:
     """Misbehave as asked."""
     if request.trick == "bad_input":
         raise BadInput("prompts.jsonl, line 7: no prompt here.", "Mend the line.")

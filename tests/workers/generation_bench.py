@@ -77,7 +77,7 @@ def generate(bench: Bench, source_id: str, shard_rows: int, **more: object) -> J
 
 def parts(bench: Bench, job: Job) -> list[Job]:
     with db.reading(bench.settings) as session:
-        return shards.of(session, job.id)
+        return shards.list_shards(session, job.id)
 
 
 def dataset(bench: Bench, job: Job) -> Dataset:

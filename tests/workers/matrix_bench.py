@@ -70,7 +70,7 @@ def matrix(bench: Bench, base_id: str, checkpoint_ids: Sequence[str], suites: Se
 
 def cells(bench: Bench, job: Job) -> list[Job]:
     with db.reading(bench.settings) as session:
-        return shards.of(session, job.id)
+        return shards.list_shards(session, job.id)
 
 
 def measured(bench: Bench, job: Job) -> list[Evaluation]:

@@ -24,8 +24,8 @@ from tracking.shards import Division
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
 from training.resume_points import save_resume_point
-from workers.child.context import Context
-from workers.child.main import with_start
+from workers.child.context import JobContext
+from workers.child.main import add_startup_seconds
 from workers.child.work import fetch_model, generate_data, generate_shard, import_answered, import_prompts
 from workers.child.work.train import resume_from
 from workers.jobs.pace import START
@@ -33,23 +33,23 @@ from workers.jobs.requests import KINDS, FetchModel, GenerateData, GenerateShard
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
-Begin = Callable[[Request], tuple[Any, Context]]
+Begin = Callable[[Request], tuple[Any, JobContext]]
 
 
 @pytest.fixture
 def begin(home: Settings) -> Begin:
     """Submit a request and claim its job, as a worker would; returns the stored request and its context."""
 
-    def start(request: Request) -> tuple[Any, Context]:
+    def start(request: Request) -> tuple[Any, JobContext]:
         job = submit(request, settings=home)
         with db.writing(home) as session:
             attempt = jobs.claim(session, job.id, "test", 60)
-        return type(request)(**job.request), Context(home, job.id, attempt, JobTiming())
+        return type(request)(**job.request), JobContext(home, job.id, attempt, JobTiming())
 
     return start
 
 
-def row(context: Context, table: type, row_id: str) -> Any:
+def row(context: JobContext, table: type, row_id: str) -> Any:
     with db.reading(context.settings) as session:
         return session.get_one(table, row_id)
 
@@ -123,7 +123,7 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
     ask = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
     request, context = begin(ask)
-    assert START not in with_start(context, {"rows": 0})
+    assert START not in add_startup_seconds(context, {"rows": 0})
     said = context.progress
 
     def stop_after_four(done: int, *rest: Any) -> None:
@@ -138,16 +138,16 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     with pytest.raises(Cancelled, match=r"the \d+ finished rows can be used"):
         generate_data.run(request, context)
     started = row(context, Job, context.job_id).started_at
-    assert with_start(context, {"rows": 4})[START] == (context.began - started).total_seconds() > 0
+    assert add_startup_seconds(context, {"rows": 4})[START] == (context.began - started).total_seconds() > 0
     kept = row(context, Dataset, request.dataset_id)
     assert kept.state == "ready" and 4 <= kept.rows < 12 and kept.report["complete"] is False
     assert kept.report["lengths"] == [[32, kept.rows]]
     before = {r["id"] for r in read_rows(kept.path)}
     with db.writing(context.settings) as session:
-        jobs.cancelled(session, context.job_id, 1)
+        jobs.finish_cancelled(session, context.job_id, 1)
         jobs.retry(session, context.job_id)
         attempt = jobs.claim(session, context.job_id, "test", 60)
-    again = Context(context.settings, context.job_id, attempt, JobTiming())
+    again = JobContext(context.settings, context.job_id, attempt, JobTiming())
     assert generate_data.run(request, again)["rows"] == 12
     after = [r["id"] for r in read_rows(kept.path)]
     assert before < set(after) and len(after) == len(set(after)) == 12, "every row once"
@@ -202,7 +202,7 @@ def test_answers_of_the_server_of_a_base_train_at_once_with_exact_labels(
         assert report.tokenised == 0, "the preview's tokens are what training reads"
         context.flush()
         with db.reading(home) as session:
-            assert generations.going(session, context.job_id).rows == 12
+            assert generations.generation_progress(session, context.job_id).rows == 12
             answers = generations.samples(session, context.job_id, generations.ANSWERS, 9)
         assert len(answers) == 3 and answers[0]["text"].startswith("you said: number")
 

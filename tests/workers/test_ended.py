@@ -14,7 +14,7 @@ from tracking.db import reading, writing
 from tracking.states import JobState
 from tracking.tables import Job, Preference, now
 from workers.supervise import ended
-from workers.supervise.ended import Ended, Teller, take
+from workers.supervise.ended import EndedJob, WebhookNotifier, collect_ended_jobs
 
 
 def add_job(home: Settings, name: str, state: str = "RUNNING", minutes: float = 5.0, **values: object) -> str:
@@ -34,7 +34,7 @@ def end(home: Settings, job_id: str, state: JobState = JobState.SUCCEEDED) -> No
 
 def told(home: Settings) -> list[str]:
     with writing(home) as session:
-        return [each.name for each in take(session)]
+        return [each.name for each in collect_ended_jobs(session)]
 
 
 def test_an_end_is_told_once(home: Settings) -> None:
@@ -67,7 +67,7 @@ def test_nothing_is_written_while_nothing_changes(home: Settings) -> None:
 
 
 def test_the_message_has_name_state_and_link_and_no_more() -> None:
-    message = Ended("abc", "my job", "FAILED", 93.4).message("http://127.0.0.1:7860")
+    message = EndedJob("abc", "my job", "FAILED", 93.4).message("http://127.0.0.1:7860")
     link = "http://127.0.0.1:7860/jobs?id=abc"
     assert message["text"] == f"“my job” has failed: {link}"
     assert message["job"] == {"id": "abc", "name": "my job", "state": "FAILED", "seconds": 93}
@@ -80,8 +80,8 @@ def test_a_message_is_posted_and_one_that_cannot_be_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     named = replace(home, webhook_hosts=(receiver.host,))
-    webhook.keep(named, f"http://{receiver.host}/hook")
-    teller = Teller(named)
+    webhook.store_webhook(named, f"http://{receiver.host}/hook")
+    teller = WebhookNotifier(named)
     first, second, third = (add_job(home, name) for name in ("first", "second", "third"))
     teller.look()
     end(home, first)
@@ -101,8 +101,8 @@ def test_a_message_is_posted_and_one_that_cannot_be_is_logged_once(
 def test_a_host_that_hangs_holds_no_round_up(home: Settings, receiver: Receiver) -> None:
     named = replace(home, webhook_hosts=(receiver.host,))
     receiver.server.shutdown()
-    webhook.keep(named, f"http://{receiver.host}/hook")
-    teller = Teller(named)
+    webhook.store_webhook(named, f"http://{receiver.host}/hook")
+    teller = WebhookNotifier(named)
     jobs = [add_job(home, f"job {n}") for n in range(3)]
     teller.look()
     began = time.monotonic()
@@ -116,10 +116,10 @@ def test_who_wants_to_hear_later_is_not_told_of_what_ended_before(home: Settings
     named = replace(home, webhook_hosts=(receiver.host,))
     job_id = add_job(home, "early")
     told(home)
-    Teller(named).look()
+    WebhookNotifier(named).look()
     end(home, job_id)
-    webhook.keep(named, f"http://{receiver.host}/hook")
-    Teller(named).look()
+    webhook.store_webhook(named, f"http://{receiver.host}/hook")
+    WebhookNotifier(named).look()
     time.sleep(0.3)
     assert not receiver.got
 

@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from app.views import evaluation_view
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 from tests.evaluation.test_served import SERVER, TAU
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.matrix_bench import add_model, add_suites
 from tracking import db
-from tracking.leaderboard import counterparts
+from tracking.leaderboard import comparable_evaluations
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, JobLog
 from workers.jobs.requests import Evaluate
 from workers.jobs.submit import submit
@@ -40,7 +40,7 @@ def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
     their = subprocess.Popen([sys.executable, str(SERVER), str(file), "vllm", THEIRS])
     our = subprocess.Popen(
         [sys.executable, "-m", "serving.main"],
-        cwd=CLONE,
+        cwd=PROJECT_ROOT,
         env={**os.environ, **bench.environment, "OMP_NUM_THREADS": "1"},
     )
     try:
@@ -94,7 +94,7 @@ def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: 
     assert theirs.tau == pytest.approx(TAU, abs=1e-3) and theirs.result["source"]["by"] == "counters"
     assert (theirs.source, theirs.machine, theirs.questions) == ("theirs", "vLLM", "GSM8K")
     with db.reading(bench.settings) as session:
-        assert [row.source for row in counterparts(session, here)] == ["", "ours", "theirs"]
+        assert [row.source for row in comparable_evaluations(session, here)] == ["", "ours", "theirs"]
         html = evaluation_view.view(session, here)
         checkpoint = session.get_one(Checkpoint, heads)
     assert "Server ours" in html and "Server theirs" in html

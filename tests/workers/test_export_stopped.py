@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from formats.proof import PROVING
+from formats.proof import COMPARING_NOTE
 from formats.store import exports_folder
 from speculoos.settings import Settings
 from tests.tools.homes import add_base
@@ -48,7 +48,7 @@ def test_a_stop_is_met_in_the_middle_of_the_proof(patient: Bench, tmp_path) -> N
     with db.writing(settings) as session:
         session.add(Checkpoint(**row, path=str(folder)))
     job = submit(Export(row_id, "vllm"), settings=settings)
-    found = patient.wait_for(job.id, lambda found: found.progress_note == PROVING, "the proof", 240)
+    found = patient.wait_for(job.id, lambda found: found.progress_note == COMPARING_NOTE, "the proof", 240)
     assert (found.unit, found.total) == ("prompts", 3) and found.done < 3
     asked = time.monotonic()
     request_cancel(job.id, settings)

@@ -10,14 +10,14 @@ import pytest
 
 from models.identity import tokenizer_sha256, weights_sha256
 from speculoos.errors import BadInput, Unavailable
-from speculoos.redaction import redact, secrets
-from speculoos.settings import Settings, StateServer
+from speculoos.redaction import known_secrets, redact
+from speculoos.settings import HiddenStatesServer, Settings
 from tests.tools.endless import Endless
 from tests.tools.state_server import StateProcess
 from tracking import db, jobs, leases
 from tracking.reports import last_metrics
 from tracking.tables import Base, Checkpoint, Dataset, Job, JobLog
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work import train
 from workers.jobs.requests import Train
 from workers.jobs.submit import clone, submit
@@ -40,8 +40,8 @@ def away(home: Settings, served: StateProcess, tmp_path: Path, monkeypatch: pyte
     known = {
         "here": served.server(key_env="MINE"),
         "shut": replace(served.server("shut"), name="shut"),
-        "gone": StateServer("gone", "http://127.0.0.1:9"),
-        "odd": StateServer("odd", f"{served.url}/nothing", key_env="MINE"),
+        "gone": HiddenStatesServer("gone", "http://127.0.0.1:9"),
+        "odd": HiddenStatesServer("odd", f"{served.url}/nothing", key_env="MINE"),
     }
     return replace(home, redis_url=f"redis+socket://{tmp_path}/none.sock", state_servers=known)
 
@@ -92,7 +92,7 @@ def test_a_server_that_cannot_do_it_is_told_at_submit(
 
 def test_a_server_that_never_stops_talking_is_none(away: Settings, ids: dict[str, str]) -> None:
     with Endless() as endless:
-        named = replace(away, state_servers={"big": StateServer("big", endless.url)})
+        named = replace(away, state_servers={"big": HiddenStatesServer("big", endless.url)})
         with pytest.raises(BadInput, match="“big” is none of kind speculoos .200 for /v1/base.; check its url"):
             submit(request(ids, hidden_states="big"), settings=named)
     assert endless.sent < 32 * 2**20, "all but what waited in the sockets was left unread"
@@ -117,7 +117,7 @@ def test_a_job_trains_from_a_server_keeps_what_came_and_then_from_that_alone(
         job = submit(request(ids, hidden_states=where, hidden_states_store="kept"), name=name, settings=away)
         with db.writing(away) as session:
             attempt = jobs.claim(session, job.id, "test", 60)
-        context = Context(away, job.id, attempt, JobTiming())
+        context = JobContext(away, job.id, attempt, JobTiming())
         result = train.run(Train(**job.request), context)
         context.flush()
         with db.writing(away) as session:
@@ -135,5 +135,5 @@ def test_a_job_trains_from_a_server_keeps_what_came_and_then_from_that_alone(
 
 
 def test_the_token_is_hidden_wherever_text_is_written(away: Settings) -> None:
-    known = secrets(replace(away, features_token="sesame-server"))
+    known = known_secrets(replace(away, features_token="sesame-server"))
     assert redact("got sesame-open and sesame-server", known) == "got ••• and •••"

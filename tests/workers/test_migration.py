@@ -14,12 +14,12 @@ import pytest
 
 from cli.main import main
 from models.tiny import make_tiny_base
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 from tests.tools import cli_docs
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 
-MIGRATION, NEMO = CLONE / "docs" / "migration.md", CLONE / "docs" / "nemo.md"
+MIGRATION, NEMO = PROJECT_ROOT / "docs" / "migration.md", PROJECT_ROOT / "docs" / "nemo.md"
 SMALL = {
     "train": ["max_steps=2", "batch_tokens=256", "max_length=128", "samples=0"],
     "data generate": ["--limit", "8", "--max-tokens", "12"],

@@ -15,7 +15,7 @@ import pytest
 
 from speculoos import machine
 from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
-from speculoos.redaction import cut, redact, secrets
+from speculoos.redaction import cut_to_words, known_secrets, redact
 from speculoos.settings import Settings, load
 from tests.workers.conftest import wait_until
 from tracking import db, jobs, leases, processes, reports, rules
@@ -23,14 +23,14 @@ from tracking.tables import Base, Job, now
 from workers import identity
 from workers.celery_app import VISIBILITY_SECONDS, make_app
 from workers.child import main as child
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.reporter import EXIT_FENCED, Eta
 from workers.joblog import last_line
 from workers.jobs.requests import FetchModel
-from workers.supervise.attempt import KILLED, MEMORY_HINT, AttemptSupervisor, hint
-from workers.supervise.reconcile import due, interrupt_lost
-from workers.supervise.silence import Silence
-from workers.timing import JobTiming, timing
+from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint
+from workers.supervise.reconcile import interrupt_lost, jobs_without_message
+from workers.supervise.silence import LeaseMonitor
+from workers.timing import JobTiming, job_timing
 
 
 def make_job(settings: Settings, **columns: object) -> Job:
@@ -58,77 +58,77 @@ def test_a_job_goes_by_the_limits_that_were_chosen_when_it_began(
 ) -> None:
     monkeypatch.setattr(child, "bound_child", lambda *_: None)  # this process is the tests' own
     monkeypatch.setattr(FetchModel, "run", lambda _, context: {"rows": context.settings.max_rows})
-    rules.keep(home, {"max_rows": 12})
+    rules.save_rules(home, {"max_rows": 12})
     job = make_job(home, kind="fetch_model", request={"source": "starter", "location": "starter"})
-    assert child._work(Context(home, job.id, 1, timing())) == {"rows": 12}
+    assert child._work(JobContext(home, job.id, 1, job_timing())) == {"rows": 12}
 
 
 def test_known_and_likely_secrets_are_masked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "my-own-token-value")
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:sesame-open@db/x")
-    known = secrets(load())
+    known = known_secrets(load())
     text = "my-own-token-value hf_abcdefghijklmnopqrstuvwx postgresql://you:other@db/x sesame-open https://a.b/c:d@e"
     assert redact(text, known) == "••• ••• postgresql://•••@db/x ••• https://a.b/c:d@e"
     assert redact("an ordinary line, 3:4", known) == "an ordinary line, 3:4"
     monkeypatch.setenv("SPECULOOS_METRICS_TOKEN", "scraped-4711")
-    assert redact("a scraped-4711", secrets(load())) == "a •••"
+    assert redact("a scraped-4711", known_secrets(load())) == "a •••"
 
 
 def test_a_text_is_cut_before_a_word_that_could_be_the_beginning_of_a_secret() -> None:
-    assert cut("wrong key sesame-4711", 21) == "wrong key sesame-4711"
-    assert cut("wrong key sesame-4711", 18) == "wrong key …"
-    assert cut("sesame-4711", 6) == " …"
+    assert cut_to_words("wrong key sesame-4711", 21) == "wrong key sesame-4711"
+    assert cut_to_words("wrong key sesame-4711", 18) == "wrong key …"
+    assert cut_to_words("sesame-4711", 6) == " …"
 
 
 @pytest.mark.parametrize(
     "reason, advice",
     [
-        (f"The process of attempt 5 ended without a result: {KILLED}.", MEMORY_HINT),
+        (f"The process of attempt 5 ended without a result: {KILLED_REASON}.", MEMORY_HINT),
         ("… it was ended by SIGABRT; its last line was: what():  std::bad_alloc.", MEMORY_HINT),
-        ("… ended with exit status 3; its last line was: no such kernel.", jobs.SEE_LOG),
+        ("… ended with exit status 3; its last line was: no such kernel.", jobs.RETRY_HINT),
     ],
 )
 def test_a_process_that_ended_for_want_of_memory_is_followed_by_what_to_change(reason: str, advice: str) -> None:
-    assert hint(reason) == advice
+    assert failure_hint(reason) == advice
 
 
 def test_a_process_is_recognised_by_more_than_its_pid() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    who = identity.identity(child.pid)
+    who = identity.process_identity(child.pid)
     assert identity.is_alive(who)
     assert not identity.is_alive({**who, "ticks": "5"}), "the pid was used again"
     kept = {name: who[name] for name in ("host", "boot_id", "pid")}
     date = psutil.Process(child.pid).create_time()
     assert identity.is_alive({**kept, "started": date}) and not identity.is_alive({**kept, "started": date - 5})
-    assert not identity.owner_is_dead(f"{who['host']}/{who['boot_id']}/{child.pid}/{date}"), "rows kept dates once"
+    assert not identity.worker_is_dead(f"{who['host']}/{who['boot_id']}/{child.pid}/{date}"), "rows kept dates once"
     assert not identity.is_alive({**who, "boot_id": "earlier"}) and not identity.is_alive({**who, "host": "other"})
     assert not identity.is_alive({}) and not identity.end_group({**who, "host": "other"}, 1)
     assert child.poll() is None, "what is not ours is left alone"
-    name = identity.owner(child.pid)
-    assert not identity.owner_is_dead(name)
+    name = identity.worker_id(child.pid)
+    assert not identity.worker_is_dead(name)
     assert identity.end_group(who, 5)
     child.wait()
-    assert not identity.is_alive(who) and identity.owner_is_dead(name)
-    assert not identity.owner_is_dead("elsewhere/boot/1/2.0") and not identity.owner_is_dead("")
+    assert not identity.is_alive(who) and identity.worker_is_dead(name)
+    assert not identity.worker_is_dead("elsewhere/boot/1/2.0") and not identity.worker_is_dead("")
 
 
 def test_a_group_that_ignores_term_is_killed() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
     child.stdout.readline()
-    assert identity.end_group(identity.identity(child.pid), 0.3)
+    assert identity.end_group(identity.process_identity(child.pid), 0.3)
     assert child.wait(5) == -signal.SIGKILL
 
 
 def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: Settings) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    who = identity.owner(ended.pid)
+    who = identity.worker_id(ended.pid)
     ended.wait()
     soon, past = now() + timedelta(seconds=60), now() - timedelta(seconds=1)
     running = {"state": "RUNNING", "attempt": 1}
     dead = make_job(home, **running, owner=who, lease_until=soon)
     silent = make_job(home, **running, owner="elsewhere/boot/1/2.0", lease_until=past)
-    living = make_job(home, **running, owner=identity.owner(), lease_until=soon)
+    living = make_job(home, **running, owner=identity.worker_id(), lease_until=soon)
     asked = make_job(home, **running, owner=who, lease_until=soon, cancel_requested=True)
     worn = make_job(home, state="RUNNING", attempt=5, owner=who, lease_until=soon)
     with db.writing(home) as session:
@@ -146,7 +146,7 @@ def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
 
     def is_due(job: Job) -> bool:
         with db.reading(home) as session:
-            return bool(due(session, [jobs.get(session, job.id)], pace))
+            return bool(jobs_without_message(session, [jobs.get(session, job.id)], pace))
 
     old = make_job(home, published_at=now() - timedelta(seconds=60))
     assert is_due(make_job(home))
@@ -170,20 +170,20 @@ def test_the_visibility_timeout_is_set_in_all_three_places() -> None:
 
 def test_timing_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECULOOS_LEASE_SECONDS", "2.5")
-    assert timing() == JobTiming(lease_seconds=2.5)
+    assert job_timing() == JobTiming(lease_seconds=2.5)
     for wrong in ("soon", "-1", "0"):
         monkeypatch.setenv("SPECULOOS_POLL_SECONDS", wrong)
         with pytest.raises(BadInput, match="SPECULOOS_POLL_SECONDS"):
-            timing()
+            job_timing()
 
 
 @pytest.fixture
-def context(home: Settings) -> Context:
+def context(home: Settings) -> JobContext:
     job = make_job(home, state="RUNNING", attempt=3)
-    return Context(home, job.id, 3, JobTiming(poll_seconds=0.05, lease_seconds=1))
+    return JobContext(home, job.id, 3, JobTiming(poll_seconds=0.05, lease_seconds=1))
 
 
-def test_work_publishes_only_while_the_job_is_its_own(context: Context) -> None:
+def test_work_publishes_only_while_the_job_is_its_own(context: JobContext) -> None:
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
     context.publish(Base, "b" * 32, state="ready", path="/x")
@@ -197,7 +197,7 @@ def test_work_publishes_only_while_the_job_is_its_own(context: Context) -> None:
     assert context.usable(Base, "b" * 32).path == "/x"
 
 
-def test_inputs_that_are_gone_or_not_ready_are_named(context: Context) -> None:
+def test_inputs_that_are_gone_or_not_ready_are_named(context: JobContext) -> None:
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
     with pytest.raises(Conflict, match="'base' is still being made"):
@@ -206,18 +206,18 @@ def test_inputs_that_are_gone_or_not_ready_are_named(context: Context) -> None:
         context.usable(Base, "c" * 32)
 
 
-def test_a_row_is_looked_at_without_its_files(context: Context, tmp_path: Path) -> None:
+def test_a_row_is_looked_at_without_its_files(context: JobContext, tmp_path: Path) -> None:
     """Who asks a server what it serves needs the names, not the weights."""
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x", path="/gone", state="ready"))
     shared = replace(context.settings, store=f"file://{tmp_path}/store")
-    there = Context(shared, context.job_id, context.attempt, context.timing)
+    there = JobContext(shared, context.job_id, context.attempt, context.timing)
     assert there.ready(Base, "b" * 32).path == "/gone"
     with pytest.raises(Unavailable, match="neither on this machine nor in the store"):
         there.usable(Base, "b" * 32)
 
 
-def test_attempts_write_apart_and_find_each_other(context: Context) -> None:
+def test_attempts_write_apart_and_find_each_other(context: JobContext) -> None:
     folder = context.checkpoint_folder("c")
     assert folder.name == "attempt-3" and folder.is_dir()
     for number in (1, 2, 10):
@@ -225,7 +225,7 @@ def test_attempts_write_apart_and_find_each_other(context: Context) -> None:
     assert [p.name for p in context.earlier_attempts("c")] == ["attempt-2", "attempt-1"]
 
 
-def test_a_report_that_could_not_be_written_is_not_lost(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_could_not_be_written_is_not_lost(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     context.log("first")
     context.progress(1, 10, "steps")
     context.metrics(1, {"loss": 1.0})
@@ -242,7 +242,7 @@ def test_a_report_that_could_not_be_written_is_not_lost(context: Context, monkey
 
 
 def test_a_moment_without_database_at_the_end_does_not_fail_the_work(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    context: JobContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, away = reports.write, iter([True, True, False])
 
@@ -258,21 +258,21 @@ def test_a_moment_without_database_at_the_end_does_not_fail_the_work(
         assert [line.message for line in reports.logs(session, context.job_id)] == ["the last word"]
 
 
-def test_work_waits_for_its_device_and_keeps_it(context: Context) -> None:
+def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
     with context.session() as session:
-        leases.acquire(session, machine.device("cpu", context.settings.home), "run:1", 0.4)
+        leases.acquire(session, machine.device_key("cpu", context.settings.home), "run:1", 0.4)
     started = time.monotonic()
     with context:
         context.hold_device("cpu")
         assert time.monotonic() - started > 0.2
         time.sleep(1.3)  # longer than a lease: the heartbeat renews it
         with context.session() as session:
-            assert leases.holder(session, machine.device("cpu", context.settings.home)) == context.holder
+            assert leases.holder(session, machine.device_key("cpu", context.settings.home)) == context.holder
 
 
-def test_a_wish_to_stop_ends_the_wait_for_a_device(context: Context) -> None:
+def test_a_wish_to_stop_ends_the_wait_for_a_device(context: JobContext) -> None:
     with context.session() as session:
-        leases.acquire(session, machine.device("cpu", context.settings.home), "run:1", 60)
+        leases.acquire(session, machine.device_key("cpu", context.settings.home), "run:1", 60)
         jobs.request_cancel(session, context.job_id)
     with context, pytest.raises(Cancelled):
         context.hold_device("cpu")
@@ -350,7 +350,7 @@ def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:
 
 def test_only_a_lease_that_stands_still_while_one_watches_is_silent() -> None:
     at = 0.0
-    silence = Silence(10, longest_step=3, clock=lambda: at)
+    silence = LeaseMonitor(10, longest_step=3, clock=lambda: at)
     job = Job(id="a", attempt=1, lease_until=now() - timedelta(days=1))
     assert silence.of([job]) == set(), "a date that has passed means nothing by itself"
     at += 1000

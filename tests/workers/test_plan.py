@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from evaluation.questions import built_in
-from evaluation.record import of_base, record
+from evaluation.record import answerer_of_base, record
 from models.base import load_base
 from models.checkpoints import save_draft
 from models.medusa import MedusaConfig, MedusaHeads
 from speculoos.errors import BadInput
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.workers.test_bodies import begin, fetched  # noqa: F401
 from tracking import db
 from tracking.runs import group_runs, steps_after
@@ -45,7 +45,7 @@ def test_a_data_set_s_answers_are_replayed_with_a_checkpoint(begin, tiny_base, t
     heads = MedusaHeads.from_base(MedusaConfig(loaded.hidden_size, loaded.vocab_size, 2), loaded)
     folder = save_draft(tmp_path / "heads", heads, {"base": base.name})
     said = tmp_path / "said.jsonl"
-    record(of_base(loaded, 16), built_in(2), said, Silent(), "tiny")
+    record(answerer_of_base(loaded, 16), built_in(2), said, SilentReporter(), "tiny")
     request, context = begin(ImportAnswered(path=str(said), base_id=base.id))
     import_answered.run(request, context)
     with db.writing(context.settings) as rows:

@@ -19,7 +19,7 @@ from tests.workers.two_machines import row, second
 from tracking import db
 from tracking.tables import Checkpoint, Metric
 from training.resume_points import latest_resume_point
-from workers.child.states import States
+from workers.child.states import UploadedCheckpoints
 
 STEPS = 160
 
@@ -38,7 +38,7 @@ def made(folder: Path, step: int) -> Path:
 
 
 def test_the_newest_state_is_kept_with_the_best_draft(store: Store, tmp_path: Path) -> None:
-    kept, folder = States(store, "c"), tmp_path / "one" / "attempt-1"
+    kept, folder = UploadedCheckpoints(store, "c"), tmp_path / "one" / "attempt-1"
     assert kept.note() == {} and not kept.bring(tmp_path / "none")
     kept.put(1, made(folder, 10))
     (folder / "best").mkdir()
@@ -53,7 +53,7 @@ def test_the_newest_state_is_kept_with_the_best_draft(store: Store, tmp_path: Pa
 
 def test_another_attempt_takes_nothing_from_the_one_before(store: Store, tmp_path: Path) -> None:
     """An attempt that was fenced out may still be putting its state: what it has put stays."""
-    kept = States(store, "c")
+    kept = UploadedCheckpoints(store, "c")
     kept.put(1, made(tmp_path / "attempt-1", 10))
     kept.put(2, made(tmp_path / "attempt-2", 20))
     assert {name.split("/")[0] for name in store.names(kept.place)} == {"1-state-10", "2-state-20", "newest.json"}
@@ -74,7 +74,7 @@ def test_another_attempt_takes_nothing_from_the_one_before(store: Store, tmp_pat
     ],
 )
 def test_a_note_that_leads_elsewhere_is_none(store: Store, tmp_path: Path, changes: dict[str, Any]) -> None:
-    kept = States(store, "c")
+    kept = UploadedCheckpoints(store, "c")
     kept.put(1, made(tmp_path / "attempt-1", 10))
     assert kept.note()
     store.write(f"{kept.place}/newest.json", json.dumps({**kept.note(), **changes}).encode())
@@ -99,7 +99,7 @@ def test_a_training_goes_on_where_a_machine_that_is_gone_left_it(pair: tuple[Ben
     worker = other.worker("gpu")
     job = submit_training(first, tiny_base, STEPS, 20)
     checkpoint = job.request["checkpoint_id"]
-    kept = States(Store(first.settings.store), checkpoint)
+    kept = UploadedCheckpoints(Store(first.settings.store), checkpoint)
     first.wait_for(job.id, lambda _: bool(kept.note()), "a state in the store", 240)
     worker.send_signal(signal.SIGKILL)
     other.settings.home.rename(other.settings.home.with_name("gone"))

@@ -17,8 +17,8 @@ from models.starter import HEAD
 from ops import retention
 from speculoos.errors import Unavailable
 from speculoos.settings import Settings
-from speculoos.store import marked, open_store
-from speculoos.sums import listed
+from speculoos.store import open_store, read_key
+from speculoos.sums import read_checksums
 from tests.workers.conftest import Bench
 from tests.workers.two_machines import (
     files,
@@ -35,10 +35,10 @@ from tracking import changes, db, stored
 from tracking.tables import Base, Checkpoint, Dataset, Stored
 from workers import identity
 from workers.child import files as child_files
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.jobs.extend import extend
 from workers.jobs.submit import retry, submit
-from workers.timing import timing
+from workers.timing import job_timing
 
 TEXTS = [f"number {n}" for n in range(10)]
 
@@ -146,11 +146,11 @@ def child_deliver(bench: Bench, table: type, row_id: str, folder: str) -> None:
     """What a job does when it publishes."""
     kept = job_files(bench).deliver(table, row_id, folder)
     with db.writing(bench.settings) as session:
-        stored.keep(session, stored.KINDS[table], row_id, kept)
+        stored.save_stored(session, stored.KINDS[table], row_id, kept)
 
 
 def job_files(bench: Bench) -> child_files.JobFiles:
-    return Context(bench.settings, "job", 1, timing()).files
+    return JobContext(bench.settings, "job", 1, job_timing()).files
 
 
 def test_a_kill_between_delivery_and_publishing_loses_nothing(pair: tuple[Bench, Bench]) -> None:
@@ -160,7 +160,7 @@ def test_a_kill_between_delivery_and_publishing_loses_nothing(pair: tuple[Bench,
     path = row(first, Base, base).path
     job_files(first).deliver(Base, base, path)  # and the process is killed here
     with db.reading(first.settings) as session:
-        assert stored.of(session, base) is None
+        assert stored.stored_entry(session, base) is None
     with pytest.raises(Unavailable, match="neither on this machine nor in the store"):
         files(other).local(row(other, Base, base))
     child_deliver(first, Base, base, path)
@@ -175,7 +175,7 @@ def test_a_base_outside_of_the_home_comes_into_the_other_home(pair: tuple[Bench,
     with db.writing(first.settings) as session:
         session.get_one(Base, base).path = str(outside)
     child_deliver(first, Base, base, str(outside))
-    assert marked(outside) == "", "someone's own folder is left as it is"
+    assert read_key(outside) == "", "someone's own folder is left as it is"
     assert files(first).local(row(first, Base, base)) == str(outside)
     shutil.rmtree(outside)
     assert files(other).local(row(other, Base, base)) == str(other.settings.home / "models" / base)
@@ -189,7 +189,7 @@ def test_a_path_that_ends_above_itself_comes_into_a_place_of_its_own(pair: tuple
     path_id = stored.path_id(first.settings, path)
     kept = files(first).deliver(stored.UPLOADS, path_id, path)
     with db.writing(first.settings) as session:
-        stored.keep(session, stored.UPLOADS, path_id, kept)
+        stored.save_stored(session, stored.UPLOADS, path_id, kept)
     shutil.rmtree(tmp_path / "elsewhere")
     mine = other.settings.home / "uploads" / "someone" / "texts.jsonl"
     mine.parent.mkdir(parents=True)
@@ -203,7 +203,7 @@ def test_the_shipped_head_is_compared_and_never_travels(pair: tuple[Bench, Bench
     first, other = pair
     base = tiny(first)
     with db.writing(first.settings) as session:
-        sum_of_head = listed(HEAD)["model.safetensors"]
+        sum_of_head = read_checksums(HEAD)["model.safetensors"]
         elsewhere = {"method": "eagle3", "state": "ready", "path": "/another/installation/starter_head"}
         session.add(Checkpoint(id="c" * 32, name="starter", base_id=base, sha256=sum_of_head, **elsewhere))
         session.add(Checkpoint(id="d" * 32, name="older", base_id=base, sha256="0" * 64, **elsewhere))
@@ -230,7 +230,7 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(
     monkeypatch.setattr(jobs_files.store, "put_folder", away_at_first)
     assert jobs_files.deliver(Base, base, row(first, Base, base).path) and len(tries) == 3
     tries.clear()
-    monkeypatch.setattr(child_files, "PATIENCE", 0.0)
+    monkeypatch.setattr(child_files, "STORE_TIMEOUT", 0.0)
     with pytest.raises(Unavailable, match="does not answer"):
         jobs_files.deliver(Base, base, row(first, Base, base).path)
 
@@ -255,11 +255,11 @@ def test_machines_do_not_judge_each_others_processes(
     first, other = pair
     other.settings.home.mkdir(exist_ok=True)
     monkeypatch.setenv("SPECULOOS_HOME", str(other.settings.home))
-    theirs, lasting = identity.owner(), identity.identity(1)
+    theirs, lasting = identity.worker_id(), identity.process_identity(1)
     gone = theirs.rpartition("/")[0] + "/1"
-    assert identity.owner_is_dead(gone) and identity.is_alive(lasting)
+    assert identity.worker_is_dead(gone) and identity.is_alive(lasting)
     monkeypatch.setenv("SPECULOOS_HOME", str(first.settings.home))
-    assert not identity.owner_is_dead(gone), "only its lease can tell"
+    assert not identity.worker_is_dead(gone), "only its lease can tell"
     assert not identity.is_alive(lasting) and not identity.end_group(lasting, 0)
 
 

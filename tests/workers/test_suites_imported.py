@@ -11,7 +11,7 @@ from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings
 from tracking import db, jobs
 from tracking.tables import Base, Dataset
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work import import_prompts
 from workers.jobs.command_line import command_for
 from workers.jobs.requests import Evaluate, ImportPrompts, PlanRequest
@@ -25,7 +25,7 @@ def run(home: Settings, request: ImportPrompts) -> Dataset:
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
     stored = ImportPrompts(**job.request)
-    import_prompts.run(stored, Context(home, job.id, attempt, JobTiming()))
+    import_prompts.run(stored, JobContext(home, job.id, attempt, JobTiming()))
     with db.reading(home) as session:
         return session.get_one(Dataset, stored.dataset_id)
 

@@ -18,8 +18,8 @@ from tests.workers.conftest import wait_until
 from tracking import changes, db, jobs, reports
 from tracking.tables import Base, Dataset, Job
 from workers.child import trackers
-from workers.child.context import Context
-from workers.child.trackers import mirrored
+from workers.child.context import JobContext
+from workers.child.trackers import tracking_metrics
 from workers.jobs.requests import Train
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
@@ -56,14 +56,14 @@ class Kept(theirs.GeneralTracker):
 
 
 @pytest.fixture
-def context(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Context:
+def context(home: Settings, monkeypatch: pytest.MonkeyPatch) -> JobContext:
     """Of a training that has begun, in an installation that tells W&B, whose place `Kept` takes."""
     PartialState(cpu=True)
     Kept.made, Kept.act = [], staticmethod(lambda: None)
     monkeypatch.setitem(theirs.LOGGER_TYPE_TO_CLASS, "wandb", Kept)
     monkeypatch.setattr(theirs, "_available_trackers", [LoggerType.WANDB])
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    for name in trackers.environment(home):
+    for name in trackers.tracker_environment(home):
         monkeypatch.setenv(name, SHOWN)
     settings = replace(home, trackers=("wandb",))
     with db.writing(settings) as session:
@@ -74,40 +74,40 @@ def context(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Context:
     return attempt(settings, submit(asked, name="my heads", settings=settings).id)
 
 
-def attempt(settings: Settings, job_id: str) -> Context:
+def attempt(settings: Settings, job_id: str) -> JobContext:
     with db.writing(settings) as session:
         number = jobs.claim(session, job_id, "test", 60)
     assert number
-    return Context(settings, job_id, number, JobTiming())
+    return JobContext(settings, job_id, number, JobTiming())
 
 
-def say(context: Context, *steps: int) -> None:
+def say(context: JobContext, *steps: int) -> None:
     for step in steps:
         context.metrics(step, {"train/loss": 1 / (step + 1), "train/odd": float("nan")})
 
 
-def warnings(context: Context) -> list[str]:
+def warnings(context: JobContext) -> list[str]:
     context.flush()
     with db.reading(context.settings) as session:
         return [line.message for line in reports.logs(session, context.job_id) if line.level == "warning"]
 
 
-def test_a_run_is_told_everything_under_its_name_and_an_attempt_goes_on_with_it(context: Context) -> None:
-    with mirrored(context, {"lr": 0.1, "layers": [1, 2], "none": None, "base": "b"}):
+def test_a_run_is_told_everything_under_its_name_and_an_attempt_goes_on_with_it(context: JobContext) -> None:
+    with tracking_metrics(context, {"lr": 0.1, "layers": [1, 2], "none": None, "base": "b"}):
         say(context, 1, 2, 3)
     context.flush()
     first = Kept.made[0]
     assert first.options["id"] == context.job_id and first.options["name"] == "Train my heads"
     assert first.config == {"lr": 0.1, "layers": "[1, 2]", "base": "b"} and first.ended
     assert first.told == [(step, {"train/loss": 1 / (step + 1)}) for step in (1, 2, 3)]
-    note = trackers.Note(context.settings.trackers_folder / "notes" / f"{context.job_id}-wandb.json")
+    note = trackers.TrackerRunNote(context.settings.trackers_folder / "notes" / f"{context.job_id}-wandb.json")
     assert note.reached == 3
     note.reached = 1  # killed before the note was written again
     note.write()
     with db.writing(context.settings) as session:
         jobs.interrupt(session, context.job_id, context.attempt, "killed")
     again = attempt(context.settings, context.job_id)
-    with mirrored(again, {"lr": 0.1}, resumed=2):
+    with tracking_metrics(again, {"lr": 0.1}, resumed=2):
         say(again, 3, 4)
     assert Kept.made[1].config is None, "its settings are there"
     assert Kept.made[1].options == first.options
@@ -116,7 +116,7 @@ def test_a_run_is_told_everything_under_its_name_and_an_attempt_goes_on_with_it(
     )
 
 
-def test_tensorboard_forgets_what_a_killed_attempt_told_of_later_steps(context: Context) -> None:
+def test_tensorboard_forgets_what_a_killed_attempt_told_of_later_steps(context: JobContext) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     theirs._available_trackers.append(LoggerType.TENSORBOARD)
     context.settings = replace(context.settings, trackers=("tensorboard",))
@@ -130,7 +130,7 @@ def test_tensorboard_forgets_what_a_killed_attempt_told_of_later_steps(context: 
         assert len(points) == len({point.step for point in points}), "every step once"
         return {point.step: point.value for point in points}
 
-    killed = mirrored(context, {"lr": 0.1, "layers": [1]})
+    killed = tracking_metrics(context, {"lr": 0.1, "layers": [1]})
     killed.__enter__()
     say(context, *range(1, 7))
     wait_until(lambda: set(losses()) == set(range(1, 7)), 180, "TensorBoard's file")
@@ -138,7 +138,7 @@ def test_tensorboard_forgets_what_a_killed_attempt_told_of_later_steps(context: 
     with db.writing(context.settings) as session:
         jobs.interrupt(session, context.job_id, context.attempt, "killed")
     again = attempt(context.settings, context.job_id)
-    with mirrored(again, {"lr": 0.1}, resumed=4):
+    with tracking_metrics(again, {"lr": 0.1}, resumed=4):
         for step in (5, 6, 7):
             again.metrics(step, {"train/loss": 100.0 + step})
     assert losses() == pytest.approx({**{n: 1 / (n + 1) for n in range(1, 5)}, 5: 105.0, 6: 106.0, 7: 107.0})
@@ -146,12 +146,12 @@ def test_tensorboard_forgets_what_a_killed_attempt_told_of_later_steps(context: 
     killed.__exit__(None, None, None)
 
 
-def test_a_tracker_that_fails_costs_one_line_without_a_secret(context: Context) -> None:
+def test_a_tracker_that_fails_costs_one_line_without_a_secret(context: JobContext) -> None:
     def fail() -> None:
         raise ConnectionError(f"wandb.example refused {SECRET}\nand more")
 
     Kept.act = staticmethod(fail)
-    with mirrored(context, {}):
+    with tracking_metrics(context, {}):
         say(context, 1)
         time.sleep(0.3)
         say(context, 2, 3)
@@ -161,42 +161,42 @@ def test_a_tracker_that_fails_costs_one_line_without_a_secret(context: Context) 
         assert len(reports.metrics(session, context.job_id)["train/loss"]) == 3, "our own rows are whole"
 
 
-def test_a_tracker_that_hangs_is_not_waited_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_hangs_is_not_waited_for(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "LAST_SECONDS", 0.3)
     monkeypatch.setattr(trackers, "WAITING", 5)
     Kept.act = staticmethod(lambda: time.sleep(30))
     begun = time.monotonic()
-    with mirrored(context, {}):
+    with tracking_metrics(context, {}):
         say(context, *range(3))
         assert time.monotonic() - begun < 10, "a training does not wait"
     assert time.monotonic() - begun < 20
     assert warnings(context) == ["Weights & Biases gets no more metrics of this training: it does not respond."]
 
 
-def test_a_tracker_that_is_too_slow_is_left_behind(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_too_slow_is_left_behind(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "WAITING", 5)
     Kept.act = staticmethod(lambda: time.sleep(0.2))
-    with mirrored(context, {}):
+    with tracking_metrics(context, {}):
         say(context, *range(20))
     assert warnings(context) == ["Weights & Biases gets no more metrics of this training: it is too slow."]
 
 
-def test_a_package_that_is_missing_is_said_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_said_once(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theirs, "_available_trackers", [])
-    with mirrored(context, {}):
+    with tracking_metrics(context, {}):
         say(context, 1, 2)
     assert len(said := warnings(context)) == 1 and "its package is not installed" in said[0]
 
 
-def test_nothing_is_told_and_nothing_written_by_default(context: Context) -> None:
+def test_nothing_is_told_and_nothing_written_by_default(context: JobContext) -> None:
     context.settings = replace(context.settings, trackers=())
-    with mirrored(context, {}):
+    with tracking_metrics(context, {}):
         say(context, 1)
     assert not Kept.made and not context.settings.trackers_folder.exists() and not warnings(context)
 
 
 def test_trackers_stay_at_home_unless_the_operator_says_otherwise(home: Settings) -> None:
-    known = trackers.environment(home)
+    known = trackers.tracker_environment(home)
     assert known["WANDB_MODE"] == "offline"
     assert str(home.home) in known["MLFLOW_TRACKING_URI"] and known["TRACKIO_DIR"].startswith(str(home.home))
 
@@ -208,8 +208,8 @@ def test_an_unknown_tracker_is_refused_by_its_name(tmp_path: Path) -> None:
         load({**env, "SPECULOOS_TRACKERS": "tensorbored"})
 
 
-def test_runs_in_the_home_go_with_their_job(context: Context) -> None:
-    with mirrored(context, {}):
+def test_runs_in_the_home_go_with_their_job(context: JobContext) -> None:
+    with tracking_metrics(context, {}):
         say(context, 1)
     folder = context.settings.trackers_folder
     (folder / "tensorboard" / f"Train-my-heads-{context.job_id[:12]}").mkdir(parents=True)

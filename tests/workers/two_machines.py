@@ -10,7 +10,7 @@ from models.starter import installed
 from models.tiny import make_tiny_base
 from tests.workers.conftest import Bench
 from tracking import db, stored
-from tracking.stored import Files
+from tracking.stored import RowFiles
 from tracking.tables import Base, Dataset, Job, new_id
 from workers.jobs.requests import GenerateData, ImportPrompts, Train
 from workers.jobs.submit import submit
@@ -61,9 +61,9 @@ def training(bench: Bench, base_id: str, dataset_id: str, **more: object) -> Job
     return submit(request, name="heads", settings=bench.settings)
 
 
-def files(bench: Bench) -> Files:
+def files(bench: Bench) -> RowFiles:
     """The files of rows, as this machine has them."""
-    return Files(bench.settings, installed)
+    return RowFiles(bench.settings, installed)
 
 
 def row(bench: Bench, table: type, row_id: str) -> Dataset:
@@ -74,4 +74,4 @@ def row(bench: Bench, table: type, row_id: str) -> Dataset:
 def is_here(bench: Bench, table: type, row_id: str) -> bool:
     """Whether this machine has a row's files."""
     with db.reading(bench.settings) as session:
-        return files(bench).here(session.get_one(table, row_id), stored.of(session, row_id))
+        return files(bench).here(session.get_one(table, row_id), stored.stored_entry(session, row_id))

@@ -9,8 +9,8 @@ from typing import Any
 
 from speculoos.errors import Cancelled
 from speculoos.reporting import Reporter
-from training.hidden_states.client import Away, Client
-from training.hidden_states.daemons import Daemons
+from training.hidden_states.client import StatesClient, TemporarilyUnavailable
+from training.hidden_states.daemons import DaemonPool
 from training.hidden_states.wire import HiddenStates, StatesRequest
 
 POLL_SECONDS = 0.2
@@ -18,7 +18,7 @@ FIRST_DELAY, MAX_DELAY = 0.5, 5.0
 """Seconds between retries while the server is unavailable; doubled after each one."""
 
 
-class CarrierWatch:
+class ServerWaitMonitor:
     """Reports that the server is unavailable (once in the log, continuously in the progress) and checks for a stop."""
 
     def __init__(self, reporter: Reporter, name: str):
@@ -53,12 +53,12 @@ class CarrierWatch:
         self.reporter.progress(done, total, "steps", message)
 
 
-class Threaded:
+class ThreadedPrefetcher:
     """Prefetcher that requests hidden states on `client.workers` threads."""
 
-    def __init__(self, client: Client, watch: CarrierWatch):
+    def __init__(self, client: StatesClient, watch: ServerWaitMonitor):
         self._client, self._watch = client, watch
-        self._daemons = Daemons(client.workers)
+        self._daemons = DaemonPool(client.workers)
         self._closed = threading.Event()
         self._error = ""
 
@@ -90,17 +90,17 @@ class Threaded:
                 result = task()
                 self._error = ""
                 return result
-            except Away as error:
+            except TemporarilyUnavailable as error:
                 self._error = str(error).rstrip(".")
             if self._closed.wait(delay):
                 raise Cancelled("Stopped.")
             delay = min(2 * delay, MAX_DELAY)
 
 
-class Direct:
+class LocalPrefetcher:
     """Prefetcher for a base model in this process: computes only when the result is needed."""
 
-    def __init__(self, client: Client):
+    def __init__(self, client: StatesClient):
         self._client = client
 
     def begin(self, request: StatesRequest) -> StatesRequest:

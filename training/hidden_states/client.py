@@ -6,24 +6,24 @@ from typing import Any, Protocol
 import httpx
 from torch import Tensor
 
-from speculoos.bounded import AS_IT_IS, read_whole
+from speculoos.bounded import NO_COMPRESSION, read_limited
 from speculoos.errors import BadInput, Unavailable
-from speculoos.redaction import cut
-from speculoos.settings import StateServer
+from speculoos.redaction import cut_to_words
+from speculoos.settings import HiddenStatesServer
 from training.hidden_states.wire import HiddenStates, StatesRequest
 
 CONNECT_SECONDS = 10.0
-WORDS_BYTES = 2**20
+OVERHEAD_BYTES = 2**20
 """Limit for the part of a response body that is not hidden states."""
 RETRYABLE_STATUSES = (408, 425, 429, 502, 503, 504)
 """HTTP statuses of temporary failures; the same request may succeed later."""
 
 
-class Away(Unavailable):
+class TemporarilyUnavailable(Unavailable):
     """The server is temporarily unavailable; retry."""
 
 
-class Client(Protocol):
+class StatesClient(Protocol):
     """Source of hidden states. Thread-safe; `workers` is the useful number of concurrent calls."""
 
     workers: int
@@ -39,12 +39,12 @@ class Client(Protocol):
         """Release the connections; no further calls."""
 
 
-class Connection:
+class StatesConnection:
     """HTTP to one server over persistent connections."""
 
-    def __init__(self, server: StateServer):
+    def __init__(self, server: HiddenStatesServer):
         self.name = server.name
-        headers = AS_IT_IS | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
+        headers = NO_COMPRESSION | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
         timeout = httpx.Timeout(server.timeout, connect=CONNECT_SECONDS)
         self._client = httpx.Client(base_url=server.root, headers=headers, timeout=timeout)
 
@@ -63,12 +63,12 @@ class Connection:
         return _json(self.post(path, body, max_bytes), self.name)
 
     def _request(self, verb: str, path: str, max_bytes: int = 0, **body: Any) -> httpx.Response:
-        max_bytes += WORDS_BYTES
+        max_bytes += OVERHEAD_BYTES
         try:
             with self._client.stream(verb, path, **body) as streamed:
-                content = read_whole(streamed, max_bytes)
+                content = read_limited(streamed, max_bytes)
         except httpx.TransportError as error:
-            raise Away(_reason(error)) from None
+            raise TemporarilyUnavailable(_reason(error)) from None
         except httpx.HTTPError as error:
             raise Unavailable(f"The server of hidden states “{self.name}”: invalid response ({error}).") from None
         if content is None:
@@ -79,7 +79,7 @@ class Connection:
             )
         response = httpx.Response(streamed.status_code, content=content)
         if response.status_code in RETRYABLE_STATUSES:
-            raise Away(_error_message(response))
+            raise TemporarilyUnavailable(_error_message(response))
         if response.status_code >= 400:
             raise _refusal(response, self.name)
         return response
@@ -110,7 +110,7 @@ def _error_message(response: httpx.Response) -> str:
         return f"{response.status_code} {response.reason_phrase}"
     error = body.get("error", body) if isinstance(body, dict) else {}
     message = error.get("message") if isinstance(error, dict) else error
-    return cut(str(message or f"{response.status_code} {response.reason_phrase}"), 500)
+    return cut_to_words(str(message or f"{response.status_code} {response.reason_phrase}"), 500)
 
 
 def _json(response: httpx.Response, name: str) -> Any:

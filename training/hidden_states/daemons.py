@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import Any
 
 
-class Daemons:
+class DaemonPool:
     """`count` threads that run calls in FIFO order."""
 
     def __init__(self, count: int):

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from speculoos.errors import BadInput, Unsupported
-from speculoos.settings import StateServer
-from training.hidden_states.client import Connection
-from training.hidden_states.daemons import Daemons
-from training.hidden_states.wire import HiddenStates, StatesRequest, check_given, joined
+from speculoos.settings import HiddenStatesServer
+from training.hidden_states.client import StatesConnection
+from training.hidden_states.daemons import DaemonPool
+from training.hidden_states.wire import HiddenStates, StatesRequest, check_shapes, concat_states
 
 CHECK_ROWS, CHECK_TOKENS = 6, 64
-WRITTEN_NUMBER = 32
+JSON_NUMBER_CHARS = 32
 """Maximum characters of one number in JSON, separator included."""
 
 
@@ -26,7 +26,7 @@ class EngineAnswer(NamedTuple):
     token: int | None
 
 
-def chosen_of(token_ids: Any) -> int | None:
+def first_generated_token(token_ids: Any) -> int | None:
     """The first generated token of a response, None if it has none."""
     return token_ids[0] if isinstance(token_ids, list) and token_ids and type(token_ids[0]) is int else None
 
@@ -34,10 +34,10 @@ def chosen_of(token_ids: Any) -> int | None:
 class EngineClient:
     """Client of a server that processes one row per request; subclasses implement its API."""
 
-    def __init__(self, server: StateServer, base: Any):
-        self.connection, self.base, self.server = Connection(server), base, server
+    def __init__(self, server: HiddenStatesServer, base: Any):
+        self.connection, self.base, self.server = StatesConnection(server), base, server
         self.workers = 2
-        self._daemons = Daemons(server.concurrency)
+        self._daemons = DaemonPool(server.concurrency)
 
     def row(self, ids: list[int], layers: tuple[int, ...]) -> EngineAnswer:
         """Hidden states of one row; raises the same errors as `states`."""
@@ -50,8 +50,8 @@ class EngineClient:
             answer = future.result()
             hidden = answer.hidden if request.positions is None else answer.hidden[request.positions[number].long()]
             parts.append(HiddenStates(hidden, answer.aux))
-        result = joined(parts)
-        check_given(result, request, self.base.hidden_size)
+        result = concat_states(parts)
+        check_shapes(result, request, self.base.hidden_size)
         return result
 
     def close(self) -> None:

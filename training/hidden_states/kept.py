@@ -17,13 +17,13 @@ from torch import Tensor
 
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.files import new_path
-from training.hidden_states.wire import HiddenStates, StatesRequest, check_given
+from training.hidden_states.wire import HiddenStates, StatesRequest, check_shapes
 
 WRITTEN = "written"
 """Replaces the requested positions in the key of a row whose hidden states were stored while it was generated."""
 
 
-class KeptStates:
+class StatesStore:
     """Rows in `folder` of one base model, computed in `dtype`; `width` is its hidden size."""
 
     def __init__(self, folder: Path, base_sha256: str, dtype: torch.dtype, width: int):
@@ -39,7 +39,7 @@ class KeptStates:
         try:
             states = tensors and HiddenStates(tensors["hidden"], tensors["aux"])
             if states:
-                check_given(states, single, self._width)
+                check_shapes(states, single, self._width)
         except (KeyError, SpeculoosError):
             return None
         return states

@@ -18,16 +18,16 @@ from models.runtime.weights import pack_known
 from speculoos.connections import BoundedConnection
 from speculoos.errors import BadInput, Unavailable, Unsupported
 from speculoos.settings import LOOPBACK
-from speculoos.sums import Sums
+from speculoos.sums import ChecksumCache
 from training.hidden_states.request import RequestLimits
-from training.hidden_states.server import Giver, create_app
+from training.hidden_states.server import StatesEngine, create_app
 
 IDLE_SECONDS = 600
 """Keep-alive timeout: a training step between two requests may take minutes."""
 
 
 @dataclass(frozen=True)
-class ServerFolder:
+class ServerAddress:
     """Address to listen on, and the required token ("": none, on loopback only)."""
 
     host: str = "127.0.0.1"
@@ -44,7 +44,7 @@ class ServerFolder:
 
 def serve(
     folder: str | Path,
-    address: ServerFolder,
+    address: ServerAddress,
     *,
     name: str = "",
     dtype: str = "float32",
@@ -52,16 +52,16 @@ def serve(
     threads: int = 0,
     limits: RequestLimits | None = None,
     known: Known | None = None,
-    sums: Sums = NO_SUMS,
+    sums: ChecksumCache = NO_SUMS,
     say: Callable[[str], Any] = print,
 ) -> None:
     """Serve the base model in `folder` at `address` until stopped; `say` is called with the URL before it serves."""
     listening = listen(address)
     if threads:
         torch.set_num_threads(threads)
-    base, sha256 = prepared(folder, dtype, device, known, sums)
+    base, sha256 = load_served_base(folder, dtype, device, known, sums)
     port = listening.getsockname()[1]
-    engine = Giver(base, sha256, name or Path(folder).name, limits or RequestLimits())
+    engine = StatesEngine(base, sha256, name or Path(folder).name, limits or RequestLimits())
     app = create_app(engine, port, address.token)
     host = f"[{address.host}]" if ":" in address.host else address.host
     say(f"Hidden states of {engine.name} ({base.device}, {engine.facts()['dtype']}) at http://{host}:{port}")
@@ -71,8 +71,8 @@ def serve(
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def prepared(
-    folder: str | Path, dtype: str, device: str, known: Known | None = None, sums: Sums = NO_SUMS
+def load_served_base(
+    folder: str | Path, dtype: str, device: str, known: Known | None = None, sums: ChecksumCache = NO_SUMS
 ) -> tuple[LoadedBase, str]:
     """The base model, checked and packed as for training, and the sha256 of its weights."""
     torch_device = pick_device(device)
@@ -85,7 +85,7 @@ def prepared(
     return base, weights_sum(Path(folder), sums)
 
 
-def listen(address: ServerFolder) -> socket.socket:
+def listen(address: ServerAddress) -> socket.socket:
     """A listening socket, opened before the model is loaded so that a used port fails at once. Raises Unavailable."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:

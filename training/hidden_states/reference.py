@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from speculoos.errors import BadInput
-from speculoos.settings import StateServer
-from training.hidden_states.client import Connection
-from training.hidden_states.wire import LARGEST_NUMBER, PROTOCOL, HiddenStates, StatesRequest, check_given, from_bytes
+from speculoos.settings import HiddenStatesServer
+from training.hidden_states.client import StatesConnection
+from training.hidden_states.wire import MAX_VALUE_BYTES, PROTOCOL, HiddenStates, StatesRequest, check_shapes, from_bytes
 
 
 class ReferenceClient:
@@ -17,8 +17,8 @@ class ReferenceClient:
     workers = 2
     """One batch is computed while the other is transferred."""
 
-    def __init__(self, server: StateServer, base: Any, sha256: str):
-        self._connection, self._base, self._sha256 = Connection(server), base, sha256
+    def __init__(self, server: HiddenStatesServer, base: Any, sha256: str):
+        self._connection, self._base, self._sha256 = StatesConnection(server), base, sha256
 
     def check(self, rows: Sequence[Tensor]) -> str:
         facts = self._connection.get("/v1/base")
@@ -30,10 +30,10 @@ class ReferenceClient:
 
     def states(self, request: StatesRequest) -> HiddenStates:
         width = self._base.hidden_size
-        max_bytes = request.numbers(width) * LARGEST_NUMBER
+        max_bytes = request.numbers(width) * MAX_VALUE_BYTES
         answer = self._connection.post("/v1/hidden_states", request.to_json(self._sha256), max_bytes)
         result = from_bytes(answer.content)
-        check_given(result, request, width)
+        check_shapes(result, request, width)
         return result
 
     def close(self) -> None:

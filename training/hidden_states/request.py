@@ -9,7 +9,7 @@ from speculoos.errors import BadInput, Conflict
 from training.hidden_states.wire import StatesRequest
 
 NonNegativeInt = Annotated[int, Field(ge=0, lt=1 << 31)]
-FEW_LAYERS = 3
+MIN_LAYER_LIMIT = 3
 """Layers that may be requested of any base model: the three of an EAGLE-3 draft may coincide in a small model."""
 
 
@@ -46,7 +46,7 @@ def read_request(body: bytes) -> StatesBody:
         raise BadInput(f"{field}: {problem['msg'][:1].lower()}{problem['msg'][1:]}.") from None
 
 
-def checked(request: StatesBody, base: Any, sha256: str, limits: RequestLimits) -> StatesRequest:
+def validate_states_request(request: StatesBody, base: Any, sha256: str, limits: RequestLimits) -> StatesRequest:
     """The request, validated against the base model and the limits. Raises Conflict for another base, BadInput."""
     if request.base_sha256 and request.base_sha256 != sha256:
         raise Conflict(
@@ -81,7 +81,7 @@ def _check_layers(layers: list[int], base: Any) -> None:
     """The number of layers is limited too: each adds one hidden state per token to the response."""
     if wrong := [layer for layer in layers if layer >= base.num_layers]:
         raise BadInput(f"layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
-    if len(layers) > (max_layers := max(base.num_layers, FEW_LAYERS)):
+    if len(layers) > (max_layers := max(base.num_layers, MIN_LAYER_LIMIT)):
         raise BadInput(f"layers: at most {max_layers} at once, got {len(layers)}.")
 
 

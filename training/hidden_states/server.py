@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from speculoos.errors import BadInput, Conflict, SpeculoosError
 from speculoos.faults import out_of_memory
-from speculoos.guard import Guard
-from training.hidden_states.request import RequestLimits, checked, read_request
-from training.hidden_states.wire import PROTOCOL, TYPE, computed
+from speculoos.guard import RequestGuard
+from training.hidden_states.request import RequestLimits, read_request, validate_states_request
+from training.hidden_states.wire import MEDIA_TYPE, PROTOCOL, compute_states
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 * 2**20
@@ -27,7 +27,7 @@ NO_TOKEN = "A valid token is needed: Authorization: Bearer <SPECULOOS_FEATURES_T
 BUSY = "Too many requests are waiting; retry in a moment."
 
 
-class Giver:
+class StatesEngine:
     """Computes hidden states. One thread runs the forwards in FIFO order; parsing and packing run on the callers'."""
 
     def __init__(self, base: Any, sha256: str, name: str, limits: RequestLimits):
@@ -56,8 +56,8 @@ class Giver:
         if not self._slots.acquire(blocking=False):
             return None
         try:
-            states_request = checked(read_request(body), self.base, self.sha256, self.limits)
-            return self.device.submit(computed, self.base, states_request).result().to_bytes()
+            states_request = validate_states_request(read_request(body), self.base, self.sha256, self.limits)
+            return self.device.submit(compute_states, self.base, states_request).result().to_bytes()
         finally:
             self._slots.release()
 
@@ -77,7 +77,7 @@ class StatesTokenRequired:
         await app(scope, receive, send)
 
 
-def create_app(engine: Giver, port: int, token: str = "") -> FastAPI:
+def create_app(engine: StatesEngine, port: int, token: str = "") -> FastAPI:
     """The server as an ASGI app. Without a `token`, only programs on this machine may use it (and no web page)."""
     app = FastAPI(title="Speculoos hidden states", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(Exception, _failed)
@@ -96,11 +96,11 @@ def create_app(engine: Giver, port: int, token: str = "") -> FastAPI:
         answer = await run_in_threadpool(engine.compute, await request.body())
         if answer is None:
             return error_response(503, BUSY, {"Retry-After": "1"})
-        return Response(answer, media_type=TYPE)
+        return Response(answer, media_type=MEDIA_TYPE)
 
     if token:
         app.add_middleware(StatesTokenRequired, token=token)
-    app.add_middleware(Guard, port=port, max_body_bytes=MAX_BODY_BYTES, any_host=bool(token))
+    app.add_middleware(RequestGuard, port=port, max_body_bytes=MAX_BODY_BYTES, any_host=bool(token))
     return app
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from speculoos.errors import BadInput, Unsupported
-from training.hidden_states.engines import WRITTEN_NUMBER, EngineAnswer, EngineClient, chosen_of
+from training.hidden_states.engines import JSON_NUMBER_CHARS, EngineAnswer, EngineClient, first_generated_token
 
 
 class SglangClient(EngineClient):
@@ -31,10 +31,10 @@ class SglangClient(EngineClient):
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
             "return_hidden_states": True,
         }
-        max_bytes = (len(ids) + 1) * self.base.hidden_size * WRITTEN_NUMBER  # + 1: the generated token's
+        max_bytes = (len(ids) + 1) * self.base.hidden_size * JSON_NUMBER_CHARS  # + 1: the generated token's
         answer = self.connection.post_json("/generate", body, max_bytes)
         hidden = self._prompt_states(answer, ids)
-        return EngineAnswer(hidden, hidden.new_zeros(len(ids), 0), chosen_of(answer.get("output_ids")))
+        return EngineAnswer(hidden, hidden.new_zeros(len(ids), 0), first_generated_token(answer.get("output_ids")))
 
     def _prompt_states(self, answer: Any, ids: list[int]) -> Tensor:
         try:

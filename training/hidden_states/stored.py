@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from speculoos.errors import NotFound
-from training.hidden_states.client import Client
-from training.hidden_states.kept import KeptStates
-from training.hidden_states.wire import HiddenStates, StatesRequest, joined
+from training.hidden_states.client import StatesClient
+from training.hidden_states.kept import StatesStore
+from training.hidden_states.wire import HiddenStates, StatesRequest, concat_states
 
 
 class StoredStates:
     """Rows from the store `kept`; missing ones from `client`, if any."""
 
-    def __init__(self, kept: KeptStates, client: Client | None):
+    def __init__(self, kept: StatesStore, client: StatesClient | None):
         self._kept, self._client = kept, client
         self.workers = client.workers if client else 2
 
@@ -29,7 +29,7 @@ class StoredStates:
             for number, states in zip(missing, self._from_client(subset).by_row(subset), strict=True):
                 self._kept.write(singles[number], states)
                 results[number] = states
-        return joined([states for states in results if states is not None])
+        return concat_states([states for states in results if states is not None])
 
     def close(self) -> None:
         if self._client:

@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from speculoos.errors import BadInput, Unavailable
-from speculoos.settings import StateServer
-from training.hidden_states.client import Away
-from training.hidden_states.engines import WRITTEN_NUMBER, EngineAnswer, EngineClient, chosen_of
-from training.hidden_states.request import FEW_LAYERS
+from speculoos.settings import HiddenStatesServer
+from training.hidden_states.client import TemporarilyUnavailable
+from training.hidden_states.engines import JSON_NUMBER_CHARS, EngineAnswer, EngineClient, first_generated_token
+from training.hidden_states.request import MIN_LAYER_LIMIT
 
 WRITE_SECONDS = 60.0
 POLL_SECONDS = 0.02
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.02
 class VllmClient(EngineClient):
     """Requests a completion of one token for each row; reads and removes the file in the shared folder."""
 
-    def __init__(self, server: StateServer, base: Any):
+    def __init__(self, server: HiddenStatesServer, base: Any):
         super().__init__(server, base)
         self._model = server.model
 
@@ -50,7 +50,7 @@ class VllmClient(EngineClient):
 
     def row(self, ids: list[int], layers: tuple[int, ...]) -> EngineAnswer:
         body = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
-        answer = self.connection.post_json("/v1/completions", body, len(ids) * WRITTEN_NUMBER)
+        answer = self.connection.post_json("/v1/completions", body, len(ids) * JSON_NUMBER_CHARS)
         path, token = self._file_and_token(answer, ids)
         columns = self._read_file(path, ids, layers)
         hidden = self.normed(columns[:, -1])
@@ -70,7 +70,7 @@ class VllmClient(EngineClient):
             ) from None
         if prompt_ids != ids:
             raise BadInput(f"vLLM “{self.server.name}” read other tokens than it was sent.")
-        return path, chosen_of(chosen)
+        return path, first_generated_token(chosen)
 
     def _read_file(self, path: Path, ids: list[int], layers: tuple[int, ...]) -> Tensor:
         """Wait for the file, return its hidden states and delete it. Shapes are checked before anything is loaded,
@@ -90,7 +90,7 @@ class VllmClient(EngineClient):
                 "Its shared_storage_path must be the same folder, at the same path, for server and training.",
             ) from None
         except (OSError, SafetensorError) as error:
-            raise Away(f"its file {path.name} cannot be read ({error})") from None
+            raise TemporarilyUnavailable(f"its file {path.name} cannot be read ({error})") from None
         for file in (path, lock):  # the token ids prove that it is our request's file
             with suppress(OSError):
                 file.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class VllmClient(EngineClient):
             deadline = time.monotonic() + WRITE_SECONDS
             while not _locked(handle):
                 if time.monotonic() > deadline:
-                    raise Away(f"it has been writing {path.name} for {WRITE_SECONDS:.0f} s")
+                    raise TemporarilyUnavailable(f"it has been writing {path.name} for {WRITE_SECONDS:.0f} s")
                 time.sleep(POLL_SECONDS)
         finally:
             os.close(handle)
@@ -114,7 +114,7 @@ class VllmClient(EngineClient):
     def _check_columns(self, shape: list[int], layers: tuple[int, ...]) -> None:
         """Raise BadInput for hidden states of another base model, or of more layers than any training requests."""
         columns, width = (*shape[1:], 0, 0)[:2]
-        max_columns = max(self.base.num_layers, FEW_LAYERS) + 1
+        max_columns = max(self.base.num_layers, MIN_LAYER_LIMIT) + 1
         if len(shape) != 3 or not 0 < columns <= max_columns or width != self.base.hidden_size:
             raise BadInput(
                 f"vLLM “{self.server.name}” sends hidden states of {columns} layers and {width} "

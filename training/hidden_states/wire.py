@@ -19,9 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 from speculoos.errors import BadInput
 
 PROTOCOL = 1
-LARGEST_NUMBER = 4
+MAX_VALUE_BYTES = 4
 """Maximum bytes of one value."""
-TYPE = "application/vnd.safetensors"
+MEDIA_TYPE = "application/vnd.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class HiddenStates:
         return [HiddenStates(hidden, aux) for hidden, aux in parts]
 
 
-def joined(parts: Sequence[HiddenStates]) -> HiddenStates:
+def concat_states(parts: Sequence[HiddenStates]) -> HiddenStates:
     """Concatenate the rows of several responses."""
     return HiddenStates(torch.cat([part.hidden for part in parts]), torch.cat([part.aux for part in parts]))
 
@@ -83,7 +83,7 @@ def from_bytes(data: bytes) -> HiddenStates:
         raise BadInput(f"The answer is no safetensors file with hidden and aux ({error}).") from None
 
 
-def check_given(states: HiddenStates, request: StatesRequest, width: int) -> None:
+def check_shapes(states: HiddenStates, request: StatesRequest, width: int) -> None:
     """Raise BadInput unless the shapes of `states` match the request for hidden size `width`."""
     expected = ((sum(request.counts), width), (request.tokens, len(request.layers) * width))
     shapes = tuple(map(tuple, (states.hidden.shape, states.aux.shape)))
@@ -97,7 +97,7 @@ def pad_rows(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tens
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
 
 
-def computed(base: Any, request: StatesRequest) -> HiddenStates:
+def compute_states(base: Any, request: StatesRequest) -> HiddenStates:
     """Compute hidden states with a base model in this process, by one forward over the rows as one batch."""
     ids, lengths = pad_rows(request.rows, base.device)
     with torch.no_grad():

@@ -13,19 +13,19 @@ from models.archive import WEIGHTS
 from models.damage import Known
 from speculoos import machine
 from speculoos.errors import NotFound
-from speculoos.files import size_of
+from speculoos.files import total_bytes
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
-from speculoos.sums import Sums, file_sha256
+from speculoos.sums import ChecksumCache, file_sha256
 from tracking import db, jobs, leases, queries, stored
-from tracking.names import WORDS
+from tracking.names import KIND_NAMES
 from tracking.tables import Base, Checkpoint, Table
 from workers.child.files import JobFiles
 from workers.child.reporter import JobReporter
 from workers.timing import JobTiming
 
 
-class Context(JobReporter):
+class JobContext(JobReporter):
     """A JobReporter that also reads input rows, publishes outputs and returns folder paths."""
 
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
@@ -52,14 +52,14 @@ class Context(JobReporter):
         with db.reading(self.settings) as session:
             row = session.get(table, row_id)
             if row is None:
-                raise NotFound(f"The {WORDS[table.__tablename__]} this job needs ({row_id}) was deleted.")
+                raise NotFound(f"The {KIND_NAMES[table.__tablename__]} this job needs ({row_id}) was deleted.")
             queries.must_be_ready(row)
         return row
 
     @property
-    def sums(self) -> Sums:
+    def sums(self) -> ChecksumCache:
         """The checksum cache of the home folder."""
-        return Sums.of(self.settings)
+        return ChecksumCache.of(self.settings)
 
     @staticmethod
     def known(base: Base) -> Known:
@@ -73,11 +73,11 @@ class Context(JobReporter):
         with self.fenced() as session:
             session.execute(update(table).where(table.id == row_id).values(**values))
             if folder:
-                stored.keep(session, stored.KINDS[table], row_id, folder)
+                stored.save_stored(session, stored.KINDS[table], row_id, folder)
 
     def publish_checkpoint(self, checkpoint_id: str, folder: Path, **values: Any) -> None:
         """Update a checkpoint's row with the files of this attempt, fenced."""
-        facts = {"size_bytes": size_of(folder), "sha256": file_sha256(folder / WEIGHTS), "attempt": self.attempt}
+        facts = {"size_bytes": total_bytes(folder), "sha256": file_sha256(folder / WEIGHTS), "attempt": self.attempt}
         self.publish(Checkpoint, checkpoint_id, state="ready", path=str(folder), **facts, **values)
 
     def add_figures(self, checkpoint_id: str, figures: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Context(JobReporter):
 
         Raises Cancelled if the user stops the job during the wait.
         """
-        lease = machine.device(device, self.settings.home)
+        lease = machine.device_key(device, self.settings.home)
         while not self._acquire(lease):
             check_stop(self)
             time.sleep(self.timing.poll_seconds)

@@ -13,13 +13,13 @@ from formats.store import StoredExport, deliver_export
 from models import starter
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Settings
-from speculoos.store import Store, StoreAway, StoredFolder, files_of
+from speculoos.store import Store, StoredFolder, StoreUnavailable, files_to_upload
 from speculoos.sums import file_sha256
 from tracking import db, stored
-from tracking.stored import KINDS, UPLOADS, Files, place
+from tracking.stored import KINDS, UPLOADS, RowFiles, store_key
 from tracking.tables import Stored, Table
 
-PATIENCE = 600.0
+STORE_TIMEOUT = 600.0
 """Seconds a job retries an unreachable store before it fails; its results are kept for a retry of the job."""
 PAUSE = 5.0
 GIVEN = "given"
@@ -32,7 +32,7 @@ class JobFiles:
 
     def __init__(self, settings: Settings, reporter: Reporter):
         self.settings, self.reporter = settings, reporter
-        self.files = Files(settings, starter.installed)
+        self.files = RowFiles(settings, starter.installed)
 
     @property
     def store(self) -> Store | None:
@@ -52,7 +52,7 @@ class JobFiles:
         """Download the stored files of an output row that this job continues, into the folder it writes."""
         if self.store and (stored_row := self._stored(row_id)) and stored.marked(folder) != stored_row.key:
             store, key = self.store, stored_row.key
-            self._retry(lambda: store.get_folder(place(KINDS[table], row_id), key, folder))
+            self._retry(lambda: store.get_folder(store_key(KINDS[table], row_id), key, folder))
 
     def bring_path(self, path: str, into: Path | None = None) -> str:
         """Local path of a file or folder that a request names: the original path if its content matches, else a copy
@@ -60,7 +60,7 @@ class JobFiles:
         stored_row = self._stored(stored.path_id(self.settings, path)) if self.store and path else None
         if stored_row is None:
             return path
-        source = place(UPLOADS, stored_row.id)
+        source = store_key(UPLOADS, stored_row.id)
         listed = self._retry(lambda: self.files.store.listed(source, stored_row.key))
         if _is_same(Path(path), listed):
             return path
@@ -77,8 +77,8 @@ class JobFiles:
             return
         path_id = stored.path_id(self.settings, path)
         with db.writing(self.settings) as session:
-            stored.forget(session, path_id)
-        stored.Remote(self.settings, place(UPLOADS, path_id)).remove()
+            stored.delete_stored(session, path_id)
+        stored.RemoteFiles(self.settings, store_key(UPLOADS, path_id)).remove()
         if used != path:
             shutil.rmtree(self.settings.home / UPLOADS / path_id, ignore_errors=True)
 
@@ -97,15 +97,15 @@ class JobFiles:
 
     def _stored(self, row_id: str) -> Stored | None:
         with db.reading(self.settings) as session:
-            return stored.of(session, row_id)
+            return stored.stored_entry(session, row_id)
 
     def _retry(self, transfer: Callable[[], T]) -> T:
         """Retry until the store is reachable: a short outage must not fail hours of work."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + STORE_TIMEOUT
         while True:
             try:
                 return transfer()
-            except StoreAway as error:
+            except StoreUnavailable as error:
                 if time.monotonic() > deadline:
                     raise
                 self.reporter.log(f"{error} Retrying.", "warning")
@@ -115,7 +115,7 @@ class JobFiles:
 
 def _is_same(path: Path, listed: dict[str, dict[str, Any]]) -> bool:
     """Whether a local file (by checksum) or folder (by names and sizes) matches the stored list."""
-    files = files_of(path)
+    files = files_to_upload(path)
     if {name: file.stat().st_size for name, file in files.items()} != {n: e["bytes"] for n, e in listed.items()}:
         return False
     return path.is_dir() or all(file_sha256(file) == listed[name]["sha256"] for name, file in files.items())

@@ -18,39 +18,39 @@ from typing import Any
 from speculoos import logs, room
 from speculoos.errors import Cancelled, Fenced, SpeculoosError
 from speculoos.faults import disk_full, out_of_memory
-from speculoos.private import keep_private
-from speculoos.redaction import RedactingStream, redact, secrets
+from speculoos.private import set_private_umask
+from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import load
 from tracking import db, jobs, rules, shards
 from tracking.shards import Division
-from workers.child.context import Context
-from workers.child.reporter import EXIT_FENCED, PARENT
+from workers.child.context import JobContext
+from workers.child.reporter import EXIT_FENCED, SUPERVISOR_PID
 from workers.jobs.pace import START
 from workers.jobs.requests import from_json
-from workers.memory import bound_child
-from workers.timing import timing
+from workers.memory import limit_child_memory
+from workers.timing import job_timing
 
 log = logging.getLogger(__name__)
 Result = dict[str, Any] | Division
 PR_SET_PDEATHSIG = 1
-PAUSE = signal.SIGUSR1
+PAUSE_SIGNAL = signal.SIGUSR1
 """Signal from the worker if disk space or memory is short: stop at the next safe point; the job resumes later."""
-ROOM_HINT = "Free some space (the Settings page lists what is large), then retry: it resumes from the last checkpoint."
+SPACE_HINT = "Free some space (the Settings page lists what is large), then retry: it resumes from the last checkpoint."
 
 
 def main(job_id: str, attempt: int) -> int:
     """Run one attempt; the exit status is 0 if its final state is stored."""
     die_with_parent()
-    keep_private()
+    set_private_umask()
     settings = load()
-    logs.configure(settings, "job", sys.stdout, job=job_id, attempt=attempt)
-    sys.stdout, sys.stderr = (RedactingStream(s, secrets(settings)) for s in (sys.stdout, sys.stderr))
-    context = Context(settings, job_id, attempt, timing(), int(os.environ.get(PARENT, "0")) or None)
+    logs.configure_logging(settings, "job", sys.stdout, job=job_id, attempt=attempt)
+    sys.stdout, sys.stderr = (RedactingStream(s, known_secrets(settings)) for s in (sys.stdout, sys.stderr))
+    context = JobContext(settings, job_id, attempt, job_timing(), int(os.environ.get(SUPERVISOR_PID, "0")) or None)
     context.check_parent()
     _stop_on_signals(context)
     try:
         with context:
-            result = with_start(context, _work(context))
+            result = add_startup_seconds(context, _work(context))
         _store_state(context, shards.divide if isinstance(result, Division) else jobs.succeed, result)
     except Fenced:
         return EXIT_FENCED
@@ -64,11 +64,11 @@ def main(job_id: str, attempt: int) -> int:
         traceback.print_exc()
         if _store_pause(context, error):
             return 0
-        _store_failure(context, *describe(error))
+        _store_failure(context, *describe_error(error))
     return 0
 
 
-def describe(error: Exception) -> tuple[str, str, str]:
+def describe_error(error: Exception) -> tuple[str, str, str]:
     """(code, message, hint) for an unhandled exception; its traceback is only in the log file."""
     if out_of_memory(error):
         return "out_of_memory", "The memory was not enough for this job.", "Use a smaller batch or a shorter length."
@@ -76,7 +76,7 @@ def describe(error: Exception) -> tuple[str, str, str]:
         return "disk_full", "The disk is full.", "Free some space (the Storage page lists what is large), then retry."
     first = (str(error).strip().splitlines() or [""])[0][:300]
     detail = f": {first}" if first else ""
-    return "unexpected", f"An unexpected {type(error).__name__} stopped the work{detail}", jobs.SEE_LOG
+    return "unexpected", f"An unexpected {type(error).__name__} stopped the work{detail}", jobs.RETRY_HINT
 
 
 def die_with_parent() -> None:
@@ -86,15 +86,15 @@ def die_with_parent() -> None:
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _work(context: Context) -> Result:
+def _work(context: JobContext) -> Result:
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)
-        context.settings = rules.combined(context.settings, rules.chosen(session))
-    bound_child(job.kind, context.settings)
+        context.settings = rules.apply_rules(context.settings, rules.chosen_rules(session))
+    limit_child_memory(job.kind, context.settings)
     return from_json(job.kind, job.request).run(context) or {}
 
 
-def with_start(context: Context, result: Result) -> Result:
+def add_startup_seconds(context: JobContext, result: Result) -> Result:
     """Add the startup time in seconds to the result; estimates exclude it from a job's speed."""
     if isinstance(result, Division) or not result or context.began is None:
         return result
@@ -103,46 +103,48 @@ def with_start(context: Context, result: Result) -> Result:
     return {**result, START: max((context.began - started).total_seconds(), 0.0)} if started else result
 
 
-def _stop_on_signals(context: Context) -> None:
+def _stop_on_signals(context: JobContext) -> None:
     def handle(number: int, frame: FrameType | None) -> None:
-        if number == PAUSE:
-            context.short = room.shortage(context.settings) or room.Shortage("disk", "space was short for a moment")
+        if number == PAUSE_SIGNAL:
+            context.short = room.find_shortage(context.settings) or room.ResourceShortage(
+                "disk", "space was short for a moment"
+            )
         context.interrupted.set()
 
     signal.signal(signal.SIGTERM, handle)
-    signal.signal(PAUSE, handle)
+    signal.signal(PAUSE_SIGNAL, handle)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
 
 
-def _store_pause(context: Context, error: Exception) -> bool:
+def _store_pause(context: JobContext, error: Exception) -> bool:
     """Pause the job if its error is due to a shortage of disk space or memory; returns whether it was."""
     shortage = room.disk_shortage(context.settings) if disk_full(error) else None
     if shortage is None and not (context.short and out_of_memory(error)):
         return False
     note = (shortage or context.short).note
     log.warning("%s.", note)
-    _store_state(context, jobs.interrupt, note, hint=ROOM_HINT)
+    _store_state(context, jobs.interrupt, note, hint=SPACE_HINT)
     return True
 
 
-def _store_stop(context: Context, message: str) -> None:
+def _store_stop(context: JobContext, message: str) -> None:
     """Cancel the job if the user stopped it; interrupt it if the worker stopped it."""
     if context.cancel_requested():
-        _store_state(context, jobs.cancelled, message)
+        _store_state(context, jobs.finish_cancelled, message)
     elif shortage := context.short:
-        _store_state(context, jobs.interrupt, shortage.note, counts=shortage.counts, hint=ROOM_HINT)
+        _store_state(context, jobs.interrupt, shortage.note, counts=shortage.counts, hint=SPACE_HINT)
     else:
         _store_state(context, jobs.interrupt, "The worker was stopped.", counts=False)
 
 
-def _store_failure(context: Context, code: str, error: str, hint: str) -> None:
-    known = secrets(context.settings)
+def _store_failure(context: JobContext, code: str, error: str, hint: str) -> None:
+    known = known_secrets(context.settings)
     message, hint = redact(error, known), redact(hint, known)
     log.error("FAILED (%s): %s %s", code, message, hint)
     _store_state(context, jobs.fail, code, message, hint)
 
 
-def _store_state(context: Context, set_state: Callable[..., Any], *values: Any, **options: Any) -> None:
+def _store_state(context: JobContext, set_state: Callable[..., Any], *values: Any, **options: Any) -> None:
     """Store the final state with a function of tracking.jobs; does nothing if another attempt owns the job."""
 
     def write() -> None:

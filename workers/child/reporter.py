@@ -13,14 +13,14 @@ from datetime import datetime
 from typing import Any
 
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
-from speculoos.redaction import redact, secrets
-from speculoos.room import Shortage
+from speculoos.redaction import known_secrets, redact
+from speculoos.room import ResourceShortage
 from speculoos.settings import Settings
 from tracking import db, reports
 from tracking.tables import now
 from workers.timing import JobTiming
 
-PARENT = "SPECULOOS_SUPERVISOR_PID"
+SUPERVISOR_PID = "SPECULOOS_SUPERVISOR_PID"
 """Environment variable with the pid of the supervisor, which must be the child's parent."""
 log = logging.getLogger("job")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -36,11 +36,11 @@ class JobReporter:
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
         self.settings, self.job_id, self.attempt = settings, job_id, attempt
         self.interrupted = threading.Event()  # the worker stops, or space is short: stop, resume later
-        self.short: Shortage | None = None  # why the worker asked for a pause
+        self.short: ResourceShortage | None = None  # why the worker asked for a pause
         self.on_beat: Callable[[], None] = lambda: None  # called by the thread after every heartbeat
         self.on_metrics: Callable[[int, dict[str, float]], Any] = lambda step, values: None  # called for every report
         self.timing, self._parent = timing, parent
-        self._known = secrets(settings)
+        self._known = known_secrets(settings)
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._report = reports.JobReport()
@@ -130,7 +130,7 @@ class JobReporter:
     def check_parent(self) -> None:
         """Exit at once if the supervisor that started this process has died."""
         if self._parent and os.getppid() != self._parent:
-            leave("its supervisor has died", EXIT_ORPHANED)
+            exit_immediately("its supervisor has died", EXIT_ORPHANED)
 
     def _heartbeat(self) -> None:
         while not self._wake.wait(self.timing.poll_seconds) and not self._end:
@@ -139,7 +139,7 @@ class JobReporter:
                 self.flush()
                 self.on_beat()
             except Fenced:
-                leave("another attempt owns this job, or it has ended", EXIT_FENCED)
+                exit_immediately("another attempt owns this job, or it has ended", EXIT_FENCED)
             except SpeculoosError as error:
                 self._check_lease(str(error))
             except Exception as error:
@@ -158,7 +158,7 @@ class JobReporter:
 
     def _check_lease(self, reason: str) -> None:
         if time.monotonic() - self._last_beat > self.timing.lease_seconds:
-            leave(f"the database was unreachable for the duration of a lease ({reason})", EXIT_FENCED)
+            exit_immediately(f"the database was unreachable for the duration of a lease ({reason})", EXIT_FENCED)
 
 
 class Eta:
@@ -185,7 +185,7 @@ class Eta:
         self._per_unit = seconds if old is None else (1 - SMOOTHING) * old + SMOOTHING * seconds
 
 
-def leave(reason: str, code: int) -> None:
+def exit_immediately(reason: str, code: int) -> None:
     """Exit this process without cleanup: nothing may be written any more."""
     log.warning("Exiting: %s.", reason)
     os._exit(code)

@@ -14,10 +14,10 @@ from typing import Any
 
 from speculoos.errors import SpeculoosError
 from speculoos.store import Store
-from tracking.stored import KINDS, place
+from tracking.stored import KINDS, store_key
 from tracking.tables import Checkpoint
-from training.resume_points import NAME, damage, latest_resume_point
-from workers.child.context import Context
+from training.resume_points import STATE_NAME, latest_resume_point, resume_point_damage
+from workers.child.context import JobContext
 
 log = logging.getLogger(__name__)
 CHECK_POLLS = 20
@@ -27,15 +27,15 @@ LAST_SECONDS = 5.0
 BEST = "best"
 
 
-class States:
+class UploadedCheckpoints:
     """Training checkpoints of one Checkpoint row in a store."""
 
     def __init__(self, store: Store, checkpoint_id: str):
-        self.store, self.place = store, f"{place(KINDS[Checkpoint], checkpoint_id)}/states"
+        self.store, self.place = store, f"{store_key(KINDS[Checkpoint], checkpoint_id)}/states"
 
     def note(self) -> dict[str, Any]:
-        """`attempt`, `place` and `folders` ({name: key}) of the newest checkpoint; {} for none. A note has no checksum:
-        one with a path outside of its folders is ignored."""
+        """`attempt`, `store_key` and `folders` ({name: key}) of the newest checkpoint; {} for none. A note has no
+        checksum: one with a path outside of its folders is ignored."""
         try:
             note = json.loads(self.store.read(f"{self.place}/newest.json") or b"{}")
         except ValueError:
@@ -69,32 +69,32 @@ def _is_note(value: Any, parent: str) -> bool:
     path, folders = value.get("place"), value.get("folders")
     if not isinstance(path, str) or not path.startswith(f"{parent}/") or ".." in path:
         return False
-    return isinstance(folders, dict) and all(name == BEST or NAME.fullmatch(name) for name in folders)
+    return isinstance(folders, dict) and all(name == BEST or STATE_NAME.fullmatch(name) for name in folders)
 
 
-def bring_states(context: Context, checkpoint_id: str, root: Path) -> None:
+def download_checkpoints(context: JobContext, checkpoint_id: str, root: Path) -> None:
     """Download the newest checkpoint of any machine, beside local ones; errors of the store are logged."""
     if store := context.files.store:
         try:
-            States(store, checkpoint_id).bring(root)
+            UploadedCheckpoints(store, checkpoint_id).bring(root)
         except SpeculoosError as error:
             context.log(f"No training checkpoint could be downloaded from the store: {error}", "warning")
 
 
-def drop_states(context: Context, checkpoint_id: str) -> None:
+def delete_uploaded_checkpoints(context: JobContext, checkpoint_id: str) -> None:
     """Delete the uploaded checkpoints of a finished training."""
     if store := context.files.store:
         with suppress(SpeculoosError):
-            store.delete(States(store, checkpoint_id).place)
+            store.delete(UploadedCheckpoints(store, checkpoint_id).place)
 
 
 @contextmanager
-def keeping_states(context: Context, checkpoint_id: str, folder: Path) -> Iterator[None]:
+def uploading_checkpoints(context: JobContext, checkpoint_id: str, folder: Path) -> Iterator[None]:
     """Upload new checkpoints in `folder` to the store during the block."""
     if context.files.store is None:
         yield
         return
-    states, ended = States(context.files.store, checkpoint_id), threading.Event()
+    states, ended = UploadedCheckpoints(context.files.store, checkpoint_id), threading.Event()
     thread = threading.Thread(target=_upload_all, args=(states, context, folder, ended), daemon=True)
     thread.start()
     try:
@@ -104,7 +104,7 @@ def keeping_states(context: Context, checkpoint_id: str, folder: Path) -> Iterat
         thread.join(LAST_SECONDS)
 
 
-def _upload_all(states: States, context: Context, folder: Path, ended: threading.Event) -> None:
+def _upload_all(states: UploadedCheckpoints, context: JobContext, folder: Path, ended: threading.Event) -> None:
     last: Path | None = None
     while True:
         is_last = ended.wait(CHECK_POLLS * context.timing.poll_seconds)
@@ -115,10 +115,10 @@ def _upload_all(states: States, context: Context, folder: Path, ended: threading
             return
 
 
-def _upload(states: States, attempt: int, state: Path) -> bool:
+def _upload(states: UploadedCheckpoints, attempt: int, state: Path) -> bool:
     """Upload a checkpoint; False if it was deleted meanwhile or the store is unreachable (the next one is tried)."""
     try:
-        if not damage(state):
+        if not resume_point_damage(state):
             states.put(attempt, state)
             return True
     except (SpeculoosError, OSError) as error:

@@ -21,7 +21,7 @@ from typing import Any
 from speculoos.files import new_file
 from speculoos.settings import TRACKERS, Settings
 from tracking import db, jobs, reports
-from workers.child.context import Context
+from workers.child.context import JobContext
 
 PROJECT = "speculoos"
 WAITING = 10_000
@@ -53,12 +53,12 @@ class TrackedTraining:
 
 
 @contextmanager
-def mirrored(context: Context, config: Mapping[str, Any], resumed: int = -1) -> Iterator[None]:
+def tracking_metrics(context: JobContext, config: Mapping[str, Any], resumed: int = -1) -> Iterator[None]:
     """Send metrics reported in the block to the configured trackers; `resumed` is the step the work resumes from."""
     if not context.settings.trackers:
         yield
         return
-    for name, value in environment(context.settings).items():
+    for name, value in tracker_environment(context.settings).items():
         os.environ.setdefault(name, value)
     with db.reading(context.settings) as session:
         training = TrackedTraining(context.job_id, jobs.get(session, context.job_id).name, scalars(config), resumed)
@@ -71,7 +71,7 @@ def mirrored(context: Context, config: Mapping[str, Any], resumed: int = -1) -> 
         _finish(threads, HURRIED_SECONDS if context.interrupted.is_set() else LAST_SECONDS)
 
 
-def environment(settings: Settings) -> dict[str, str]:
+def tracker_environment(settings: Settings) -> dict[str, str]:
     """Default environment variables of the trackers: all output stays in the home folder."""
     folder = settings.trackers_folder
     return {
@@ -101,10 +101,10 @@ def _finish(threads: list["TrackerThread"], seconds: float) -> None:
 class TrackerThread:
     """Sends reports to one tracker from its own thread; `put` never blocks."""
 
-    def __init__(self, name: str, training: TrackedTraining, context: Context):
+    def __init__(self, name: str, training: TrackedTraining, context: JobContext):
         self.name, self.training, self.context = name, training, context
         self.ended = threading.Event()
-        self.note = Note(context.settings.trackers_folder / "notes" / f"{training.job_id}-{name}.json")
+        self.note = TrackerRunNote(context.settings.trackers_folder / "notes" / f"{training.job_id}-{name}.json")
         self._reports: queue.Queue[tuple[int, dict[str, float]]] = queue.Queue(WAITING)
         self._disabled = False
         self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
@@ -205,7 +205,7 @@ class TrackerThread:
             self.context.log(message, "warning")
 
 
-class Note:
+class TrackerRunNote:
     """File with the name of a tracker's run and its last logged step; shared by all attempts."""
 
     def __init__(self, path: Path):

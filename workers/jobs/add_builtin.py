@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
 from tracking import db
-from tracking.names import taken
+from tracking.names import find_named
 from tracking.tables import Dataset, Job
 from workers.jobs.builtin import built_in_of, find_built_in
 from workers.jobs.submit import submit
@@ -37,7 +37,7 @@ def add(name: str, *, experiment: str | None = None, user: str = "", settings: S
     for an unknown name."""
     built_in = find_built_in(name)
     with db.reading(settings) as session:
-        known, other = added_sets(session).get(name), taken(session, Dataset, name)
+        known, other = added_sets(session).get(name), find_named(session, Dataset, name)
     if known:
         return Added(known)
     common = {"experiment": experiment, "user": user, "settings": settings}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from speculoos.errors import BadInput
-from speculoos.settings import CLONE
+from speculoos.settings import PROJECT_ROOT
 from workers.jobs.import_prompts import BUILT_IN_PREFIX as PREFIX
 from workers.jobs.import_prompts import ImportPrompts
 
@@ -40,14 +40,14 @@ BUILT_IN = {
             "Prompts",
             "Short questions, letters, stories, code and sums, which the quickstart uses: a model answers them within "
             "minutes, and a first draft learns from that.",
-            CLONE / "corpus" / "quickstart_prompts.jsonl",
+            PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl",
         ),
         BuiltIn(
             QUESTIONS,
             "Questions",
             "Eight kinds of tasks, some with a second turn, on which drafts are measured where no other questions are "
             "chosen: to be read and taken as a pattern. No draft should learn from what it is measured on.",
-            CLONE / "evaluation" / "questions.jsonl",
+            PROJECT_ROOT / "evaluation" / "questions.jsonl",
         ),
     )
 }

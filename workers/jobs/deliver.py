@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from speculoos.settings import Settings
 from tracking import db, stored
-from tracking.stored import KINDS, UPLOADS, Files
+from tracking.stored import KINDS, UPLOADS, RowFiles
 from tracking.tables import Base, Checkpoint, Dataset, Table
 from workers.jobs.request import Request
 
@@ -22,10 +22,10 @@ def deliver(settings: Settings, request: Request, *more: tuple[type[Table], str]
     if not settings.store:
         return
     with db.reading(settings) as session:
-        rows = [row for row in _rows(session, request, more) if stored.of(session, row.id) is None]
+        rows = [row for row in _rows(session, request, more) if stored.stored_entry(session, row.id) is None]
         paths = [path for path in request.paths() if _draft(session, path) is None]
     for row in rows:
-        _put(settings, KINDS[type(row)], row.id, Files(settings).path(row))
+        _put(settings, KINDS[type(row)], row.id, RowFiles(settings).path(row))
     for path in map(Path, paths):
         _put(settings, UPLOADS, stored.path_id(settings, path), path)
 
@@ -43,6 +43,6 @@ def _draft(session: Session, path: str) -> Checkpoint | None:
 
 def _put(settings: Settings, kind: str, row_id: str, path: Path) -> None:
     if path.exists():
-        kept = Files(settings).deliver(kind, row_id, path)
+        kept = RowFiles(settings).deliver(kind, row_id, path)
         with db.writing(settings) as session:
-            stored.keep(session, kind, row_id, kept)
+            stored.save_stored(session, kind, row_id, kept)

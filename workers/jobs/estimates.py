@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from speculoos.room import existing
+from speculoos.room import nearest_existing
 from workers.jobs.pace import Pace, fixed_seconds, pace
 from workers.jobs.request import FixedWork, Need, Request
 
@@ -101,7 +101,7 @@ def _made(need: Need, pace: Pace | None, start: float, home: Path) -> Estimate:
     seconds = pace.fixed + need.work / pace.rate if pace and need.work else None
     if need.minutes:
         seconds = min(seconds or need.minutes * 60, need.minutes * 60 + start)
-    free = shutil.disk_usage(existing(home)).free, psutil.virtual_memory().available
+    free = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
     basis = pace.basis if pace else UNASKED if need.work else UNKNOWN
     repeats = pace is not None and bool(need.work) and need.repeated > 1
     longest = pace.fixed + need.repeated * need.work / pace.rate if repeats else None

@@ -9,7 +9,7 @@ from models.methods import trees
 from models.methods.settings import setting
 from speculoos.errors import BadInput
 from speculoos.settings import DTYPES
-from speculoos.suites import BUILT_IN, OWN, title
+from speculoos.suites import BUILT_IN_SUITE_NAME, OWN_SUITE_NAME, suite_title
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Table
 from workers.jobs import sizes
@@ -100,7 +100,7 @@ class Evaluate(Request):
             "config": self.to_json(),
             "matrix_id": self.matrix_id or None,
             "suite": suite,
-            "questions": (title(suite) or data.name if data else title(suite))[:200],
+            "questions": (suite_title(suite) or data.name if data else suite_title(suite))[:200],
             "temperature": self.temperature,
             "top_p": self.top_p,
             "tree": trees.words(self.drafting),
@@ -151,8 +151,8 @@ def check_sampling(temperatures: Sequence[float], top_ps: Sequence[float], dtype
 def suite_of(data: Dataset | None) -> str:
     """The name of a question set on the leaderboard; the built-in questions have the same one as a data set."""
     if data is None or built_in_of(data.config) == QUESTIONS:
-        return BUILT_IN
-    return (data.config or {}).get("suite") or OWN
+        return BUILT_IN_SUITE_NAME
+    return (data.config or {}).get("suite") or OWN_SUITE_NAME
 
 
 def longest_seconds(job: Job) -> float | None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from models.methods.settings import STORED, TrainConfig
-from speculoos.bounded import AS_IT_IS, read_whole
+from speculoos.bounded import NO_COMPRESSION, read_limited
 from speculoos.errors import BadInput, Unavailable
-from speculoos.settings import Settings, StateServer
+from speculoos.settings import HiddenStatesServer, Settings
 from tracking.db import reading
 from tracking.tables import Base
 
@@ -17,7 +17,7 @@ LARGEST = 2**20
 """Bytes of what a server says of its base."""
 
 
-def find_server(settings: Settings, config: TrainConfig) -> StateServer | None:
+def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:
     """None where the base runs in the training, or nothing runs it. Raises BadInput for an unknown name."""
     name = config.hidden_states
     if name in ("", STORED):
@@ -48,17 +48,17 @@ def check_server(settings: Settings, config: TrainConfig, base_id: str) -> None:
     _compare(server.name, _facts(server), *known)
 
 
-def _facts(server: StateServer) -> dict[str, Any]:
+def _facts(server: HiddenStatesServer) -> dict[str, Any]:
     """What the server says of its base; {} of an engine that answers."""
     import httpx
 
     own = server.kind == "speculoos"
     path = {"speculoos": "/v1/base", "vllm": "/v1/models", "sglang": "/health"}[server.kind]
-    headers = AS_IT_IS | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
+    headers = NO_COMPRESSION | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
     where = f"The server of hidden states “{server.name}”"
     try:
         with httpx.stream("GET", server.root + path, headers=headers, timeout=SECONDS) as response:
-            content = read_whole(response, LARGEST)
+            content = read_limited(response, LARGEST)
         facts = json.loads(content or b"") if own and response.status_code == 200 else {}
     except httpx.HTTPError as error:
         raise Unavailable(

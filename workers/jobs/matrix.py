@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from models.methods import METHODS, trees
 from models.methods.settings import setting
 from speculoos.errors import BadInput, NotFound
-from speculoos.suites import BUILT_IN, title
+from speculoos.suites import BUILT_IN_SUITE_NAME, suite_title
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Table
 from workers.jobs.evaluate import DTYPE_HELP, MOST_NUMBER, SEED_HELP, Evaluate, check_sampling
@@ -78,7 +78,9 @@ class Matrix(Request):
         for model in self.models:
             base, checkpoint = named(model["base_id"]), model.get("checkpoint_id")
             words += option("model", f"{base}@{named(checkpoint)}" if checkpoint else base)
-        words += [word for suite in self.suites for word in option("suite", named(suite) if suite else BUILT_IN)]
+        words += [
+            word for suite in self.suites for word in option("suite", named(suite) if suite else BUILT_IN_SUITE_NAME)
+        ]
         words += each("temperature", self.temperatures, [0.0]) + each("top-p", self.top_ps, [1.0])
         words += each("dtype", self.dtypes, [""])
         words += each("tree", [trees.typed(options) for options in self.drafting], [trees.OWN])
@@ -124,11 +126,11 @@ def setting_words(cell: dict[str, Any]) -> Iterator[str]:
 def suite_name(session: Session, dataset_id: str) -> str:
     """The suite's title; of a prompt set of one's own, its name."""
     if not dataset_id:
-        return title(BUILT_IN)
+        return suite_title(BUILT_IN_SUITE_NAME)
     data = session.get(Dataset, dataset_id)
     if data is None:
         raise NotFound("A question set of this matrix is gone; choose another.")
-    return title((data.config or {}).get("suite") or "") or data.name
+    return suite_title((data.config or {}).get("suite") or "") or data.name
 
 
 def _combined(session: Session, request: Matrix) -> Iterator[Evaluate]:

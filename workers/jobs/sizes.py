@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from models.methods.settings import TrainConfig
 from speculoos.errors import NotFound
-from tracking.names import WORDS
+from tracking.names import KIND_NAMES
 from tracking.tables import Base, Dataset, Table
 from workers.jobs.request import Need
 
@@ -40,7 +40,7 @@ def found(session: Session, table: type[Table], row_id: str) -> Any:
     """The row. Raises NotFound."""
     if row := session.get(table, row_id):
         return row
-    raise NotFound(f"This {WORDS[table.__tablename__]} is gone; choose another.")
+    raise NotFound(f"This {KIND_NAMES[table.__tablename__]} is gone; choose another.")
 
 
 def file_need(path: str) -> Need:

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from speculoos.errors import NotFound
 from speculoos.settings import Settings, load
 from tracking import db, jobs, queries, shards
-from tracking.names import WORDS, check_name, free_name, insist, plain, release
+from tracking.names import KIND_NAMES, check_free_name, check_name, free_name, release_name, to_allowed_name
 from tracking.states import FINISHED
 from tracking.tables import Evaluation, Job
 from workers.jobs.deliver import deliver
@@ -100,7 +100,7 @@ def clone(job_id: str, *, user: str = "", settings: Settings | None = None) -> J
     settings = settings or load()
     with db.reading(settings) as session:
         job = jobs.get(session, job_id)
-        shards.refuse(session, job)
+        shards.must_not_be_shard(session, job)
     request = without_output(from_json(job.kind, job.request))
     return submit(request, experiment=job.experiment_id, user=user, settings=settings)
 
@@ -122,7 +122,9 @@ def _find_inputs(session: Session, request: Request) -> str | None:
     for table, row_id in request.inputs():
         row = session.get(table, row_id)
         if row is None:
-            raise NotFound(f"The {WORDS[table.__tablename__]} {row_id!r} does not exist; it may have been deleted.")
+            raise NotFound(
+                f"The {KIND_NAMES[table.__tablename__]} {row_id!r} does not exist; it may have been deleted."
+            )
         job = session.get(Job, row.job_id) if row.job_id and row.state == "pending" else None
         if job and job.state not in FINISHED:
             makers.append(job)
@@ -146,9 +148,9 @@ def _make_output(
         request.check_name(name or wanted)
     if table is not Evaluation:  # several evaluations may have the same name
         base_id = request.base_id if request.output_in_base else ""
-        wanted = wanted if name else plain(wanted)
-        release(session, table, wanted, base_id)
-        wanted = (insist if name else free_name)(session, table, wanted, base_id)
+        wanted = wanted if name else to_allowed_name(wanted)
+        release_name(session, table, wanted, base_id)
+        wanted = (check_free_name if name else free_name)(session, table, wanted, base_id)
     columns = request.columns(session)
     if hasattr(table, "experiment_id"):
         columns["experiment_id"] = experiment_id

@@ -15,51 +15,51 @@ import time
 
 from speculoos import faults, logs, room
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
-from speculoos.redaction import redact, secrets
+from speculoos.redaction import known_secrets, redact
 from speculoos.settings import Settings
 from tracking import db, jobs, leases, reports, rules, shards
 from tracking.states import JobState
 from workers import identity, joblog, memory
-from workers.child.main import PAUSE, ROOM_HINT, describe
-from workers.child.reporter import EXIT_FENCED, EXIT_ORPHANED, PARENT
+from workers.child.main import PAUSE_SIGNAL, SPACE_HINT, describe_error
+from workers.child.reporter import EXIT_FENCED, EXIT_ORPHANED, SUPERVISOR_PID
 from workers.jobs.publish import publish_ready
 from workers.timing import JobTiming
 
 log = logging.getLogger(__name__)
 stopping = threading.Event()
 """Set when this worker is stopping (see workers.supervise.worker)."""
-KILLED = "it was killed, perhaps because memory ran out"
-SIGNALS = {signal.SIGKILL: KILLED, signal.SIGSEGV: "it crashed (SIGSEGV)"}
+KILLED_REASON = "it was killed, perhaps because memory ran out"
+SIGNALS = {signal.SIGKILL: KILLED_REASON, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
 
 
-def run(settings: Settings, job_id: str, timing: JobTiming) -> None:
+def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
     """Work on a job until it ends, is divided, is taken by another worker, or this worker stops.
 
     If it was the last shard of a divided job, continue with that job immediately instead of queueing it.
     """
     worked = False
     try:
-        while not stopping.is_set() and not room.watch(rules.lately(settings)).look():
+        while not stopping.is_set() and not room.resource_monitor(rules.cached_settings(settings)).look():
             with db.writing(settings) as session:
-                attempt = jobs.claim(session, job_id, identity.owner(), timing.lease_seconds)
+                attempt = jobs.claim(session, job_id, identity.worker_id(), timing.lease_seconds)
             if attempt is None:
                 break
             worked = True
-            with logs.about(attempt=attempt):
+            with logs.with_log_context(attempt=attempt):
                 AttemptSupervisor(settings, job_id, attempt, timing).run()
     finally:
         divided = _ready_divided_job(settings, job_id) if worked else None
         publish_ready(settings)
     if divided and not stopping.is_set():
-        run(settings, divided, timing)
+        supervise_job(settings, divided, timing)
 
 
 def _ready_divided_job(settings: Settings, job_id: str) -> str | None:
     """Id of the divided job that can continue now that its shard `job_id` has ended, if any."""
     with db.writing(settings) as session:
-        jobs.collect(session)
-        return shards.waiting_whole(session, job_id)
+        jobs.resume_divided(session)
+        return shards.waiting_parent(session, job_id)
 
 
 class AttemptSupervisor:
@@ -69,8 +69,8 @@ class AttemptSupervisor:
         self.settings, self.job_id, self.attempt, self.timing = settings, job_id, attempt, timing
         self._stop_sent_at: float | None = None  # when the child was asked to stop
         self._merging = False  # the attempt merges the finished shards of a divided job that the user stopped
-        self._shortage: room.Shortage | None = None  # why the child was asked to pause
-        self._log = joblog.path(settings, job_id)
+        self._shortage: room.ResourceShortage | None = None  # why the child was asked to pause
+        self._log = joblog.log_path(settings, job_id)
         self._renewed_at = time.monotonic()
 
     def run(self) -> None:
@@ -105,10 +105,10 @@ class AttemptSupervisor:
         log.warning("%s", error)
         try:
             with db.writing(self.settings) as session:
-                if shortage := room.shortage(rules.lately(self.settings)):
-                    jobs.interrupt(session, self.job_id, self.attempt, shortage.note, hint=ROOM_HINT)
+                if shortage := room.find_shortage(rules.cached_settings(self.settings)):
+                    jobs.interrupt(session, self.job_id, self.attempt, shortage.note, hint=SPACE_HINT)
                 else:
-                    jobs.fail(session, self.job_id, self.attempt, *describe(error))
+                    jobs.fail(session, self.job_id, self.attempt, *describe_error(error))
         except SpeculoosError as problem:
             log.warning("%s", problem)
 
@@ -125,18 +125,18 @@ class AttemptSupervisor:
         command = [sys.executable, "-m", "workers.child.main", self.job_id, str(self.attempt)]
         environment = {
             **os.environ,
-            PARENT: str(os.getpid()),
+            SUPERVISOR_PID: str(os.getpid()),
             identity.ATTEMPT: f"{self.job_id}/{self.attempt}",
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        with joblog.begin(self._log, self.attempt) as out:
+        with joblog.open_log(self._log, self.attempt) as out:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
             )
         try:
             with db.writing(self.settings) as session:
-                jobs.record_child(session, self.job_id, self.attempt, identity.identity(child.pid))
+                jobs.record_child(session, self.job_id, self.attempt, identity.process_identity(child.pid))
         except BaseException:
             self._end(child)
             raise
@@ -145,7 +145,7 @@ class AttemptSupervisor:
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         """Return when the child has ended, the job is lost, or the child exceeds the timeout for stopping."""
         while not _ended(child, self.timing.poll_seconds):
-            joblog.bound(self._log)
+            joblog.rotate_if_full(self._log)
             if not self._renew() or self._exceeds_memory(child):
                 return
             self._pause_if_short(child)
@@ -157,18 +157,20 @@ class AttemptSupervisor:
 
     def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
         """If disk space or memory is short, ask the child to stop at its next safe point; the job resumes later."""
-        if self._stop_sent_at is None and (shortage := room.watch(rules.lately(self.settings)).look()):
+        if self._stop_sent_at is None and (
+            shortage := room.resource_monitor(rules.cached_settings(self.settings)).look()
+        ):
             self._shortage, self._stop_sent_at = shortage, time.monotonic()
             log.warning("%s.", shortage.note)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, PAUSE)  # not the group: its children would end before it can save
+                os.kill(child.pid, PAUSE_SIGNAL)  # not the group: its children would end before it can save
 
     def _exceeds_memory(self, child: subprocess.Popen[bytes]) -> bool:
         """Whether the job exceeds its memory limit; if so, it is set to FAILED."""
-        if not (message := memory.too_much(rules.lately(self.settings), child.pid)):
+        if not (message := memory.memory_limit_error(rules.cached_settings(self.settings), child.pid)):
             return False
         with db.writing(self.settings) as session:
-            jobs.fail(session, self.job_id, self.attempt, "out_of_memory", message, memory.HINT)
+            jobs.fail(session, self.job_id, self.attempt, "out_of_memory", message, memory.MEMORY_LIMIT_HINT)
         return True
 
     def _renew(self) -> bool:
@@ -208,17 +210,17 @@ class AttemptSupervisor:
             reason = self._reason(status)
             reports.add_log(session, self.job_id, self.attempt, reason, "warning")
             if job.cancel_requested and not job.shards:
-                jobs.cancelled(session, self.job_id, self.attempt)
+                jobs.finish_cancelled(session, self.job_id, self.attempt)
             elif stopping.is_set():
                 jobs.interrupt(session, self.job_id, self.attempt, "The worker was stopped.", counts=False)
             elif self._shortage:
                 jobs.interrupt(session, self.job_id, self.attempt, self._shortage.note, counts=self._shortage.counts)
-            elif status < 0 and faults.says_no_memory(reason):
-                jobs.fail(session, self.job_id, self.attempt, "out_of_memory", reason, hint(reason))
+            elif status < 0 and faults.mentions_no_memory(reason):
+                jobs.fail(session, self.job_id, self.attempt, "out_of_memory", reason, failure_hint(reason))
             elif status < 0 or status in (EXIT_FENCED, EXIT_ORPHANED):
-                jobs.interrupt(session, self.job_id, self.attempt, reason, hint=hint(reason))
+                jobs.interrupt(session, self.job_id, self.attempt, reason, hint=failure_hint(reason))
             else:
-                jobs.fail(session, self.job_id, self.attempt, "crashed", reason, hint(reason))
+                jobs.fail(session, self.job_id, self.attempt, "crashed", reason, failure_hint(reason))
         stopping.wait(self.timing.poll_seconds)  # limit the rate of a crash loop
 
     def _reason(self, status: int) -> str:
@@ -226,13 +228,13 @@ class AttemptSupervisor:
         if status < 0:
             how = "ended without a result: " + SIGNALS.get(-status, f"it was ended by {signal.Signals(-status).name}")
         last = joblog.last_line(self._log) if status != -signal.SIGKILL else ""
-        detail = f"; its last line was: {redact(last, secrets(self.settings)).rstrip('.')}" if last else ""
+        detail = f"; its last line was: {redact(last, known_secrets(self.settings)).rstrip('.')}" if last else ""
         return f"The process of attempt {self.attempt} {how}{detail}."
 
 
-def hint(reason: str) -> str:
+def failure_hint(reason: str) -> str:
     """The hint for a process that ended with this reason."""
-    return MEMORY_HINT if KILLED in reason or faults.says_no_memory(reason) else jobs.SEE_LOG
+    return MEMORY_HINT if KILLED_REASON in reason or faults.mentions_no_memory(reason) else jobs.RETRY_HINT
 
 
 def _ended(child: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -30,7 +30,7 @@ WORDS = {JobState.SUCCEEDED: "is done", JobState.FAILED: "has failed"}
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedJob:
     """An ended job, as reported to the webhook."""
 
     id: str
@@ -39,7 +39,7 @@ class Ended:
     seconds: float
 
     @classmethod
-    def of(cls, job: Job) -> "Ended":
+    def of(cls, job: Job) -> "EndedJob":
         return cls(job.id, job.name, job.state, ((job.finished_at or now()) - job.queued_at).total_seconds())
 
     def message(self, pages: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Ended:
         return {"text": f"“{self.name}” {WORDS[JobState(self.state)]}: {link}", "job": job, "link": link}
 
 
-def take(session: Session) -> list[Ended]:
+def collect_ended_jobs(session: Session) -> list[EndedJob]:
     """Watched long jobs that succeeded or failed since the last call. Then all active jobs are watched."""
     row = session.get(Preference, WATCHED, with_for_update=True)
     watched = list(row.value.get("jobs", [])) if row else []
@@ -58,34 +58,34 @@ def take(session: Session) -> list[Ended]:
         session.merge(Preference(key=WATCHED, value={"jobs": active}, updated_at=now()))
     ended = set(watched) - set(active)
     rows = session.scalars(select(Job).where(Job.id.in_(ended), Job.state.in_(WORDS))) if ended else ()
-    return [Ended.of(job) for job in rows if took_long(job)]
+    return [EndedJob.of(job) for job in rows if took_long(job)]
 
 
-def forget(session: Session) -> list[Ended]:
+def stop_watching(session: Session) -> list[EndedJob]:
     """Stop watching, because no webhook is set: jobs that end before one is set are not reported later."""
     session.execute(delete(Preference).where(Preference.key == WATCHED))
     return []
 
 
-class Teller:
+class WebhookNotifier:
     """Sends the messages sequentially from its own thread."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self._queue: queue.Queue[Ended] = queue.Queue(WAITING)
+        self._queue: queue.Queue[EndedJob] = queue.Queue(WAITING)
         self._last_error, self._watching = "", True
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
     def look(self) -> None:
         """Queue messages for jobs that have ended; does not block."""
-        enabled = bool(webhook.address(self.settings))
+        enabled = bool(webhook.webhook_url(self.settings))
         if enabled or self._watching:
             with db.writing(self.settings) as session:
-                jobs = take(session) if enabled else forget(session)
+                jobs = collect_ended_jobs(session) if enabled else stop_watching(session)
             self._enqueue(jobs)
         self._watching = enabled
 
-    def _enqueue(self, jobs: Sequence[Ended]) -> None:
+    def _enqueue(self, jobs: Sequence[EndedJob]) -> None:
         for job in jobs:
             try:
                 self._queue.put_nowait(job)
@@ -97,10 +97,10 @@ class Teller:
         while True:
             self._send(self._queue.get())
 
-    def _send(self, job: Ended) -> None:
+    def _send(self, job: EndedJob) -> None:
         """Send one message. A repeated error is logged only once."""
         try:
-            webhook.send(self.settings, job.message(self.settings.url))
+            webhook.post_to_webhook(self.settings, job.message(self.settings.url))
             self._last_error = ""
         except SpeculoosError as error:
             if str(error) != self._last_error:

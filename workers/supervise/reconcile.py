@@ -18,16 +18,16 @@ from sqlalchemy.orm import Session
 from ops import retention
 from speculoos import logs
 from speculoos.errors import Fenced, SpeculoosError
-from speculoos.private import keep_private
-from speculoos.room import keep_reserve
+from speculoos.private import set_private_umask
+from speculoos.room import update_reserve
 from speculoos.settings import Settings, load
 from tracking import counters, db, jobs, leases, processes, reports
 from tracking.tables import Job, now
 from workers import identity
 from workers.jobs.publish import publish
-from workers.supervise.ended import Teller
-from workers.supervise.silence import Silence
-from workers.timing import JobTiming, timing
+from workers.supervise.ended import WebhookNotifier
+from workers.supervise.silence import LeaseMonitor
+from workers.timing import JobTiming, job_timing
 
 log = logging.getLogger(__name__)
 CLEANUP_SECONDS = 300.0
@@ -37,7 +37,7 @@ SILENT = "Its worker has not renewed the lease in time."
 
 
 def reconcile(
-    settings: Settings, timing: JobTiming, silence: Silence | None = None, *, everything: bool = False
+    settings: Settings, timing: JobTiming, silence: LeaseMonitor | None = None, *, everything: bool = False
 ) -> int:
     """Run one round; returns the number of messages sent. `silence` detects expired leases; without it, only jobs of
     dead workers are interrupted. `everything` also sends messages for jobs whose message may still be queued."""
@@ -45,18 +45,18 @@ def reconcile(
         silent = silence.of(jobs.running(session)) if silence else ()
         lost = interrupt_lost(session, silent)
         jobs.cancel_stranded(session)
-        jobs.collect(session)
+        jobs.resume_divided(session)
     end_fenced(lost, timing)
     with db.reading(settings) as session:
         waiting = jobs.publishable(session)
-        to_publish = waiting if everything else due(session, waiting, timing)
+        to_publish = waiting if everything else jobs_without_message(session, waiting, timing)
     return publish(settings, to_publish)
 
 
 def recover(settings: Settings) -> None:
     """Run one round at the start of a worker or reconciler. Errors are logged; the next round tries again."""
     try:
-        reconcile(settings, timing(), everything=True)
+        reconcile(settings, job_timing(), everything=True)
     except SpeculoosError as error:
         log.warning("Recovery at start failed: %s", error)
 
@@ -66,7 +66,7 @@ def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
     Returns their rows as they were before."""
     lost = []
     for job in jobs.running(session):
-        reason = GONE if identity.owner_is_dead(job.owner) else SILENT if job.id in silent else ""
+        reason = GONE if identity.worker_is_dead(job.owner) else SILENT if job.id in silent else ""
         if reason and _interrupt(session, job, reason):
             lost.append(job)
     return lost
@@ -82,7 +82,7 @@ def end_fenced(lost: Collection[Job], timing: JobTiming) -> None:
             log.warning("Job %s: processes %s of attempt %d do not end.", job.id, pids, job.attempt)
 
 
-def due(session: Session, waiting: list[Job], timing: JobTiming) -> list[Job]:
+def jobs_without_message(session: Session, waiting: list[Job], timing: JobTiming) -> list[Job]:
     """Waiting jobs that need a message: none was sent yet, or the last one is old and workers are idle."""
     capacity, busy = processes.capacities(session), Counter(job.queue for job in jobs.running(session))
     return [
@@ -99,18 +99,18 @@ def _is_recent(job: Job, timing: JobTiming) -> bool:
 
 def main() -> int:
     """Reconcile until SIGTERM or SIGINT."""
-    keep_private()
-    settings, intervals, ended = load(), timing(), threading.Event()
+    set_private_umask()
+    settings, intervals, ended = load(), job_timing(), threading.Event()
     settings.home.mkdir(parents=True, exist_ok=True)
-    logs.configure(settings, "reconciler")
-    silence = Silence(intervals.lease_seconds, longest_step=max(1.0, 3 * intervals.reconcile_seconds))
+    logs.configure_logging(settings, "reconciler")
+    silence = LeaseMonitor(intervals.lease_seconds, longest_step=max(1.0, 3 * intervals.reconcile_seconds))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    with processes.beating(settings, "reconciler"):
+    with processes.heartbeats_during(settings, "reconciler"):
         recover(settings)
-        last_cleanup, notifier = time.monotonic() - CLEANUP_SECONDS, Teller(settings)
+        last_cleanup, notifier = time.monotonic() - CLEANUP_SECONDS, WebhookNotifier(settings)
         while not ended.wait(intervals.reconcile_seconds):
-            keep_reserve(settings)
+            update_reserve(settings)
             try:
                 reconcile(settings, intervals, silence)
                 notifier.look()
@@ -129,8 +129,8 @@ def _interrupt(session: Session, job: Job, reason: str) -> bool:
         return False  # it ended or was claimed meanwhile
     leases.release(session, f"job:{job.id}", job.attempt)
     reports.add_log(session, job.id, job.attempt, reason, "warning")
-    counters.add(session, counters.LEASE_LOST if reason == SILENT else counters.WORKER_GONE)
-    with logs.about(job=job.id, attempt=job.attempt):
+    counters.increment_counter(session, counters.LEASE_LOST if reason == SILENT else counters.WORKER_GONE)
+    with logs.with_log_context(job=job.id, attempt=job.attempt):
         log.info("%s is now %s: %s", job.name, state, reason)
     return True
 

@@ -15,7 +15,7 @@ LeaseState = tuple[int, datetime | None]
 """(attempt, lease_until) of a job."""
 
 
-class Silence:
+class LeaseMonitor:
     """Stores the lease of each running job and for how long it has been unchanged. Call `of` frequently.
 
     At most `longest_step` seconds count between two calls, so that leases do not expire because the observer, or the

@@ -10,7 +10,7 @@ import sys
 from celery.signals import setup_logging, worker_ready, worker_shutting_down
 
 from speculoos import logs, machine, room
-from speculoos.private import keep_private
+from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
 from tracking import processes, rules
 from workers.celery_app import QUEUES, app
@@ -23,11 +23,11 @@ QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 def main(queue: str, concurrency: int | None = None) -> int:
     """Serve one queue until a signal; returns the exit status."""
-    keep_private()
+    set_private_umask()
     count = concurrency or CONCURRENCY[queue]
     settings = load()
     settings.home.mkdir(parents=True, exist_ok=True)  # holds the machine id
-    logs.configure(settings, f"worker-{queue}")
+    logs.configure_logging(settings, f"worker-{queue}")
     setup_logging.connect(lambda **_: None, weak=False)  # Celery then keeps our logging configuration
     worker_shutting_down.connect(stop, weak=False)
     worker_ready.connect(lambda **_: recover(settings), weak=False)
@@ -35,20 +35,22 @@ def main(queue: str, concurrency: int | None = None) -> int:
         "--pool=threads",
         f"--concurrency={count}",
         f"--queues={queue}",
-        f"--hostname={queue}-{os.getpid()}@{machine.host(settings.home)}",
+        f"--hostname={queue}-{os.getpid()}@{machine.machine_key(settings.home)}",
         "--loglevel=INFO",
     ]
     try:
-        with processes.beating(settings, f"worker-{queue}", lambda: news(settings), queue=queue, concurrency=count):
+        with processes.heartbeats_during(
+            settings, f"worker-{queue}", lambda: worker_status(settings), queue=queue, concurrency=count
+        ):
             app.worker_main(["worker", *flags, *QUIET])
     finally:
         attempt.stopping.set()
     return 0
 
 
-def news(settings: Settings) -> dict[str, str]:
+def worker_status(settings: Settings) -> dict[str, str]:
     """Status of this worker for the pages: why it starts no jobs, if disk space or memory is short."""
-    shortage = room.watch(rules.lately(settings)).look()
+    shortage = room.resource_monitor(rules.cached_settings(settings)).look()
     return {"paused": shortage.note + "."} if shortage else {}
 
 

@@ -19,7 +19,7 @@ from tests.formats.imports import writers
 from tests.tools.homes import add_base
 from tracking import db, jobs, queries
 from tracking.tables import Base, Checkpoint
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work import import_draft
 from workers.jobs.command_line import command_for
 from workers.jobs.requests import ImportDraft
@@ -66,22 +66,22 @@ def test_a_published_draft_is_used_by_name_like_our_own(
 
 
 @pytest.fixture
-def asked(home: Settings, tiny_base: Path, tmp_path: Path) -> tuple[ImportDraft, Context]:
+def asked(home: Settings, tiny_base: Path, tmp_path: Path) -> tuple[ImportDraft, JobContext]:
     """A claimed job that imports `tmp_path/published`."""
     location = str(tmp_path / "published")
     request = ImportDraft(source="folder", location=location, base_id=add_base(home, tiny_base))
     job = submit(request, settings=home)
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
-    return ImportDraft(**job.request), Context(home, job.id, attempt, JobTiming())
+    return ImportDraft(**job.request), JobContext(home, job.id, attempt, JobTiming())
 
 
-def row(context: Context, checkpoint_id: str) -> Checkpoint:
+def row(context: JobContext, checkpoint_id: str) -> Checkpoint:
     with db.reading(context.settings) as session:
         return session.get_one(Checkpoint, checkpoint_id)
 
 
-def test_the_row_says_what_it_is_before_and_after(asked: tuple[ImportDraft, Context], tmp_path: Path) -> None:
+def test_the_row_says_what_it_is_before_and_after(asked: tuple[ImportDraft, JobContext], tmp_path: Path) -> None:
     request, context = asked
     pending = row(context, request.checkpoint_id)
     assert (pending.name, pending.state, pending.method) == ("published", "pending", "")
@@ -97,7 +97,7 @@ def test_the_row_says_what_it_is_before_and_after(asked: tuple[ImportDraft, Cont
     assert "Medusa repository" in shown and "medusa_num_heads: config.json says 2" in shown
 
 
-def test_a_refused_draft_leaves_no_files(asked: tuple[ImportDraft, Context], tmp_path: Path) -> None:
+def test_a_refused_draft_leaves_no_files(asked: tuple[ImportDraft, JobContext], tmp_path: Path) -> None:
     request, context = asked
     writers.write(tmp_path / "published", writers.medusa(), medusa_num_heads=9)
     with pytest.raises(BadInput, match="published/config.json: medusa_num_heads is 9"):

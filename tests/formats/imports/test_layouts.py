@@ -9,8 +9,8 @@ import torch
 from decoding.drafters import make_drafter
 from decoding.eagle_runner import PackedRunner
 from decoding.target import fast_target
-from formats.imports.eagle3 import TWICE
-from formats.options import options as formats_of
+from formats.imports.eagle3 import MODELOPT_TWICE
+from formats.options import export_options as formats_of
 from models.base import load_base
 from models.checkpoints import load_draft, verify_sums
 from tests.decoding.conftest import run
@@ -147,8 +147,8 @@ def test_features_normed_twice_as_modelopt_trains_them(base, tiny_base, imported
     """What its module computes since 0.41 and no server does: only where it is asked for, and exported nowhere."""
     options = {"first": "layers.0.", "draft_ids": SHUFFLED, "config": {"eagle_config": {LAYER_IDS: [0, 2, 3]}}}
     made = writers.eagle3(**options)
-    check_eagle("Eagle3Twice", "model.safetensors", made, options, base, tiny_base, imported, TWICE)
-    folder, _ = imported(made, layout=TWICE)
+    check_eagle("Eagle3Twice", "model.safetensors", made, options, base, tiny_base, imported, MODELOPT_TWICE)
+    folder, _ = imported(made, layout=MODELOPT_TWICE)
     reasons = {one.name: one.reason for one in formats_of(folder, tiny_base)}
     assert "norm_features_twice" in reasons["vllm"] and "norm_features_twice" in reasons["modelopt"]
     folder, _ = imported(made, layout="modelopt-eagle3")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from formats.imports.look import DraftInspection, ExpectedDraft, draft_files, look
+from formats.imports.look import DraftInspection, ExpectedDraft, draft_files, inspect_draft
 from models.checkpoints import save_draft
 from models.methods import METHODS
 from speculoos.errors import BadInput, SpeculoosError, Unsupported
@@ -27,7 +27,7 @@ MADE = {
 
 
 def looked(folder: Path, base: ExpectedDraft = BASE, layout: str = "") -> DraftInspection:
-    return look(draft_files(sorted(folder.iterdir())), base, layout, folder.name)
+    return inspect_draft(draft_files(sorted(folder.iterdir())), base, layout, folder.name)
 
 
 @pytest.mark.parametrize("layout", MADE)

@@ -16,7 +16,7 @@ from formats.imports.run import TargetBase, import_draft
 from models.checkpoints import amend, load_draft, read_config
 from models.hub import choose, choose_draft
 from speculoos.errors import BadInput, NotFound, Unsupported
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.conftest import CLONE
 from tests.formats.imports import writers
 from tests.formats.imports.conftest import read_here
@@ -44,7 +44,7 @@ def files(folder: Path) -> list[str]:
 def test_a_draft_comes_in_whole_with_its_origin_on_the_card(tmp_path, matched, base):
     source = writers.write(tmp_path / "heads", writers.medusa(), "medusa_lm_head.pt")
     (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Heads")
-    report = import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", Silent())
+    report = import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", SilentReporter())
     assert (report["format"], report["method"], report["licence"]) == ("medusa", "medusa", "apache-2.0")
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]
     card = (tmp_path / "made" / "attempt-1" / "README.md").read_text()
@@ -66,7 +66,7 @@ def test_a_pickle_with_code_is_refused_and_never_run(name, form, kept_child, tmp
     else:
         (source / name).write_bytes(pickle.dumps(hostile))
     with pytest.raises(BadInput, match=rf"{name}: this pickle holds code .*, which is never run"):
-        import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", Silent())
+        import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", SilentReporter())
     assert not marker.exists() and files(tmp_path / "made") == []
     pickle.loads(pickle.dumps(hostile))
     assert marker.exists(), "the trap is a trap"
@@ -78,7 +78,7 @@ def test_a_damaged_pickle_is_one_sentence(content, kept_child, tmp_path, matched
     (source / "model.safetensors").unlink()
     (source / "pytorch_model.bin").write_bytes(content)
     with pytest.raises(BadInput, match="pytorch_model.bin: ") as found:
-        import_draft("folder", str(source), matched, tmp_path / "made", Silent())
+        import_draft("folder", str(source), matched, tmp_path / "made", SilentReporter())
     assert "\n" not in str(found.value)
 
 
@@ -86,12 +86,14 @@ def test_what_a_base_cannot_carry_and_what_is_not_there_leaves_nothing(kept_chil
     source = writers.write(tmp_path / "heads", writers.medusa())
     refusing = TargetBase(matched.path, "tiny", "", {"medusa": "Its lm_head has a bias."})
     with pytest.raises(Unsupported, match="heads: tiny does not support this draft: Its lm_head has a bias"):
-        import_draft("folder", str(source), refusing, tmp_path / "made" / "attempt-1", Silent())
+        import_draft("folder", str(source), refusing, tmp_path / "made" / "attempt-1", SilentReporter())
     assert files(tmp_path / "made") == []
     with pytest.raises(NotFound, match="no such folder"):
-        import_draft("folder", str(tmp_path / "none"), matched, tmp_path / "made" / "attempt-1", Silent())
+        import_draft("folder", str(tmp_path / "none"), matched, tmp_path / "made" / "attempt-1", SilentReporter())
     with pytest.raises(BadInput, match="--format nonsense: expected one of"):
-        import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", Silent(), layout="nonsense")
+        import_draft(
+            "folder", str(source), matched, tmp_path / "made" / "attempt-1", SilentReporter(), layout="nonsense"
+        )
 
 
 def test_of_a_hub_repository_pickles_come_only_where_there_are_no_safetensors():
@@ -155,4 +157,4 @@ def test_what_is_no_pickle_is_not_called_code(text, kept_child, tmp_path, matche
     (source / "model.safetensors").unlink()
     (source / "medusa_lm_head.pt").write_text(text)
     with pytest.raises(BadInput, match=r"medusa_lm_head.pt: is no file of torch.save; fetch it again"):
-        import_draft("folder", str(source), matched, tmp_path / "out", Silent())
+        import_draft("folder", str(source), matched, tmp_path / "out", SilentReporter())

@@ -5,7 +5,7 @@ import torch
 
 from models.checkpoints import draft_to_train, load_draft
 from models.methods import train_config
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.formats.imports import writers
 from tests.training.conftest import conversations, dataset, rows  # noqa: F401
 from training.batches import collate
@@ -32,7 +32,7 @@ def settings(method: str, **values):
 def test_a_published_draft_learns_and_keeps_its_shape(made, imported, base, tiny_base, dataset, tmp_path):  # noqa: F811
     folder, report = imported(made)
     config = settings(report["method"], draft_path=str(folder))
-    trainer = Trainer(config, tiny_base, dataset, tmp_path / "out", Silent(), {})
+    trainer = Trainer(config, tiny_base, dataset, tmp_path / "out", SilentReporter(), {})
     before = load_draft(folder, base)
     result = trainer.run()
     after = load_draft(result.folder, base)

@@ -14,7 +14,7 @@ from models.base import load_base
 from models.checkpoints import load_draft
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unsupported
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.formats.imports import writers
 from tests.formats.imports.conftest import read_here
 from tests.formats.imports.writers import HIDDEN, VOCABULARY, changed
@@ -213,7 +213,7 @@ def test_a_small_model_in_pickles_is_read_in_the_limited_child(files, tmp_path, 
         name = "pytorch_model.bin" if files == 1 else f"pytorch_model-{number + 1:05}-of-{files:05}.bin"
         torch.save({name: tensors[name] for name in names[number::files]}, folder / name)
     matched = TargetBase(tiny_base, "tiny", "b" * 64)
-    report = import_draft("folder", str(folder), matched, tmp_path / "made" / "attempt-1", Silent())
+    report = import_draft("folder", str(folder), matched, tmp_path / "made" / "attempt-1", SilentReporter())
     assert (report["format"], report["method"]) == ("model", "draft")
     draft, ids = load_draft(tmp_path / "made" / "attempt-1", base), torch.arange(9)[None]
     assert torch.equal(draft(ids).logits, whole.model(ids).logits)
@@ -227,7 +227,9 @@ def test_a_small_model_in_a_damaged_pickle_is_refused_by_the_name_of_its_folder(
     del tensors["model.layers.1.mlp.up_proj.weight"]
     torch.save(tensors, folder / "pytorch_model.bin")
     with pytest.raises(BadInput, match="^published: .*model.layers.1.mlp.up_proj.weight") as found:
-        import_draft("folder", str(folder), TargetBase(tiny_base, "tiny"), tmp_path / "made" / "attempt-1", Silent())
+        import_draft(
+            "folder", str(folder), TargetBase(tiny_base, "tiny"), tmp_path / "made" / "attempt-1", SilentReporter()
+        )
     assert str(tmp_path) not in str(found.value) and not (tmp_path / "made" / "attempt-1").exists()
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.tools.state_server import StateProcess
 
 
-class Notebook(Silent):
+class Notebook(SilentReporter):
     """What is reported, in order."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from models.base import LoadedBase
-from speculoos.settings import StateServer
+from speculoos.settings import HiddenStatesServer
 
 
 class StandIn:
@@ -57,8 +57,8 @@ class StandIn:
         self._http.daemon_threads = True
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
-    def server(self, **options: Any) -> StateServer:
-        return StateServer("engine", f"http://127.0.0.1:{self._http.server_port}", kind=self.kind, **options)
+    def server(self, **options: Any) -> HiddenStatesServer:
+        return HiddenStatesServer("engine", f"http://127.0.0.1:{self._http.server_port}", kind=self.kind, **options)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         raise NotImplementedError

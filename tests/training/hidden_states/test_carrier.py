@@ -10,10 +10,10 @@ import torch
 from speculoos.errors import BadInput
 from tests.training.hidden_states.conftest import Notebook
 from training.batches import Batch
-from training.hidden_states.carrier import CarrierWatch, Threaded
-from training.hidden_states.client import Away
+from training.hidden_states.carrier import ServerWaitMonitor, ThreadedPrefetcher
+from training.hidden_states.client import TemporarilyUnavailable
 from training.hidden_states.wire import HiddenStates, StatesRequest
-from training.source import RemoteSource, StatesWanted
+from training.source import RemoteSource, RequiredStates
 
 BASE = SimpleNamespace(dtype=torch.float32)
 
@@ -30,7 +30,7 @@ class Slow:
         self.asked.append(asked.rows[0][0].item())
         if self.away:
             self.away -= 1
-            raise Away("it cannot be reached")
+            raise TemporarilyUnavailable("it cannot be reached")
         self.open.wait(20)
         return HiddenStates(torch.ones(asked.tokens, 4) * asked.rows[0][0], torch.empty(asked.tokens, 0))
 
@@ -41,8 +41,8 @@ class Slow:
 class Plain:
     """A method that reads the head's input everywhere."""
 
-    def wanted(self, batch: Batch) -> StatesWanted:
-        return StatesWanted()
+    def wanted(self, batch: Batch) -> RequiredStates:
+        return RequiredStates()
 
     def features(self, batch: Batch, states: tuple) -> dict[str, torch.Tensor]:
         return {"hidden": states[0]}
@@ -55,7 +55,7 @@ def batch(index: int) -> Batch:
 
 def test_no_more_than_the_settled_number_is_asked_ahead() -> None:
     client, notes = Slow(), Notebook()
-    carrier = Threaded(client, CarrierWatch(notes, "here"))
+    carrier = ThreadedPrefetcher(client, ServerWaitMonitor(notes, "here"))
     source = RemoteSource(Plain(), BASE, carrier, ahead=2)
     got: list[torch.Tensor] = []
     asking = threading.Thread(
@@ -76,7 +76,7 @@ def test_no_more_than_the_settled_number_is_asked_ahead() -> None:
 def test_places_that_were_not_sent_are_zero_and_the_rest_is_where_it_belongs() -> None:
     client = Slow()
     client.open.set()
-    carrier = Threaded(client, CarrierWatch(Notebook(), "here"))
+    carrier = ThreadedPrefetcher(client, ServerWaitMonitor(Notebook(), "here"))
     hidden = RemoteSource(Plain(), BASE, carrier, ahead=0).features(batch(7))["hidden"]
     assert hidden[:, :, 0].tolist() == [[7, 7, 7], [7, 7, 0]]
     carrier.close()
@@ -86,8 +86,8 @@ def test_it_asks_again_and_says_so_once() -> None:
     client, notes = Slow(), Notebook()
     client.away, client.workers = 2, 1
     client.open.set()
-    watch = CarrierWatch(notes, "here")
-    carrier = Threaded(client, watch)
+    watch = ServerWaitMonitor(notes, "here")
+    carrier = ThreadedPrefetcher(client, watch)
     carrier.result(carrier.begin(StatesRequest((torch.tensor([1]),))))
     carrier.close()
     assert notes.lines[0] == "Waiting for the server of hidden states “here”: it cannot be reached."
@@ -99,7 +99,7 @@ def test_it_asks_again_and_says_so_once() -> None:
 def test_a_refusal_is_raised_and_not_asked_again() -> None:
     client = Slow()
     client.states = lambda asked: (_ for _ in ()).throw(BadInput("no such layer"))
-    carrier = Threaded(client, CarrierWatch(Notebook(), "here"))
+    carrier = ThreadedPrefetcher(client, ServerWaitMonitor(Notebook(), "here"))
     with pytest.raises(BadInput, match="no such layer"):
         carrier.result(carrier.begin(StatesRequest((torch.tensor([1]),))))
     carrier.close()

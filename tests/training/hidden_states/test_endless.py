@@ -9,9 +9,9 @@ import torch
 
 from models.base import LoadedBase, load_base
 from speculoos.errors import BadInput
-from speculoos.settings import StateServer
+from speculoos.settings import HiddenStatesServer
 from tests.tools.endless import Endless
-from training.hidden_states.client import WORDS_BYTES
+from training.hidden_states.client import OVERHEAD_BYTES
 from training.hidden_states.reference import ReferenceClient
 from training.hidden_states.sglang import SglangClient
 from training.hidden_states.vllm import VllmClient
@@ -20,7 +20,7 @@ from training.hidden_states.wire import StatesRequest
 ASKED = StatesRequest((torch.arange(1, 40),))
 IN_FLIGHT = 32 * 2**20
 """Bytes at most that wait in the sockets of both sides."""
-OURS = 2 * WORDS_BYTES
+OURS = 2 * OVERHEAD_BYTES
 """Memory at most for an answer of a thousandth of that, and for asking."""
 
 
@@ -36,8 +36,8 @@ def base(tiny_base: Any) -> LoadedBase:
 
 
 def clients(endless: Endless, base: LoadedBase) -> dict[str, Any]:
-    def server(kind: str, **more: Any) -> StateServer:
-        return StateServer("big", endless.url, kind=kind, timeout=30, **more)
+    def server(kind: str, **more: Any) -> HiddenStatesServer:
+        return HiddenStatesServer("big", endless.url, kind=kind, timeout=30, **more)
 
     return {
         "ours": ReferenceClient(server("speculoos"), base, "0" * 64),

@@ -13,7 +13,7 @@ from speculoos.errors import BadInput, Unsupported
 from tests.training.hidden_states.conftest import Notebook
 from tests.training.hidden_states.stand_ins import SglangStandIn, StandIn, VllmStandIn
 from tests.training.hidden_states.test_training import SHORT, check_same
-from training.hidden_states.connect import Elsewhere
+from training.hidden_states.connect import StatesLocation
 from training.loop import train
 
 IDS = [2, 2, 1, 4]
@@ -31,7 +31,7 @@ def whole(tiny_base: Path) -> LoadedBase:
 def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
     def go(notes: Notebook, engine: StandIn | None = None, **settings: Any) -> None:
         named = {"hidden_states": "engine"} if engine else {}
-        elsewhere = Elsewhere(engine.server(**settings.pop("server", {}))) if engine else None
+        elsewhere = StatesLocation(engine.server(**settings.pop("server", {}))) if engine else None
         config = train_config(**{**SHORT, **named, **settings})
         train(config, tiny_base, dataset, tmp_path / f"{bool(engine)}", None, notes, states_location=elsewhere)
 

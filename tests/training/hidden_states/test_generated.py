@@ -13,12 +13,12 @@ from models.base import LoadedBase, load_base
 from models.identity import weights_sha256
 from models.methods import train_config
 from speculoos.errors import NotFound
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from tests.training.hidden_states.conftest import Notebook
 from tests.training.hidden_states.test_training import SHORT, check_same
-from training.hidden_states.connect import Elsewhere
-from training.hidden_states.kept import KeptStates
-from training.hidden_states.wire import StatesRequest, computed
+from training.hidden_states.connect import StatesLocation
+from training.hidden_states.kept import StatesStore
+from training.hidden_states.wire import StatesRequest, compute_states
 from training.loop import train
 
 PROMPTS = [{"prompt": f"the quick brown fox {number}"} for number in range(10)]
@@ -30,15 +30,17 @@ def made(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the data set `answers` and the store `kept`."""
     folder = tmp_path_factory.mktemp("generated")
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
-    import_prompts(folder / "in.jsonl", folder / "prompts", Silent())
+    import_prompts(folder / "in.jsonl", folder / "prompts", SilentReporter())
     base = load_base(tiny_base)
     options = GenerateOptions(max_tokens=24, batch_size=5)
-    generate_local(base, folder / "prompts", folder / "answers", options, Silent(), keep=store(folder, base, tiny_base))
+    generate_local(
+        base, folder / "prompts", folder / "answers", options, SilentReporter(), keep=store(folder, base, tiny_base)
+    )
     return folder
 
 
-def store(folder: Path, base: LoadedBase, path: Path) -> KeptStates:
-    return KeptStates(folder / "kept", weights_sha256(path), base.dtype, base.hidden_size)
+def store(folder: Path, base: LoadedBase, path: Path) -> StatesStore:
+    return StatesStore(folder / "kept", weights_sha256(path), base.dtype, base.hidden_size)
 
 
 def rows(folder: Path) -> list[dict]:
@@ -53,7 +55,7 @@ def test_they_are_those_of_one_forward_over_the_row(made: Path, tiny_base: Path)
         asked = StatesRequest((torch.tensor(row["token_ids"]),), (), (torch.tensor(positions[1:]),))
         given = kept.read(asked)
         assert given is not None
-        torch.testing.assert_close(given.hidden, computed(base, asked).hidden, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(given.hidden, compute_states(base, asked).hidden, atol=1e-5, rtol=1e-4)
         elsewhere = torch.tensor([positions[0] - 1, positions[0]])
         assert kept.read(StatesRequest(asked.rows, (), (elsewhere,))) is None
         assert kept.read(StatesRequest(asked.rows, (1,), asked.positions)) is None
@@ -65,11 +67,11 @@ def test_heads_learn_the_same_from_them_without_the_base(made: Path, tiny_base: 
     folders = tiny_base, made / "answers"
     train(train_config("medusa", **SHORT), *folders, tmp_path / "here", reporter=here)
     alone = train_config("medusa", **SHORT, hidden_states="stored", hidden_states_store="kept")
-    train(alone, *folders, tmp_path / "stored", reporter=stored, states_location=Elsewhere(None, made / "kept"))
+    train(alone, *folders, tmp_path / "stored", reporter=stored, states_location=StatesLocation(None, made / "kept"))
     check_same(here, stored)
 
 
 def test_other_methods_need_the_base(made: Path, tiny_base: Path, tmp_path: Path) -> None:
     alone = train_config("eagle3", **SHORT, hidden_states="stored", hidden_states_store="kept")
     with pytest.raises(NotFound, match="lacks the hidden states"):
-        train(alone, tiny_base, made / "answers", tmp_path / "out", states_location=Elsewhere(None, made / "kept"))
+        train(alone, tiny_base, made / "answers", tmp_path / "out", states_location=StatesLocation(None, made / "kept"))

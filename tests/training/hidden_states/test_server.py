@@ -13,21 +13,23 @@ from starlette.testclient import TestClient
 from models.base import load_base
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unavailable
-from training.hidden_states.main import ServerFolder, listen, prepared
+from training.hidden_states.main import ServerAddress, listen, load_served_base
 from training.hidden_states.request import RequestLimits
-from training.hidden_states.server import MAX_BODY_BYTES, Giver, create_app
-from training.hidden_states.wire import HiddenStates, StatesRequest, computed, from_bytes
+from training.hidden_states.server import MAX_BODY_BYTES, StatesEngine, create_app
+from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states, from_bytes
 
 ROWS = [[5, 6, 7, 8, 9], [11, 12, 13]]
 
 
 @pytest.fixture(scope="module")
-def giver(tiny_base: Path) -> Giver:
-    return Giver(*prepared(tiny_base, "float32", "cpu"), "tiny", RequestLimits(tokens=64, rows=4, waiting=2))
+def giver(tiny_base: Path) -> StatesEngine:
+    return StatesEngine(
+        *load_served_base(tiny_base, "float32", "cpu"), "tiny", RequestLimits(tokens=64, rows=4, waiting=2)
+    )
 
 
 @pytest.fixture
-def client(giver: Giver) -> TestClient:
+def client(giver: StatesEngine) -> TestClient:
     return TestClient(create_app(giver, 7862), base_url="http://127.0.0.1:7862", raise_server_exceptions=False)
 
 
@@ -35,7 +37,7 @@ def post(client: TestClient, **body: Any) -> Any:
     return client.post("/v1/hidden_states", json={"rows": ROWS, **body})
 
 
-def test_it_says_which_base_it_runs(client: TestClient, giver: Giver) -> None:
+def test_it_says_which_base_it_runs(client: TestClient, giver: StatesEngine) -> None:
     facts = client.get("/v1/base").json()
     assert facts["base_sha256"] == giver.sha256 and len(giver.sha256) == 64
     assert (facts["name"], facts["hidden_size"], facts["num_layers"]) == ("tiny", 32, 4)
@@ -78,9 +80,9 @@ def test_rows_of_an_answer_can_be_told_apart(tiny_base: Path) -> None:
     base = load_base(tiny_base)
     rows, places = tuple(map(torch.tensor, ROWS)), (torch.tensor([0, 2]), torch.tensor([1]))
     asked = StatesRequest(rows, (1,), places)
-    parts = computed(base, asked).by_row(asked)
+    parts = compute_states(base, asked).by_row(asked)
     for row, of, part in zip(rows, places, parts, strict=True):
-        alone = computed(base, StatesRequest((row,), (1,), (of,)))
+        alone = compute_states(base, StatesRequest((row,), (1,), (of,)))
         assert torch.allclose(part.hidden, alone.hidden, atol=1e-5) and torch.allclose(part.aux, alone.aux, atol=1e-5)
 
 
@@ -122,7 +124,7 @@ def test_a_web_page_cannot_ask(client: TestClient) -> None:
     assert client.get("/v1/base", headers={"Origin": "http://evil.example"}).status_code == 403
 
 
-def test_with_a_token_nobody_else_learns_anything(giver: Giver) -> None:
+def test_with_a_token_nobody_else_learns_anything(giver: StatesEngine) -> None:
     client = TestClient(create_app(giver, 7862, "sesame"), base_url="http://box.lan:7862")
     assert client.get("/healthz").status_code == 200
     for headers in ({}, {"Authorization": "Bearer sesam"}, {"Authorization": "sesame"}):
@@ -131,7 +133,7 @@ def test_with_a_token_nobody_else_learns_anything(giver: Giver) -> None:
     assert client.get("/v1/base", headers={"Authorization": "Bearer sesame"}).status_code == 200
 
 
-def test_more_than_may_wait_are_sent_away_for_a_moment(giver: Giver, client: TestClient) -> None:
+def test_more_than_may_wait_are_sent_away_for_a_moment(giver: StatesEngine, client: TestClient) -> None:
     answers: list[int] = []
     free = threading.Event()
     giver.device.submit(free.wait)
@@ -149,7 +151,7 @@ def test_more_than_may_wait_are_sent_away_for_a_moment(giver: Giver, client: Tes
     assert sorted(answers) == [200, 200, 503, 503, 503]
 
 
-def test_memory_that_is_not_there_is_no_moment(giver: Giver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there_is_no_moment(giver: StatesEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
 
@@ -164,9 +166,9 @@ def test_memory_that_is_not_there_is_no_moment(giver: Giver, monkeypatch: pytest
 
 def test_it_listens_on_loopback_only_without_a_token() -> None:
     with pytest.raises(BadInput, match="would listen on 0.0.0.0 without a token; set SPECULOOS_FEATURES_TOKEN"):
-        ServerFolder("0.0.0.0")
-    with listen(ServerFolder(port=0)) as taken, pytest.raises(Unavailable, match="choose another --port"):
-        listen(ServerFolder(port=taken.getsockname()[1]))
+        ServerAddress("0.0.0.0")
+    with listen(ServerAddress(port=0)) as taken, pytest.raises(Unavailable, match="choose another --port"):
+        listen(ServerAddress(port=taken.getsockname()[1]))
 
 
 def test_the_command_names_a_folder_that_is_no_model(
@@ -184,7 +186,7 @@ def test_the_command_names_a_folder_that_is_no_model(
 
 def test_a_base_that_cannot_be_trained_for_is_not_served(tmp_path: Path, edited: Callable[..., Path]) -> None:
     with pytest.raises(Exception, match="cannot be trained for"):
-        prepared(edited(make_tiny_base(tmp_path / "base"), logits_soft_cap=3.0), "float32", "cpu")
+        load_served_base(edited(make_tiny_base(tmp_path / "base"), logits_soft_cap=3.0), "float32", "cpu")
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.frame import Frame
+from models.frame import HeadOnlyBase
 from models.methods import train_config
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unsupported
-from speculoos.settings import StateServer
+from speculoos.settings import HiddenStatesServer
 from tests.tools.state_server import StateProcess
 from tests.training.hidden_states.conftest import Notebook
-from training.hidden_states.connect import Elsewhere
+from training.hidden_states.connect import StatesLocation
 from training.loop import Trainer, TrainResult, train
 from training.resume_points import all_resume_points
 
@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
     """run(name, notes, elsewhere=None, **settings): a training in the folder `name`."""
 
-    def go(name: str, notes: Notebook, elsewhere: Elsewhere | None = None, **settings: Any) -> TrainResult:
+    def go(name: str, notes: Notebook, elsewhere: StatesLocation | None = None, **settings: Any) -> TrainResult:
         resume = settings.pop("resume_from", None)
         config = train_config(**{**SHORT, **settings})
         return train(config, tiny_base, dataset, tmp_path / name, resume, notes, states_location=elsewhere)
@@ -47,7 +47,7 @@ def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
 
 def there(server: StateProcess) -> dict[str, Any]:
     """Settings of a training that asks `server`."""
-    return {"hidden_states": "here", "elsewhere": Elsewhere(server.server())}
+    return {"hidden_states": "here", "elsewhere": StatesLocation(server.server())}
 
 
 def check_same(ours: Notebook, theirs: Notebook) -> None:
@@ -87,9 +87,9 @@ def test_the_training_holds_no_layer_of_the_base(
 ) -> None:
     config = train_config(**SHORT, method="eagle3", hidden_states="here")
     trainer = Trainer(
-        config, tiny_base, dataset, tmp_path / "out", notes, {}, states_location=Elsewhere(served.server())
+        config, tiny_base, dataset, tmp_path / "out", notes, {}, states_location=StatesLocation(served.server())
     )
-    assert isinstance(trainer.base, Frame) and trainer.base.num_layers == 4
+    assert isinstance(trainer.base, HeadOnlyBase) and trainer.base.num_layers == 4
     assert not [name for name, _ in trainer.base.model.named_parameters() if "layers" in name]
     trainer.prefetcher.close()
 
@@ -173,9 +173,9 @@ def test_another_base_is_refused_with_a_sentence(
     config = train_config(**SHORT, method="medusa", hidden_states="here")
     other, wider = make_tiny_base(tmp_path / "other", seed=5), make_tiny_base(tmp_path / "wider", hidden_size=64)
     with pytest.raises(BadInput, match="“here” runs other weights .* than this training's base"):
-        train(config, other, dataset, tmp_path / "out", None, notes, states_location=Elsewhere(served.server()))
+        train(config, other, dataset, tmp_path / "out", None, notes, states_location=StatesLocation(served.server()))
     with pytest.raises(BadInput, match="runs another base: 32 numbers a hidden state, this training's base has 64"):
-        train(config, wider, dataset, tmp_path / "out", None, notes, states_location=Elsewhere(served.server()))
+        train(config, wider, dataset, tmp_path / "out", None, notes, states_location=StatesLocation(served.server()))
 
 
 def test_a_server_that_comes_back_with_another_base_is_noticed(run, tiny_base: Path, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_token_is_asked_for_and_shown(
             run("away", notes, **there(server), method="medusa")
         assert "open-sesame" not in str(refused.value)
         monkeypatch.setenv("MINE", "open-sesame-please")
-        elsewhere = Elsewhere(server.server(key_env="MINE"))
+        elsewhere = StatesLocation(server.server(key_env="MINE"))
         run("away", notes, elsewhere, hidden_states="here", method="medusa")
     assert len(notes.curve()) == 8
 
@@ -211,20 +211,20 @@ class TestStore:
         here, first, second = Notebook(), Notebook(), Notebook()
         settings = {"method": method, "hidden_states_store": "kept"}
         run("here", here, method=method)
-        run("first", first, Elsewhere(served.server(), tmp_path / "kept"), hidden_states="here", **settings)
-        run("second", second, Elsewhere(None, tmp_path / "kept"), hidden_states="stored", **settings)
+        run("first", first, StatesLocation(served.server(), tmp_path / "kept"), hidden_states="here", **settings)
+        run("second", second, StatesLocation(None, tmp_path / "kept"), hidden_states="stored", **settings)
         check_same(here, first)
         check_same(here, second)
         files = list((tmp_path / "kept").rglob("*.safetensors"))
         assert files and not [path for path in (tmp_path / "kept").rglob(".*")]
         files[0].unlink()
         with pytest.raises(NotFound, match="lacks the hidden states of 1 conversations"):
-            run("third", second, Elsewhere(None, tmp_path / "kept"), hidden_states="stored", **settings)
+            run("third", second, StatesLocation(None, tmp_path / "kept"), hidden_states="stored", **settings)
 
     def test_a_base_that_is_here_fills_it_too_and_a_cut_file_is_made_again(self, run, tmp_path: Path) -> None:
         here, first, second = Notebook(), Notebook(), Notebook()
         run("here", here, method="eagle")
-        elsewhere = Elsewhere(None, tmp_path / "kept")
+        elsewhere = StatesLocation(None, tmp_path / "kept")
         run("first", first, elsewhere, method="eagle", hidden_states_store="kept")
         cut = next((tmp_path / "kept").rglob("*.safetensors"))
         whole = cut.read_bytes()
@@ -245,4 +245,4 @@ class TestStore:
 def test_a_server_that_nobody_named_is_said_so(run, notes: Notebook) -> None:
     with pytest.raises(BadInput, match="there is no server named “gone”"):
         run("away", notes, method="medusa", hidden_states="gone")
-    assert StateServer("gone", "http://x").key == ""
+    assert HiddenStatesServer("gone", "http://x").key == ""

@@ -7,12 +7,12 @@ from typing import Any
 from corpus.conversations import GenerateOptions
 from corpus.labels import ServedBase
 from corpus.lengths import count_lengths
-from corpus.places import Folder, ShardFolder, Shelf
+from corpus.places import LocalShardFolder, ShardFolder, StoreShardFolder
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint
 from tracking import stored
 from tracking.tables import Base, Dataset
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.jobs.hidden_states import store_folder
 from workers.jobs.requests import Evaluate, GenerateData
 
@@ -28,7 +28,7 @@ def options_of(request: GenerateData) -> GenerateOptions:
 
 
 def answer(
-    request: GenerateData, context: Context, source: str, folder: Path, options: GenerateOptions
+    request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     """Answer what is not answered yet of data set `source` into `folder`; returns the report."""
     by = _by_endpoints if request.endpoint else _by_base
@@ -45,7 +45,7 @@ def must_have_rows(report: dict[str, Any]) -> None:
         )
 
 
-def publish(request: GenerateData, context: Context, rows: int, report: dict[str, Any]) -> None:
+def publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
     """Fill the data set's row, fenced; before that, the preview its page shows."""
     from workers.child.work.previews import write_preview
 
@@ -58,7 +58,7 @@ def publish(request: GenerateData, context: Context, rows: int, report: dict[str
     context.publish(Dataset, request.dataset_id, **made, **counts)
 
 
-def author_of(request: GenerateData, context: Context) -> dict[str, str]:
+def author_of(request: GenerateData, context: JobContext) -> dict[str, str]:
     """Who answers, in what changes no answer when it is the same: sums of the base, or the model's name there."""
     if not request.endpoint:
         return _sums(request, context)
@@ -66,7 +66,7 @@ def author_of(request: GenerateData, context: Context) -> dict[str, str]:
     return {"endpoint": request.endpoint, "model": ",".join(sorted(set(models))), **_sums(request, context)}
 
 
-def _sums(request: GenerateData, context: Context) -> dict[str, str]:
+def _sums(request: GenerateData, context: JobContext) -> dict[str, str]:
     """Of the base that answers, or that the endpoint serves; none where that is not said."""
     if not request.base_id:
         return {}
@@ -74,19 +74,19 @@ def _sums(request: GenerateData, context: Context) -> dict[str, str]:
     return {"weights_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
 
 
-def place_of(request: GenerateData, context: Context) -> ShardFolder:
+def place_of(request: GenerateData, context: JobContext) -> ShardFolder:
     """Where finished shards of this generation land: in the store, where there is one, for any machine to take."""
     if store := context.files.store:
-        return Shelf(store, f"{stored.place(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
-    return Folder(context.dataset_folder(request.dataset_id) / PARTS)
+        return StoreShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
+    return LocalShardFolder(context.dataset_folder(request.dataset_id) / PARTS)
 
 
-def work_of(key: str, request: GenerateData, context: Context) -> Path:
+def work_of(key: str, request: GenerateData, context: JobContext) -> Path:
     """Where the rows of shard `key` gather until it is whole, for all its attempts."""
     return context.dataset_folder(request.dataset_id) / PARTS / f"{key}.work"
 
 
-def endpoints_of(request: GenerateData | Evaluate, context: Context) -> list[Endpoint]:
+def endpoints_of(request: GenerateData | Evaluate, context: JobContext) -> list[Endpoint]:
     """The endpoints a request names. Raises BadInput for one that settings.toml does not know."""
     known = context.settings.endpoints
     names = [name.strip() for name in request.endpoint.split(",") if name.strip()]
@@ -100,11 +100,11 @@ def endpoints_of(request: GenerateData | Evaluate, context: Context) -> list[End
 
 
 def _by_base(
-    request: GenerateData, context: Context, source: str, folder: Path, options: GenerateOptions
+    request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     from corpus.generate_local import generate_local, generation_dtype
     from models.base import load_base
-    from training.hidden_states.kept import KeptStates
+    from training.hidden_states.kept import StatesStore
     from workers.child.work.devices import take_device
 
     row = context.usable(Base, request.base_id)
@@ -112,12 +112,12 @@ def _by_base(
     base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
     context.begin()
     where = store_folder(context.settings, request.hidden_states_store)
-    keep = KeptStates(where, row.weights_sha256, base.dtype, base.hidden_size) if where else None
+    keep = StatesStore(where, row.weights_sha256, base.dtype, base.hidden_size) if where else None
     return generate_local(base, source, folder, options, context, row.card or None, keep)
 
 
 def _by_endpoints(
-    request: GenerateData, context: Context, source: str, folder: Path, options: GenerateOptions
+    request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     from corpus.generate_remote import generate_remote
 
@@ -125,7 +125,7 @@ def _by_endpoints(
     return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, served)
 
 
-def _served(request: GenerateData, context: Context) -> ServedBase | None:
+def _served(request: GenerateData, context: JobContext) -> ServedBase | None:
     """The base that the endpoint serves, where that is said."""
     if not request.base_id:
         return None

@@ -7,9 +7,9 @@ import torch
 
 from models.base import decoding_dtype, load_base, pick_device
 from models.checkpoints import load_draft
-from speculoos.priority import give_way
+from speculoos.priority import lower_priority
 from tracking.tables import Base, Checkpoint
-from workers.child.context import Context
+from workers.child.context import JobContext
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LoadedModels:
     checkpoint: Any = None
 
 
-def load_models(context: Context, base_id: str, checkpoint_id: str = "", dtype: str = "") -> LoadedModels:
+def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtype: str = "") -> LoadedModels:
     """Bring the files, take the device, then load; `dtype` "" as the settings say. Raises NotFound or Conflict where a
     row cannot be used, Damaged where files are not as they were."""
     base_row = context.usable(Base, base_id)
@@ -36,10 +36,10 @@ def load_models(context: Context, base_id: str, checkpoint_id: str = "", dtype: 
     return LoadedModels(device, dtype, base, draft, row)
 
 
-def take_device(context: Context) -> str:
+def take_device(context: JobContext) -> str:
     """Take the lease of the device in the settings (SPECULOOS_DEVICE) and return its name, such as `cuda:0`."""
     device = pick_device(context.settings.device)
     name = f"cuda:{device.index or torch.cuda.current_device()}" if device.type == "cuda" else device.type
     context.hold_device(name)
-    give_way(name)
+    lower_priority(name)
     return name

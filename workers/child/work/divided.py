@@ -2,10 +2,10 @@
 
 from speculoos.errors import JobFailed
 from tracking import shards
-from workers.child.context import Context
+from workers.child.context import JobContext
 
 
-def check_shards(context: Context, noun: str = "shards were not made") -> None:
+def check_shards(context: JobContext, noun: str = "shards were not made") -> None:
     """Raises JobFailed, saying how many did not end well and why the first did not, with its code."""
     with context.session() as session:
         failed, tally = shards.failed(session, context.job_id), shards.tally(session, context.job_id)

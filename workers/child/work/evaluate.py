@@ -4,10 +4,10 @@ of what an endpoint serves."""
 from collections.abc import Mapping
 from typing import Any
 
-from speculoos.redaction import redact, secrets
-from tracking.evaluations import HERE, columns_of
+from speculoos.redaction import known_secrets, redact
+from tracking.evaluations import THIS_INSTALLATION, columns_of
 from tracking.tables import Base, Checkpoint, Evaluation
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work.questions import asked_questions
 from workers.jobs.requests import Evaluate
 
@@ -24,7 +24,7 @@ OF_CHECKPOINT = (
 """Figures that the checkpoint's row keeps too, as the last measured ones."""
 
 
-def run(request: Evaluate, context: Context) -> dict[str, Any]:
+def run(request: Evaluate, context: JobContext) -> dict[str, Any]:
     """Measure, and fill the evaluation's row and, for how the checkpoint is used, the checkpoint's figures."""
     for table, row_id in ((Base, request.base_id), (Checkpoint, request.checkpoint_id)):
         if row_id:
@@ -35,7 +35,7 @@ def run(request: Evaluate, context: Context) -> dict[str, Any]:
     result = _of_endpoint(request, context, questions) if request.endpoint else _here(request, context, questions)
     context.publish(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
     if is_usual(request):
-        context.add_figures(request.checkpoint_id, {**_figures(result), "measured_on": HERE})
+        context.add_figures(request.checkpoint_id, {**_figures(result), "measured_on": THIS_INSTALLATION})
     return brief(request.evaluation_id, result)
 
 
@@ -54,7 +54,7 @@ def is_usual(request: Evaluate) -> bool:
     return bool(request.checkpoint_id) and own and request.temperature == 0
 
 
-def _begin(request: Evaluate, context: Context) -> dict[str, Any]:
+def _begin(request: Evaluate, context: JobContext) -> dict[str, Any]:
     """Make the row of a matrix's cell, or take it over from an attempt before; the result where it is there already."""
     with context.fenced() as session:
         row = session.get(Evaluation, request.evaluation_id)
@@ -68,7 +68,7 @@ def _begin(request: Evaluate, context: Context) -> dict[str, Any]:
         return {}
 
 
-def _here(request: Evaluate, context: Context, questions: list[dict[str, Any]]) -> dict[str, Any]:
+def _here(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
     from evaluation.acceptance import AcceptanceSampling, evaluate
     from workers.child.work.devices import load_models
 
@@ -82,7 +82,7 @@ def _here(request: Evaluate, context: Context, questions: list[dict[str, Any]]) 
     return evaluate(loaded.base, loaded.draft, questions, context, **given)
 
 
-def _of_endpoint(request: Evaluate, context: Context, questions: list[dict[str, Any]]) -> dict[str, Any]:
+def _of_endpoint(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
     from evaluation.served import ServedRequest, evaluate_served
     from workers.child.work.answers import endpoints_of
 
@@ -91,5 +91,5 @@ def _of_endpoint(request: Evaluate, context: Context, questions: list[dict[str, 
     context.log(f"Asking {endpoint.name} {len(questions)} questions, one after the other.")
     names = {"model": request.endpoint_model, "plain_model": request.plain_model}
     result = evaluate_served(endpoint, questions, context, asked, **names)
-    known = secrets(context.settings)
+    known = known_secrets(context.settings)
     return {**result, "failed": [{**row, "reason": redact(row["reason"], known)} for row in result["failed"]]}

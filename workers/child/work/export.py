@@ -3,26 +3,26 @@
 import shutil
 from typing import Any
 
-from formats.export import build, check_possible
-from formats.facts import Facts
-from formats.store import exports_folder, source_of, store_export
+from formats.export import build_export, check_export
+from formats.facts import CardFacts
+from formats.store import checkpoint_state, exports_folder, store_export
 from models import archive
 from models.base import load_base
 from tracking import queries
 from tracking.evaluations import measurements
 from tracking.tables import Base, Checkpoint
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.jobs.requests import Export
 
 
-def run(request: Export, context: Context) -> dict[str, Any]:
+def run(request: Export, context: JobContext) -> dict[str, Any]:
     """Write, validate and zip it; zip and report lie under exports/ of the home. On the processor, beside what else
     goes on. Fails with the reason when the validation does."""
     row = context.usable(Checkpoint, request.checkpoint_id)
     base_row = context.usable(Base, row.base_id)
-    check_possible(row.path, base_row.path, request.format)
+    check_export(row.path, base_row.path, request.format)
     archive.check(row.path, row.name, row.sha256, context.sums)
-    source, folder = source_of(row.path), exports_folder(context.settings.home, row.id)
+    source, folder = checkpoint_state(row.path), exports_folder(context.settings.home, row.id)
     base = load_base(base_row.path, "float32", "cpu", context.known(base_row), context.sums)
     making = folder / f".{context.job_id}"
     shutil.rmtree(making, ignore_errors=True)  # of an attempt that was killed
@@ -31,8 +31,8 @@ def run(request: Export, context: Context) -> dict[str, Any]:
         named = archive.archive_name(base_row.name, row.name).removesuffix(".zip")
         zipped = making / f"{named}-{request.format}.zip"
         with context.session() as session:
-            facts = Facts.of(base_row, row.name, measurements(queries.evaluations(session, row.id)))
-        report = build(row.path, base, request.format, zipped, context, facts)
+            facts = CardFacts.of(base_row, row.name, measurements(queries.evaluations(session, row.id)))
+        report = build_export(row.path, base, request.format, zipped, context, facts)
         stored = store_export(zipped, folder / f"{request.format}.zip", source, report.to_json())
     finally:
         shutil.rmtree(making, ignore_errors=True)

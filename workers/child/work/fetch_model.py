@@ -4,11 +4,11 @@ from typing import Any
 
 from models.fetch import fetch_base
 from tracking.tables import Base
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.jobs.fetch_model import NO_PATH, FetchModel
 
 
-def run(request: FetchModel, context: Context) -> dict[str, Any]:
+def run(request: FetchModel, context: JobContext) -> dict[str, Any]:
     """Fetch, hash, and fill the base's row with its path, identity and card."""
     folder = context.model_folder(request.base_id)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def run(request: FetchModel, context: Context) -> dict[str, Any]:
     return {"base_id": request.base_id, "path": str(path), "weights_sha256": card.get("weights_sha256", "")}
 
 
-def given(request: FetchModel, context: Context) -> str:
+def given(request: FetchModel, context: JobContext) -> str:
     """The location, on this machine; a folder of another one comes to where the model shall be."""
     if request.source in NO_PATH:
         return request.location

@@ -9,25 +9,25 @@ from typing import Any
 
 from corpus import extending
 from corpus.conversations import count_answers
-from corpus.sharding import begun_by_one
+from corpus.sharding import has_unsharded_rows
 from corpus.shards import count_rows, read_summary
 from speculoos.errors import Cancelled
 from tracking.shards import Division
 from tracking.tables import Dataset
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work import generate_divided
 from workers.child.work.answers import PARTS, answer, must_have_rows, options_of, publish
 from workers.jobs.generate_data import SHARD_ROWS, GenerateData
 
 
-def run(request: GenerateData, context: Context) -> dict[str, Any] | Division:
+def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division:
     """Answer what is not answered yet and fill the data set's row. What is finished stays usable after a stop."""
     source, folder = context.usable(Dataset, request.source_id).path, context.dataset_folder(request.dataset_id)
     context.files.bring_output(Dataset, request.dataset_id, folder)
     extends = extends_usable(request, context, folder)
     if is_divided(request, source, folder):
         return generate_divided.run(request, context, source, extends)
-    work = extending.begin(folder, folder / PARTS / f"{context.job_id}.more") if extends else folder
+    work = extending.begin_extension(folder, folder / PARTS / f"{context.job_id}.more") if extends else folder
     try:
         report = answer(request, context, source, work, options_of(request))
     except Cancelled as error:
@@ -39,14 +39,14 @@ def run(request: GenerateData, context: Context) -> dict[str, Any] | Division:
         raise
     must_have_rows(report)
     if extends:
-        extending.land(work, folder)
+        extending.finish_extension(work, folder)
     if report.get("complete", True):
         context.progress(report["rows"], report["rows"], "rows")  # also where an attempt found everything done
     publish(request, context, report["rows"], report)
     return {"dataset_id": request.dataset_id, **report}
 
 
-def extends_usable(request: GenerateData, context: Context, folder: Path) -> bool:
+def extends_usable(request: GenerateData, context: JobContext, folder: Path) -> bool:
     """Whether the data set has rows that people may use, and which therefore stay as they are until all of the further
     ones are there: one that was finished, or that is asked for more than it was made for."""
     with context.session() as session:
@@ -61,4 +61,4 @@ def is_divided(request: GenerateData, source: str, folder: Path) -> bool:
     began in `folder` one goes on with."""
     answers = count_answers(source, options_of(request))
     large = request.max_minutes is None and answers > (request.shard_rows or SHARD_ROWS)
-    return large and not begun_by_one(folder)
+    return large and not has_unsharded_rows(folder)

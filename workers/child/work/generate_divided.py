@@ -5,11 +5,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from corpus.sharding import ShardPart, add_unfinished, assemble, landed, plan, totals, without_duplicates
+from corpus.sharding import (
+    ShardPart,
+    add_unfinished,
+    assemble,
+    drop_duplicates,
+    finished_reports,
+    plan_shards,
+    total_report,
+)
 from corpus.shards import count_rows, write_summary
 from speculoos.errors import BadInput, Cancelled
 from tracking.shards import Division, Shard
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work.answers import author_of, must_have_rows, options_of, place_of, publish, work_of
 from workers.child.work.divided import check_shards
 from workers.jobs.generate_data import SHARD_ROWS
@@ -21,15 +29,15 @@ MOST = 10_000
 """Shards of a generation: each is a row, and a square on its page."""
 
 
-def run(request: GenerateData, context: Context, source: str, extends: bool) -> dict[str, Any] | Division:
+def run(request: GenerateData, context: JobContext, source: str, extends: bool) -> dict[str, Any] | Division:
     """The shards that are still to be made, or the finished data set's report. Raises JobFailed when some did not
     end well, Cancelled after putting together what there is; a set that it `extends` stays as it was then."""
     options, place = options_of(request), place_of(request, context)
     author = author_of(request, context)
-    parts = plan(source, options, request.shard_rows or SHARD_ROWS, **author)
+    parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
     _check_count(parts)
     folder = context.dataset_folder(request.dataset_id)
-    reports = landed(parts, place, folder)
+    reports = finished_reports(parts, place, folder)
     context.flush()
     if context.cancel_requested():
         if extends:
@@ -40,10 +48,10 @@ def run(request: GenerateData, context: Context, source: str, extends: bool) -> 
         return _division(request, parts, reports)
     if wrong := assemble(parts, reports, place, folder):
         context.log(f"{len(wrong)} finished shards are damaged and are made again.", "warning")
-        return _division(request, parts, landed(parts, place, folder))
+        return _division(request, parts, finished_reports(parts, place, folder))
     if request.unique:
-        reports = without_duplicates(parts, reports, folder)
-    report = totals(parts, reports)
+        reports = drop_duplicates(parts, reports, folder)
+    report = total_report(parts, reports)
     must_have_rows(report)
     identity = {"base_sha256": author.get("weights_sha256", ""), "tokenizer_sha256": author.get("tokenizer_sha256", "")}
     config = {**asdict(options), "endpoint": request.endpoint, "model": request.endpoint_model}
@@ -70,7 +78,7 @@ def _request(request: GenerateData, part: ShardPart) -> dict[str, Any]:
     return GenerateShard(**whole, key=part.key, first=part.first, first_sample=part.sample).to_json()
 
 
-def _stopped(request: GenerateData, context: Context, parts: Sequence[ShardPart], reports: Reports) -> Cancelled:
+def _stopped(request: GenerateData, context: JobContext, parts: Sequence[ShardPart], reports: Reports) -> Cancelled:
     """Put together what there is, also of shards that were not finished."""
     folder, place = context.dataset_folder(request.dataset_id), place_of(request, context)
     if wrong := assemble(parts, reports, place, folder):
@@ -80,7 +88,10 @@ def _stopped(request: GenerateData, context: Context, parts: Sequence[ShardPart]
     add_unfinished(parts, works, folder)
     if rows := count_rows(folder):
         publish(
-            request, context, rows, {**totals(parts, reports), "rows": rows, "complete": False, "shards": len(parts)}
+            request,
+            context,
+            rows,
+            {**total_report(parts, reports), "rows": rows, "complete": False, "shards": len(parts)},
         )
         return Cancelled(f"Stopped at your request; the {rows} finished rows can be used.")
     return Cancelled("Stopped at your request.")

@@ -3,15 +3,15 @@
 import shutil
 from typing import Any
 
-from corpus.sharding import land
+from corpus.sharding import store_shard
 from tracking import jobs, reports
 from tracking.tables import Dataset
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work.answers import answer, options_of, place_of, work_of
 from workers.jobs.requests import GenerateShard
 
 
-def run(request: GenerateShard, context: Context) -> dict[str, Any]:
+def run(request: GenerateShard, context: JobContext) -> dict[str, Any]:
     """Answer the shard's prompts and bring them to where the others are; one that is there already is left alone."""
     place = place_of(request, context)
     report = place.report(request.key)
@@ -21,14 +21,14 @@ def run(request: GenerateShard, context: Context) -> dict[str, Any]:
         made = answer(request, context, source, work, options)
         with context.fenced():  # nobody lands what is another attempt's by now
             pass
-        report = land(work, source, options, made, request.key, place)
+        report = store_shard(work, source, options, made, request.key, place)
         shutil.rmtree(work, ignore_errors=True)
         _tell_whole(context, report)
     context.progress(report["prompts"], report["prompts"], "rows")
     return report
 
 
-def _tell_whole(context: Context, report: dict[str, Any]) -> None:
+def _tell_whole(context: JobContext, report: dict[str, Any]) -> None:
     """A line in the log of the job this is a shard of, which people read."""
     failed = len(report["failed"])
     left_out = f", {failed} left out" if failed else ""

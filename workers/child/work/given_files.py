@@ -10,7 +10,7 @@ from typing import Any
 from corpus.rows import Files
 from models.hub_data import Location, fetch, look_up
 from speculoos.errors import BadInput
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.jobs import builtin
 from workers.jobs.import_prompts import BUILT_IN_PREFIX, HUB, ImportFile
 
@@ -25,7 +25,7 @@ class InputFile:
 
 
 @contextmanager
-def given_files(request: ImportFile, context: Context) -> Iterator[InputFile]:
+def given_files(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
     """What the request names. Fetched files go when they have been read, or turned out to be none that can be."""
     if request.path.startswith(HUB):
         with _fetched(request, context) as given:
@@ -37,7 +37,7 @@ def given_files(request: ImportFile, context: Context) -> Iterator[InputFile]:
 
 
 @contextmanager
-def _fetched(request: ImportFile, context: Context) -> Iterator[InputFile]:
+def _fetched(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
     """From the hub, each file when its turn comes; what is here after a break is kept for the next attempt."""
     token, place = context.settings.hf_token, context.dataset_folder(request.dataset_id)
     listing = look_up(Location.parse(request.path), token)
@@ -51,7 +51,7 @@ def _fetched(request: ImportFile, context: Context) -> Iterator[InputFile]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_upload(request: ImportFile, given: InputFile, context: Context) -> None:
+def remove_upload(request: ImportFile, given: InputFile, context: JobContext) -> None:
     """One that was uploaded is ours to remove, and so is what was brought here for this job."""
     if not isinstance(given.files, str):
         return

@@ -7,7 +7,7 @@ from corpus.import_answered import import_answered
 from models.base import load_tokenizer, read_eos_ids
 from tracking.tables import Base
 from training.masks import mask_conversation
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work.given_files import given_files
 from workers.child.work.import_prompts import options, publish, readable
 from workers.child.work.previews import write_preview
@@ -16,7 +16,7 @@ from workers.jobs.requests import ImportAnswered
 COUNTED = ("tokens", "answer_tokens", "cut_answers")
 
 
-def run(request: ImportAnswered, context: Context) -> dict[str, Any]:
+def run(request: ImportAnswered, context: JobContext) -> dict[str, Any]:
     """Read, render and tokenise the file as its base would have, and fill the data set's row; returns the counts."""
     base, folder = context.usable(Base, request.base_id), context.dataset_folder(request.dataset_id)
     tokenizer = load_tokenizer(base.path)

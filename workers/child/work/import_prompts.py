@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from corpus.importing import import_prompts
-from evaluation.suites import import_suite, known
+from evaluation.suites import check_suite, import_suite
 from models.hub_data import fetch, look_up_file
 from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
 from speculoos.suites import SUITES
 from tracking.tables import Dataset
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work.given_files import InputFile, given_files, remove_upload
 from workers.jobs.requests import ImportAnswered, ImportPrompts
 from workers.memory import IMPORT_HINT
 
 
-def run(request: ImportPrompts, context: Context) -> dict[str, Any]:
+def run(request: ImportPrompts, context: JobContext) -> dict[str, Any]:
     """Read the file into the data set's folder and fill its row; returns the counts."""
     folder = context.dataset_folder(request.dataset_id)
     read = _suite if request.suite else _prompts
@@ -27,14 +27,14 @@ def run(request: ImportPrompts, context: Context) -> dict[str, Any]:
     return publish(request, context, folder, report, given)
 
 
-def _prompts(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict[str, Any], InputFile]:
+def _prompts(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
     with given_files(request, context) as given:
         return import_prompts(given.files, folder, context, **options(request, given, context)), given
 
 
-def _suite(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict[str, Any], InputFile]:
+def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
     """Strictly in the suite's form, from the file or from the hub."""
-    known(request.suite)
+    check_suite(request.suite)
     asked = {"original_name": request.original_name, "limit": request.limit}
     if request.path:
         with given_files(request, context) as given:
@@ -46,7 +46,7 @@ def _suite(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict
         return report, InputFile((), origin=origin)
 
 
-def _fetched(suite: str, context: Context, place: Path) -> tuple[Path, dict[str, Any]]:
+def _fetched(suite: str, context: JobContext, place: Path) -> tuple[Path, dict[str, Any]]:
     """The suite's file of the hub, and where that is there."""
     wanted = SUITES[suite]
     form = f"Give its file instead: {wanted.form}."
@@ -62,7 +62,7 @@ def _fetched(suite: str, context: Context, place: Path) -> tuple[Path, dict[str,
         raise Unavailable(f"{wanted.title} could not be fetched. {error}", form) from None
 
 
-def options(request: ImportPrompts | ImportAnswered, given: InputFile, context: Context) -> dict[str, Any]:
+def options(request: ImportPrompts | ImportAnswered, given: InputFile, context: JobContext) -> dict[str, Any]:
     """How files are read."""
     limits = {"limit": request.limit, "max_rows": context.settings.max_rows}
     return {"original_name": request.original_name, "size": given.size, "mapping": request.fields, **limits}
@@ -79,7 +79,7 @@ def readable(request: ImportPrompts | ImportAnswered) -> Iterator[None]:
 
 
 def publish(
-    request: ImportPrompts | ImportAnswered, context: Context, folder: Path, report: dict[str, Any], given: InputFile
+    request: ImportPrompts | ImportAnswered, context: JobContext, folder: Path, report: dict[str, Any], given: InputFile
 ) -> dict[str, Any]:
     """Fill the data set's row, remove an upload; returns the counts."""
     report = report if given.origin is None else {**report, "hub": given.origin}

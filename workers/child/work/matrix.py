@@ -9,7 +9,7 @@ from speculoos.errors import Cancelled
 from tracking import db
 from tracking.shards import Division, Shard
 from tracking.tables import Evaluation
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work.divided import check_shards
 from workers.child.work.evaluate import brief
 from workers.jobs.estimates import of_cells
@@ -18,7 +18,7 @@ from workers.jobs.requests import Evaluate, Matrix
 from workers.jobs.sizes import questions
 
 
-def run(request: Matrix, context: Context) -> dict[str, Any] | Division:
+def run(request: Matrix, context: JobContext) -> dict[str, Any] | Division:
     """The cells that are still to be measured, or how many there are. Raises JobFailed when some were not measured,
     Cancelled after a stop; what was measured is kept."""
     with context.session() as session:
@@ -34,7 +34,7 @@ def run(request: Matrix, context: Context) -> dict[str, Any] | Division:
     return Division(Evaluate.kind, Evaluate.queue, "questions", _shards(context, planned, found))
 
 
-def _shards(context: Context, planned: Sequence[Evaluate], found: Mapping[str, dict[str, Any]]) -> list[Shard]:
+def _shards(context: JobContext, planned: Sequence[Evaluate], found: Mapping[str, dict[str, Any]]) -> list[Shard]:
     with db.reading(context.settings) as session:  # a thousand cells take a while, and the database has one writer
         guesses = of_cells(session, planned, context.settings.home)
         return [

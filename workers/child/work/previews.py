@@ -8,13 +8,13 @@ from pathlib import Path
 from speculoos.errors import SpeculoosError
 from speculoos.files import write_json
 from training.preview import preview
-from workers.child.context import Context
+from workers.child.context import JobContext
 
 ROWS = 20
 NAME = "preview.json"
 
 
-def write_preview(context: Context, folder: Path, base_path: str) -> None:
+def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
     """Write it; a preview that cannot be made is a line in the log and no reason to fail."""
     try:
         write_json(folder / NAME, {"rows": preview(folder, base_path, ROWS)})

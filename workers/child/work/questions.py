@@ -4,12 +4,12 @@ from typing import Any
 
 from evaluation.questions import built_in, read_questions
 from tracking.tables import Dataset
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.jobs.requests import Evaluate, PlanRequest, Tune
 
 
 def asked_questions(
-    request: Evaluate | PlanRequest | Tune, context: Context, last: bool = False
+    request: Evaluate | PlanRequest | Tune, context: JobContext, last: bool = False
 ) -> list[dict[str, Any]]:
     """At most `request.limit` of them; of the built-in ones the `last` where that is asked for.
 

@@ -3,29 +3,29 @@
 from typing import Any
 
 from corpus.recordings import read_recordings
-from evaluation.drafts import with_base
-from evaluation.replay import projected, replay, result, shown
+from evaluation.drafts import open_with_base
+from evaluation.replay import playground_answer, project_times, replay, replay_figures
 from tracking import queries, replays
 from tracking.tables import Dataset, Evaluation
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work.devices import load_models
 from workers.jobs.requests import ReplayRequest
 
 
-def run(request: ReplayRequest, context: Context) -> dict[str, Any]:
+def run(request: ReplayRequest, context: JobContext) -> dict[str, Any]:
     """Replay, and fill the evaluation's row; its first answers become chats."""
     data = context.usable(Dataset, request.dataset_id)
     loaded = load_models(context, request.base_id, request.checkpoint_id)
-    opened = with_base(loaded.base, loaded.draft, request.drafting)
+    opened = open_with_base(loaded.base, loaded.draft, request.drafting)
     recordings = read_recordings(data.path, limit=request.limit)
     done = replay(recordings, opened.target, opened.make, context, request.limit)
-    done, speed = projected(done, opened.costs())
-    found = result(done, loaded.base.tokenizer) | speed
+    done, speed = project_times(done, opened.costs())
+    found = replay_figures(done, loaded.base.tokenizer) | speed
     found[replays.KEY] = {"file": data.name, "rows": len(done.rows), "drafting": request.drafting}
-    answers = [shown(each, loaded.base.tokenizer, data.name) for each in done.rows[: request.show]]
+    answers = [playground_answer(each, loaded.base.tokenizer, data.name) for each in done.rows[: request.show]]
     with context.fenced() as session:
         evaluation = session.get_one(Evaluation, request.evaluation_id)
         evaluation.state, evaluation.result = "ready", found
         model = queries.model_name(session, request.base_id, request.checkpoint_id)
-        chats = [run.group_id for run in replays.show(session, model, answers)]
+        chats = [run.group_id for run in replays.save_responses(session, model, answers)]
     return {"evaluation_id": request.evaluation_id, "chats": chats, **speed, "tau": found["mean_accepted_length"]}

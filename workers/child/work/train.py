@@ -7,16 +7,16 @@ from typing import Any
 
 from sqlalchemy import select
 
-from formats.refusals import nowhere
+from formats.refusals import no_server_reason
 from models.methods.recipes import config_for
 from models.methods.settings import TrainConfig
 from tracking.tables import Base, Checkpoint, Dataset
-from training.hidden_states.connect import Elsewhere
+from training.hidden_states.connect import StatesLocation
 from training.loop import TrainResult, train
-from training.resume_points import latest_resume_point, read_facts, whole_resume_point
-from workers.child.context import Context
-from workers.child.states import bring_states, drop_states, keeping_states
-from workers.child.trackers import mirrored
+from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_facts
+from workers.child.context import JobContext
+from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
+from workers.child.trackers import tracking_metrics
 from workers.child.work.devices import take_device
 from workers.jobs.hidden_states import find_server, store_folder
 from workers.jobs.train import Train, fit_length, require_method
@@ -26,29 +26,29 @@ TUNING_QUESTIONS = 6
 """Of the built-in set, from its end: evaluations take them from its start."""
 
 
-def run(request: Train, context: Context) -> dict[str, Any]:
+def run(request: Train, context: JobContext) -> dict[str, Any]:
     """Train, publish the checkpoint's row, and remove what earlier attempts left."""
     base = context.usable(Base, request.base_id)
     sets = [context.usable(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
     settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
     config = fitted(config_for(request.method, request.recipe, settings), request, base, context)
-    elsewhere = Elsewhere(
+    elsewhere = StatesLocation(
         find_server(context.settings, config), store_folder(context.settings, config.hidden_states_store)
     )
     folder = context.checkpoint_folder(request.checkpoint_id)
-    bring_states(context, request.checkpoint_id, folder.parent)
+    download_checkpoints(context, request.checkpoint_id, folder.parent)
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
     config = batches_of(config, resume)
-    if unserved := nowhere(request.method, base.path):
+    if unserved := no_server_reason(request.method, base.path):
         context.log(unserved, "warning")
     take_device(context)
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in sets)}
     known, paths = context.known(base), [data.path for data in sets]
     told = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
     reached = read_facts(resume)["step"] if resume else -1
-    with keeping_states(context, request.checkpoint_id, folder), mirrored(context, told, reached):
+    with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, told, reached):
         result = train(config, base.path, paths, folder, resume, context, info, known, context.sums, elsewhere)
     follows = "" if config.hidden_states else TUNING_NOTE
     context.progress(result.step, result.step, "steps", follows)  # also where an attempt resumed at the last step
@@ -60,11 +60,11 @@ def run(request: Train, context: Context) -> dict[str, Any]:
         publish(context, request.checkpoint_id, base, replace(result, figures=figures))
     for path in earlier:
         shutil.rmtree(path, ignore_errors=True)
-    drop_states(context, request.checkpoint_id)
+    delete_uploaded_checkpoints(context, request.checkpoint_id)
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
 
 
-def fitted(config: TrainConfig, request: Train, base: Base, context: Context) -> TrainConfig:
+def fitted(config: TrainConfig, request: Train, base: Base, context: JobContext) -> TrainConfig:
     """The settings with a `max_length` that nobody typed cut to the base's; the log says so."""
     fit = fit_length(config, request.settings, base)
     if fit is not config:
@@ -80,7 +80,7 @@ def batches_of(config: TrainConfig, resume: Path | None) -> TrainConfig:
     return config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
 
 
-def given_draft(request: Train, context: Context) -> dict[str, str]:
+def given_draft(request: Train, context: JobContext) -> dict[str, str]:
     """The draft that is trained further, on this machine: a checkpoint of ours, or a folder."""
     if not (path := request.settings.get("draft_path")):
         return {}
@@ -89,15 +89,15 @@ def given_draft(request: Train, context: Context) -> dict[str, str]:
     return {"draft_path": context.usable(Checkpoint, row_id).path if row_id else context.files.bring_path(str(path))}
 
 
-def resume_from(folders: tuple[Path, ...], context: Context) -> Path | None:
+def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
     """The newest whole state of this job's attempts, the latest attempt first; the log says what was passed over."""
-    state = whole_resume_point(folders, lambda said: context.log(said, "warning"))
+    state = latest_undamaged_resume_point(folders, lambda said: context.log(said, "warning"))
     if state is None and any(latest_resume_point(folder) for folder in folders):
         context.log("No whole state is left, so the training starts from the beginning.", "warning")
     return state
 
 
-def tune_tree(context: Context, base: Base, device: str, folder: Path) -> dict[str, Any]:
+def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dict[str, Any]:
     """Find the tree that is fastest on this machine and keep it with the checkpoint; returns figures for its row."""
     from evaluation.questions import built_in
     from evaluation.tuning import can_be_tuned, tune
@@ -117,7 +117,7 @@ def tune_tree(context: Context, base: Base, device: str, folder: Path) -> dict[s
     return figures_of(tuned, kept=bool(tuned.drafting), job_id=context.job_id)
 
 
-def publish(context: Context, checkpoint_id: str, base: Base, result: TrainResult) -> None:
+def publish(context: JobContext, checkpoint_id: str, base: Base, result: TrainResult) -> None:
     """Fill the checkpoint's row, fenced."""
     facts = {"step": result.step, "figures": result.figures, "base_sha256": base.weights_sha256}
     context.publish_checkpoint(checkpoint_id, Path(result.folder), **facts)

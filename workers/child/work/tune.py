@@ -7,15 +7,15 @@ from typing import Any
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
 from models.checkpoints import amend
 from speculoos.errors import Unsupported
-from speculoos.files import size_of
+from speculoos.files import total_bytes
 from tracking.tables import Checkpoint, now
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.child.work.devices import load_models
 from workers.child.work.questions import asked_questions
 from workers.jobs.requests import Tune
 
 
-def run(request: Tune, context: Context) -> dict[str, Any]:
+def run(request: Tune, context: JobContext) -> dict[str, Any]:
     """Tune, and keep what was found."""
     questions = asked_questions(request, context, last=True)  # evaluations take the first ones
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
@@ -41,14 +41,14 @@ def figures_of(tuned: TunedDraft, kept: bool, job_id: str) -> dict[str, Any]:
     return {"tuning": tuned.plan.verdict, "tuned": found}
 
 
-def _is_ours(folder: Path, context: Context) -> bool:
+def _is_ours(folder: Path, context: JobContext) -> bool:
     """Whether the files belong to this home; those that come with the installation belong to all."""
     return folder.resolve().is_relative_to(context.settings.home.resolve())
 
 
-def _keep(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: Context) -> None:
+def _keep(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: JobContext) -> None:
     """The tree in the checkpoint's config.json (its folder is replaced whole), unless this attempt is over."""
     with context.fenced():
         pass
     amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
-    context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=size_of(folder))
+    context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=total_bytes(folder))
