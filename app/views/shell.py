@@ -17,7 +17,6 @@ NAV = (
     ("Plans", "/plans"),
     ("Storage", "/storage"),
     ("Settings", "/settings"),
-    ("Words", "/words"),
 )
 BESIDE = (("Experiments", "/experiments"), ("Compare trainings", "/trainings"))
 """Pages that have no place in the bar: one comes to them from Jobs, whose place is marked meanwhile."""
