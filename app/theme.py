@@ -126,7 +126,7 @@ def theme() -> gr.themes.Base:
 
 
 def head() -> str:
-    """Tags for every page's head: definitions, style sheets and scripts, each with its hash so that a new one is fetched."""
+    """Tags for every page's head: definitions, style sheets and scripts, each named with its hash."""
     styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
     preloads = "".join(f'<link rel="modulepreload" href="{module(name)}">' for name in modules())
     return (
