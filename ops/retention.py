@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Select, delete, func, select
-from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from ops import storage
 from ops.migrate import copies
@@ -43,7 +43,8 @@ PAUSE = 0.05
 """Seconds between two batches."""
 EVERY = timedelta(hours=1)
 NOTE = "retention"
-"""Key of the preference with the time of the last cleanup and what it removed."""
+"""Key of the preference with the time of the last cleanup (`updated_at`) and what was removed last
+(`value["removed"]`)."""
 PAGES = 500
 """Pages of SQLite's file that are given back to the disk at once."""
 
@@ -135,11 +136,6 @@ def in_words(done: dict[str, RetentionPart]) -> str:
         for name, part in done.items()
         if part.count
     )
-
-
-def last_round(session: Session) -> Preference | None:
-    """When the rules were applied last (`updated_at`), and what was removed last (`value["removed"]`)."""
-    return session.get(Preference, NOTE)
 
 
 def states_of(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -125,12 +126,14 @@ def store_leftovers(
     """{name in the store: bytes} of files of deleted rows, superseded files, and states of trainings that succeeded or
     `ended_before`. Nothing that changed within a day or that a job works on. Raises Unavailable when the store does not
     answer."""
-    store = open_store(settings.store)
-    if store is None:
+    if (store := open_store(settings.store)) is None:
         return {}
     with db.reading(settings) as session:
         keys = {stored.place(row.kind, row.id): row.key for row in session.scalars(select(Stored))}
-        known, busy = _places(session)
+        known = {stored.place(kind, row.id) for kind, row in rows_with_files(session)}
+        known |= {stored.place(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
+        known |= {place for place in keys if place.startswith(f"{UPLOADS}/")}
+        busy = _busy(session)
         query = select(Checkpoint.id, Job.state, Job.finished_at).join(Job, Job.id == Checkpoint.job_id)
         trainings = session.execute(query).all()
     needed = {stored.place("checkpoints", row[0]) for row in trainings if resumable(row[1], row[2], ended_before)}
@@ -138,23 +141,16 @@ def store_leftovers(
     for name, size in store.names().items():
         by_place[_place(name)][name] = size
     old: dict[str, int] = {}
-    for place, names in by_place.items():
-        key = keys.get(place, "")
-        if place in busy:
-            continue
+    for place in by_place.keys() - busy:
+        names, key, used = by_place[place], keys.get(place, ""), set()
         states = {name for name in names if name.startswith(f"{place}/states/")}
-        if place not in known:
-            used = set()
-        elif place.startswith(f"{EXPORTS}/") or not key:
-            used = names.keys() - states  # without a list nothing was finished, and a retry may use what is there
-        else:
-            try:
-                files = store.listed(place, key).values()
-                used = {f"{place}/folders/{key}.json", *(f"{place}/files/{entry['sha256']}" for entry in files)}
-            except Damaged:
-                used = names.keys() - states
-        if place in needed:
-            used = used | states
+        if place in known:  # all of it, unless there is a list of the files in use
+            used = names.keys() - states
+            if key and not place.startswith(f"{EXPORTS}/"):
+                with suppress(Damaged):
+                    files = store.listed(place, key).values()
+                    used = {f"{place}/folders/{key}.json", *(f"{place}/files/{entry['sha256']}" for entry in files)}
+        used = used | states if place in needed else used
         old |= {name: size for name, size in names.items() if name not in used}
     before = (at or now()) - YOUNG
     return {name: size for name, size in old.items() if store.changed(name) < before}
@@ -164,7 +160,7 @@ def remove_from_store(settings: Settings, names: dict[str, int]) -> None:
     """Remove files from the store, but for those of a job that was retried meanwhile."""
     if store := open_store(settings.store):
         with db.reading(settings) as session:
-            _, busy = _places(session)
+            busy = _busy(session)
         store.remove([name for name in names if _place(name) not in busy])
 
 
@@ -172,15 +168,10 @@ def _place(name: str) -> str:
     return "/".join(name.split("/")[:2])
 
 
-def _places(session: Session) -> tuple[set[str], set[str]]:
-    """Places in the store of rows, and those among them that an unfinished job works on."""
+def _busy(session: Session) -> set[str]:
+    """Places in the store of rows that an unfinished job works on."""
     active = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
-    uploads = select(Stored.id).where(Stored.kind == UPLOADS)
-    rows = [(stored.place(kind, row.id), row.job_id) for kind, row in rows_with_files(session)]
-    known = {place for place, _ in rows}
-    known |= {stored.place(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
-    known |= {stored.place(UPLOADS, row_id) for row_id in session.scalars(uploads)}
-    return known, {place for place, job_id in rows if job_id in active}
+    return {stored.place(kind, row.id) for kind, row in rows_with_files(session) if row.job_id in active}
 
 
 def uploads_of(session: Session, home: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes, rules, stored
 from tracking.db import reading
+from tracking.tables import Preference
 
 LEAD = "What each thing costs, what depends on it, and what can go."
 COUNTING = "Counting the files of this home …"
@@ -173,7 +174,7 @@ class StoragePage:
     @saying_errors()
     def round_html(self) -> str:
         with reading(self.settings) as session:
-            return storage_view.last_round(retention.last_round(session))
+            return storage_view.last_round(session.get(Preference, retention.NOTE))
 
     def look(self) -> str:
         """Say what cleaning up would remove."""

@@ -166,12 +166,12 @@ def test_once_an_hour_whoever_asks(home: Settings, caplog: pytest.LogCaptureFixt
         assert [clean_when_due(home), clean_when_due(home)] == [True, False]
     assert "Retention removed 1 runs" in caplog.text
     with db.writing(home) as session:
-        note = retention.last_round(session)
+        note = session.get(Preference, retention.NOTE)
         assert note.value["removed"] == {"runs": {"count": 1, "bytes": 0}}
         note.updated_at = now() - timedelta(hours=2)
     assert clean_when_due(home)
     with db.reading(home) as session:
-        assert retention.last_round(session).value["removed"]["runs"]["count"] == 1, "what went last is remembered"
+        assert session.get(Preference, retention.NOTE).value["removed"]["runs"]["count"] == 1, "the last removal"
 
 
 def test_the_reconciler_does_it(home: Settings) -> None:
