@@ -18,7 +18,7 @@ from speculoos.sums import listed
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, now
 
-GIVEN = "starter-head"
+NOTED = "starter-head"
 
 
 def ensure_starter(session: Session, settings: Settings) -> Base | None:
@@ -49,8 +49,8 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     if config["base_sha256"] != base.weights_sha256:
         return
     row = session.scalar(select(Checkpoint).where(Checkpoint.base_id == base.id, Checkpoint.name == STARTER))
-    given, sha256 = settings.home / GIVEN, listed(HEAD)[WEIGHTS]
-    if row is None and (not given.exists() or given.read_text().strip() != sha256):
+    noted, sha256 = settings.home / NOTED, listed(HEAD)[WEIGHTS]
+    if row is None and (not noted.exists() or noted.read_text().strip() != sha256):
         row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(HEAD))
     training = config["training"]
     config_row = {**training["settings"], "data": (training.get("dataset") or {}).get("dataset", "")}
@@ -64,8 +64,8 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     row.note = "Comes with the starter model."
     session.add(row)
     session.flush()
-    given.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
-    given.write_text(sha256 + "\n", encoding="utf-8")
+    noted.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
+    noted.write_text(sha256 + "\n", encoding="utf-8")
 
 
 def _read_card(path: Path) -> dict[str, Any]:
