@@ -4,6 +4,7 @@ That style sheet defines the light and dark palettes. Fonts are system fonts; no
 """
 
 import hashlib
+import json
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import gradio as gr
 from fastapi.staticfiles import StaticFiles
 from gradio.themes.utils import sizes
 from starlette.types import Scope
+
+from app.widgets.terms import TERMS
 
 STATIC = Path(__file__).parent / "static"
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Cantarell", "Noto Sans", "sans-serif")
@@ -123,11 +126,12 @@ def theme() -> gr.themes.Base:
 
 
 def head() -> str:
-    """Tags for every page's head: style sheets and scripts, with their hash in the URL to invalidate caches."""
+    """Tags for every page's head: definitions, style sheets and scripts, each named with its hash."""
     styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
     preloads = "".join(f'<link rel="modulepreload" href="{module(name)}">' for name in modules())
     return (
         f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
+        f'<script type="application/json" id="terms">{json.dumps(TERMS)}</script>'
         f'{preloads}<script type="module" src="{module(MAIN)}"></script>'
     )
 

@@ -1,38 +1,57 @@
-"""Writing a backup while the workbench runs: rows from one snapshot of the database, then the files they name.
+"""Backup of a home into one tar archive while the workbench runs: rows of one database snapshot, then their files.
 
-Rows come first, so what they call ready was whole before its files are read. What a job is making comes along as far
-as it is whole (finished shards, training states), and the job goes on from there in the home it is restored into.
+    speculoos-backup.json        format, revision of the tables, home, time
+    rows/TABLE/00000.jsonl …     rows, in parts of a few MB
+    home/…                       files by their path in the home
+    sums.txt                     sha256 of each of the above, for `sha256sum -c`
+    end.json                     the last member; an archive without it was cut off
+
+A member may occur twice (its file changed while it was read): the last one counts. A member missing in sums.txt does
+not count. Unfinished outputs of running jobs are included as far as they are whole (shards, training states).
 """
 
-import contextlib
+import hashlib
+import io
 import json
-from collections.abc import Callable, Iterator
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from sqlalchemy import select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session
 
-from ops import archive, contents, rows
-from speculoos.errors import Conflict, Unavailable
+from ops import rows
+from ops.storage import STATE, rows_with_files, uploads_of
+from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
 from speculoos.files import new_private_file
 from speculoos.settings import Settings
-from speculoos.store import hide_credentials
-from tracking import db, revisions
-from tracking.tables import now
+from speculoos.store import marked, shown
+from tracking import db, revisions, stored
+from tracking.tables import Job, now
 
-SECRET_TABLES = ("logins",)
-"""Tables left out with the secrets: who has a cookie of the old home is not let into the new one."""
-PASSING = ("device_leases",)
+FORMAT = 1
+HEAD, SUMS, END = "speculoos-backup.json", "sums.txt", "end.json"
+ROWS, HOME = "rows", "home"
+GZIP, XZ = {"mode": "w:gz", "compresslevel": 4}, {"mode": "w:xz", "preset": 1}
+ENDINGS: dict[str, Any] = {".tar": {"mode": "w:"}, ".tar.gz": GZIP, ".tgz": GZIP, ".tar.xz": XZ, ".txz": XZ}
+CHUNK = 1 << 20
+SECRET_TABLES, SKIPPED_TABLES = ("logins",), ("device_leases",)
+TRIES, PAUSE = 4, 0.25
 Say = Callable[[str], None]
 
 
 @dataclass
 class BackupReport:
-    """What went into a backup. `wrong` says, one phrase each, what was damaged or gone already; `outside` names what
-    lies outside the home and is not in it: models in other folders, and what the store alone has."""
+    """Content of a backup. `wrong`: what was damaged or missing before, `outside`: models outside the home and files
+    that only the store has, which are not in the archive."""
 
     revision: str
     rows: int = 0
@@ -44,86 +63,31 @@ class BackupReport:
     outside: list[str] = field(default_factory=list)
 
 
-def back_up(settings: Settings, target: Path, *, secrets: bool = False, say: Say = lambda _: None) -> BackupReport:
-    """Write the backup to a file of mode 0600 that appears whole or not at all. Raises BadInput for a name that is no
-    tar's, Conflict when the file is there already, Unavailable when the disk is full."""
-    archive.check_ending(target.name)
+def back_up(settings: Settings, target: Path, *, say: Say = lambda _: None, **options: bool) -> BackupReport:
+    """Write a backup to a file of mode 0600 that appears whole or not at all; `options` as for `stream`. Raises
+    BadInput for another ending than ENDINGS, Conflict for an existing file, Unavailable for a full disk."""
+    compression = next((how for ending, how in ENDINGS.items() if target.name.endswith(ending)), None)
+    if compression is None:
+        raise BadInput(f"{target.name}: the name of a backup ends with one of {', '.join(ENDINGS)}.")
     if target.exists():
-        raise Conflict(f"{target} is there already; choose another name, such as one with the date.")
+        raise Conflict(f"{target} already exists; choose another name, such as one with the date.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(target) as out, archive.compressed(out, target.name) as packed:
-        report = stream(settings, packed, secrets=secrets, say=say)
+    with new_file(target) as out, tarfile.open(fileobj=out, copybufsize=CHUNK, **compression) as tar:
+        report = _write(settings, tar, say, **options)
     report.bytes = target.stat().st_size
     return report
 
 
-def stream(
-    settings: Settings, out: IO[bytes], *, secrets: bool = False, files: bool = True, say: Say = lambda _: None
-) -> BackupReport:
-    """Write the backup to an open file or pipe. Without `files` it holds the database alone."""
-    writer = archive.ArchiveWriter(out)
-    try:
-        with db.snapshot(settings) as connection:
-            report = BackupReport(revisions.current(connection), secrets=secrets)
-            writer.data(archive.HEAD, json.dumps(_head(settings, report, files)).encode())
-            report.rows = _write_rows(writer, connection, secrets, say)
-            inventory = contents.contents(Session(connection), settings) if files else None
-        if inventory:
-            _write_files(writer, settings, inventory, report, say)
-        report.files = sum(name.startswith(archive.HOME) for name in writer.sums)
-        writer.end(rows=report.rows, files=report.files, wrong=report.wrong, outside=report.outside)
-    except BaseException:
-        writer.drop()
-        raise
-    return report
+def stream(settings: Settings, out: IO[bytes], *, say: Say = lambda _: None, **options: bool) -> BackupReport:
+    """Write an uncompressed backup to an open file or pipe. Options: `secrets` (default false) includes tokens, keys
+    and logins; without `files` (default true) it holds only the database."""
+    with tarfile.open(fileobj=out, mode="w|", copybufsize=CHUNK) as tar:
+        return _write(settings, tar, say, **options)
 
 
-def _head(settings: Settings, report: BackupReport, files: bool) -> dict[str, Any]:
-    return {
-        **{"format": archive.FORMAT, "revision": report.revision, "home": str(settings.home), "files": files},
-        **{"made_at": now().isoformat(), "database": db.engine(settings).dialect.name, "secrets": report.secrets},
-    }
-
-
-def _write_rows(writer: archive.ArchiveWriter, connection: Connection, secrets: bool, say: Say) -> int:
-    count = 0
-    for table in rows.tables(connection):
-        if table.name in PASSING or (table.name in SECRET_TABLES and not secrets):
-            continue
-        for number, piece in enumerate(rows.pieces(rows.read_rows(connection, table))):
-            writer.data(f"{archive.ROWS}/{table.name}/{number:05d}.jsonl", piece)
-            count += piece.count(b"\n")
-    say(f"{count:,} rows")
-    return count
-
-
-def _write_files(
-    writer: archive.ArchiveWriter, settings: Settings, inventory: contents.Contents, report: BackupReport, say: Say
-) -> None:
-    home = settings.home
-    for thing in inventory.things:
-        if contents.is_outside(thing, home) and thing.kind == "models":
-            report.outside.append(f"{thing.name} ({thing.path})")
-        say(f"{thing.kind}: {thing.name}")
-        report.things += 1
-        if thing.in_store:
-            report.outside.append(f"{thing.name} (in the store {hide_credentials(settings.store)})")
-            continue
-        if problem := contents.copy_thing(writer, thing, home):
-            report.wrong.append(f"{thing.kind[:-1]} “{thing.name}”: {problem}")
-    single = [home / "logs" / f"{job_id}.log" for job_id in inventory.logs]
-    single += [home / "settings.toml", home / "starter-head", *inventory.uploads]
-    if secrets := report.secrets:
-        single += sorted(path for path in (home / "secrets").glob("[!.]*") if path.is_file())
-    for path in single:
-        contents.copy_file(writer, path, home)
-    say(f"settings{' and secrets' if secrets else ''}")
-
-
-@contextlib.contextmanager
+@contextmanager
 def new_file(target: Path) -> Iterator[IO[bytes]]:
-    """A file for its owner alone, under a name with a dot until the block ends well. Raises Unavailable for a full
-    disk."""
+    """A file of mode 0600 that appears when the block ends without an error. Raises Unavailable for a full disk."""
     try:
         with new_private_file(target) as out:
             yield out
@@ -131,3 +95,154 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
         if not disk_full(error):
             raise
         raise Unavailable(f"The disk of {target.parent} is full, so {target.name} was not written.") from None
+
+
+def _write(
+    settings: Settings, tar: tarfile.TarFile, say: Say, secrets: bool = False, files: bool = True
+) -> BackupReport:
+    writer = _Writer(tar, settings.home)
+    with db.snapshot(settings) as connection:
+        report = BackupReport(revisions.current(connection), secrets=secrets)
+        head = {"format": FORMAT, "revision": report.revision, "home": str(settings.home), "files": files}
+        head |= {"made_at": now().isoformat(), "database": db.engine(settings).dialect.name, "secrets": secrets}
+        writer.data(HEAD, json.dumps(head).encode())
+        report.rows = _write_rows(writer, connection, secrets)
+        say(f"{report.rows:,} rows")
+        session = Session(connection)
+        items = [(kind, row, _in_store(session, settings, row)) for kind, row in rows_with_files(session) if files]
+        single = [settings.home / "logs" / f"{job_id}.log" for job_id in session.scalars(select(Job.id))]
+        single += [settings.home / "settings.toml", settings.home / "starter-head", *uploads_of(session, settings.home)]
+    for kind, row, in_store in items:
+        say(f"{kind}: {row.name}")
+        report.things += 1
+        if kind == "models" and row.path and not Path(row.path).is_relative_to(settings.home):
+            report.outside.append(f"{row.name} ({row.path})")
+        if in_store:
+            report.outside.append(f"{row.name} (in the store {shown(settings.store)})")
+        elif problem := writer.item(kind, row):
+            report.wrong.append(f"{kind[:-1]} “{row.name}”: {problem}")
+    if secrets:
+        single += sorted(path for path in (settings.home / "secrets").glob("[!.]*") if path.is_file())
+    for path in single if files else ():
+        writer.files([path])
+    report.files = sum(name.startswith(HOME) for name in writer.sums)
+    writer.data(SUMS, "".join(f"{digest}  {name}\n" for name, digest in writer.sums.items()).encode())
+    end = {"rows": report.rows, "files": report.files, "wrong": report.wrong, "outside": report.outside}
+    writer.data(END, json.dumps(end).encode())
+    return report
+
+
+def _write_rows(writer: "_Writer", connection: Connection, secrets: bool) -> int:
+    count = 0
+    for table in rows.tables(connection):
+        if table.name in SKIPPED_TABLES or (table.name in SECRET_TABLES and not secrets):
+            continue
+        for number, part in enumerate(rows.parts(rows.read_rows(connection, table))):
+            writer.data(f"{ROWS}/{table.name}/{number:05d}.jsonl", part)
+            count += part.count(b"\n")
+    return count
+
+
+def _in_store(session: Session, settings: Settings, row: Any) -> bool:
+    """Whether only the store has a row's files as the row means them."""
+    kept = stored.of(session, row.id) if settings.store and row.state == "ready" else None
+    return kept is not None and (not Path(row.path).exists() or marked(Path(row.path)) not in ("", kept.key))
+
+
+class _Writer:
+    """Writes members of the archive; `sums` holds their sha256 by name."""
+
+    def __init__(self, tar: tarfile.TarFile, home: Path):
+        self.tar, self.home = tar, home
+        self.sums: dict[str, str] = {}
+
+    def data(self, name: str, content: bytes) -> None:
+        """A member from memory."""
+        self._add(name, io.BytesIO(content), len(content), time.time())
+
+    def item(self, kind: str, row: Any) -> str:
+        """Copy a row's files; returns what is wrong with them, "" for nothing. Tries again while they change."""
+        own, named = self.home / kind / row.id, Path(row.path or "")
+        other = named.is_relative_to(self.home / kind) and not named.is_relative_to(own)
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(PAUSE)
+            before = len(self.sums)
+            whole = all([self._folder(folder) for folder in ([own, named] if other else [own])])
+            copied = dict(islice(self.sums.items(), before, None))
+            if not (problem := self._problem(row, copied, whole)) or attempt == TRIES - 1:
+                break
+            for name in copied:
+                del self.sums[name]
+        return problem
+
+    def files(self, paths: Sequence[Path]) -> bool:
+        """Copy files, all of them opened before the first is read. False if one is missing or became shorter."""
+        with ExitStack() as stack:
+            try:
+                handles = [(path, stack.enter_context(path.open("rb"))) for path in paths]
+            except OSError:
+                return False
+            stats = [os.fstat(handle.fileno()) for _, handle in handles]
+            added = zip(handles, stats, strict=True)
+            return all([self._add(self._name(path), file, stat.st_size, stat.st_mtime) for (path, file), stat in added])
+
+    def _folder(self, folder: Path) -> bool:
+        """Copy a folder without names that begin with a dot (half-made). A training state is copied whole, even if it
+        is deleted meanwhile, or left out."""
+        whole = True
+        for place, folders, names in os.walk(folder):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            paths = [Path(place, name) for name in sorted(names) if not name.startswith(".")]
+            if not Path(place).name.startswith(STATE):
+                whole = all([self.files([path]) for path in paths]) and whole
+            elif not self.files(paths):
+                for path in paths:
+                    self.sums.pop(self._name(path), None)
+        return whole
+
+    def _problem(self, row: Any, copied: dict[str, str], whole: bool) -> str:
+        """What is wrong with the copied files of a row that is ready, by its sha256 and its SHA256SUMS."""
+        if row.state != "ready" or (row.path and not Path(row.path).is_relative_to(self.home)):
+            return ""
+        root = f"{self._name(Path(row.path))}/" if row.path else ""
+        if not root or not any(name.startswith(root) for name in copied):
+            return "its files are gone"
+        if not whole:
+            return "its files changed while they were read"
+        sha256 = getattr(row, "sha256", "")
+        if sha256 and copied.get(f"{root}model.safetensors") != sha256:
+            return "model.safetensors is not what its row says"
+        for claim in [name for name in copied if name.endswith("/SHA256SUMS")]:
+            lines = (self.home / claim.removeprefix(f"{HOME}/")).read_text(encoding="utf-8", errors="replace")
+            for digest, name in (line.split(maxsplit=1) for line in lines.splitlines() if " " in line.strip()):
+                if copied.get(f"{claim.removesuffix('SHA256SUMS')}{name.strip().lstrip('*')}") != digest:
+                    return f"{name} differs from SHA256SUMS"
+        return ""
+
+    def _add(self, name: str, handle: IO[bytes], size: int, changed: float) -> bool:
+        info = tarfile.TarInfo(name)
+        info.size, info.mtime, info.mode = size, int(changed), 0o600
+        reader = _Reader(handle)
+        self.tar.addfile(info, reader)  # type: ignore[arg-type] - only read() is called
+        self.tar.members.clear()  # tarfile would remember each one
+        self.sums.pop(name, None)
+        self.sums[name] = reader.digest.hexdigest()
+        return not reader.short
+
+    def _name(self, path: Path) -> str:
+        return f"{HOME}/{path.relative_to(self.home).as_posix()}"
+
+
+class _Reader:
+    """Reads as many bytes as requested: a file that became shorter meanwhile is filled up with zeros and is `short`."""
+
+    def __init__(self, handle: IO[bytes]):
+        self._handle, self.digest, self.short = handle, hashlib.sha256(), False
+
+    def read(self, size: int) -> bytes:
+        content = self._handle.read(size)
+        self.short |= len(content) < size
+        content += bytes(size - len(content))
+        self.digest.update(content)
+        return content

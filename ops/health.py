@@ -1,6 +1,6 @@
-"""Is every part of this home well? One small check a part; each returns a few words or raises a SpeculoosError.
+"""Health checks, one per part of the home. Each returns what it found, or raises a SpeculoosError with what to do.
 
-`doctor` shows them all; `up` waits for the ones it started.
+`doctor` shows them all; `up` waits for those of the processes it started.
 """
 
 import os
@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,18 @@ GO_ON = "Jobs go on by themselves; the Settings page or "
 
 @dataclass(frozen=True)
 class HealthPart:
-    """How one part is: `detail` says what was found, `hint` what to do when it is not ok."""
+    """Result of one check; `hint` says what to do when it is not ok."""
 
     ok: bool
     detail: str
     hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        return fields if self.hint else {k: v for k, v in fields.items() if k != "hint"}
+        return {key: value for key, value in asdict(self).items() if key != "hint" or value}
 
 
 def check(settings: Settings, names: Iterable[str] = ()) -> dict[str, HealthPart]:
-    """Each part by name, all of them or the ones in `names`."""
+    """The result of each check by name; all, or those in `names`."""
     return {name: _part(CHECKS[name], settings) for name in (names or CHECKS)}
 
 
@@ -54,46 +52,24 @@ def _part(probe: Callable[[Settings], str], settings: Settings) -> HealthPart:
     except SpeculoosError as error:
         return HealthPart(False, str(error), error.hint)
     except Exception as error:  # a broken part must not hide the others
-        return HealthPart(
-            False, f"{type(error).__name__}: {error}".splitlines()[0][:300], "See the logs in the home folder."
-        )
-
-
-def _python(settings: Settings) -> str:
-    return f"Python {platform.python_version()} at {sys.executable}"
+        first = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return HealthPart(False, first, "See the logs in the home folder.")
 
 
 def _packages(settings: Settings) -> str:
-    """Every requirement of pyproject.toml (or the installed metadata) is there in a version that is new enough."""
+    """Every requirement of pyproject.toml (or the installed metadata) is installed in a version that is new enough."""
     from packaging.requirements import Requirement
 
-    requirements = [Requirement(text) for text in _requirements()]
-    requirements = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
-    wrong = [problem for r in requirements if (problem := _lacking(r.name, r.specifier))]
+    project, wrong = CLONE / "pyproject.toml", []
+    listed = tomllib.loads(project.read_text())["project"]["dependencies"] if project.exists() else None
+    for requirement in map(Requirement, listed or metadata.requires("speculoos") or []):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            version = next((each.version for each in metadata.distributions(name=requirement.name)), "missing")
+            if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
+                wrong.append(f"{requirement.name}{requirement.specifier} (is {version})")
     if wrong:
         raise Unavailable(f"Not installed as required: {', '.join(wrong)}.", "Run `make install`.")
-    return f"{len(requirements)} packages; torch {metadata.version('torch')}, gradio {metadata.version('gradio')}"
-
-
-def _requirements() -> list[str]:
-    project = PROJECT_ROOT / "pyproject.toml"
-    if project.exists():
-        return tomllib.loads(project.read_text())["project"]["dependencies"]
-    return metadata.requires("speculoos") or []
-
-
-@lru_cache(maxsize=100)
-def _installed(name: str) -> str:
-    """The version that this process began with."""
-    return metadata.version(name)
-
-
-def _lacking(name: str, specifier: Any) -> str:
-    try:
-        version = _installed(name)
-    except metadata.PackageNotFoundError:
-        return f"{name}{specifier}"
-    return "" if specifier.contains(version, prereleases=True) else f"{name}{specifier} (is {version})"
+    return f"torch {metadata.version('torch')}, gradio {metadata.version('gradio')}"
 
 
 def _database(settings: Settings) -> str:
@@ -129,26 +105,22 @@ def broker_client(settings: Settings) -> Any:
 
 
 def _store(settings: Settings) -> str:
-    """Reading one small file shows address, keys and bucket at once."""
     if (store := open_store(settings.store)) is None:
         return "none; files lie in the home alone"
-    store.read("doctor")
+    store.read("doctor")  # needs address, keys and bucket
     return f"{store.url} answers"
 
 
 def _process(name: str, what: str) -> Callable[[Settings], str]:
-    """A process that beats as a row: alive when it did so lately and, on this machine, still has its process."""
+    """A process with a heartbeat in the database; on this machine its pid must exist too."""
 
     def probe(settings: Settings) -> str:
         from tracking import processes
         from tracking.db import reading
 
         with reading(settings) as session:
-            alive = [
-                row.key.removeprefix("process:")
-                for row in processes.alive(session, name)
-                if exists(row.key, settings.home)
-            ]
+            keys = [row.key for row in processes.alive(session, name)]
+        alive = [key.removeprefix("process:") for key in keys if exists(key, settings.home)]
         if not alive:
             raise Unavailable(f"{what} does not run.", START)
         return f"{len(alive)} alive: {', '.join(alive)}"
@@ -157,7 +129,7 @@ def _process(name: str, what: str) -> Callable[[Settings], str]:
 
 
 def exists(key: str, home: Path) -> bool:
-    """`process:<name>@<machine>:<pid>`: false when the machine is this one and the pid is gone."""
+    """Whether the process `process:<name>@<machine>:<pid>` exists; true for other machines."""
     host, _, pid = key.rpartition("@")[2].rpartition(":")
     return host != machine.machine_key(home) or psutil.pid_exists(int(pid))
 
@@ -167,16 +139,10 @@ def _web(settings: Settings) -> str:
     return _healthz(f"http://{f'[{host}]' if ':' in host else host}:{settings.port}", "the pages")
 
 
-def _inference(settings: Settings) -> str:
-    return _healthz(settings.inference_url, "the inference server")
-
-
 def _healthz(url: str, what: str) -> str:
-    try:
-        # Certificates take 17 ms to load, and most of these addresses are plain http.
-        response = httpx.get(
-            f"{url.rstrip('/')}/healthz", timeout=5.0, trust_env=False, verify=url.startswith("https:")
-        )
+    try:  # loading certificates takes 17 ms, and most of these addresses are plain http
+        address = f"{url.rstrip('/')}/healthz"
+        response = httpx.get(address, timeout=5.0, trust_env=False, verify=url.startswith("https:"))
     except httpx.HTTPError as error:
         raise Unavailable(f"{url}: {what} cannot be reached ({type(error).__name__}).", START) from None
     if response.status_code != 200:
@@ -185,13 +151,13 @@ def _healthz(url: str, what: str) -> str:
 
 
 def _access(settings: Settings) -> str:
-    """Who may open the pages. An open loopback is no fault, but worth a word where others have an account."""
+    """Who can open the pages. Open loopback is no fault, but is named where others have an account."""
     if settings.password:
-        return "open to who knows the password"
+        return "open to whoever knows the password"
     if not settings.is_loopback:
         raise Unavailable(f"{settings.host} is open to other machines, without a password.", "Set SPECULOOS_PASSWORD.")
     if settings.asks_login:
-        return "open to who has a link of `speculoos login-link`"
+        return "open to whoever has a link of `speculoos login-link`"
     return access_warning(settings) or "open on this machine, where nobody else has an account"
 
 
@@ -200,22 +166,22 @@ def _disk(settings: Settings) -> str:
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
-    if short := room.disk_shortage(_in_force(settings)):
+    if short := room.disk_shortage(_limits(settings)):
         raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_DISK_MB sets the floor.")
     if free < MIN_DISK_GB:
         raise Unavailable(f"{free:.1f} GB free in {folder}.", f"Free some space; {MIN_DISK_GB:g} GB are needed.")
     return f"{free:.1f} GB free in {settings.home}"
 
 
-def _in_force(settings: Settings) -> Settings:
-    """With the limits that people chose."""
+def _limits(settings: Settings) -> Settings:
+    """The settings with the limits of the Settings page."""
     from tracking import rules
 
     return rules.cached_settings(settings)
 
 
 def _memory(settings: Settings) -> str:
-    if short := room.memory_shortage(_in_force(settings)):
+    if short := room.memory_shortage(_limits(settings)):
         raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_MEMORY_MB sets the floor.")
     available, total = room.available_memory()
     free = available / 1e9
@@ -225,7 +191,7 @@ def _memory(settings: Settings) -> str:
 
 
 def _device(settings: Settings) -> str:
-    """What jobs will compute on; asks torch, in this process, because only a real look is worth showing."""
+    """The device of jobs, from torch in this process."""
     import torch
 
     cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -244,19 +210,19 @@ def _starter(settings: Settings) -> str:
 
 
 def _files(settings: Settings) -> str:
-    """Files of models, checkpoints and data sets; sums are taken only of what changed since they were last."""
-    from ops.verify import check as look
+    """Files of models, checkpoints and data sets; only changed files are hashed again."""
+    from ops.verify import check as verify
 
-    findings = look(settings, anew=False)
+    findings = verify(settings, anew=False)
     damaged = [one for one in findings if one.damage]
     if damaged:
         more = f" And {len(damaged) - 1} more." if len(damaged) > 1 else ""
         raise Unavailable(f"Damaged: {damaged[0].sentence()}{more}", "`speculoos verify` names every damaged file.")
-    return f"{len(findings)} models, checkpoints and data sets are whole (`speculoos verify` takes every sum anew)"
+    return f"{len(findings)} models, checkpoints and data sets are whole (`speculoos verify` hashes every file again)"
 
 
 CHECKS: dict[str, Callable[[Settings], str]] = {
-    "python": _python,
+    "python": lambda settings: f"Python {platform.python_version()} at {sys.executable}",
     "packages": _packages,
     "database": _database,
     "broker": _broker,
@@ -264,7 +230,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "worker-io": _process("worker-io", "A worker for the io queue"),
     "reconciler": _process("reconciler", "The reconciler"),
     "web": _web,
-    "inference": _inference,
+    "inference": lambda settings: _healthz(settings.inference_url, "the inference server"),
     "access": _access,
     "disk": _disk,
     "memory": _memory,

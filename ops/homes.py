@@ -1,4 +1,4 @@
-"""Opening a home for a command: settings read, database migrated, the installed starter model in its list."""
+"""Opens a home for a command: reads the settings, migrates the database, registers the installed starter model."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from tracking.tables import Base, Checkpoint, Dataset, Table
 
 
 def open_home(settings: Settings | None = None) -> Settings:
-    """Settings of a home that is ready for use, whether or not anything runs. Raises Unavailable for a database that is
-    damaged or newer than this code, Conflict for a home in which a restore broke off."""
+    """Settings of a home that is ready for use. Raises Unavailable for a database that is damaged or newer than this
+    code, Conflict for a home in which a restore broke off."""
     settings = settings or load()
     restrict_permissions(settings)
     migrate(settings)
@@ -26,10 +26,8 @@ def open_home(settings: Settings | None = None) -> Settings:
 
 def names(session: Session) -> dict[str, str]:
     """Name of every base, data set and checkpoint by its id, for `command_line.command_for`."""
-    names: dict[str, str] = {}
-    for table in (Base, Dataset, Checkpoint):
-        names.update(session.execute(select(table.id, table.name)).all())
-    return names
+    tables = (Base, Dataset, Checkpoint)
+    return {row_id: name for table in tables for row_id, name in session.execute(select(table.id, table.name))}
 
 
 def columns(row: Table, *leave_out: str) -> dict[str, Any]:

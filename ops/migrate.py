@@ -1,16 +1,16 @@
-"""Bringing a home's database to today's tables, after a copy of it was made. `python -m ops.migrate` in containers.
+"""Migration of a home's database, after a copy: a database file for SQLite, a backup without files for PostgreSQL.
 
-SQLite's copy is a database file; PostgreSQL's a backup without files, for `speculoos restore`.
+Containers run `python -m ops.migrate` once before the rest starts.
 """
 
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from ops import archive
-from ops.backup import new_file, stream
+from ops.backup import back_up
 from ops.restore import check_whole
 from speculoos.errors import SpeculoosError
 from speculoos.files import new_private_file
@@ -20,7 +20,7 @@ from tracking import db, revisions, rules
 
 
 def migrate(settings: Settings) -> Path | None:
-    """Upgrade the tables; returns the copy that was made of those before, None where there was nothing to do.
+    """Upgrade the tables; returns the copy made before, None if the tables were up to date.
 
     Raises Unavailable, changing nothing, when the database is damaged, newer than this code, or cannot be copied.
     """
@@ -43,30 +43,23 @@ def keep_copy(settings: Settings, why: str) -> Path:
         with new_private_file(target) as out:
             db.copy_file(settings, Path(out.name))
     else:
-        with new_file(target) as out, archive.compressed(out, target.name) as packed:
-            stream(settings, packed, secrets=True, files=False)
-    for old in copies(settings)[_kept(settings) or None :]:
+        back_up(settings, target, secrets=True, files=False)
+    keep = settings.keep_copies
+    with suppress(SpeculoosError, SQLAlchemyError):  # old tables may lack the rule that was set on the Settings page
+        keep = rules.applied(settings).keep_copies
+    for old in copies(settings)[keep or None :]:
         old.unlink(missing_ok=True)
     return target
 
 
-def _kept(settings: Settings) -> int:
-    """How many copies stay: the rule that people chose, where the tables have one already."""
-    try:
-        return rules.current_settings(settings).keep_copies
-    except (SpeculoosError, SQLAlchemyError):
-        return settings.keep_copies
-
-
 def copies(settings: Settings) -> list[Path]:
-    """The automatic copies, the newest first."""
+    """The automatic copies, newest first."""
     files = (settings.home / db.BACKUPS).glob("before-*")
     return sorted(files, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
 
 
 def main() -> int:
-    """What a container runs once, before the rest starts."""
-    set_private_umask()
+    keep_private()
     try:
         settings = load()
         restrict_permissions(settings)

@@ -1,7 +1,7 @@
-"""The starter model and the head that comes with it, in the lists as model `starter` and its checkpoint `starter`.
+"""Rows of the starter model and its head: the model `starter` and the checkpoint `starter@starter`.
 
-The head's files lie in the installation; the row names them there, so deleting the row deletes no file. Which head a
-home has been given is noted in it, so that a head someone deleted stays away until a newer one is shipped.
+Their files are part of the installation, so deleting a row deletes no file. The home notes which head it got, so a head
+that someone deleted does not come back until a newer one is shipped.
 """
 
 import json
@@ -18,13 +18,13 @@ from speculoos.sums import read_checksums
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, now
 
-GIVEN = "starter-head"
+NOTED = "starter-head"
 
 
 def ensure_starter(session: Session, settings: Settings) -> Base | None:
-    """The row of the base `starter`, made or brought up to date from its folder's card, and that of its head.
+    """Create or update the rows of the starter and its head from the card in its folder; returns the model's row.
 
-    None, and no change, when the starter has not been installed (`make install` does it) or its name is used otherwise.
+    Changes nothing when the starter is not installed (`make install` does it) or its name is used otherwise.
     """
     folder = starter_path()
     card = _read_card(folder / "card.json")
@@ -41,31 +41,31 @@ def ensure_starter(session: Session, settings: Settings) -> Base | None:
 
 
 def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
-    """Put the shipped head into the list, once for each home and shipped head. Nothing happens for other base weights
-    than it was trained on, or where a checkpoint of one's own has its name."""
+    """Add the shipped head, once per home. Nothing happens for other base weights than it was trained on, or if another
+    checkpoint has its name."""
     if not (HEAD / "config.json").is_file():
         return
     config = json.loads((HEAD / "config.json").read_text(encoding="utf-8"))
     if config["base_sha256"] != base.weights_sha256:
         return
     row = session.scalar(select(Checkpoint).where(Checkpoint.base_id == base.id, Checkpoint.name == STARTER))
-    given, sha256 = settings.home / GIVEN, read_checksums(HEAD)[WEIGHTS]
-    if row is None and (not given.exists() or given.read_text().strip() != sha256):
+    noted, sha256 = settings.home / NOTED, listed(HEAD)[WEIGHTS]
+    if row is None and (not noted.exists() or noted.read_text().strip() != sha256):
         row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(HEAD))
     training = config["training"]
-    told = {**training["settings"], "data": (training.get("dataset") or {}).get("dataset", "")}
-    if row is not None and row.sha256 == sha256 and row.config != told:
-        row.config = told  # a home of an earlier version, which did not note the data
+    config_row = {**training["settings"], "data": (training.get("dataset") or {}).get("dataset", "")}
+    if row is not None and row.sha256 == sha256 and row.config != config_row:
+        row.config = config_row  # a home of an earlier version, which did not note the data
     if row is None or Path(row.path).name != HEAD.name or (row.sha256 == sha256 and row.path == str(HEAD)):
         return
     row.method, row.state, row.path = config["speculoos_method"], "ready", str(HEAD)
     row.base_sha256, row.sha256, row.size_bytes = config["base_sha256"], sha256, (HEAD / WEIGHTS).stat().st_size
-    row.config, row.figures, row.step = told, training["figures"], training["figures"]["step"]
+    row.config, row.figures, row.step = config_row, training["figures"], training["figures"]["step"]
     row.note = "Comes with the starter model."
     session.add(row)
     session.flush()
-    given.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
-    given.write_text(sha256 + "\n", encoding="utf-8")
+    noted.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
+    noted.write_text(sha256 + "\n", encoding="utf-8")
 
 
 def _read_card(path: Path) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""What each thing costs: sizes of models, data sets, checkpoints, logs, uploads, copies, the database, and of what no
-row names.
+"""Sizes of everything in a home, and leftovers: files of the home or the store that no row names.
 
-Counting walks the whole home, so it is done by one thread once in a while; everybody else reads the last result.
+Counting walks the whole home, so one thread does it now and then; everybody else reads the last result.
 """
 
 import math
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,26 +19,27 @@ import sqlalchemy as sa
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from speculoos.errors import SpeculoosError
-from speculoos.files import file_stats, total_bytes
+from speculoos.errors import Damaged, SpeculoosError
+from speculoos.files import size_of, stats_of
 from speculoos.settings import Settings
-from tracking import db
+from speculoos.store import open_store
+from tracking import db, stored
 from tracking.states import FINISHED, JobState
-from tracking.stored import EXPORTS, KINDS
-from tracking.tables import Job, JobLog, Run, RunStep, now
+from tracking.stored import EXPORTS, KINDS, UPLOADS
+from tracking.tables import Checkpoint, Job, JobLog, Run, RunStep, Stored, now
 
 YOUNG = timedelta(days=1)
-"""What changed lately is no leftover: someone may be making it."""
+"""What changed within this time is no leftover: it may be in the making."""
 FRESH_SECONDS = 60.0
 SHARE = 50
-"""Counting takes at most about a fiftieth of the time."""
+"""Counting takes at most about 1/50 of the time."""
 STATE = "state-"
+"""Prefix of the folder of a training state."""
 
 
 @dataclass(frozen=True)
 class StorageItem:
-    """A row with files. `states` are the bytes of training states among them; `outside` that its files lie elsewhere,
-    where they cost this home nothing."""
+    """A row with files. `states`: bytes of training states among them; `outside`: its files are not in the home."""
 
     kind: str
     id: str
@@ -58,7 +60,7 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Survey:
-    """What there is, as of `at`. `parts` are bytes by folder or other part; `counts` rows that grow with use."""
+    """Result of a count. `parts`: bytes by part of the home; `counts`: rows of the tables that grow with use."""
 
     at: datetime
     things: list[StorageItem]
@@ -71,7 +73,7 @@ class Survey:
 
     @property
     def used(self) -> int:
-        """Bytes of everything in the home, and of the database."""
+        """Bytes of the home and the database."""
         return sum(self.parts.values())
 
 
@@ -79,9 +81,9 @@ def survey(settings: Settings) -> Survey:
     """Count everything now. Takes time where there are many files."""
     begun = time.monotonic()
     with db.reading(settings) as session:
-        things = [thing(settings, kind, row) for kind, row in _rows(session)]
-        counts = {t.__tablename__: session.scalar(select(func.count()).select_from(t)) or 0 for t in (Run, RunStep)}
-        counts[JobLog.__tablename__] = session.scalar(select(func.count()).select_from(JobLog)) or 0
+        things = [thing(settings, kind, row) for kind, row in rows_with_files(session)]
+        tables = (Run, RunStep, JobLog)
+        counts = {t.__tablename__: session.scalar(select(func.count()).select_from(t)) or 0 for t in tables}
         parts = {"database": database_bytes(session)}
     left = leftovers(settings)
     for kind in KINDS.values():
@@ -97,33 +99,100 @@ def survey(settings: Settings) -> Survey:
 
 
 def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
-    """Files and folders of models, data sets, checkpoints and logs that belong to no row (half-made ones too, unless
-    their job goes on), the largest first; nothing that changed within a day."""
+    """Files and folders of models, data sets, checkpoints and logs that belong to no row, and half-made ones whose job
+    has ended, largest first; nothing that changed within a day."""
     before = ((at or now()) - YOUNG).timestamp()
     with db.reading(settings) as session:
-        known, active = _known(session)
+        rows = [row for _, row in rows_with_files(session)]
+        known = {row.id for row in rows} | set(session.scalars(select(Job.id)))
+        active = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
+    known |= {part for row in rows if row.path for part in Path(row.path).parts[-3:]}
+    making = {row.id for row in rows if row.job_id in active}
+    entries = [path for kind in KINDS.values() for path in (settings.home / kind).glob("*")]
+    entries += [path for path in (settings.home / "logs").glob("*.log*") if len(path.name.partition(".")[0]) == 32]
     items = []
-    for path in _entries(settings):
+    for path in entries:
         owner = path.name.lstrip(".").partition(".")[0].partition("-")[0]
-        half = path.name.startswith(".")
-        if path.name in known or (owner in (active if half else known)):
+        if path.name in known or owner in (making if path.name.startswith(".") else known):
             continue
-        changed = newest(path)
-        if changed < before:
-            items.append(Leftover(path, total_bytes(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
+        if (changed := newest(path)) < before:
+            items.append(Leftover(path, size_of(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
     return sorted(items, key=lambda item: -item.bytes)
 
 
+def store_leftovers(
+    settings: Settings, at: datetime | None = None, ended_before: datetime | None = None
+) -> dict[str, int]:
+    """{name in the store: bytes} of files of deleted rows, superseded files, and states of trainings that succeeded or
+    `ended_before`. Nothing that changed within a day or that a job works on. Raises Unavailable when the store does not
+    answer."""
+    if (store := open_store(settings.store)) is None:
+        return {}
+    with db.reading(settings) as session:
+        keys = {stored.place(row.kind, row.id): row.key for row in session.scalars(select(Stored))}
+        known = {stored.place(kind, row.id) for kind, row in rows_with_files(session)}
+        known |= {stored.place(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
+        known |= {place for place in keys if place.startswith(f"{UPLOADS}/")}
+        busy = _busy(session)
+        query = select(Checkpoint.id, Job.state, Job.finished_at).join(Job, Job.id == Checkpoint.job_id)
+        trainings = session.execute(query).all()
+    needed = {stored.place("checkpoints", row[0]) for row in trainings if resumable(row[1], row[2], ended_before)}
+    by_place: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, size in store.names().items():
+        by_place[_place(name)][name] = size
+    old: dict[str, int] = {}
+    for place in by_place.keys() - busy:
+        names, key, used = by_place[place], keys.get(place, ""), set()
+        states = {name for name in names if name.startswith(f"{place}/states/")}
+        if place in known:  # all of it, unless there is a list of the files in use
+            used = names.keys() - states
+            if key and not place.startswith(f"{EXPORTS}/"):
+                with suppress(Damaged):
+                    files = store.listed(place, key).values()
+                    used = {f"{place}/folders/{key}.json", *(f"{place}/files/{entry['sha256']}" for entry in files)}
+        used = used | states if place in needed else used
+        old |= {name: size for name, size in names.items() if name not in used}
+    before = (at or now()) - YOUNG
+    return {name: size for name, size in old.items() if store.changed(name) < before}
+
+
+def remove_from_store(settings: Settings, names: dict[str, int]) -> None:
+    """Remove files from the store, but for those of a job that was retried meanwhile."""
+    if store := open_store(settings.store):
+        with db.reading(settings) as session:
+            busy = _busy(session)
+        store.remove([name for name in names if _place(name) not in busy])
+
+
+def _place(name: str) -> str:
+    return "/".join(name.split("/")[:2])
+
+
+def _busy(session: Session) -> set[str]:
+    """Places in the store of rows that an unfinished job works on."""
+    active = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
+    return {stored.place(kind, row.id) for kind, row in rows_with_files(session) if row.job_id in active}
+
+
+def uploads_of(session: Session, home: Path) -> list[Path]:
+    """Uploaded files that unfinished jobs need: the file that a request names, or those of the folder it names."""
+    requests = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
+    named = [request.get(key) for request in requests for key in ("path", "location")]
+    paths = [home / path for path in named if isinstance(path, str) and path]
+    own = [path for path in paths if path.is_relative_to(home / "uploads")]
+    return [file for path in own for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
+
+
 def resumable(state: str | None, ended: datetime | None, before: datetime | None) -> bool:
-    """Whether a training of that job state still needs its states, here and in the store: it goes on, or a retry may,
-    unless it ended `before`."""
+    """Whether a training in that job state still needs its states: it is unfinished, or a retry may use them because
+    it did not end `before`."""
     if state in (None, JobState.SUCCEEDED):
         return False
     return state not in FINISHED or not (before and ended and ended < before)
 
 
 def newest(path: Path) -> float:
-    """When anything in it was changed last, in seconds since the epoch."""
+    """Latest modification of a file or of anything in a folder, in seconds since the epoch."""
     try:
         own = path.lstat().st_mtime
     except OSError:
@@ -132,13 +201,13 @@ def newest(path: Path) -> float:
 
 
 def database_file(settings: Settings) -> Path | None:
-    """SQLite's file; None for a server."""
+    """The file of SQLite; None for PostgreSQL."""
     url = db.database_url(settings)
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def database_bytes(session: Session) -> int:
-    """How large the database is, its log included."""
+    """Size of the database with its log."""
     if session.get_bind().dialect.name == "postgresql":
         return session.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0
     name = session.scalar(sa.text("SELECT file FROM pragma_database_list WHERE name = 'main'"))
@@ -146,7 +215,7 @@ def database_bytes(session: Session) -> int:
 
 
 class Surveys:
-    """The last survey of a home, made anew by a thread when it is older than a minute and someone asks."""
+    """The last survey of a home; a thread counts again on request when it is older than a minute."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -157,8 +226,8 @@ class Surveys:
         self._thread: threading.Thread | None = None
 
     def get(self, fresh: float = FRESH_SECONDS) -> Survey | None:
-        """What is known now, at once; None before the first count has ended. What is older than `fresh` seconds is
-        counted anew beside the caller; where that takes long, less often."""
+        """The last survey, without waiting; None before the first count has ended. Starts a count if it is older than
+        `fresh` seconds (later where counting takes long)."""
         last = self.last
         age = (now() - last.at).total_seconds() if last else math.inf
         if not self._requests and age > max(fresh, SHARE * last.seconds if last else 0.0):
@@ -166,7 +235,7 @@ class Surveys:
         return last
 
     def count(self) -> threading.Thread:
-        """Count anew, beside the caller; one count at a time, and another one if things changed since it began."""
+        """Count in a thread; one at a time, and once more for requests that came meanwhile."""
         with self._lock:
             self._requests += 1
             if self._thread is None or self._requests == 1:
@@ -188,37 +257,23 @@ _surveys: dict[tuple[Path, str], Surveys] = {}
 
 
 def surveys_of(settings: Settings) -> Surveys:
-    """The process-wide `Surveys` of a home: metrics and the Storage page look at the same count."""
+    """The `Surveys` of a home, shared by metrics and the Storage page."""
     return _surveys.setdefault((settings.home, settings.database_url), Surveys(settings))
 
 
-def _rows(session: Session) -> Iterator[tuple[str, Any]]:
+def rows_with_files(session: Session) -> Iterator[tuple[str, Any]]:
+    """(kind, row) of every model, data set and checkpoint."""
     for table, kind in KINDS.items():
         for row in session.scalars(select(table).order_by(table.created_at)):
             yield kind, row
 
 
 def thing(settings: Settings, kind: str, row: Any) -> StorageItem:
-    """What one row's files cost."""
+    """Sizes of one row's files."""
     own = settings.home / kind / row.id
     named = settings.home / row.path if row.path else own
     if not named.is_relative_to(settings.home):
         return StorageItem(kind, row.id, row.name, total_bytes(named), outside=True)
     folders = [own] if named.is_relative_to(own) else [own, named]
-    states = sum(total_bytes(path) for path in own.glob(f"attempt-*/{STATE}*"))
-    return StorageItem(kind, row.id, row.name, sum(map(total_bytes, folders)), states)
-
-
-def _known(session: Session) -> tuple[set[str], set[str]]:
-    """Names in the home that belong to rows, and ids whose half-made files a job still works on."""
-    rows = [row for _, row in _rows(session)]
-    known = {row.id for row in rows} | set(session.scalars(select(Job.id)))
-    known |= {part for row in rows if row.path for part in Path(row.path).parts[-3:]}
-    going_on = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
-    return known, {row.id for row in rows if row.job_id in going_on}
-
-
-def _entries(settings: Settings) -> Iterator[Path]:
-    for kind in KINDS.values():
-        yield from (settings.home / kind).glob("*")  # names that begin with a dot are among them
-    yield from (path for path in (settings.home / "logs").glob("*.log*") if len(path.name.partition(".")[0]) == 32)
+    states = sum(size_of(path) for path in own.glob(f"attempt-*/{STATE}*"))
+    return StorageItem(kind, row.id, row.name, sum(map(size_of, folders)), states)

@@ -1,9 +1,12 @@
-"""Is every model, checkpoint and data set of a home still what it was? `verify` takes all sums anew, `doctor` only
-those of files whose size or time changed. Reads rows and files, changes neither. No torch.
+"""`speculoos verify`: are the files of models, checkpoints and data sets what they were? Without torch.
+
+`verify` hashes every file again, `doctor` only those whose size or time changed.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ MENDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `damage` is {file, or part: what is wrong with it}, empty when it is whole."""
+    """Result for one row. `damage`: {file or part: what is wrong with it}, empty when it is whole."""
 
     kind: str
     name: str
@@ -46,7 +49,6 @@ class Finding:
     mend: str = ""
 
     def sentence(self) -> str:
-        """What is damaged, and what to do."""
         wrong = "; ".join(f"{name} {what}" for name, what in self.damage.items())
         where = f" in {self.path}" if self.path else ""
         return f"{self.kind} {self.name}{where}: {wrong}. {self.mend}"
@@ -57,27 +59,25 @@ class Finding:
 
 
 def check(settings: Settings, references: Sequence[str] = (), anew: bool = True) -> list[Finding]:
-    """Everything that is ready, or what `references` name: a model (with its checkpoints), MODEL@CHECKPOINT, a data
-    set. Raises NotFound for a name of neither."""
-    sums = ChecksumCache.of(settings, anew)
+    """Check all rows that are ready, or those that `references` name: a model (with its checkpoints), MODEL@CHECKPOINT
+    or a data set. `anew` hashes unchanged files too. Raises NotFound for an unknown name."""
+    sums = Sums.of(settings, anew)
     with reading(settings) as session:
-        chosen = _named(session, references) if references else _all(session)
+        ready = (queries.bases(session, True), queries.checkpoints(session, ready_only=True))
+        chosen = _named(session, references) if references else [*chain(*ready, queries.datasets(session, "", True))]
         named = [(thing, _name(session, thing), _is_here(session, settings, thing)) for thing in chosen]
-    return [_look(thing, name, sums if here else None) for thing, name, here in named]
-
-
-def _all(session: Session) -> list[Thing]:
-    return [
-        *queries.bases(session, True),
-        *queries.checkpoints(session, ready_only=True),
-        *queries.datasets(session, "", True),
-    ]
+    return [_check(thing, name, sums, here) for thing, name, here in named]
 
 
 def _named(session: Session, references: Iterable[str]) -> list[Thing]:
     by_id: dict[str, Thing] = {}
     for reference in references:
-        things = [*_model(session, reference), *_dataset(session, reference)]
+        query = select(Dataset).where((Dataset.id == reference) | (Dataset.name == reference))
+        things: list[Thing] = list(session.scalars(query))
+        with suppress(NotFound):
+            base, checkpoint = queries.find_model(session, reference)
+            heads = [] if checkpoint else queries.checkpoints(session, base.id, ready_only=True)
+            things = [checkpoint or base, *heads, *things]
         if not things:
             raise NotFound(f"There is no model, checkpoint or data set {reference!r}.")
         for thing in things:
@@ -86,39 +86,25 @@ def _named(session: Session, references: Iterable[str]) -> list[Thing]:
     return list(by_id.values())
 
 
-def _model(session: Session, reference: str) -> list[Thing]:
-    try:
-        base, checkpoint = queries.find_model(session, reference)
-    except NotFound:
-        return []
-    return [checkpoint] if checkpoint else [base, *queries.checkpoints(session, base.id, ready_only=True)]
-
-
-def _dataset(session: Session, reference: str) -> list[Thing]:
-    query = select(Dataset).where((Dataset.id == reference) | (Dataset.name == reference))
-    return list(session.scalars(query))
-
-
 def _name(session: Session, thing: Thing) -> str:
     return queries.model_name(session, thing.base_id, thing.id) if isinstance(thing, Checkpoint) else thing.name
 
 
 def _is_here(session: Session, settings: Settings, thing: Thing) -> bool:
-    """Whether its files are to be looked at here: what only the store has is checked by who fetches it."""
-    if not settings.store or (kept := stored.stored_entry(session, thing.id)) is None:
+    """False for files that only the store has; they are checked when they are fetched."""
+    if not settings.store or (kept := stored.of(session, thing.id)) is None:
         return True
     files = RowFiles(settings, installed)
     return files.path(thing).exists() and read_key(files.path(thing)) in ("", kept.key)
 
 
-def _look(thing: Thing, name: str, sums: ChecksumCache | None) -> Finding:
-    """Without `sums` its files are in the store alone."""
-    kind = KIND_NAMES[thing.__tablename__]
-    if sums is None:
+def _check(thing: Thing, name: str, sums: Sums, here: bool) -> Finding:
+    kind = WORDS[thing.__tablename__]
+    if not here:
         return Finding(kind, name, thing.id, "the store", {})
     damage = _damage(thing, sums)
-    mend = MENDS.get(thing.source if isinstance(thing, Base) else thing.__tablename__, "")
-    return Finding(kind, name, thing.id, thing.path, damage, mend if damage else "")
+    mend = MENDS.get(thing.source if isinstance(thing, Base) else thing.__tablename__, "") if damage else ""
+    return Finding(kind, name, thing.id, thing.path, damage, mend)
 
 
 def _damage(thing: Thing, sums: ChecksumCache) -> dict[str, str]:

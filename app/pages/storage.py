@@ -18,6 +18,7 @@ from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes, rules, stored
 from tracking.db import reading
+from tracking.tables import Preference
 
 LEAD = "Disk usage, dependencies, and cleanup."
 MEASURING = "Measuring the files of the home folder …"
@@ -174,7 +175,7 @@ class StoragePage:
     @show_errors()
     def round_html(self) -> str:
         with reading(self.settings) as session:
-            return storage_view.last_cleanup(retention.last_round(session))
+            return storage_view.last_round(session.get(Preference, retention.NOTE))
 
     def look(self) -> str:
         """Show what a cleanup would delete."""

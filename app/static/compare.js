@@ -9,7 +9,7 @@ import * as trace from "./trace.js";
 
 const ORDER = ["first", "second", "third", "fourth"];
 const STATES = { QUEUED: "waits for its turn", RUNNING: "measuring…", SUCCEEDED: "measured", CANCELLED: "stopped", FAILED: "failed" };
-// What a column shows: key, name, and the word it is explained by (app/words.py).
+// What a column shows: key, name, and the term whose definition is its tooltip.
 const FIGURES = [["speed", "tokens/s"], ["tau", "τ", "tau"], ["speedup", "speedup", "speedup"], ["tokens", "tokens"]];
 
 function words(node, text) { node.textContent = text; return node; }

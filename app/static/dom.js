@@ -21,9 +21,10 @@ function visible(text) {
 const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`;
 const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 
-// A word of the field as a link to what it means (app/words.py).
-function term(slug, text) {
-  return el("a", { class: "sp-term", href: `/words#${slug}` }, text);
+// A term of the field with its definition as a tooltip (app/widgets/terms.py, in the page's head).
+const definitions = JSON.parse(document.getElementById("terms")?.textContent || "{}");
+function term(key, text) {
+  return el("abbr", { class: "sp-term", title: definitions[key] }, text);
 }
 
 // A button of the kind "small" or "link".

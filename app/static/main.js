@@ -5,5 +5,4 @@ import "./keep.js";
 import "./history.js";
 import "./chat.js";
 import "./compare.js";
-import "./words.js";
 import "./charts.js";

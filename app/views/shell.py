@@ -17,7 +17,6 @@ NAV = (
     ("Plans", "/plans"),
     ("Storage", "/storage"),
     ("Settings", "/settings"),
-    ("Words", "/words"),
 )
 TAB_PAGES = (("Experiments", "/experiments"), ("Compare trainings", "/trainings"))
 """Pages without a link in the bar; they are reached from Jobs, which is marked instead."""

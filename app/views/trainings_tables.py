@@ -84,7 +84,7 @@ def settings_of(training: Training) -> Values:
     try:
         train = from_json("train", request)
         assert isinstance(train, Train)
-        settings = forms.config_of(train).to_json()
+        settings = train.config.to_json()
     except (SpeculoosError, TypeError):  # from a version with other settings
         settings = dict(request.get("settings") or {})
     settings.pop("method", None)

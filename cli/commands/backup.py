@@ -12,37 +12,37 @@ from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.settings import Settings, load
 
 STANDARD = "-"
-"""The file name that means standard output, or input."""
+"""The file name that means standard output or input."""
 
 
 def backup(
     file: Annotated[str, typer.Argument(help="Archive to write: .tar, .tar.gz or .tar.xz; - is standard output.")],
     secrets: Annotated[
-        bool, typer.Option("--secrets", help="Tokens and keys of the home too; keep such an archive as a password.")
+        bool, typer.Option("--secrets", help="Include tokens and keys of the home; keep such an archive secret.")
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Put the database and all files into one archive, while everything goes on running."""
+    """Write the database and all files into one archive, while the workbench runs."""
     from ops.backup import back_up, stream
     from ops.homes import open_home
 
     settings = open_home()
     if file == STANDARD:
         if sys.stdout.isatty():
-            raise BadInput("An archive is nothing for a terminal; lead it into a file: speculoos backup - > FILE.tar")
+            raise BadInput("An archive cannot be written to a terminal; use a file: speculoos backup - > FILE.tar")
         report = stream(settings, sys.stdout.buffer, secrets=secrets, say=say)
         sys.stdout.buffer.flush()
     else:
         report = back_up(settings, Path(file).expanduser().resolve(), secrets=secrets, say=say)
-    for words in report.wrong:
-        say(f"Damaged already, and so in the archive: {words}.")
-    for words in report.outside:
-        say(f"Outside of the home, so not in the archive: {words}.")
+    for item in report.wrong:
+        say(f"Was damaged before, and is so in the archive: {item}.")
+    for item in report.outside:
+        say(f"Outside the home, so not in the archive: {item}.")
     if not secrets:
-        say("Secrets (tokens, keys) are not in the archive; a restored home makes its own. --secrets takes them along.")
+        say("Secrets (tokens, keys) are not in the archive; a restored home makes new ones. --secrets includes them.")
     if file != STANDARD:
-        said = f"{file}: {report.rows:,} rows, {report.files:,} files, {report.bytes / 1e6:,.1f} MB"
-        finish({"path": file, **asdict(report)}, as_json, said)
+        text = f"{file}: {report.rows:,} rows, {report.files:,} files, {report.bytes / 1e6:,.1f} MB"
+        finish({"path": file, **asdict(report)}, as_json, text)
     return 1 if report.wrong else 0
 
 
@@ -50,9 +50,9 @@ def restore(
     file: Annotated[str, typer.Argument(help="Archive made by `speculoos backup`; - is standard input.")],
     as_json: Json = False,
 ) -> int:
-    """Fill an empty home from an archive; what was going on goes on at the next `speculoos up`."""
+    """Fill an empty home from an archive; interrupted jobs resume at the next `speculoos up`."""
     from cli.launch.homelock import HomeLock
-    from ops import restore as restoring
+    from ops.restore import restore
 
     settings = load()
     lock = HomeLock(settings)
@@ -60,32 +60,28 @@ def restore(
     if not lock.acquire("restore", ()):
         raise Conflict(f"Process {lock.holder().get('pid')} uses the home {settings.home}; stop it first.")
     try:
-        if file == STANDARD:
-            report = restoring.restore(settings, sys.stdin.buffer, "standard input", say=say)
-        else:
-            with Path(file).expanduser().open("rb") as source:
-                report = restoring.restore(settings, source, file, say=say)
+        with sys.stdin.buffer if file == STANDARD else Path(file).expanduser().open("rb") as source:
+            report = restore(settings, source, "standard input" if file == STANDARD else file, say=say)
     finally:
         lock.release()
-    for words in [*report.wrong, *report.outside]:
-        say(f"Not whole in the archive: {words}.")
-    said = f"{report.rows:,} rows and {report.files:,} files are back in {settings.home}, as of {report.made_at}."
-    more = f" {report.jobs_going_on} jobs go on at the next `speculoos up`." if report.jobs_going_on else ""
-    finish(asdict(report), as_json, said + more)
+    for item in [*report.wrong, *report.outside]:
+        say(f"Not whole in the archive: {item}.")
+    text = f"Restored {report.rows:,} rows and {report.files:,} files to {settings.home}, as of {report.made_at}."
+    more = f" {report.jobs_going_on} jobs resume at the next `speculoos up`." if report.jobs_going_on else ""
+    finish(asdict(report), as_json, text + more)
     return 0
 
 
 def _refuse_running(settings: Settings) -> None:
-    """Raises Conflict while processes beat on this database (other containers hold no lock of ours)."""
+    """Raises Conflict while processes beat on this database (other containers hold no lock of this machine)."""
     from ops.health import exists
     from tracking import processes
     from tracking.db import reading
 
     try:
-        with reading(settings) as rows:
-            running = [
-                row.value.get("name", row.key) for row in processes.alive(rows) if exists(row.key, settings.home)
-            ]
+        with reading(settings) as session:
+            alive = [row for row in processes.alive(session) if exists(row.key, settings.home)]
+            running = [row.value.get("name", row.key) for row in alive]
     except Unavailable:
         return  # no tables yet; any other trouble shows again
     if running:

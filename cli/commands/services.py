@@ -29,7 +29,7 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Look at every part and say what to do about the ones that are not well."""
+    """Check every part and say what to do about those that are not well."""
     from ops.health import check
 
     settings = load()

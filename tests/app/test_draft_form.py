@@ -17,8 +17,8 @@ from app.views.draft_form import AddDraft, cloned_request, take
 from app.views.job_panel import output_links
 from models.hub import HUB_ID
 from models.published import PUBLISHED, published_for
-from ops.contents import uploads_of
 from ops.retention import clean
+from ops.storage import uploads_of
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tests.formats.imports import writers

@@ -46,7 +46,7 @@ READY = """() => {
 }"""
 """Milliseconds until the page can be used: it is drawn, its opening's questions are answered, no long task goes on."""
 MOST_TIMES, SLACK_MS = 3.0, 1000.0
-"""How much later a page may be ready than the page Words, which asks for nothing, in the same browser: a bound that
+"""How much later a page may be ready than the empty comparison of trainings in the same browser: a bound that
 holds under load, for what would make pages twice as slow."""
 RULES = {"label-content-name-mismatch": {"enabled": True}, "target-size": {"enabled": True}}
 """Of axe's rules those that it leaves off unless asked."""
@@ -54,8 +54,8 @@ RULES = {"label-content-name-mismatch": {"enabled": True}, "target-size": {"enab
 
 @pytest.fixture(scope="module")
 def lightest(browser: Browser, furnished: Furnished) -> float:
-    """Milliseconds until the page Words is ready: the best of three, on this machine under this load."""
-    return min(time_of(browser, f"{furnished.url}/words") for _ in range(3))
+    """Milliseconds until the empty comparison of trainings is ready: the best of three."""
+    return min(time_of(browser, f"{furnished.url}/trainings") for _ in range(3))
 
 
 def time_of(browser: Browser, url: str) -> float:

@@ -15,7 +15,7 @@ import pytest
 
 from cli.launch.homelock import HomeLock
 from cli.main import main
-from ops import archive, contents
+from ops import backup
 from ops.backup import back_up, stream
 from ops.migrate import migrate
 from ops.restore import BUSY, restore
@@ -116,7 +116,7 @@ def test_a_name_that_is_no_tars_or_taken_is_refused(filled_sqlite: Filled, tmp_p
     with pytest.raises(BadInput, match="ends with one of .tar"):
         back_up(filled_sqlite.settings, tmp_path / "home.zip")
     write(tmp_path / "home.tar", b"mine")
-    with pytest.raises(Conflict, match="is there already"):
+    with pytest.raises(Conflict, match="already exists"):
         back_up(filled_sqlite.settings, tmp_path / "home.tar")
     assert (tmp_path / "home.tar").read_bytes() == b"mine"
 
@@ -150,20 +150,21 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
 ) -> None:
     """The checkpoint's folder is swapped for a new one between its config and its sums, as tuning does it."""
     home, ids = filled_sqlite.settings.home, filled_sqlite.ids
-    heads, plain, swapped = home / "checkpoints" / ids["heads"] / "attempt-1", contents._Copy._one, []
+    heads, plain, swapped = home / "checkpoints" / ids["heads"] / "attempt-1", backup._Writer.files, []
 
-    def swap(copy: contents._Copy, path: Path) -> None:
-        plain(copy, path)
-        if path == heads / "model.safetensors" and not swapped:
+    def swap(writer: backup._Writer, paths: list[Path]) -> bool:
+        whole = plain(writer, paths)
+        if paths == [heads / "model.safetensors"] and not swapped:
             write(heads / "config.json", b'{"drafting": {}}')
             lines = (heads / "SHA256SUMS").read_text().splitlines()
             lines[0] = f"{digest(heads / 'config.json')}  config.json"
             write(heads / "SHA256SUMS", "\n".join(lines).encode())
             write(heads / "old.txt", b"").unlink()
-            swapped.append(path)
+            swapped.append(paths)
+        return whole
 
-    monkeypatch.setattr(contents._Copy, "_one", swap)
-    monkeypatch.setattr(contents, "PAUSE", 0)
+    monkeypatch.setattr(backup._Writer, "files", swap)
+    monkeypatch.setattr(backup, "PAUSE", 0)
     packed = made(filled_sqlite.settings)
     assert names(packed).count(f"home/checkpoints/{ids['heads']}/attempt-1/config.json") == 2
     packed.seek(0)
@@ -172,33 +173,20 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert (other.home / "checkpoints" / ids["heads"] / "attempt-1" / "config.json").read_bytes() == b'{"drafting": {}}'
 
 
-def test_states_newer_than_the_rows_stay_out_where_an_older_one_is_there(
-    filled_sqlite: Filled, other: Settings
-) -> None:
-    """Otherwise the restored training would lack the figures of the steps between."""
-    ids = filled_sqlite.ids
-    filled_sqlite.state(ids["half"], 2, 35)
-    packed = names(made(filled_sqlite.settings))
-    assert any("state-30" in name for name in packed) and not any("state-35" in name for name in packed)
-    with db.writing(filled_sqlite.settings) as session:
-        jobs.get(session, ids["going"]).done = 7
-    packed = names(made(filled_sqlite.settings))
-    assert any("state-30" in name for name in packed), "the nearest, where all are newer"
-
-
 def test_a_state_that_is_removed_while_it_is_read_is_whole(
     filled_sqlite: Filled, other: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import shutil
 
-    plain, ids = contents._Copy._write, filled_sqlite.ids
+    plain, ids = backup._Writer._add, filled_sqlite.ids
+    folder = filled_sqlite.settings.home / "checkpoints" / ids["half"] / "attempt-2" / "state-30"
 
-    def remove_after_first(copy: contents._Copy, path: Path, handle) -> None:  # noqa: ANN001
-        plain(copy, path, handle)
-        if path.parent.name == "state-30":
-            shutil.rmtree(path.parent, ignore_errors=True)
+    def remove_after_first(writer: backup._Writer, name: str, *rest) -> bool:  # noqa: ANN002
+        if "/state-30/" in name:
+            shutil.rmtree(folder, ignore_errors=True)
+        return plain(writer, name, *rest)
 
-    monkeypatch.setattr(contents._Copy, "_write", remove_after_first)
+    monkeypatch.setattr(backup._Writer, "_add", remove_after_first)
     restore(other, made(filled_sqlite.settings), "x.tar")
     state = other.home / "checkpoints" / ids["half"] / "attempt-2" / "state-30"
     assert sorted(p.name for p in state.iterdir()) == ["draft.safetensors", "optimizer.safetensors", "state.json"]
@@ -210,21 +198,18 @@ def test_a_state_that_is_removed_while_it_is_read_is_whole(
         ("flip", "model.safetensors is not what its row says"),
         ("sums", "config.json differs from SHA256SUMS"),
         ("gone", "its files are gone"),
-        ("rows", "1 of 2 rows are there"),
     ],
 )
 def test_what_is_damaged_already_is_said_and_the_rest_is_kept(
     filled_sqlite: Filled, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path, harm, says
 ) -> None:
-    monkeypatch.setattr(contents, "PAUSE", 0)
+    monkeypatch.setattr(backup, "PAUSE", 0)
     home, ids = filled_sqlite.settings.home, filled_sqlite.ids
     heads = home / "checkpoints" / ids["heads"] / "attempt-1"
     if harm == "flip":
         write(heads / "model.safetensors", b"headz")
     elif harm == "sums":
         write(heads / "config.json", b"[]")
-    elif harm == "rows":
-        write(home / "datasets" / ids["data"] / "shard-00000.jsonl", b'{"id": "1"}\n')
     else:
         [p.unlink() for p in heads.rglob("*") if p.is_file()]
     assert main(["backup", str(tmp_path / "b.tar"), "--json"]) == 1
@@ -311,7 +296,7 @@ def test_a_damaged_archive_leaves_the_home_empty(filled_sqlite: Filled, other: S
 def tar_of(*members: tuple[str | tarfile.TarInfo, bytes], head: bytes = b"") -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
-        for name, content in [(archive.HEAD, head), *members] if head else members:
+        for name, content in [(backup.HEAD, head), *members] if head else members:
             info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
@@ -395,7 +380,7 @@ def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
 ) -> None:
     back_up(filled_sqlite.settings, tmp_path / "b.tar")
     code = (
-        "import os, sys; from upkeep import restore; "
+        "import os, sys; from ops import restore; "
         "restore._place = lambda places: (restore.os.makedirs(places[0][1].parent), places[0][0].rename(places[0][1]), "
         "os._exit(9)); from cli.main import main; main(['restore', sys.argv[1]])"
     )
@@ -404,7 +389,7 @@ def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
     assert broken.returncode == 9 and (tmp_path / "other" / BUSY).is_dir()
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "other"))
     assert main(["jobs", "list"]) == 1
-    assert "goes on, or broke off" in capsys.readouterr().err
+    assert "is running or broke off" in capsys.readouterr().err
     assert main(["restore", str(tmp_path / "b.tar"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["jobs_going_on"] == 1
     assert main(["models", "list"]) == 0

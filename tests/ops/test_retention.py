@@ -2,7 +2,6 @@
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,8 +13,8 @@ import pytest
 
 from cli.main import main
 from ops import retention, storage
-from ops.retention import clean, clean_when_due, compact, states_of
-from speculoos.settings import Settings, load
+from ops.retention import clean, clean_when_due, states_of
+from speculoos.settings import Settings
 from tests.ops.conftest import Filled, write
 from tracking import db, jobs, runs
 from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, new_id, now
@@ -165,14 +164,14 @@ def test_once_an_hour_whoever_asks(home: Settings, caplog: pytest.LogCaptureFixt
     add_run(home, 100)
     with caplog.at_level("INFO"):
         assert [clean_when_due(home), clean_when_due(home)] == [True, False]
-    assert "Kept in order: removed 1 runs" in caplog.text
+    assert "Retention removed 1 runs" in caplog.text
     with db.writing(home) as session:
-        note = retention.last_round(session)
+        note = session.get(Preference, retention.NOTE)
         assert note.value["removed"] == {"runs": {"count": 1, "bytes": 0}}
         note.updated_at = now() - timedelta(hours=2)
     assert clean_when_due(home)
     with db.reading(home) as session:
-        assert retention.last_round(session).value["removed"]["runs"]["count"] == 1, "what went last is remembered"
+        assert session.get(Preference, retention.NOTE).value["removed"]["runs"]["count"] == 1, "the last removal"
 
 
 def test_the_reconciler_does_it(home: Settings) -> None:
@@ -183,11 +182,11 @@ def test_the_reconciler_does_it(home: Settings) -> None:
         [sys.executable, "-m", "workers.supervise.reconcile"], env=environment, stderr=subprocess.PIPE
     )
     try:
-        said = next(line for line in process.stderr if b"Kept in order" in line)
+        said = next(line for line in process.stderr if b"Retention removed" in line)
     finally:
         process.terminate()
         process.communicate(timeout=60)
-    assert b"removed 1 runs" in said and gone not in kept(home, Run)
+    assert b"1 runs" in said and gone not in kept(home, Run)
 
 
 def test_leftovers_are_what_no_row_names(filled_sqlite: Filled) -> None:
@@ -236,24 +235,6 @@ def test_space_is_given_back_to_the_disk(home: Settings, monkeypatch: pytest.Mon
     clean(home)
     db.dispose()
     assert storage.database_file(home).stat().st_size < full / 2
-
-
-def test_a_file_of_an_older_version_is_compacted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "PAUSE", 0)
-    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path))
-    with sqlite3.connect(tmp_path / "speculoos.db") as old:
-        old.execute("CREATE TABLE x (y)")
-    settings = load()
-    db.upgrade(settings)
-    full = fill_and_empty(settings)
-    clean(settings)
-    db.dispose()
-    assert storage.database_file(settings).stat().st_size > full / 2, "SQLite keeps the holes for rows to come"
-    assert main(["cleanup", "--compact"]) == 0
-    assert storage.database_file(settings).stat().st_size < full / 4
-    assert compact(settings) >= 0
-    with db.driver(settings) as driver:
-        assert driver.execute("PRAGMA auto_vacuum").fetchone() == (2,)
 
 
 def test_sizes_of_things_and_parts(filled_sqlite: Filled) -> None:

@@ -22,7 +22,7 @@ COMMANDS = re.findall(r"^ {4}(speculoos .+)$", PAGE, flags=re.MULTILINE)
 def test_every_command_is_one_that_the_program_takes(command: str) -> None:
     names, values = parsed(command)
     if names == ["train"]:
-        request = make_request(values["what"], "", "b", values["data"], parse_settings(values["settings"]))
+        request = make_request(values["what"], "b", values["data"], parse_settings(values["settings"]))
         assert (request.method, request.settings) == ("eagle3", {"hidden_states": "big"})
     if names == ["export"] and not values["listing"]:
         assert FORMATS[values["form"]].layout("eagle3")

@@ -111,7 +111,7 @@ def test_answers_of_another_machine_come_from_the_store(home: Settings, tmp_path
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["plan", "tiny", "--batches", "1,x"], "--batches"),
+        (["plan", "tiny", "--batches", "1,x"], "Batch sizes: expected"),
         (["plan", "tiny", "--machine", "/nowhere.json"], "cannot be read"),
         (["plan", "nothing"], "There is no model 'nothing'"),
         (["replay", "run", "/nowhere.jsonl", "--draft", "ngram"], "no such file, and no data set"),

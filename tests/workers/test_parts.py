@@ -56,7 +56,7 @@ def test_time_left_is_unknown_first_and_then_follows_the_pace() -> None:
 def test_a_job_goes_by_the_limits_that_were_chosen_when_it_began(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "bound_child", lambda *_: None)  # this process is the tests' own
+    monkeypatch.setattr(child, "limit_child_memory", lambda *_: None)  # this process is the tests' own
     monkeypatch.setattr(FetchModel, "run", lambda _, context: {"rows": context.settings.max_rows})
     rules.save_rules(home, {"max_rows": 12})
     job = make_job(home, kind="fetch_model", request={"source": "starter", "location": "starter"})

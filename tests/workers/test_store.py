@@ -224,7 +224,7 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(
     def away_at_first(*arguments: object) -> object:
         tries.append(1)
         if len(tries) < 3:
-            raise child_files.StoreAway("The store does not answer.")
+            raise child_files.StoreUnavailable("The store does not answer.")
         return real(*arguments)
 
     monkeypatch.setattr(jobs_files.store, "put_folder", away_at_first)

@@ -40,7 +40,8 @@ class JobContext(JobReporter):
     def fenced(self) -> Iterator[Session]:
         """A session that commits only while this attempt owns the job. Raises Fenced before anything is written."""
         with db.writing(self.settings) as session:
-            jobs.fenced(jobs.move(session, self.job_id, jobs.mine(self.attempt)), self.job_id, self.attempt)
+            moved = moves.update_visibly(session, self.job_id, moves.owned_by_attempt(self.attempt))
+            moves.check_fence(moved, self.job_id, self.attempt)
             yield session
 
     def usable(self, table: type[Table], row_id: str) -> Any:

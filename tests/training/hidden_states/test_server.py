@@ -155,11 +155,11 @@ def test_memory_that_is_not_there_is_no_moment(giver: StatesEngine, monkeypatch:
     def broken(*_: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("training.hidden_states.server.computed", broken)
+    monkeypatch.setattr("training.hidden_states.server.compute_states", broken)
     client = TestClient(create_app(giver, 7862), base_url="http://127.0.0.1:7862", raise_server_exceptions=False)
     answer = post(client)
     assert answer.status_code == 500 and "lower batch_tokens" in answer.json()["error"]["message"]
-    monkeypatch.setattr("training.hidden_states.server.computed", lambda *_: 1 / 0)
+    monkeypatch.setattr("training.hidden_states.server.compute_states", lambda *_: 1 / 0)
     answer = post(client)
     assert answer.status_code == 500 and "ZeroDivision" not in answer.text
 

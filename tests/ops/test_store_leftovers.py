@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ops import retention, store_room, verify
+from ops import retention, storage, verify
 from ops.backup import back_up
 from speculoos.errors import Unavailable
 from speculoos.settings import Settings
@@ -63,13 +63,13 @@ def test_only_what_a_row_means_stays(settings: Settings) -> None:
     deliver(settings, row)
     store.write("datasets/gone/files/0815", b"of a row that was deleted while the store was away")
     store.write(f"datasets/{row.id}/parts/half.jsonl", b"of a job that ended badly")
-    left = store_room.leftovers(settings, now() + LATER)
+    left = storage.store_leftovers(settings, now() + LATER)
     assert len(left) == 4, "a deleted row's, a part, an older list and an older dataset.json"
-    assert store_room.leftovers(settings) == {}, "nothing that is younger than a day"
+    assert storage.store_leftovers(settings) == {}, "nothing that is younger than a day"
     done = retention.clean(settings, leftovers=True, dry_run=True, at=now() + LATER)
     assert done["leftovers"].count == 4 and len(store.names()) == 7
     retention.clean(settings, leftovers=True, at=now() + LATER)
-    assert len(store.names()) == 3 and store_room.leftovers(settings, now() + LATER) == {}
+    assert len(store.names()) == 3 and storage.store_leftovers(settings, now() + LATER) == {}
     with db.reading(settings) as session:
         kept = stored.stored_entry(session, row.id)
     assert set(store.listed(f"datasets/{row.id}", kept.key)) == {"dataset.json", "shard-00000.jsonl"}
@@ -80,7 +80,7 @@ def test_what_a_job_works_on_is_left_alone(settings: Settings) -> None:
         job = jobs.create(session, kind="generate_data", queue="gpu", request={}, name="at work")
     row = data_set(settings, "two", job_id=job.id)
     store_of(settings).write(f"datasets/{row.id}/parts/half.jsonl", b"finished, and not yet put together")
-    assert store_room.leftovers(settings, now() + LATER) == {}
+    assert storage.store_leftovers(settings, now() + LATER) == {}
 
 
 @pytest.fixture
@@ -141,12 +141,12 @@ def test_states_of_a_training_that_is_retried_meanwhile_stay(
     settings: Settings, trained: Callable[..., Checkpoint]
 ) -> None:
     row = trained("FAILED", 400, True)
-    left = store_room.leftovers(settings, now() + LATER, now())
+    left = storage.store_leftovers(settings, now() + LATER, now())
     assert any("/states/" in name for name in left)
     with db.writing(settings) as session:
         jobs.retry(session, row.job_id)
-    store_room.remove(settings, left)
-    assert UploadedCheckpoints(store_of(settings), row.id).note()
+    storage.remove_from_store(settings, left)
+    assert States(store_of(settings), row.id).note()
 
 
 def test_what_only_the_store_has_is_neither_damaged_nor_forgotten(settings: Settings, tmp_path: Path) -> None:
