@@ -33,7 +33,7 @@ from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
 from speculoos.files import new_private_file
 from speculoos.settings import Settings
-from speculoos.store import marked, shown
+from speculoos.store import hide_credentials, read_key
 from tracking import db, revisions, stored
 from tracking.tables import Job, now
 
@@ -118,7 +118,7 @@ def _write(
         if kind == "models" and row.path and not Path(row.path).is_relative_to(settings.home):
             report.outside.append(f"{row.name} ({row.path})")
         if in_store:
-            report.outside.append(f"{row.name} (in the store {shown(settings.store)})")
+            report.outside.append(f"{row.name} (in the store {hide_credentials(settings.store)})")
         elif problem := writer.item(kind, row):
             report.wrong.append(f"{kind[:-1]} “{row.name}”: {problem}")
     if secrets:
@@ -145,8 +145,8 @@ def _write_rows(writer: "_Writer", connection: Connection, secrets: bool) -> int
 
 def _in_store(session: Session, settings: Settings, row: Any) -> bool:
     """Whether only the store has a row's files as the row means them."""
-    kept = stored.of(session, row.id) if settings.store and row.state == "ready" else None
-    return kept is not None and (not Path(row.path).exists() or marked(Path(row.path)) not in ("", kept.key))
+    kept = stored.stored_entry(session, row.id) if settings.store and row.state == "ready" else None
+    return kept is not None and (not Path(row.path).exists() or read_key(Path(row.path)) not in ("", kept.key))
 
 
 class _Writer:

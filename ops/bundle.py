@@ -21,7 +21,7 @@ from sqlalchemy import select
 from ops.backup import new_file
 from ops.health import HealthPart
 from speculoos.errors import SpeculoosError
-from speculoos.redaction import MASK, SHORTEST, redact, secrets
+from speculoos.redaction import MASK, SHORTEST, known_secrets, redact
 from speculoos.settings import Settings
 from tracking import db, revisions, workload
 from tracking.states import JobState
@@ -48,7 +48,7 @@ Secrets are masked; prompts, answers, names and job logs are left out. Look it t
 
 def write_bundle(settings: Settings, target: Path, parts: dict[str, HealthPart]) -> list[str]:
     """Write the zip (mode 0600, whole or not at all); returns the names in it. `parts` is the result of `doctor`."""
-    known = sorted({*secrets(settings), *_more_secrets(settings)}, key=len, reverse=True)
+    known = sorted({*known_secrets(settings), *_more_secrets(settings)}, key=len, reverse=True)
     texts = sorted(_texts(settings), key=len, reverse=True)
     makers: dict[str, Callable[[], Any]] = {
         "doctor.json": lambda: {name: part.to_json() for name, part in parts.items()},

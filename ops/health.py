@@ -60,7 +60,7 @@ def _packages(settings: Settings) -> str:
     """Every requirement of pyproject.toml (or the installed metadata) is installed in a version that is new enough."""
     from packaging.requirements import Requirement
 
-    project, wrong = CLONE / "pyproject.toml", []
+    project, wrong = PROJECT_ROOT / "pyproject.toml", []
     listed = tomllib.loads(project.read_text())["project"]["dependencies"] if project.exists() else None
     for requirement in map(Requirement, listed or metadata.requires("speculoos") or []):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):

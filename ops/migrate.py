@@ -46,7 +46,7 @@ def keep_copy(settings: Settings, why: str) -> Path:
         back_up(settings, target, secrets=True, files=False)
     keep = settings.keep_copies
     with suppress(SpeculoosError, SQLAlchemyError):  # old tables may lack the rule that was set on the Settings page
-        keep = rules.applied(settings).keep_copies
+        keep = rules.current_settings(settings).keep_copies
     for old in copies(settings)[keep or None :]:
         old.unlink(missing_ok=True)
     return target
@@ -59,7 +59,7 @@ def copies(settings: Settings) -> list[Path]:
 
 
 def main() -> int:
-    keep_private()
+    set_private_umask()
     try:
         settings = load()
         restrict_permissions(settings)

@@ -73,7 +73,7 @@ class Round:
         """Remove files and folders, each after a rename, so that none is ever seen half."""
         part = RetentionPart()
         for path in paths:
-            part.count += 1
+            part.count += total_bytes
             part.bytes += size_of(path)
             if self.dry_run:
                 continue
@@ -88,7 +88,7 @@ def clean(
     settings: Settings, *, dry_run: bool = False, leftovers: bool = False, at: datetime | None = None
 ) -> dict[str, RetentionPart]:
     """Apply every rule; returns what was (or with `dry_run` would be) removed, by rule."""
-    turn = Round(rules.applied(settings), at or now(), dry_run)
+    turn = Round(rules.current_settings(settings), at or now(), dry_run)
     done = {name: rule(turn) for name, rule in RULES.items()}
     if leftovers:
         done["leftovers"] = _leftovers(turn)
@@ -100,7 +100,7 @@ def clean(
 
 def sweep(settings: Settings) -> dict[str, RetentionPart]:
     """Remove the leftovers."""
-    return {"leftovers": _leftovers(Round(rules.applied(settings), now(), False))}
+    return {"leftovers": _leftovers(Round(rules.current_settings(settings), now(), False))}
 
 
 def clean_when_due(settings: Settings) -> bool:
@@ -191,10 +191,10 @@ def _log_files(turn: Round) -> RetentionPart:
     for path in (settings.home / "logs").glob("*.log*"):
         of_job.setdefault(path.name.partition(".")[0], []).append(path)
     files = [(path, at) for job_id, at in ended for path in of_job.get(job_id, [])]
-    total, old = sum(size_of(path) for path, _ in files), []
+    total, old = sum(total_bytes(path) for path, _ in files), []
     for path, at in files:
         if (cutoff and at < cutoff) or (settings.keep_logs_mb and total > settings.keep_logs_mb * 1e6):
-            total -= size_of(path)
+            total -= total_bytes(path)
             old.append(path)
     return turn.remove(old)
 
@@ -219,8 +219,8 @@ def _uploads(turn: Round) -> RetentionPart:
         part.bytes += row.bytes
         if not turn.dry_run:
             with db.writing(settings) as session:
-                stored.forget(session, row.id)
-            stored.Remote(settings, stored.place(row.kind, row.id)).remove()
+                stored.delete_stored(session, row.id)
+            stored.RemoteFiles(settings, stored.store_key(row.kind, row.id)).remove()
     return part
 
 

@@ -49,7 +49,7 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     if config["base_sha256"] != base.weights_sha256:
         return
     row = session.scalar(select(Checkpoint).where(Checkpoint.base_id == base.id, Checkpoint.name == STARTER))
-    noted, sha256 = settings.home / NOTED, listed(HEAD)[WEIGHTS]
+    noted, sha256 = settings.home / NOTED, read_checksums(HEAD)[WEIGHTS]
     if row is None and (not noted.exists() or noted.read_text().strip() != sha256):
         row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(HEAD))
     training = config["training"]

@@ -20,7 +20,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Damaged, SpeculoosError
-from speculoos.files import size_of, stats_of
+from speculoos.files import file_stats, total_bytes
 from speculoos.settings import Settings
 from speculoos.store import open_store
 from tracking import db, stored
@@ -116,7 +116,7 @@ def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
         if path.name in known or owner in (making if path.name.startswith(".") else known):
             continue
         if (changed := newest(path)) < before:
-            items.append(Leftover(path, size_of(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
+            items.append(Leftover(path, total_bytes(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
     return sorted(items, key=lambda item: -item.bytes)
 
 
@@ -129,14 +129,14 @@ def store_leftovers(
     if (store := open_store(settings.store)) is None:
         return {}
     with db.reading(settings) as session:
-        keys = {stored.place(row.kind, row.id): row.key for row in session.scalars(select(Stored))}
-        known = {stored.place(kind, row.id) for kind, row in rows_with_files(session)}
-        known |= {stored.place(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
+        keys = {stored.store_key(row.kind, row.id): row.key for row in session.scalars(select(Stored))}
+        known = {stored.store_key(kind, row.id) for kind, row in rows_with_files(session)}
+        known |= {stored.store_key(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
         known |= {place for place in keys if place.startswith(f"{UPLOADS}/")}
         busy = _busy(session)
         query = select(Checkpoint.id, Job.state, Job.finished_at).join(Job, Job.id == Checkpoint.job_id)
         trainings = session.execute(query).all()
-    needed = {stored.place("checkpoints", row[0]) for row in trainings if resumable(row[1], row[2], ended_before)}
+    needed = {stored.store_key("checkpoints", row[0]) for row in trainings if resumable(row[1], row[2], ended_before)}
     by_place: dict[str, dict[str, int]] = defaultdict(dict)
     for name, size in store.names().items():
         by_place[_place(name)][name] = size
@@ -171,7 +171,7 @@ def _place(name: str) -> str:
 def _busy(session: Session) -> set[str]:
     """Places in the store of rows that an unfinished job works on."""
     active = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
-    return {stored.place(kind, row.id) for kind, row in rows_with_files(session) if row.job_id in active}
+    return {stored.store_key(kind, row.id) for kind, row in rows_with_files(session) if row.job_id in active}
 
 
 def uploads_of(session: Session, home: Path) -> list[Path]:
@@ -275,5 +275,5 @@ def thing(settings: Settings, kind: str, row: Any) -> StorageItem:
     if not named.is_relative_to(settings.home):
         return StorageItem(kind, row.id, row.name, total_bytes(named), outside=True)
     folders = [own] if named.is_relative_to(own) else [own, named]
-    states = sum(size_of(path) for path in own.glob(f"attempt-*/{STATE}*"))
-    return StorageItem(kind, row.id, row.name, sum(map(size_of, folders)), states)
+    states = sum(total_bytes(path) for path in own.glob(f"attempt-*/{STATE}*"))
+    return StorageItem(kind, row.id, row.name, sum(map(total_bytes, folders)), states)

@@ -61,7 +61,7 @@ class Finding:
 def check(settings: Settings, references: Sequence[str] = (), anew: bool = True) -> list[Finding]:
     """Check all rows that are ready, or those that `references` name: a model (with its checkpoints), MODEL@CHECKPOINT
     or a data set. `anew` hashes unchanged files too. Raises NotFound for an unknown name."""
-    sums = Sums.of(settings, anew)
+    sums = ChecksumCache.of(settings, anew)
     with reading(settings) as session:
         ready = (queries.bases(session, True), queries.checkpoints(session, ready_only=True))
         chosen = _named(session, references) if references else [*chain(*ready, queries.datasets(session, "", True))]
@@ -92,14 +92,14 @@ def _name(session: Session, thing: Thing) -> str:
 
 def _is_here(session: Session, settings: Settings, thing: Thing) -> bool:
     """False for files that only the store has; they are checked when they are fetched."""
-    if not settings.store or (kept := stored.of(session, thing.id)) is None:
+    if not settings.store or (kept := stored.stored_entry(session, thing.id)) is None:
         return True
     files = RowFiles(settings, installed)
     return files.path(thing).exists() and read_key(files.path(thing)) in ("", kept.key)
 
 
-def _check(thing: Thing, name: str, sums: Sums, here: bool) -> Finding:
-    kind = WORDS[thing.__tablename__]
+def _check(thing: Thing, name: str, sums: ChecksumCache, here: bool) -> Finding:
+    kind = KIND_NAMES[thing.__tablename__]
     if not here:
         return Finding(kind, name, thing.id, "the store", {})
     damage = _damage(thing, sums)

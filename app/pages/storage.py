@@ -175,7 +175,7 @@ class StoragePage:
     @show_errors()
     def round_html(self) -> str:
         with reading(self.settings) as session:
-            return storage_view.last_round(session.get(Preference, retention.NOTE))
+            return storage_view.last_cleanup(session.get(Preference, retention.NOTE))
 
     def look(self) -> str:
         """Show what a cleanup would delete."""

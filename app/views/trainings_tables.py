@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app import forms
 from app.views import job_view
 from app.views.leaderboard import bars_of, interval_note, settings_words
 from app.views.metrics_view import AXES

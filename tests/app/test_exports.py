@@ -143,7 +143,9 @@ def test_headers_are_read_once_until_a_file_is_another(
     from models.checkpoints import amend
 
     asked, before, real = [], page(home, heads), export_rows.export_options
-    monkeypatch.setattr(export_rows, "export_options", lambda *folders: asked.append(folders) or real(*folders))  # counted
+    monkeypatch.setattr(
+        export_rows, "export_options", lambda *folders: asked.append(folders) or real(*folders)
+    )  # counted
     assert page(home, heads) == before and not asked
     with db.reading(home) as session:
         folder = session.get_one(Checkpoint, heads).path

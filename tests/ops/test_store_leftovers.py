@@ -146,7 +146,7 @@ def test_states_of_a_training_that_is_retried_meanwhile_stay(
     with db.writing(settings) as session:
         jobs.retry(session, row.job_id)
     storage.remove_from_store(settings, left)
-    assert States(store_of(settings), row.id).note()
+    assert UploadedCheckpoints(store_of(settings), row.id).note()
 
 
 def test_what_only_the_store_has_is_neither_damaged_nor_forgotten(settings: Settings, tmp_path: Path) -> None:

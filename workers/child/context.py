@@ -17,7 +17,7 @@ from speculoos.files import total_bytes
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
 from speculoos.sums import ChecksumCache, file_sha256
-from tracking import db, jobs, leases, queries, stored
+from tracking import db, leases, moves, queries, stored
 from tracking.names import KIND_NAMES
 from tracking.tables import Base, Checkpoint, Table
 from workers.child.files import JobFiles

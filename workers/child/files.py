@@ -13,7 +13,7 @@ from formats.store import StoredExport, deliver_export
 from models import starter
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Settings
-from speculoos.store import Store, StoredFolder, StoreUnavailable, files_to_upload
+from speculoos.store import Store, StoredFolder, StoreUnavailable, files_to_upload, read_key
 from speculoos.sums import file_sha256
 from tracking import db, stored
 from tracking.stored import KINDS, UPLOADS, RowFiles, store_key
