@@ -31,8 +31,8 @@ def zip_files(
     passed: Callable[[int], None] = lambda _: None,
     folder: str = "",
 ) -> Path:
-    """Write `files` and `texts` ({name: content}) to a zip, optionally inside `folder`. Written atomically, one chunk in
-    memory at a time, uncompressed (weights do not compress). `passed` is called with the bytes of each chunk."""
+    """Write `files` and `texts` ({name: content}) to a zip, optionally inside `folder`. Atomic, one chunk at a
+    time, uncompressed (weights do not compress). `passed` is called with the bytes of each chunk."""
     prefix = f"{folder}/" if folder else ""
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_path(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:

@@ -103,7 +103,7 @@ def load_draft(folder: str | Path, base: Any, base_sha256: str = "", sha256: str
 
 
 def is_checkpoint(folder: str | Path) -> bool:
-    """Whether `folder` holds a Speculoos draft rather than another model. Raises BadInput for an invalid config.json."""
+    """Whether `folder` holds a Speculoos draft rather than another model. Raises BadInput for a broken config.json."""
     return bool(read_json(Path(folder) / CONFIG).get("speculoos_method"))
 
 

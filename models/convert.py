@@ -69,7 +69,7 @@ def _load(file: Path, dtype: Any) -> tuple[Any, Any]:
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """save_pretrained rejects a model with a quantisation config, so its tensors are moved to a new model without one."""
+    """save_pretrained rejects a model with a quantisation config, so its tensors move to a new model without one."""
     import torch
 
     plain = model.config.to_dict()

@@ -106,8 +106,6 @@ def _changed(path: Path, digest: str) -> str:
 
 def _part(part: str, digest: str, compute: Callable[[], str]) -> dict[str, str]:
     try:
-        return (
-            {} if compute() == digest else {f"the {part}": "changed: its sha256 differs from when the model was added"}
-        )
+        return {} if compute() == digest else {f"the {part}": "changed: its sha256 differs from the added model's"}
     except (SpeculoosError, OSError) as error:
         return {f"the {part}": f"cannot be read ({str(error).rstrip('.')})"}

@@ -93,9 +93,7 @@ def _parsed(shard: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         return json.loads(line)
     except ValueError:
-        raise BadInput(
-            f"{shard.name}, line {number}: not valid JSON; remove this data set and make it again."
-        ) from None
+        raise BadInput(f"{shard.name}, line {number}: broken; remove this data set and make it again.") from None
 
 
 def _messages(row: dict[str, Any]) -> dict[str, Any]:

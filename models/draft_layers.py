@@ -73,11 +73,11 @@ class ChainMemory:
     of positions 0…t and to its own keys of steps 1…j, exactly like a chain drafted from t.
 
     Example, t = 2 at step 2: keys k0[0], k0[1], k0[2], k1[2], k2[2] at positions 0, 1, 2, 3, 4.
-    `indices` [B, m]: positions of the queries, in order; None: all. Later steps hold only those.
+    `index` [B, m]: positions of the queries, in order; None: all. Later steps hold only those.
     """
 
-    def __init__(self, indices: Tensor | None = None) -> None:
-        self._indices = indices
+    def __init__(self, index: Tensor | None = None) -> None:
+        self._index = index
         self._bias: Tensor | None = None
         self._steps: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -87,7 +87,7 @@ class ChainMemory:
         steps = self._steps.setdefault(layer, [])
         steps.append((k, v))
         if len(steps) == 1:
-            mask = None if self._indices is None else self._visible(k.shape[2])
+            mask = None if self._index is None else self._visible(k.shape[2])
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         scale, (first_k, first_v) = q.shape[-1] ** -0.5, steps[0]
         n = first_k.shape[2]
@@ -100,13 +100,13 @@ class ChainMemory:
         return out
 
     def _visible(self, n: int) -> Tensor:
-        """Causal mask, bool [B, 1, m, n], of the queries at `indices`."""
-        return torch.arange(n, device=self._indices.device) <= self._indices[:, None, :, None]
+        """Causal mask, bool [B, 1, m, n], of the queries at `index`."""
+        return torch.arange(n, device=self._index.device) <= self._index[:, None, :, None]
 
     def _later_bias(self, q: Tensor, n: int) -> Tensor:
         """Causal mask as 0 or −∞, added to the scores of the step-0 keys at every later step."""
         if self._bias is None:
-            visible = causal_mask(n, n, q.device) if self._indices is None else self._visible(n)
+            visible = causal_mask(n, n, q.device) if self._index is None else self._visible(n)
             self._bias = q.new_zeros(visible.shape).masked_fill_(~visible, float("-inf"))
         return self._bias
 
@@ -125,15 +125,13 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(d, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(d, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
 
-    def forward(
-        self, x: Tensor, positions: Tensor, memory: Memory, layer: int, indices: Tensor | None = None
-    ) -> Tensor:
-        """x [B, n, width] → [B, n, H], or [B, m, H] with queries only at `indices` [B, m]; keys are of all positions."""
-        q, k, v = self.q_proj(pick(x, indices)), self.k_proj(x), self.v_proj(x)
+    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int, index: Tensor | None = None) -> Tensor:
+        """x [B, n, width] → [B, n, H], or [B, m, H] with queries only at `index` [B, m]; keys are of all positions."""
+        q, k, v = self.q_proj(pick(x, index)), self.k_proj(x), self.v_proj(x)
         cos, sin = rotary(positions, self.shape, x.dtype)
         k = rotate(self.k_norm(self._heads(k)), cos, sin)
-        if indices is not None:
-            cos, sin = rotary(positions.gather(1, indices), self.shape, x.dtype)
+        if index is not None:
+            cos, sin = rotary(positions.gather(1, index), self.shape, x.dtype)
         q = rotate(self.q_norm(self._heads(q)), cos, sin)
         out = memory.attend(layer, q, k, self._heads(v))
         return self.o_proj(out.transpose(1, 2).flatten(2))
@@ -156,9 +154,9 @@ class SwiGLU(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def pick(x: Tensor, indices: Tensor | None) -> Tensor:
-    """x [B, n, C] at indices [B, m] → [B, m, C]; None: x itself."""
-    return x if indices is None else x.take_along_dim(indices[..., None], 1)
+def pick(x: Tensor, index: Tensor | None) -> Tensor:
+    """x [B, n, C] at index [B, m] → [B, m, C]; None: x itself."""
+    return x if index is None else x.take_along_dim(index[..., None], 1)
 
 
 def rotary(positions: Tensor, shape: LayerShape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

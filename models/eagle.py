@@ -57,9 +57,7 @@ class BorrowedParts(nn.Module):
 
     def _at(self, base: Any) -> Self:
         """Attach to `base`, in its dtype and on its device."""
-        self._base = (
-            base,
-        )  # in a tuple: not a submodule; the head is looked up at each use, as it may be packed later
+        self._base = (base,)  # in a tuple: not a submodule; the head is looked up at each use, it may be packed later
         return self.to(device=base.device, dtype=base.dtype)  # not the head's: a packed weight is a meta tensor
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """EAGLE-3 draft: one layer over fused low, middle and high hidden states (Li et al. 2025, EAGLE-3).
 
 Offsets: at position t it reads the fused feature of t and token t+1 and predicts token t+2. In later steps its own
-output at t reindices the fused feature of t+1. It has its own head over a draft vocabulary: draft id i is token
+output at t replaces the fused feature of t+1. It has its own head over a draft vocabulary: draft id i is token
 i + d2t[i] of the base; t2d marks the tokens in it. Embeddings are the base's, frozen and not stored.
 
 Imported drafts may also have their own embeddings (and then another width than the base), biases, more layers, and
@@ -37,8 +37,8 @@ first loss is 20 nats instead of 10, which slows training (docs/log.md)."""
 
 @dataclass(frozen=True)
 class Eagle3Config(LayerShape):
-    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused. Fields after `norm_before_residual` are
-    for imported drafts only; `target_hidden_size` 0: the base has the hidden size of the draft."""
+    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused. Fields after `norm_before_residual`
+    are for imported drafts only; `target_hidden_size` 0: the base has the hidden size of the draft."""
 
     vocab_size: int = 0
     draft_vocab_size: int = 0
@@ -69,12 +69,12 @@ class Eagle3Layer(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(
-        self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, indices: Tensor | None = None
+        self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, index: Tensor | None = None
     ) -> Tensor:
         normed = self.hidden_norm(self.input_layernorm(features) if self.norm_features_twice else features)
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
-        residual = pick(normed if self.norm_before_residual else features, indices)
-        x = residual + self.self_attn(x, positions, memory, 0, indices)
+        residual = pick(normed if self.norm_before_residual else features, index)
+        x = residual + self.self_attn(x, positions, memory, 0, index)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -209,15 +209,15 @@ class Eagle3Draft(BorrowedParts):
         token_ids: Tensor,
         positions: Tensor,
         memory: Memory | None = None,
-        indices: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> Tensor:
         """features [B, n, H] at positions t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
 
-        `memory`: attention memory, a ChainMemory in training; default: causal over these positions. `indices` [B, m]:
-        return only the features at these indices, [B, m, H]; the others serve as keys only (drafts of one layer).
+        `memory`: attention memory, a ChainMemory in training; default: causal over these positions. `index` [B, m]:
+        return only the features at these positions, [B, m, H]; the others serve as keys only (drafts of one layer).
         """
         embedded, memory = self.embed(token_ids).to(features.dtype), memory or Causal()
-        x = self.layers[0](embedded, features, positions, memory, indices)
+        x = self.layers[0](embedded, features, positions, memory, index)
         for i, layer in enumerate(self.layers[1:], 1):
             x = layer(x, positions, memory, i)
         return self.norm(x) if self.config.norm_output else x

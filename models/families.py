@@ -1,4 +1,4 @@
-"""Properties of model families: which ones do not support drafts, and how logits are computed from the LM head's output.
+"""Properties of model families: which do not support drafts, and how logits are computed from the LM head's output.
 
 Read from configs and the source of transformers, without importing it or torch.
 """
@@ -30,7 +30,7 @@ MULTIPLIED = {**dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), "logit_scale
 CAPPED = dict.fromkeys(
     ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "vaultgemma", "nanochat"), "final_logit_softcapping"
 )
-"""{family: config key} of the families that cap logits; those in DIVIDED and MULTIPLIED divide or multiply them. One key
+"""{family: config key} of the families that cap logits; those in DIVIDED and MULTIPLIED divide or multiply them. A key
 can mean both: `logits_scaling` divides in Granite and multiplies in HyperCLOVA X."""
 NARROWED = {"minicpm3": "dim_model_base"}
 """Families that divide hidden states by hidden size / this value, which scales logits of a head without a bias."""
@@ -90,8 +90,8 @@ def why_not(config: dict[str, Any]) -> str:
 
 @cache
 def keeps_state(kind: str) -> bool:
-    """Whether the family `kind` (a `model_type`) has a recurrent state, which cannot be rolled back. Read from the source
-    of the installed transformers, so that no list needs updating."""
+    """Whether the family `kind` (a `model_type`) has a recurrent state, which cannot be rolled back. Read from the
+    source of the installed transformers, so that no list needs updating."""
     name = kind.removesuffix("_text").replace("-", "_")
     spec = find_spec("transformers")
     if spec is None or not spec.origin or not name.isidentifier():

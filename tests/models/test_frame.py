@@ -37,7 +37,7 @@ def test_a_frame_is_its_base_without_layers(family: str, tmp_path: Path) -> None
 
 
 def test_it_cannot_run_by_itself(tiny_base: Path) -> None:
-    with pytest.raises(Unsupported, match="the layers of this base are not here"):
+    with pytest.raises(Unsupported, match="the layers of this base are not loaded"):
         load_frame(tiny_base).forward_hidden(torch.tensor([[1, 2]]))
 
 
