@@ -44,8 +44,8 @@ WORK = "models.trial_work"
 
 
 def try_model(folder: Path, name: str, card: dict[str, Any], reporter: Reporter) -> None:
-    """Load and use the model in `folder` in a child process with limits. Raises BadInput or Unsupported, naming the file
-    at fault."""
+    """Load and use the model in `folder` in a child process with limits. Raises BadInput or Unsupported, naming the
+    file at fault."""
     reporter.log("Testing the model: tokenizer, chat template, a short generation …")
     trial = _Trial(folder, name, reporter)
     try:
@@ -63,7 +63,7 @@ def try_model(folder: Path, name: str, card: dict[str, Any], reporter: Reporter)
 
 
 def convert(file: Path, folder: Path) -> dict[str, str]:
-    """`models.convert.convert_gguf` in a child process with limits, since an untrusted file sets sizes and tokenizer."""
+    """`models.convert.convert_gguf` in a child process with limits, since a GGUF file sets sizes and tokenizer."""
     size = file.stat().st_size
     seconds, memory = CONVERT_SECONDS + size / GGUF_BYTES_PER_SECOND, 2 * TEXT_MEMORY + GGUF_MEMORY * size
     try:

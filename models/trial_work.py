@@ -41,7 +41,7 @@ def tokenize(text: str, memory: int) -> int:
 
 
 def chat(turns: list[dict[str, str]], must: bool, memory: int) -> int:
-    """Render a conversation; returns the largest token id. Raises Refusal when the template rejects it and `must` is set."""
+    """Render a conversation; returns the largest id. Raises Refusal if the template rejects it and `must` is set."""
     _limit_memory(memory)
     try:
         return max(render(_loaded["tokenizer"], turns), default=0)

@@ -44,8 +44,8 @@ def attend_by_row(
 def attend_causally(q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor) -> None:
     """q [heads, n, D] over k, v [kv heads, n, D], into out [n, heads, D].
 
-    Each block of BLOCK queries computes scores only up to its last key, and heads that share keys are one product. Takes
-    0.6 of the time of torch's attention, which computes all scores, for rows of 256 in bfloat16.
+    Each block of BLOCK queries computes scores only up to its last key, and heads that share keys are one product.
+    Takes 0.6 of the time of torch's attention, which computes all scores, for rows of 256 in bfloat16.
     """
     (heads, length, size), groups = q.shape, len(k)
     for start in range(0, length, BLOCK):
@@ -58,7 +58,7 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor
 
 
 def can_run(config: Any, device: torch.device, lengths: Tensor) -> bool:
-    """Whether a base can run without padding: on a CPU, of a known family, with no row longer than the sliding window."""
+    """Whether a base can run without padding: on a CPU, known family, no row longer than the sliding window."""
     if device.type != "cpu" or config.model_type not in FAMILIES:
         return False
     window = getattr(config, "sliding_window", None)

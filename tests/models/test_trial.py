@@ -98,7 +98,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder: Path) ->
         value["added_tokens"].append({**value["added_tokens"][0], "id": 5000, "content": "fox"})
 
     hostile.edit(folder / "tokenizer.json", add)
-    refused(folder, r"tokenizer\.json gives token ids up to \d+, the weights know 320 tokens")
+    refused(folder, r"tokenizer\.json gives token ids up to \d+, the weights have 320 tokens")
 
 
 def test_families_that_cannot_be_a_base_are_told(folder: Path) -> None:
