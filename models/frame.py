@@ -26,18 +26,18 @@ Ask = Callable[[torch.Tensor, torch.Tensor | None, Sequence[int]], tuple[torch.T
 class Frame(LoadedBase):
     """The parts of a base that drafts use, and a function for its hidden states. `load_frame` makes one."""
 
-    whole_config: Any = None
+    full_config: Any = None
     """Config of the whole base."""
     ask: Ask | None = None
     """Computes hidden states; set by `training.hidden_states`."""
 
     @property
     def config(self) -> Any:
-        return self.whole_config
+        return self.full_config
 
     @property
     def num_layers(self) -> int:
-        return self.whole_config.get_text_config().num_hidden_layers
+        return self.full_config.get_text_config().num_hidden_layers
 
     def forward_hidden(
         self, input_ids: torch.Tensor, layers: Sequence[int] = (), lengths: torch.Tensor | None = None
@@ -60,7 +60,7 @@ def load_frame(
 
     with _quiet():
         base = wrap_model(*load_parts(path, dtype, device, known, sums, shallow), Path(path))
-    return Frame(base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, whole_config=configs[0])
+    return Frame(base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, full_config=configs[0])
 
 
 @contextmanager

@@ -23,15 +23,15 @@ _slots = threading.BoundedSemaphore(AT_ONCE)
 
 @dataclass(frozen=True)
 class Question:
-    """A GET request for `path` with the query parameters `asked`. A response longer than `most` bytes is truncated with
-    `cut`, else an error. `name` and `noun` are used in error messages."""
+    """A GET request for `path` with the query parameters `params`. A response longer than `max_bytes` is truncated
+    with `truncate`, else an error. `name` and `noun` are used in error messages."""
 
     name: str
     path: str
-    most: int
+    max_bytes: int
     token: str = ""
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    cut: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict)
+    truncate: bool = False
     noun: str = "model"
     seconds: float = field(default_factory=lambda: SECONDS)
 
@@ -74,10 +74,10 @@ def _get(question: Question) -> bytes:
     from huggingface_hub.utils import build_hf_headers, get_session
 
     headers = build_hf_headers(token=question.token or False)
-    headers |= {"Range": f"bytes=0-{question.most - 1}"} if question.cut else {}
+    headers |= {"Range": f"bytes=0-{question.max_bytes - 1}"} if question.truncate else {}
     url, seconds = f"{constants.ENDPOINT}/{question.path}", question.seconds
     try:
-        with get_session().stream("GET", url, params=question.asked, headers=headers, timeout=seconds) as response:
+        with get_session().stream("GET", url, params=question.params, headers=headers, timeout=seconds) as response:
             if response.status_code not in (200, 206):
                 _raise_error(question.name, response)
             return _read(question, response)
@@ -95,10 +95,10 @@ def _raise_error(name: str, response: Any) -> None:
 
 
 def _read(question: Question, response: Any) -> bytes:
-    deadline, limit, content = time.monotonic() + question.seconds, question.most, bytearray()
+    deadline, limit, content = time.monotonic() + question.seconds, question.max_bytes, bytearray()
     for part in response.iter_bytes():
         content += part
-        if len(content) >= limit and question.cut:
+        if len(content) >= limit and question.truncate:
             break
         if len(content) > limit:
             raise Unavailable(LARGE.format(question.name, limit / 1e6))

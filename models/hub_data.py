@@ -107,7 +107,7 @@ def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
         )
     path = f"datasets/{listing.repo}/resolve/{quote(listing.revision, safe='')}/{quote(name)}"
     limit = LARGEST_LOOK if whole else CUT
-    return name, answer(Question(listing.repo, path, limit, token, cut=not whole, noun=NOUN))
+    return name, answer(Question(listing.repo, path, limit, token, truncate=not whole, noun=NOUN))
 
 
 def choose(location: Location, files: Files) -> Files:

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from models.families import why_not
+from models import families
 from models.hub import parse_id
 from models.hub_ask import Question, answer
 from models.identity import SIZES
@@ -51,7 +51,7 @@ def search(words: str) -> list[HubModel]:
 def _request(words: str) -> list[Any]:
     """The hub's response as JSON."""
     params = {"search": words, "filter": KINDS, "sort": "downloads", "limit": MOST, "expand": TOLD}
-    content = answer(Question(NAME, "api/models", MOST_BYTES, asked=params))
+    content = answer(Question(NAME, "api/models", MOST_BYTES, params=params))
     try:
         models = json.loads(content)
     except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ def _model(item: Any) -> HubModel | None:
         downloads=_count(item.get("downloads")),
         gated=item.get("gated") not in (None, False),
         architecture=config["architectures"][0] if config.get("architectures") else "",
-        why_not=ADAPTER if adapter else why_not(config),
+        why_not=ADAPTER if adapter else families.why_not(config),
     )
 
 

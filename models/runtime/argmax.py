@@ -51,14 +51,14 @@ class HeadArgmax:
     @torch.inference_mode()
     def __init__(self, table: torch.Tensor):
         self.table, rounded = table, torch.empty_like(table, dtype=torch.bfloat16)
-        longest, lost = [], []
+        norms, errors = [], []
         for rows, target in zip(table.split(PART), rounded.split(PART), strict=True):
-            longest.append(rows.norm(dim=1).max())
-            lost.append((rows - target.copy_(rows)).norm(dim=1).max())
+            norms.append(rows.norm(dim=1).max())
+            errors.append((rows - target.copy_(rows)).norm(dim=1).max())
             give_back(rows)
-        self.longest = float(max(longest))
+        self.max_norm = float(max(norms))
         """max ‖w‖"""
-        self.lost = float(max(lost)) + table.shape[1] * 2.0**-23 * self.longest
+        self.max_error = float(max(errors)) + table.shape[1] * 2.0**-23 * self.max_norm
         """max ‖w − w̃‖, and the error of the sum"""
         self.rough = PackedLinear(rounded)
 
@@ -80,7 +80,7 @@ class HeadArgmax:
     def error(self, hidden: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
         """Error bound e [n] of the unrounded product of `rounded` hidden states."""
         norm = torch.linalg.vector_norm
-        return self.longest * norm(hidden - rounded, dim=1) + self.lost * norm(hidden, dim=1)
+        return self.max_norm * norm(hidden - rounded, dim=1) + self.max_error * norm(hidden, dim=1)
 
 
 class Groups:

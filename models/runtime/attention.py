@@ -102,14 +102,14 @@ class SequenceView:
         storages = cache.keys, cache.values
         self.biases = biases
         self.new = [storage[:, sequence, :, start:end].transpose(1, 2).unbind() for storage in storages]
-        self.shown = [storage[:, at, :, :end].unbind() for storage in storages]
+        self.cached = [storage[:, at, :, :end].unbind() for storage in storages]
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         self.new[0][layer].copy_(keys)
         self.new[1][layer].copy_(values)
-        return attend(queries, self.shown[0][layer], self.shown[1][layer], self.biases[window])
+        return attend(queries, self.cached[0][layer], self.cached[1][layer], self.biases[window])
 
 
 class StepView:
@@ -156,13 +156,13 @@ class _Neighbours:
         dtype: torch.dtype,
     ):
         self.own = slice(first, first + len(positions))
-        self.shown = [storage[:, self.own, :, : longest + 1].unbind() for storage in storages]
+        self.cached = [storage[:, self.own, :, : longest + 1].unbind() for storage in storages]
         columns, own = torch.arange(longest + 1, device=positions.device)[None], positions[:, None]
         self.biases = {window: added_to_scores(_mask(columns, own, window), dtype)[:, None, None] for window in windows}
 
     def attend(self, layer: int, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-        shown = self.shown[0][layer], self.shown[1][layer]
-        return F.scaled_dot_product_attention(queries[self.own], *shown, attn_mask=self.biases[window])
+        cached = self.cached[0][layer], self.cached[1][layer]
+        return F.scaled_dot_product_attention(queries[self.own], *cached, attn_mask=self.biases[window])
 
 
 class RaggedView:
@@ -192,14 +192,14 @@ class _PromptView:
 
     def __init__(self, cache: KVCache, n: int, sequence: int):
         storages = cache.keys, cache.values
-        self.shown = [storage[:, sequence, :, :n].unbind() for storage in storages]
+        self.cached = [storage[:, sequence, :, :n].unbind() for storage in storages]
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         keys, values = keys.transpose(0, 1), values.transpose(0, 1)
-        self.shown[0][layer].copy_(keys)
-        self.shown[1][layer].copy_(values)
+        self.cached[0][layer].copy_(keys)
+        self.cached[1][layer].copy_(values)
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         attend_causally(queries.transpose(0, 1), keys, values, queries.shape[2] ** -0.5, out)
         return out.flatten(1)

@@ -72,7 +72,7 @@ class FastForward:
         heads, base = self.heads, self.base
         cache.reserve(heads.keys, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
         table = self.rotations.reach(inputs.reach)
-        if self.graphs is not None and self.graphs.takes(inputs, selection):
+        if self.graphs is not None and self.graphs.supports(inputs, selection):
             return self.graphs(inputs, cache, selection.layers)
         return self.compute(inputs, table[inputs.positions], self._view(inputs, cache), selection)
 

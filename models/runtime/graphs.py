@@ -89,11 +89,11 @@ class BucketView:
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
-        shown = []
+        cached = []
         for storage, new in ((self.cache.keys, keys), (self.cache.values, values)):
             storage[layer, 0].index_copy_(1, self.rows, new.transpose(0, 1))
-            shown.append(storage[layer, :1, :, : self.bucket])
-        return attend(queries, *shown, self.biases[window])
+            cached.append(storage[layer, :1, :, : self.bucket])
+        return attend(queries, *cached, self.biases[window])
 
 
 class GraphedForward:
@@ -102,7 +102,7 @@ class GraphedForward:
     def __init__(self, forward: Any, capture: bool = True, most: int = MOST):
         self.forward, self.capture, self.most = forward, capture, most
 
-    def takes(self, inputs: Inputs, selection: Selection) -> bool:
+    def supports(self, inputs: Inputs, selection: Selection) -> bool:
         """Whether a graph can run these inputs: few rows of the first sequence only, with logits of all rows."""
         single = len(inputs.counts) == 1 and inputs.first == 0
         return single and len(inputs.ids) <= LARGEST_TREE and not selection.last_only

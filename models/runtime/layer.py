@@ -29,9 +29,9 @@ class Heads:
 class DecoderLayer:
     """Weights of a layer with fused QKV and gate-up projections.
 
-    `attention_norm` None: no norm before attention. `beside_norm`: norm of a second attention input, concatenated
+    `attention_norm` None: no norm before attention. `second_norm`: norm of a second attention input, concatenated
     before the first (EAGLE-3: the embedding); `norm_before_residual`: the residual is then the normed first input;
-    `norm_twice`: `beside_norm` is applied to the first input too, before its own norm. `mlp_norm` None: attention and
+    `norm_twice`: `second_norm` is applied to the first input too, before its own norm. `mlp_norm` None: attention and
     MLP use the same norm in parallel (Phi).
     """
 
@@ -47,7 +47,7 @@ class DecoderLayer:
     window: int | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
-    beside_norm: Norm | None = None
+    second_norm: Norm | None = None
     norm_before_residual: bool = False
     norm_twice: bool = False
 
@@ -58,15 +58,15 @@ class DecoderLayer:
         rotation: torch.Tensor,
         view: CacheView,
         index: int,
-        beside: torch.Tensor | None = None,
+        second: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x and `beside` [≥ n, H]: n rows, possibly padded (`Linear.filled_up`). rotation: complex [n, 1, dim / 2].
+        """x and `second` [≥ n, H]: n rows, possibly padded (`Linear.filled_up`). rotation: complex [n, 1, dim / 2].
         `index`: layer of the cache."""
-        first = self.beside_norm(x) if self.norm_twice else x
+        first = self.second_norm(x) if self.norm_twice else x
         normed = first if self.attention_norm is None else self.attention_norm(first)
         attention_input = normed
-        if self.beside_norm is not None:
-            attention_input = torch.cat([self.beside_norm(beside), normed], -1)
+        if self.second_norm is not None:
+            attention_input = torch.cat([self.second_norm(second), normed], -1)
             x = normed if self.norm_before_residual else x
         mixed = self._attend(self.qkv(attention_input)[:n], rotation, view, index)
         x = self.out.add(self.out.filled_up(mixed), x)

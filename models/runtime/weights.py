@@ -70,9 +70,9 @@ def take_head(base: LoadedBase) -> Linear:
 def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> DecoderLayer:
     """Pack a layer of an EAGLE draft with sizes `shape` (models.draft_layers.LayerShape) in `dtype`. Mutates the draft:
     the originals are dropped."""
-    attention, mlp, beside = layer.self_attn, layer.mlp, hasattr(layer, "hidden_norm")
+    attention, mlp, second = layer.self_attn, layer.mlp, hasattr(layer, "hidden_norm")
     heads = Heads(shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
-    first = layer.hidden_norm if beside else layer.input_layernorm
+    first = layer.hidden_norm if second else layer.input_layernorm
     order = pair_order(heads.dim, heads.dim)
     return DecoderLayer(
         heads=heads,
@@ -84,7 +84,7 @@ def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> Decode
         down=take_linear(mlp, "down_proj", dtype),
         query_norm=norm_of(attention.q_norm, order, dtype) if shape.qk_norm else None,
         key_norm=norm_of(attention.k_norm, order, dtype) if shape.qk_norm else None,
-        beside_norm=norm_of(layer.input_layernorm, dtype=dtype) if beside else None,
+        second_norm=norm_of(layer.input_layernorm, dtype=dtype) if second else None,
         norm_before_residual=getattr(layer, "norm_before_residual", False),
         norm_twice=getattr(layer, "norm_features_twice", False),
     )
