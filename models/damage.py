@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from models import identity
 from speculoos.errors import Damaged, SpeculoosError
@@ -24,7 +24,7 @@ class Known:
     """(name, sha256) of the files besides the weights, from the card."""
 
     @classmethod
-    def of(cls, weights_sha256: str, tokenizer_sha256: str = "", card: Mapping[str, Any] | None = None) -> "Known":
+    def of(cls, weights_sha256: str, tokenizer_sha256: str = "", card: Mapping[str, Any] | None = None) -> Self:
         """From the columns of a base's row; cards of earlier versions list no files."""
         return cls(weights_sha256, tokenizer_sha256, tuple(sorted(((card or {}).get("files") or {}).items())))
 
