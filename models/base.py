@@ -1,7 +1,4 @@
-"""A base model as the other rooms see it: weights, tokenizer, the parts drafts borrow, and chosen hidden states.
-
-Knows how to load a Hugging Face folder safely. Does not know caches, trees or jobs.
-"""
+"""Load a base model from a Hugging Face folder safely; its embeddings, LM head and hidden states for draft models."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,9 +35,9 @@ class LoadedBase:
     dtype: torch.dtype
     device: torch.device
     eos_ids: frozenset[int]
-    """Every id that ends an answer, from the generation config, the config and the tokenizer."""
+    """End-of-sequence ids of the generation config, the config and the tokenizer."""
     forward: Any = None
-    """What runs this base fast, once it has taken the weights over (`models.runtime.forward.fastest`)."""
+    """The fast forward of this base, once it owns the weights (`models.runtime.forward.fastest`)."""
 
     @property
     def config(self) -> Any:
@@ -48,12 +45,11 @@ class LoadedBase:
 
     @property
     def backbone(self) -> nn.Module:
-        """The model without its language-model head."""
+        """The model without its LM head."""
         return self.model.get_decoder()
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The decoder layers, in order."""
         return find_layers(self.model)
 
     @property
@@ -62,26 +58,26 @@ class LoadedBase:
 
     @property
     def lm_head(self) -> nn.Module:
-        """The last linear layer as it is now, a packed one too. What it gives are logits only by way of `logits`."""
+        """The output layer, possibly packed. Use `logits` to apply the logit rule too."""
         return self.model.get_output_embeddings()
 
     @property
     def head(self) -> Head:
-        """Matrix, bias and rule of the logits, for who multiplies by itself; not of a packed base."""
+        """Weight, bias and logit rule, for callers that multiply themselves; not for a packed base."""
         return Head(self.lm_head.weight, getattr(self.lm_head, "bias", None), self.logit_rule)
 
     @cached_property
     def logit_rule(self) -> LogitRule:
-        """What becomes of the product with the head."""
+        """Scale and cap applied to the output of the LM head."""
         return logit_rule(self.config.to_dict())
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The head's input [..., H] → logits [..., V], those of this model's own forward."""
+        """Input of the LM head [..., H] → logits [..., V], equal to those of this model's forward."""
         return bend(self.lm_head(hidden), self.logit_rule)
 
     @property
     def final_norm(self) -> nn.Module | None:
-        """The norm between the last layer and the head; None where the family has none under a known name."""
+        """The norm between the last layer and the LM head; None when it has no known name."""
         return next((m for name in FINAL_NORMS if (m := getattr(self.backbone, name, None)) is not None), None)
 
     @property
@@ -94,21 +90,20 @@ class LoadedBase:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the head, which may be more than the tokenizer has tokens."""
+        """Rows of the LM head; may exceed the size of the tokenizer."""
         return self.lm_head.weight.shape[0]
 
     @property
     def max_length(self) -> int:
-        """Most positions the model was made for."""
+        """Maximum number of positions."""
         return int(getattr(self.config, "max_position_embeddings", None) or 2048)
 
     def forward_hidden(
         self, input_ids: torch.Tensor, layers: Sequence[int] = (), lengths: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Run without a cache: the head's input [B, N, H] and the outputs [B, N, H] of 0-based `layers`.
+        """Run without a cache: the input of the LM head [B, N, H] and the outputs [B, N, H] of 0-based `layers`.
 
-        `lengths` [B] says how many tokens of each row are real: what lies after them is not computed where that can be
-        spared.
+        `lengths` [B]: number of tokens of each row; padding after them is not computed where possible.
         """
         if lengths is not None and varlen.can_run(self.config, self.device, lengths):
             return self._forward_rows(input_ids, lengths, layers)
@@ -127,17 +122,17 @@ class LoadedBase:
 
 @contextmanager
 def capture_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[list[torch.Tensor]]:
-    """While open, forwards of `model` fill the yielded list with the outputs of 0-based `layers`, in that order."""
+    """Within the context, each forward of `model` fills the yielded list with the outputs of 0-based `layers`."""
     captured: list[Any] = [None] * len(layers)
     modules = find_layers(model) if layers else ()
 
-    def keep(slot: int) -> Any:
+    def make_hook(slot: int) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
             captured[slot] = output[0] if isinstance(output, tuple) else output
 
         return hook
 
-    handles = [modules[layer].register_forward_hook(keep(slot)) for slot, layer in enumerate(layers)]
+    handles = [modules[layer].register_forward_hook(make_hook(slot)) for slot, layer in enumerate(layers)]
     try:
         yield captured
     finally:
@@ -146,7 +141,7 @@ def capture_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[list[tor
 
 
 def find_layers(model: nn.Module) -> nn.ModuleList:
-    """The list of decoder layers: the module list with `num_hidden_layers` members nearest the top."""
+    """The decoder layers: the outermost ModuleList with `num_hidden_layers` members. Raises Unsupported."""
     count = model.config.num_hidden_layers
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -155,9 +150,9 @@ def find_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """Output ids (0-based) of the low, middle and high layer EAGLE-3 fuses: [1, n // 2 - 1, n - 4].
+    """Ids (0-based) of the low, middle and high layers whose outputs EAGLE-3 fuses: [1, n // 2 - 1, n - 4], clamped.
 
-    The reference captures the *inputs* of layers 2, n // 2 and n - 3, which are these outputs. Small n is clamped.
+    The reference captures the *inputs* of layers 2, n // 2 and n - 3, which are these outputs.
     """
     last = num_layers - 1
     return tuple(min(max(i, 0), last) for i in (1, num_layers // 2 - 1, num_layers - 4))
@@ -173,8 +168,8 @@ def load_base(
     """Load a local Hugging Face folder: safetensors only, no code from the folder, no network.
 
     `dtype`: float32, bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda,
-    cuda:N or auto. `known`: the files are compared with these sums first, which `sums` remembers. Raises NotFound,
-    BadInput, Unsupported, Unavailable or Damaged with what to do.
+    cuda:N or auto. `known`: checksums that the files must match; `sums` caches checksums. Raises NotFound, BadInput,
+    Unsupported, Unavailable or Damaged.
     """
     return wrap_model(*load_parts(path, dtype, device, known, sums), Path(path))
 
@@ -187,18 +182,18 @@ def load_parts(
     sums: ChecksumCache = NO_SUMS,
     shape: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Any]:
-    """(transformers' model, tokenizer) of a folder, as `load_base` takes them. `shape` gives the config that the model
-    is made by, from the folder's own; weights it has no place for are not read."""
+    """(transformers model, tokenizer) of a folder; arguments as in `load_base`. `shape` maps the folder's config to the
+    one used to build the model; weights that this model lacks are not read."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise NotFound(f"{folder}: no config.json, so this is not a folder of a Hugging Face model.")
-    place = pick_device(device)
-    torch_dtype = pick_dtype(dtype, place)
+    torch_device = pick_device(device)
+    torch_dtype = pick_dtype(dtype, torch_device)
     if known is not None:
         check_base(folder, known, sums)
     foreign.check_sizes(folder, foreign.plain_config(folder), identity.tensors(folder))
     with foreign.shown(folder) as view:
-        model = _load_model(view, folder, torch_dtype, shape).to(place).eval().requires_grad_(False)
+        model = _load_model(view, folder, torch_dtype, shape).to(torch_device).eval().requires_grad_(False)
         tokenizer = read_tokenizer(view, folder)
     if model.get_output_embeddings() is None:
         raise Unsupported(f"{folder}: {type(model).__name__} has no language-model head, so it cannot generate text.")
@@ -206,7 +201,7 @@ def load_parts(
 
 
 def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> LoadedBase:
-    """A causal model of transformers that is loaded already, as a Base. Freezes it, in place."""
+    """Wrap a loaded transformers causal LM as a LoadedBase. Freezes it in place."""
     model.eval().requires_grad_(False)
     path = Path(path or model.name_or_path)
     holders = (model.generation_config, model.config, tokenizer)
@@ -215,7 +210,7 @@ def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> LoadedBase:
 
 
 def pick_device(name: str) -> torch.device:
-    """auto takes the GPU when there is one. Raises BadInput for a name torch does not know or a GPU not there."""
+    """auto: the GPU if available. Raises BadInput for an unknown device name or a missing GPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -223,20 +218,20 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError:
         raise BadInput(f"Device {name!r} is not known; use cpu, cuda, cuda:N or auto.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"Device {name!r}: no GPU can be used here; choose cpu or auto.")
+        raise BadInput(f"Device {name!r}: no GPU is available; choose cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise BadInput(f"Device {name!r}: there are {count} GPUs here, counted from cuda:0.")
+        raise BadInput(f"Device {name!r}: only {count} GPUs are available, numbered from cuda:0.")
     return device
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether `device` is a processor that multiplies in bfloat16."""
+    """Whether `device` is a CPU with native bfloat16 matrix products."""
     return device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
 
 
 def native_dtype(name: str, device: torch.device) -> str:
-    """Precision of a frozen base that is trained for; auto takes bfloat16 where products in it run natively, three
-    times as fast as fp32 on the processors we measured."""
+    """Dtype of the frozen base during training. auto: bfloat16 where it is native (three times as fast as fp32 on the
+    measured CPUs)."""
     if name != "auto":
         return name
     if device.type == "cuda":
@@ -245,7 +240,7 @@ def native_dtype(name: str, device: torch.device) -> str:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype | str:
-    """What transformers takes as `dtype`; auto: float32 on a CPU, the folder's own on a GPU. Raises BadInput."""
+    """The `dtype` argument for transformers; auto: float32 on a CPU, the folder's own on a GPU. Raises BadInput."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     if name not in DTYPES:
@@ -254,7 +249,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype | str:
 
 
 def decoding_dtype(name: str, device: str) -> str:
-    """The data type a base answers and is measured in; auto: float32 on a CPU, bfloat16 on a GPU."""
+    """Dtype of a base for generation and evaluation; auto: float32 on a CPU, bfloat16 on a GPU."""
     if name != "auto":
         return name
     return "float32" if pick_device(device).type == "cpu" else "bfloat16"
@@ -277,7 +272,7 @@ def _load_model(view: Path, folder: Path, dtype: torch.dtype | str, shape: Calla
             output_loading_info=True,
         )
     except Exception as error:
-        raise _plain(error, view, folder) from None
+        raise _load_error(error, view, folder) from None
     if missing := sorted(info["missing_keys"]):
         raise BadInput(
             f"{folder}: its safetensors files lack {len(missing)} weights that config.json describes (first: "
@@ -287,14 +282,13 @@ def _load_model(view: Path, folder: Path, dtype: torch.dtype | str, shape: Calla
     return model
 
 
-def _plain(error: Exception, view: Path, folder: Path) -> SpeculoosError:
-    """What loading the model failed with, as a sentence."""
+def _load_error(error: Exception, view: Path, folder: Path) -> SpeculoosError:
     if out_of_memory(error):
         return Unavailable(f"{folder}: not enough memory; choose a smaller model or dtype bfloat16.")
-    said = first_line(error, view)
+    message = first_line(error, view)
     if isinstance(error, OSError):
-        return BadInput(f"{folder}: no safetensors weights that can be read ({said}).")
+        return BadInput(f"{folder}: no safetensors weights that can be read ({message}).")
     if "ignore_mismatched_sizes" in str(error):
-        return BadInput(f"{folder}: config.json describes other sizes than the weights have; restore it.")
+        return BadInput(f"{folder}: config.json does not match the sizes of the weights; restore it.")
     kind = "" if isinstance(error, ValueError | KeyError) else f"{type(error).__name__}: "
-    return Unsupported(f"{folder}: transformers cannot load it as a causal model ({kind}{said}).")
+    return Unsupported(f"{folder}: transformers cannot load it as a causal model ({kind}{message}).")

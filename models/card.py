@@ -1,7 +1,4 @@
-"""Model cards: what a base model is, read from its config and safetensors headers. No weights are loaded, no torch.
-
-A card is plain JSON: rows store it, pages and the command line show it.
-"""
+"""Model cards of base models: JSON made from the config and safetensors headers, without loading weights or torch."""
 
 import re
 from collections.abc import Mapping
@@ -19,11 +16,11 @@ KV_TOKENS = 2048
 LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
 
 
-def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
-    """Card of a Hugging Face folder. `licence` overrides what its README says; `sums` remembers the sum of the weights.
+def make_card(folder: str | Path, *, licence: str = "", sums: Sums = NO_SUMS) -> dict[str, Any]:
+    """Card of a Hugging Face folder. `licence` overrides the one in its README; `sums` caches the weights' checksum.
 
-    Raises BadInput when the folder has no config or no safetensors, or they do not fit each other; Unsupported when
-    its weights are quantised.
+    Raises BadInput when the folder has no config or no safetensors, or they do not match; Unsupported when its weights
+    are quantised.
     """
     folder = Path(folder)
     config = plain_config(folder)
@@ -56,9 +53,9 @@ def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO
 
 
 def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
-    """Bytes to hold the weights and a KV cache of 2,048 tokens, by dtype: parameters × b + 2 · layers · kv · 2048 · b.
+    """Bytes of the weights and a KV cache of 2,048 tokens, by dtype: parameters × b + 2 · layers · kv · 2048 · b.
 
-    `kv` is key-value heads × head size. Activations and the runtime itself come on top.
+    `kv` is key-value heads × head size. Activations and the runtime are not included.
     """
     heads = first(config, "num_attention_heads", "n_head") or 1
     hidden = first(config, "hidden_size", "n_embd", "d_model") or 0
@@ -68,12 +65,12 @@ def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
 
 
 def methods(config: dict[str, Any]) -> dict[str, str]:
-    """For each method "" when a base with this config.json can carry it, else one sentence why not."""
+    """For each method: "" when it supports a base with this config.json, else the reason in one sentence."""
     return dict.fromkeys(METHODS, why_not(config))
 
 
 def first(config: Mapping[str, Any], *names: str) -> Any:
-    """The first of these keys that is set; None when none is."""
+    """Value of the first of `names` that is set, or None."""
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
@@ -86,7 +83,7 @@ def _dtype(entries: list[identity.TensorEntry]) -> str:
 
 
 def licence_in(folder: Path) -> str:
-    """As the folder's README states it; "" where it does not."""
+    """The licence stated in the folder's README, or ""."""
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.is_file() else ""
     match = LICENCE_LINE.search(text)

@@ -1,4 +1,4 @@
-"""Chat messages to token ids, through the base's own template. Knows tokenizers, not models."""
+"""Chat messages to token ids, with the chat template of the base model."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,31 +10,31 @@ SENTINEL = "\u2063answer\u2063"
 
 
 def render(tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "") -> list[int]:
-    """Token ids of a conversation, with the marker that makes the model answer.
+    """Token ids of a conversation, with the generation prompt.
 
-    `messages` are {"role", "content"}; a `system` text goes before them unless they begin with their own.
-    A tokenizer without a chat template (a base model that was never taught to chat) takes one user turn as it is,
-    with its begin-of-text token; more turns raise Unsupported. A template that refuses raises BadInput.
+    `messages` are {"role", "content"}; `system` is prepended unless they begin with a system message. A tokenizer
+    without a chat template (a model that is not chat-tuned) takes a single user message as plain text, with its
+    begin-of-text token; more messages raise Unsupported. Raises BadInput when the template raises an error.
     """
     return to_ids(tokenizer, *to_text(tokenizer, messages, system))
 
 
 def after_answer(tokenizer: Any, eos_ids: Collection[int], messages: Sequence[dict[str, str]], last: int) -> list[int]:
-    """Ids of what the template writes after the last answer of `messages`, whose last token was `last`: its end mark
-    (unless the answer ended with it), the next user turn and the invitation to answer. `messages` end with that turn;
-    found by rendering with a mark in the answer's place."""
-    marked = [dict(message) for message in messages]
-    marked[-2]["content"] = SENTINEL
-    text, templated = to_text(tokenizer, marked)
+    """Ids that the template adds after the last response in `messages`: its end token (unless `last`, the last token of
+    the response, is that), the next user message (the last of `messages`) and the generation prompt. Computed by
+    rendering with a sentinel in place of the response."""
+    replaced = [dict(message) for message in messages]
+    replaced[-2]["content"] = SENTINEL
+    text, templated = to_text(tokenizer, replaced)
     ids = to_ids(tokenizer, text.split(SENTINEL)[-1], templated)
     return ids[1:] if ids and ids[0] == last and last in eos_ids else ids
 
 
 def to_text(tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "") -> tuple[str, bool]:
-    """The first half of `render`: the conversation as one text, and whether a chat template wrote it."""
+    """The first half of `render`: the conversation as text, and whether a chat template produced it."""
     messages = _checked(messages, system)
     if not getattr(tokenizer, "chat_template", None):
-        return _only_turn(messages), False
+        return _single_message(messages), False
     from jinja2 import TemplateError
 
     try:
@@ -45,11 +45,11 @@ def to_text(tokenizer: Any, messages: Sequence[dict[str, str]], system: str = ""
 
 
 def to_ids(tokenizer: Any, text: str, templated: bool) -> list[int]:
-    """The second half of `render`. A template writes the special tokens itself."""
+    """The second half of `render`. A template already adds the special tokens."""
     return [int(i) for i in tokenizer(text, **({"add_special_tokens": False} if templated else {}))["input_ids"]]
 
 
-def _only_turn(messages: list[dict[str, str]]) -> str:
+def _single_message(messages: list[dict[str, str]]) -> str:
     turns = [m for m in messages if m["content"]]
     if len(turns) != 1:
         raise Unsupported(

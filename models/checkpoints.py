@@ -1,7 +1,7 @@
-"""Draft checkpoints on disk: what is in the folder, how it is written whole or not at all, how it is read back.
+"""Read and write draft checkpoints atomically.
 
 A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft's shape, `base_sha256`, `training`, and
-`base_path` where the library wrote it: a folder, relative to this one or absolute), `README.md` (a model card) and
+`base_path` when written by the library: a folder, relative to this one or absolute), `README.md` (a model card) and
 `SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import.
 """
 
@@ -23,11 +23,9 @@ from speculoos.private import apply_umask
 from speculoos.sums import CHECKSUM_FILE, ChecksumCache, checksums_text
 
 FORMAT = 1
-OWN_KEYS = (
-    *("speculoos_method", "speculoos_format", "base", "base_path", "base_sha256"),
-    *("training", "drafting", "tuning"),
-)
-"""Keys of config.json that say nothing about the network."""
+OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_path", "base_sha256")
+OWN_KEYS += ("training", "drafting", "tuning")
+"""Keys of config.json that do not describe the network."""
 KINDS = {"speculoos_method": str, "speculoos_format": int, "training": dict, "drafting": dict, "tuning": dict}
 KINDS |= {"base_path": str}
 WORDS = {str: "text", int: "number", dict: "table"}
@@ -37,12 +35,12 @@ log = logging.getLogger(__name__)
 
 
 def draft_class(method: str) -> Any:
-    """The draft network's class for a method name. Raises Unsupported for an unknown one."""
+    """Class of the draft network of a method. Raises Unsupported for an unknown method."""
     return find_method(method).load("network")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The checkpoint's config.json. Raises NotFound or BadInput in one sentence."""
+    """The checkpoint's config.json. Raises NotFound, BadInput or Unsupported."""
     path = Path(folder) / CONFIG
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -54,7 +52,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path} names no speculoos_method, so it is not a draft made by Speculoos.")
     for key, kind in KINDS.items():
         if not isinstance(data.get(key, kind()), kind):
-            raise BadInput(f"{path}: {key} is no {WORDS[kind]}; download or train the checkpoint again.")
+            raise BadInput(f"{path}: {key} is not a {WORDS[kind]}; download or train the checkpoint again.")
     if data.get("speculoos_format", FORMAT) > FORMAT:
         raise Unsupported(f"{path} was written by a newer Speculoos (format {data['speculoos_format']}); update.")
     return data
@@ -63,12 +61,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def save_draft(
     folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "", tensors: dict[str, Any] | None = None
 ) -> Path:
-    """Write `draft` to `folder` (replaced if there) and return it. The folder appears whole or not at all.
+    """Write `draft` to `folder` atomically, replacing an existing one, and return the folder.
 
-    `info` goes to config.json's `training` and to the card; known keys are `base` (name), `base_sha256`, `dataset`,
-    `settings`, `figures`, `notes`, `source` (of a draft from elsewhere), `base_path`, `drafting` and `tuning`. `dtype`
-    ("bfloat16") casts the weights; default as they are. `tensors`: weights to write instead of those that `draft` holds
-    now.
+    `info` goes to config.json and the card; known keys are `base` (name), `base_sha256`, `dataset`, `settings`,
+    `figures`, `notes`, `source` (of an imported draft), `base_path`, `drafting` and `tuning`. `dtype` ("bfloat16")
+    casts the weights; default: unchanged. `tensors`: weights to write instead of the current ones of `draft`.
     """
     folder = Path(folder)
     with new_folder(folder, replace=True) as building:
@@ -79,8 +76,8 @@ def save_draft(
 def write_draft(
     folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "", tensors: dict[str, Any] | None = None
 ) -> None:
-    """Write the files that `save_draft` writes into a folder that is there, one by one; its other files stay.
-    SHA256SUMS comes last, so that a checkpoint which was only half replaced is found to be damaged."""
+    """Write the files of `save_draft` into an existing folder, one by one; its other files stay. SHA256SUMS is written
+    last, so that a partly replaced checkpoint is detected as damaged."""
     folder = Path(folder)
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as name:
         _write_files(Path(name), draft, info, dtype, tensors)
@@ -95,48 +92,48 @@ def load_draft(
 ) -> Any:
     """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode.
 
-    Its files are compared with SHA256SUMS, and the weights with `sha256` (its row's), sums that `sums` remembers.
-    `base_sha256` (or `base.sha256`) is compared with the one in the checkpoint; a difference is logged and kept in
-    `draft.notices`. Raises Damaged, or Unsupported where sizes or the vocabulary do not fit the base.
+    Verifies the files against SHA256SUMS and the weights against `sha256` (from the database); `sums` caches checksums.
+    If `base_sha256` (or `base.sha256`) differs from the one in the checkpoint, a warning is logged and stored in
+    `draft.notices`. Raises Damaged, or Unsupported when sizes or the vocabulary do not match the base.
     """
     folder, config = Path(folder), read_config(folder)
     verify_sums(folder, sha256, sums)
-    draft = _filled(folder, config, base).eval().requires_grad_(False)
+    draft = _load_module(folder, config, base).eval().requires_grad_(False)
     draft.drafting = config.get("drafting", {})
     draft.notices = base_notices(config, base_sha256 or getattr(base, "sha256", "") or "")
     return draft
 
 
 def is_checkpoint(folder: str | Path) -> bool:
-    """Whether `folder` holds a draft of ours rather than another model. Raises BadInput for a broken config.json."""
+    """Whether `folder` holds a Speculoos draft rather than another model. Raises BadInput for a broken config.json."""
     return bool(read_json(Path(folder) / CONFIG).get("speculoos_method"))
 
 
 def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
-    """The draft in `folder` in fp32, to train it further; what a fresh one leaves frozen is frozen. Raises BadInput
-    when it is not a draft of `method`, Unsupported where it does not fit the base."""
+    """The draft in `folder` in fp32, to continue training; the same parameters are frozen as in a new draft. Raises
+    BadInput when it is not a draft of `method`, Unsupported when it does not match the base."""
     config = read_config(folder)
     if (kind := config["speculoos_method"]) != method:
         raise BadInput(f"draft_path: {folder} holds a draft of the method {kind}, not {method}; train it as {kind}.")
     verify_sums(folder)
-    return _filled(Path(folder), config, base, full=True)
+    return _load_module(Path(folder), config, base, full=True)
 
 
 def amend(folder: str | Path, **changes: Any) -> None:
-    """Change keys of the checkpoint's config.json, such as `drafting` (options of `decoding.drafters.make_drafter`
-    where none are given) and `tuning` (how these were found). The folder is replaced whole, its card and sums
-    renewed."""
+    """Change keys of the checkpoint's config.json, such as `drafting` (default options of
+    `decoding.drafters.make_drafter`) and `tuning` (how these were measured). The folder is replaced atomically, with a
+    new card and checksums."""
     folder = Path(folder)
     with new_folder(folder, replace=True) as building:
         shutil.copytree(folder, building, dirs_exist_ok=True)
         _write_texts(building, {**read_config(folder), **changes})
 
 
-def verify_sums(folder: str | Path, sha256: str = "", sums: ChecksumCache | None = None) -> None:
-    """Check SHA256SUMS, where there is one, and the weights against `sha256`, where one is given. Raises Damaged
-    naming the first file that differs or is missing."""
-    folder, sums = Path(folder), sums or ChecksumCache()
-    folder_sums.verify_checksums(folder, MEND, sums)
+def verify_sums(folder: str | Path, sha256: str = "", sums: Sums | None = None) -> None:
+    """Check the files against SHA256SUMS, if present, and the weights against `sha256`, if given. Raises Damaged naming
+    the first file that differs or is missing."""
+    folder, sums = Path(folder), sums or Sums()
+    folder_sums.check(folder, MEND, sums)
     try:
         same = not sha256 or sums.of_file(folder / WEIGHTS) == sha256
     except OSError as error:
@@ -166,7 +163,7 @@ def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, ten
 
 
 def _write_texts(folder: Path, config: dict[str, Any]) -> None:
-    """config.json, and what follows from it and the weights: card and sums."""
+    """Write config.json, the model card and SHA256SUMS."""
     from safetensors import safe_open
 
     with safe_open(folder / WEIGHTS, "pt") as stored:
@@ -178,7 +175,7 @@ def _write_texts(folder: Path, config: dict[str, Any]) -> None:
 
 
 def own_tensors(draft: Any) -> dict[str, Any]:
-    """What of a draft is stored: its own tensors by name, not what it borrows from the base."""
+    """The tensors of a draft to store, by name, without those of the base."""
     return draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
 
 
@@ -206,8 +203,8 @@ def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:
             )
 
 
-def _filled(folder: Path, config: dict[str, Any], base: Any, full: bool = False) -> Any:
-    """The module that `config` describes with the weights of `folder`, in the base's dtype or, if `full`, in fp32."""
+def _load_module(folder: Path, config: dict[str, Any], base: Any, full: bool = False) -> Any:
+    """The module described by `config` with the weights of `folder`, in the base's dtype or, if `full`, in fp32."""
     _check_fit(folder, config, base)
     draft = draft_class(config["speculoos_method"]).from_json(config, base)
     draft = draft.float() if full else draft
@@ -227,18 +224,18 @@ def _load_weights(path: Path, draft: Any) -> None:
     wrong = [name for name in expected if name not in tensors or tensors[name].shape != expected[name].shape]
     wrong += [name for name in tensors if name not in expected]
     if wrong:
-        raise Unsupported(f"{path} does not hold the weights its config describes (first wrong tensor: {wrong[0]}).")
+        raise Unsupported(f"{path} does not hold the weights described by its config (first wrong tensor: {wrong[0]}).")
     draft.load_state_dict(tensors, strict=False)
 
 
 def base_notices(config: dict[str, Any], base_sha256: str) -> list[str]:
-    """What there is to say where the base in use has other weights than the one the draft was trained on; logged."""
+    """A warning, also logged, when the base in use has other weights than the base the draft was trained on."""
     trained_on = config.get("base_sha256", "")
     if not base_sha256 or not trained_on or base_sha256 == trained_on:
         return []
     notice = (
         f"This draft was trained on a base with weights {trained_on[:12]}…, the one in use has {base_sha256[:12]}…: "
-        "output stays the base's own, but fewer draft tokens may be accepted."
+        "the output stays that of the base, but fewer draft tokens may be accepted."
     )
     log.warning(notice)
     return [notice]

@@ -1,7 +1,4 @@
-"""GGUF files into Hugging Face folders: de-quantised once, saved as safetensors.
-
-Knows transformers' GGUF loader and what it leaves behind. Imports torch and transformers when called.
-"""
+"""Convert GGUF files to Hugging Face folders: de-quantised, saved as safetensors. No torch at import."""
 
 import contextlib
 import io
@@ -17,18 +14,18 @@ FLOAT32_UP_TO = 2_000_000_000
 def convert_gguf(file: str | Path, folder: str | Path) -> dict[str, str]:
     """De-quantise `file` into `folder` (which must exist): weights, config, generation config, tokenizer.
 
-    Weights are float32, or bfloat16 above two billion parameters. Returns the file's own `general.*` words
-    (name, license, …). Raises BadInput for a damaged file, Unsupported for an architecture without a loader.
+    Weights are float32, or bfloat16 above two billion parameters. Returns the file's `general.*` metadata (name,
+    license, …). Raises BadInput for a damaged file, Unsupported for an architecture without a loader.
     """
     file, folder = Path(file).resolve(), Path(folder)
-    words = gguf_words(file)
+    metadata = gguf_words(file)
     model, tokenizer = _load(file, _dtype(file))
     _save(model, tokenizer, folder)
-    return words
+    return metadata
 
 
 def gguf_words(file: str | Path) -> dict[str, str]:
-    """The text fields under `general.` of a GGUF file, without that prefix. Raises BadInput if it is not one."""
+    """The text metadata under `general.` of a GGUF file, without that prefix. Raises BadInput for an invalid file."""
     import gguf
 
     check_magic(Path(file))
@@ -41,7 +38,7 @@ def gguf_words(file: str | Path) -> dict[str, str]:
 
 
 def check_magic(file: Path) -> None:
-    """Raise BadInput unless the file begins like a GGUF file."""
+    """Raise BadInput unless the file has the GGUF magic number."""
     try:
         with open(file, "rb") as handle:
             head = handle.read(4)
@@ -62,17 +59,17 @@ def _dtype(file: Path) -> Any:
 def _load(file: Path, dtype: Any) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # three progress bars that no flag turns off
-            return AutoModelForCausalLM.from_pretrained(dtype=dtype, **where), AutoTokenizer.from_pretrained(**where)
+        with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars that no option turns off
+            return AutoModelForCausalLM.from_pretrained(dtype=dtype, **source), AutoTokenizer.from_pretrained(**source)
     except (ValueError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise Unsupported(f"{file.name}: this GGUF file cannot be converted ({reason}).") from None
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """save_pretrained refuses a model that remembers its quantisation, so a plain one takes over its tensors."""
+    """save_pretrained rejects a model with a quantisation config, so its tensors move to a new model without one."""
     import torch
 
     plain = model.config.to_dict()

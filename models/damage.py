@@ -1,22 +1,22 @@
-"""Is a base, or a data set, still what it was? Files are compared with the sums and counts that were kept. No torch."""
+"""Integrity checks of bases and data sets against stored checksums and row counts. No torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from models import identity
 from speculoos.errors import Damaged, SpeculoosError
 from speculoos.sums import ChecksumCache, file_sha256, find_changed_files
 
-REMAKE = "Make the data set again, or put its files back from a copy; `speculoos verify` checks all."
-MEND = "Put the original files back, or bring the model here again under another name; `speculoos verify` checks all."
-NO_SUMS = ChecksumCache()
+REMAKE = "Make the data set again, or restore its files from a copy; `speculoos verify` checks all."
+MEND = "Restore the original files, or add the model again under another name; `speculoos verify` checks all."
+NO_SUMS = Sums()
 
 
 @dataclass(frozen=True)
 class Known:
-    """Sums of a base when it was brought here; empty ones are not compared."""
+    """Checksums of a base when it was added; empty ones are not compared."""
 
     weights_sha256: str = ""
     tokenizer_sha256: str = ""
@@ -24,55 +24,53 @@ class Known:
     """(name, sha256) of the files besides the weights, from the card."""
 
     @classmethod
-    def of(cls, weights_sha256: str, tokenizer_sha256: str = "", card: Mapping[str, Any] | None = None) -> "Known":
-        """From the columns of a base's row; cards of earlier versions name no files."""
+    def of(cls, weights_sha256: str, tokenizer_sha256: str = "", card: Mapping[str, Any] | None = None) -> Self:
+        """From the columns of a base's row; cards of earlier versions list no files."""
         return cls(weights_sha256, tokenizer_sha256, tuple(sorted(((card or {}).get("files") or {}).items())))
 
 
-def base_damage(folder: str | Path, known: Known, sums: ChecksumCache = NO_SUMS) -> dict[str, str]:
-    """{file, or part: what is wrong with it}; empty when all is as it was."""
+def base_damage(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> dict[str, str]:
+    """{file or part: problem}; empty when nothing changed."""
     folder = Path(folder)
     if not folder.is_dir():
-        return {str(folder): "is gone"}
-    damage = _files(folder, dict(known.files))
-    if not damage and known.tokenizer_sha256:
-        damage = _part("tokenizer", known.tokenizer_sha256, lambda: identity.tokenizer_sha256(folder))
+        return {str(folder): "is missing"}
+    problems = _files(folder, dict(known.files))
+    if not problems and known.tokenizer_sha256:
+        problems = _part("tokenizer", known.tokenizer_sha256, lambda: identity.tokenizer_sha256(folder))
     if known.weights_sha256:
-        damage |= _part("weights", known.weights_sha256, lambda: weights_sum(folder, sums))
-    return damage
+        problems |= _part("weights", known.weights_sha256, lambda: weights_sum(folder, sums))
+    return problems
 
 
-def check_base(folder: str | Path, known: Known, sums: ChecksumCache = NO_SUMS) -> None:
-    """Raise Damaged, naming the first part of the base that is not as it was."""
-    for name, wrong in base_damage(folder, known, sums).items():
-        raise Damaged(f"{folder}: {name} {wrong}.", MEND)
+def check_base(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> None:
+    """Raise Damaged naming the first part of the base that changed."""
+    for name, problem in base_damage(folder, known, sums).items():
+        raise Damaged(f"{folder}: {name} {problem}.", MEND)
 
 
-def dataset_damage(folder: str | Path, sums: ChecksumCache = NO_SUMS, rows: int | None = None) -> dict[str, str]:
-    """{file: what is wrong with it} of a data set, by the sums of its shards and the rows its dataset.json counts (a
-    set that was stopped has none: then `rows`).
-
-    Sets of earlier versions have no sums: their rows are counted all the same.
+def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS, rows: int | None = None) -> dict[str, str]:
+    """{file: problem} of a data set, by the checksums of its shards and the row count in dataset.json, or `rows` when
+    dataset.json has none (stopped jobs). Data sets of earlier versions have no checksums; their rows are still counted.
     """
     folder = Path(folder)
-    damage = find_changed_files(folder, sums)
+    problems = differing(folder, sums)
     try:
         summary = identity.read_json(folder / "dataset.json")
     except SpeculoosError as error:
-        return {**damage, "dataset.json": f"cannot be read ({str(error).rstrip('.')})"}
+        return {**problems, "dataset.json": f"cannot be read ({str(error).rstrip('.')})"}
     shards, expected = sorted(folder.glob("shard-*.jsonl")), summary.get("rows", rows)
-    if damage or not shards or type(expected) is not int:
-        return damage
+    if problems or not shards or type(expected) is not int:
+        return problems
     count = int(sums.remembered(f"rows:{folder.absolute()}", shards, lambda: str(sum(map(_rows, shards)))))
     if count < expected or (count > expected and summary.get("complete", True)):
-        damage["dataset.json"] = f"counts {expected} rows, the shards hold {count}"
-    return damage
+        problems["dataset.json"] = f"counts {expected} rows, the shards hold {count}"
+    return problems
 
 
 def check_dataset(folder: str | Path) -> None:
-    """Raise Damaged, naming the first file of the data set that is not as it was written."""
-    for name, wrong in dataset_damage(folder).items():
-        raise Damaged(f"{Path(folder) / name} {wrong}.", REMAKE)
+    """Raise Damaged naming the first file of the data set that changed."""
+    for name, problem in dataset_damage(folder).items():
+        raise Damaged(f"{Path(folder) / name} {problem}.", REMAKE)
 
 
 def _rows(shard: Path) -> int:
@@ -80,8 +78,8 @@ def _rows(shard: Path) -> int:
         return sum(1 for line in handle if line.strip())
 
 
-def weights_sum(folder: Path, sums: ChecksumCache) -> str:
-    """`identity.weights_sha256`, remembered. Raises BadInput for files that are damaged beyond reading."""
+def weights_sum(folder: Path, sums: Sums) -> str:
+    """Cached `identity.weights_sha256`. Raises BadInput for files that cannot be read."""
     files = identity.weight_files(folder)
     return sums.remembered(f"weights:{folder.absolute()}", files, lambda: identity.weights_sha256(folder))
 
@@ -89,25 +87,25 @@ def weights_sum(folder: Path, sums: ChecksumCache) -> str:
 def _files(folder: Path, known: dict[str, str]) -> dict[str, str]:
     if not known:
         return {}
-    now = {path.name: path for path in identity.read_files(folder)}
-    damage = {name: "is missing" for name in known if name not in now}
-    for name, path in now.items():
+    current = {path.name: path for path in identity.read_files(folder)}
+    problems = {name: "is missing" for name in known if name not in current}
+    for name, path in current.items():
         if name not in known:
-            damage[name] = "was not there when the model came"
-        elif wrong := _changed(path, known[name]):
-            damage[name] = wrong
-    return damage
+            problems[name] = "was not there when the model was added"
+        elif problem := _changed(path, known[name]):
+            problems[name] = problem
+    return problems
 
 
 def _changed(path: Path, digest: str) -> str:
     try:
-        return "" if file_sha256(path) == digest else "was changed after the model came here, or is damaged"
+        return "" if file_sha256(path) == digest else "was changed after the model was added, or is damaged"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 
 
-def _part(part: str, digest: str, take: Callable[[], str]) -> dict[str, str]:
+def _part(part: str, digest: str, compute: Callable[[], str]) -> dict[str, str]:
     try:
-        return {} if take() == digest else {f"the {part}": "changed: another sha256 than when the model came"}
+        return {} if compute() == digest else {f"the {part}": "changed: its sha256 differs from the added model's"}
     except (SpeculoosError, OSError) as error:
         return {f"the {part}": f"cannot be read ({str(error).rstrip('.')})"}

@@ -1,4 +1,4 @@
-"""A data set as one JSONL file in the two forms other projects read: all its shards, in order. No torch."""
+"""Export a data set as JSONL in the formats `messages` and `conversations` (ShareGPT). No torch."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,17 +11,17 @@ from speculoos.errors import BadInput, NotFound
 from speculoos.files import new_path, portable_name
 
 KEPT = ("category", "finish", "tools")
-"""Fields of a row that mean the same to every base; token ids and masks belong to one base and stay here."""
+"""Exported fields of a row; token ids and masks are not, since they are specific to one base."""
 SHAREGPT = {"user": "human", "assistant": "gpt"}
 CHUNK = 1 << 18
 
 
 def export_lines(folder: str | Path, form: str = "messages") -> Iterator[bytes]:
-    """Every row of the data set in `folder` as a line of JSON: `messages` has {role, content} turns, `conversations`
-    {from, value} turns. The reference answers of prompts follow their questions.
+    """Each row of the data set in `folder` as a line of JSON: `messages` has {role, content} turns, `conversations`
+    {from, value} turns. Reference answers follow the user messages they belong to.
 
-    Raises BadInput for another form, NotFound for a folder without rows, and Damaged where its sums do not hold, all
-    before the first line; BadInput for a line that is no JSON.
+    Raises BadInput for another form, NotFound for a folder without rows and Damaged for wrong checksums, all before the
+    first line; BadInput for a line that is not JSON.
     """
     write = find_form(form)
     shards = sorted(Path(folder).glob("shard-*.jsonl"))
@@ -32,14 +32,14 @@ def export_lines(folder: str | Path, form: str = "messages") -> Iterator[bytes]:
 
 
 def find_form(form: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What makes the record of a row. Raises BadInput for an unknown form."""
+    """The function that converts a row. Raises BadInput for an unknown form."""
     if form not in FORMS:
-        raise BadInput(f"There is no format {form!r} of a data set; choose {' or '.join(FORMS)}.")
+        raise BadInput(f"Unknown data set format {form!r}; choose {' or '.join(FORMS)}.")
     return FORMS[form]
 
 
 def export_file(folder: str | Path, target: Path, form: str = "messages") -> int:
-    """Write `export_lines` to `target`, whole or not at all; returns the number of rows. Raises as that does."""
+    """Write `export_lines` to `target` atomically; returns the number of rows. Raises the same errors."""
     lines, rows = export_lines(folder, form), 0
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_path(target) as temporary, open(temporary, "wb") as handle:
@@ -50,8 +50,8 @@ def export_file(folder: str | Path, target: Path, form: str = "messages") -> int
 
 
 def export_shards(folder: str | Path, target: Path, rows: int, form: str = "messages") -> list[Path]:
-    """Write `export_lines` to files of `rows` rows each in the folder `target`, which holds no JSONL file yet. Raises
-    as that does, and BadInput where there are such files: an older, longer division would be mixed with this one."""
+    """Write `export_lines` to files of `rows` rows each in the folder `target`. Raises the same errors, and BadInput
+    when `target` has JSONL files already, which would be mixed with the new ones."""
     lines = export_lines(folder, form)
     if next(target.glob("*.jsonl"), None):
         raise BadInput(f"{target}: this folder has .jsonl files already; name an empty or a new one.")
@@ -65,12 +65,12 @@ def export_shards(folder: str | Path, target: Path, rows: int, form: str = "mess
 
 
 def file_name(name: str) -> str:
-    """A file name every system takes, such as `answers.jsonl`."""
-    return (portable_name(name) or "data") + ".jsonl"
+    """A file name that is valid on every system, such as `answers.jsonl`."""
+    return (plain_name(name) or "data") + ".jsonl"
 
 
 def chunks(lines: Iterator[bytes], size: int = CHUNK) -> Iterator[bytes]:
-    """Lines joined to pieces of about `size` bytes, for a response."""
+    """Lines joined to chunks of about `size` bytes, for an HTTP response."""
     pending, count = [], 0
     for line in lines:
         pending.append(line)
@@ -97,8 +97,8 @@ def _parsed(shard: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _messages(row: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: row[key] for key in KEPT if row.get(key)}
-    return {"id": row["id"], "messages": list(_with_references(row))} | kept
+    fields = {key: row[key] for key in KEPT if row.get(key)}
+    return {"id": row["id"], "messages": list(_with_references(row))} | fields
 
 
 def _with_references(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The model card (README.md) that lies in every draft checkpoint. Knows text only."""
+"""The model card (README.md) of draft checkpoints."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from speculoos.markdown import (
 
 
 def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
-    """Markdown: what the draft is, which base and data it comes from, its settings and figures, how to load it."""
+    """The card as Markdown: base, data, settings and figures of the draft, and how to load it."""
     method, base = config["speculoos_method"], config.get("base") or "unknown"
     training = config.get("training", {})
     copy = f" (a quantised copy of {code_span(HUB_ID)})" if config.get("base_sha256") == WEIGHTS_SHA256 else ""
@@ -29,16 +29,16 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             f"Base model: {code_span(base)}{copy}, "
             f"sha256 of its weights {code_span(config.get('base_sha256') or 'not recorded')}. "
             "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
-            "The draft only proposes; every token is checked by the base, whose greedy output it does not change.\n",
-            *markdown_section("Source", training.get("source")),
-            *markdown_section("Data", training.get("dataset")),
-            *markdown_section("Settings", training.get("settings")),
-            *markdown_section("Figures", training.get("figures")),
-            *markdown_section("Drafting", _drafting(config)),
-            *(["## Notes\n", block_quotation(training["notes"]) + "\n"] if training.get("notes") else []),
+            "The base verifies every draft token, so its greedy output does not change.\n",
+            *section("Source", training.get("source")),
+            *section("Data", training.get("dataset")),
+            *section("Settings", training.get("settings")),
+            *section("Figures", training.get("figures")),
+            *section("Drafting", _drafting(config)),
+            *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## How to load\n",
-            "Where Speculoos is installed; what is downloaded for a server says itself how it is served.\n",
-            fenced_code_block(_loading(config, base), "python"),
+            "With Speculoos installed (exports for inference servers have their own instructions):\n",
+            block(_loading(config, base), "python"),
             "Check the files with `sha256sum -c SHA256SUMS`.\n",
         ]
     )
@@ -54,11 +54,11 @@ def _loading(config: dict[str, Any], base: str) -> str:
 
 
 def _drafting(config: dict[str, Any]) -> dict[str, Any]:
-    """How the workbench drafts with it unless told otherwise, and what was expected of that where it was tuned."""
+    """Default drafting options, and the expected figures if they were tuned."""
     if not config.get("drafting"):
         return {}
     tuning = dict(config.get("tuning", {}))
     if sizes := tuning.get("sizes"):
         each = (f"{s['nodes']}: τ {s['expected_tau']:.2f}, {s['speedup']:.2f} ×" for s in sizes)
-        tuning["sizes"] = "nodes, expected τ and times plain: " + "; ".join(each)
+        tuning["sizes"] = "nodes, expected τ and speedup: " + "; ".join(each)
     return {"options": json.dumps(config["drafting"])} | tuning

@@ -1,10 +1,10 @@
-"""EAGLE-1 draft: one decoder layer that continues the base's final hidden states (Li et al. 2024, EAGLE).
+"""EAGLE-1 draft: one decoder layer that predicts the base's next final hidden states (Li et al. 2024, EAGLE).
 
-Offsets: at place t the draft reads feature f[t] (the input of the base's lm_head) and token t+1, and gives g[t] ≈
-f[t+1], whose logits under the base's own lm_head predict token t+2. Drafting on, g[t] stands for f[t+1] and meets the
-drafted token t+2 at place t+1.
-Embeddings and lm_head are the base's, frozen and not stored; a draft published with embeddings of its own keeps them,
-frozen too. `fc` of a draft trained here has no bias (servers disagree about one).
+Offsets: at position t the draft reads feature f[t] (the input of the base's lm_head) and token t+1, and outputs g[t] ≈
+f[t+1], whose logits under the base's lm_head predict token t+2. In the next step g[t] replaces f[t+1], with draft token
+t+2 at position t+1.
+Embeddings and lm_head are the base's, frozen and not stored; an imported draft may have its own embeddings, also
+frozen. `fc` has no bias unless imported, because inference servers handle it differently.
 """
 
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from models.draft_layers import Attention, Causal, LayerShape, Memory, SwiGLU, i
 
 @dataclass(frozen=True)
 class EagleConfig(LayerShape):
-    """Layer sizes, ModelOpt's options, and what only drafts from elsewhere have."""
+    """Layer sizes, ModelOpt's options, and options of imported drafts."""
 
     vocab_size: int = 0
     eagle_num_layers: int = 1
@@ -29,7 +29,7 @@ class EagleConfig(LayerShape):
 
 
 class EagleLayer(nn.Module):
-    """A Llama decoder layer, its input norm optional."""
+    """A Llama decoder layer with an optional input norm."""
 
     def __init__(self, shape: LayerShape, input_norm: bool):
         super().__init__()
@@ -45,20 +45,20 @@ class EagleLayer(nn.Module):
 
 
 class BorrowedParts(nn.Module):
-    """Embeddings and head of the base, used but neither owned nor stored by a draft.
+    """Embeddings and LM head of the base, used but not stored by a draft.
 
-    Every draft sets its `config`, and `embed_tokens`: None, or a table [V, H] of its own (`own_table`).
+    Subclasses set `config`, and `embed_tokens`: None, or the draft's own embeddings [V, H] (`own_table`).
     """
 
     embed_tokens: nn.Embedding | None
 
     runner: Any = None
-    """What drafts with this draft's weights, once it has taken them over (`decoding.eagle_runner.packed_runner`)."""
+    """The runner that owns this draft's packed weights, once created (`decoding.eagle_runner.packed_runner`)."""
 
     def _at(self, base: Any) -> Self:
-        """This draft over `base`, in its dtype and on its device."""
-        self._base = (base,)  # in a tuple: not a submodule; its head is looked up late, since it may be packed by then
-        return self.to(device=base.device, dtype=base.dtype)  # a packed head's own weight is on no device
+        """Attach to `base`, in its dtype and on its device."""
+        self._base = (base,)  # in a tuple: not a submodule; the head is looked up at each use, it may be packed later
+        return self.to(device=base.device, dtype=base.dtype)  # not the head's: a packed weight is a meta tensor
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self.config)
@@ -73,18 +73,18 @@ class BorrowedParts(nn.Module):
 
 
 def own_table(config: Any) -> nn.Embedding | None:
-    """Frozen embeddings [V, H] for a draft that brings some."""
+    """Frozen embeddings [V, H] of a draft that has its own, else None."""
     if not config.own_embeddings:
         return None
     return nn.Embedding(config.vocab_size, config.hidden_size).requires_grad_(False)
 
 
 class EagleDraft(BorrowedParts):
-    """The EAGLE-1 network. `forward` gives features; `logits` turns features into scores of tokens."""
+    """The EAGLE-1 network. `forward` returns features; `logits` turns features into logits."""
 
     method: ClassVar[str] = "eagle"
     layers_wanted: ClassVar[tuple[int, ...]] = ()
-    """Base layers whose outputs `fuse` takes; none: the final hidden state is enough."""
+    """Base layers whose outputs `fuse` takes; none, since it uses the final hidden state."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()
@@ -99,7 +99,7 @@ class EagleDraft(BorrowedParts):
 
     @classmethod
     def from_base(cls, base: Any, **options: Any) -> "EagleDraft":
-        """A fresh draft with the base's layer sizes; `options` are fields of EagleConfig."""
+        """A new draft with the base's layer sizes; `options` are fields of EagleConfig."""
         draft = cls(EagleConfig(**{**asdict(shape_of(base)), "vocab_size": base.vocab_size, **options}))
         init_weights(draft)
         return draft._at(base)
@@ -120,9 +120,9 @@ class EagleDraft(BorrowedParts):
         positions: Tensor,
         memory: Memory | None = None,
     ) -> Tensor:
-        """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
+        """features [B, n, H] at positions t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
 
-        `memory`: what attention looks at besides these places; none for whole rows.
+        `memory`: attention memory; default: causal over these positions.
         """
         x = self.fc(torch.cat([self.embed(token_ids).to(features.dtype), features], -1))
         memory = memory or Causal()
@@ -131,16 +131,16 @@ class EagleDraft(BorrowedParts):
         return self.norm(x)
 
     def logits(self, features: Tensor) -> Tensor:
-        """[…, H] → [..., V], as the base makes its own of hidden states."""
+        """[..., H] → [..., V], with the base's LM head and logit rule."""
         base = self._base[0]
         if base.lm_head.weight.dtype == features.dtype:
-            return base.logits(features)  # packed heads hold no weight to multiply with
+            return base.logits(features)  # also works with a packed head, which has no plain weight
         return base.head.to(features.dtype)(features)
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Ids of `logits`' columns as token ids of the base: the same."""
+        """Columns of `logits` to token ids of the base: identical."""
         return ids
 
     def to_draft(self, ids: Tensor) -> Tensor:
-        """Token ids of the base as columns of `logits`: the same."""
+        """Token ids of the base to columns of `logits`: identical."""
         return ids

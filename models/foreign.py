@@ -1,8 +1,7 @@
-"""Files of a model folder that somebody else wrote: what of them may reach transformers.
+"""Sanitise untrusted model folders before transformers loads them.
 
-Its configs hold keys that fetch code, name other files or choose kernels; those are dropped at any depth. What is left
-is shown to transformers in a folder of our own, with links to the weights that were hashed, so that no file counts
-which was not looked at. No torch.
+Config keys that fetch code, name other files or choose kernels are dropped at any depth. transformers loads a temporary
+folder with the remaining configs and links to the hashed weights, so it reads no unchecked file. No torch.
 """
 
 import json
@@ -29,7 +28,7 @@ DROPPED = frozenset(
         *("base_model_tp_plan", "base_model_pp_plan", "tp_plan", "distributed_config"),
     }
 )
-"""Keys that make transformers run or fetch code, read other files, or compute otherwise than it would by itself."""
+"""Keys that make transformers run or fetch code, read other files, or change how it computes."""
 QUANTISED_KEYS = ("quantization_config", "compression_config")
 QUANTISED_TENSORS = (".qweight", ".qzeros", ".weight_packed", ".absmax")
 WIDTHS = (
@@ -37,7 +36,7 @@ WIDTHS = (
     *("moe_intermediate_size", "shared_expert_intermediate_size", "num_attention_heads", "n_head"),
     *("num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
 )
-"""Sizes that are a dimension of some tensor, or smaller than one."""
+"""Sizes that are at most the largest tensor dimension."""
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "sliding_window")
 LONGEST = 1 << 27
@@ -45,10 +44,7 @@ MEMORY_DISK = Path("/dev/shm")
 
 
 def plain_config(folder: str | Path) -> dict[str, Any]:
-    """config.json with what might fetch or run code left out, its sizes checked against the weights.
-
-    Raises BadInput for a file that is no config or does not fit, Unsupported for quantised weights.
-    """
+    """config.json without unsafe keys. Raises BadInput for an invalid config, Unsupported for quantised weights."""
     path = Path(folder) / "config.json"
     config = identity.read_json(path)
     if not config:
@@ -67,31 +63,31 @@ def cleaned(value: Any) -> Any:
 
 
 def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[TensorEntry]) -> None:
-    """Raise BadInput where config.json promises more than the weights hold: transformers would make room for it
-    first. Raises Unsupported where the tensors are those of a quantised model."""
+    """Raise BadInput when config.json has larger sizes than the weights, for which transformers would allocate memory.
+    Raises Unsupported for tensors of a quantised model."""
     path = Path(folder) / "config.json"
     if packed := next((entry for entry in tensors if entry.name.endswith(QUANTISED_TENSORS)), None):
         raise _refusal(path, packed.name)
     widest = max((size for entry in tensors for size in entry.shape), default=0)
     limits = {**dict.fromkeys(WIDTHS, widest), **dict.fromkeys(DEPTHS, len(tensors)), **dict.fromkeys(LENGTHS, LONGEST)}
     for name, value in _numbers(config, "", path):
-        most = limits[name.rpartition(".")[2]]
-        if value > most:
+        limit = limits[name.rpartition(".")[2]]
+        if value > limit:
             raise BadInput(
-                f"{path}: {name} {value} does not fit the weights (at most {most} here); "
+                f"{path}: {name} {value} does not match the weights (at most {limit}); "
                 "restore the config.json that came with them."
             )
 
 
 @contextmanager
 def shown(folder: str | Path, weights: bool = True) -> Iterator[Path]:
-    """A folder for transformers to load from, while the block runs: cleaned configs, links to vocabulary and weights.
+    """A temporary folder for transformers: cleaned configs, links to tokenizer files and weights.
 
     Raises BadInput or Unsupported for a folder that must not be loaded.
     """
     folder = Path(folder).absolute()
-    place = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None  # a full disk must not keep a model from loading
-    with tempfile.TemporaryDirectory(prefix="speculoos-", dir=place) as temporary:
+    parent = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None  # models load even when the disk is full
+    with tempfile.TemporaryDirectory(prefix="speculoos-", dir=parent) as temporary:
         view = Path(temporary)
         _show_configs(folder, view)
         for name in (*identity.TOKENIZER_FILES, *identity.BESIDE):
@@ -114,7 +110,7 @@ def _show_configs(folder: Path, view: Path) -> None:
 
 
 def _show_weights(folder: Path, view: Path) -> None:
-    """The files that identify the model, and an index made from what they hold."""
+    """Links to the weight files, and an index generated from their contents."""
     files = identity.weight_files(folder)
     if len(files) == 1:
         (view / "model.safetensors").symlink_to(files[0])
@@ -130,10 +126,10 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def _check_shape(config: dict[str, Any], path: Path) -> None:
-    """The fields that everything reads have the types that everything expects."""
+    """Check the types of the required fields."""
     kind, names = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str) or not kind:
-        raise BadInput(f"{path}: model_type: expected the name of an architecture; this is no Hugging Face model.")
+        raise BadInput(f"{path}: model_type: expected the name of an architecture; this is not a Hugging Face model.")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise BadInput(f"{path}: architectures: expected a list of names; restore the file.")
     if not isinstance(config.get("text_config") or {}, dict):
@@ -142,10 +138,10 @@ def _check_shape(config: dict[str, Any], path: Path) -> None:
         pass
 
 
-def _numbers(config: dict[str, Any], where: str, path: Path) -> Iterator[tuple[str, int]]:
-    """(dotted name, value) of every size in a config, nested ones included. Raises BadInput for what is no number."""
+def _numbers(config: dict[str, Any], prefix: str, path: Path) -> Iterator[tuple[str, int]]:
+    """(dotted name, value) of every size in a config, including nested ones. Raises BadInput for an invalid number."""
     for key, value in config.items():
-        name = f"{where}{key}"
+        name = f"{prefix}{key}"
         if isinstance(value, dict):
             yield from _numbers(value, f"{name}.", path)
         elif key in (*WIDTHS, *DEPTHS, *LENGTHS) and value is not None:
@@ -158,7 +154,7 @@ def _numbers(config: dict[str, Any], where: str, path: Path) -> Iterator[tuple[s
 
 
 def _quantised(config: dict[str, Any]) -> str:
-    """How the weights are quantised, by the first config that says so; "" when none does."""
+    """Quantisation method in the config, "" if none."""
     for key, value in config.items():
         if key in QUANTISED_KEYS and value:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
@@ -168,8 +164,8 @@ def _quantised(config: dict[str, Any]) -> str:
     return ""
 
 
-def _refusal(path: Path, how: str) -> Unsupported:
+def _refusal(path: Path, method: str) -> Unsupported:
     return Unsupported(
-        f"{path}: its weights are quantised ({how}), which this build does not compute; "
+        f"{path}: its weights are quantised ({method}), which is not supported; "
         "fetch the unquantised model, or a GGUF file of it, which is de-quantised."
     )

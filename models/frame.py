@@ -1,7 +1,6 @@
-"""A base without its layers: embeddings, final norm, head, config and tokenizer, which is all of it that a training
-needs where something else runs the base.
+"""A base without its decoder layers: embeddings, final norm, LM head, config and tokenizer.
 
-Read from the same folder and by the same rules as the base itself; what lies between embeddings and norm is not read.
+Training needs no more when another process computes the hidden states. Loaded from the same folder as the whole base.
 """
 
 import copy
@@ -20,59 +19,53 @@ from speculoos.errors import Unsupported
 from speculoos.sums import ChecksumCache
 
 Ask = Callable[[torch.Tensor, torch.Tensor | None, Sequence[int]], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
-"""(input_ids [B, N], lengths [B] or None, layers) → what `LoadedBase.forward_hidden` gives."""
+"""(input_ids [B, N], lengths [B] or None, layers) → result of `LoadedBase.forward_hidden`."""
 
 
 @dataclass(eq=False)
-class HeadOnlyBase(LoadedBase):
-    """What drafts borrow of a base, and a way to ask for its hidden states. `load_head_only_base` makes one."""
+class Frame(LoadedBase):
+    """The parts of a base that drafts use, and a function for its hidden states. `load_frame` makes one."""
 
-    whole_config: Any = None
-    """Of the base with its layers."""
+    full_config: Any = None
+    """Config of the whole base."""
     ask: Ask | None = None
-    """Who computes hidden states; set by who knows (`training.hidden_states`)."""
+    """Computes hidden states; set by `training.hidden_states`."""
 
     @property
     def config(self) -> Any:
-        return self.whole_config
+        return self.full_config
 
     @property
     def num_layers(self) -> int:
-        return self.whole_config.get_text_config().num_hidden_layers
+        return self.full_config.get_text_config().num_hidden_layers
 
     def forward_hidden(
         self, input_ids: torch.Tensor, layers: Sequence[int] = (), lengths: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """As `LoadedBase.forward_hidden`; zeros where a row has ended."""
+        """As `LoadedBase.forward_hidden`; zeros after the end of a row."""
         if self.ask is None:
-            raise Unsupported(f"{self.path}: the layers of this base are not here, so it cannot be run.")
+            raise Unsupported(f"{self.path}: the layers of this base are not loaded, so it cannot be run.")
         return self.ask(input_ids, lengths, layers)
 
 
-def load_head_only_base(
-    path: str | Path,
-    dtype: str = "float32",
-    device: str = "cpu",
-    known: Known | None = None,
-    sums: ChecksumCache = NO_SUMS,
-) -> HeadOnlyBase:
-    """As `models.base.load_base`, without the layers."""
-    wholes: list[Any] = []
+def load_frame(
+    path: str | Path, dtype: str = "float32", device: str = "cpu", known: Known | None = None, sums: Sums = NO_SUMS
+) -> Frame:
+    """As `models.base.load_base`, without decoder layers."""
+    configs: list[Any] = []
 
     def shallow(config: Any) -> Any:
-        wholes.append(config)
+        configs.append(config)
         return shallow_config(config)
 
     with _quiet():
         base = wrap_model(*load_parts(path, dtype, device, known, sums, shallow), Path(path))
-    return HeadOnlyBase(
-        base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, whole_config=wholes[0]
-    )
+    return Frame(base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, full_config=configs[0])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers tells of every weight that has no place, and of plans without layers; here that is the point."""
+    """Hide the warnings of transformers about unused weights and missing layers, which are intended."""
     log = logging.getLogger("transformers")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -83,7 +76,7 @@ def _quiet() -> Iterator[None]:
 
 
 def shallow_config(config: Any, layers: Sequence[int] = ()) -> Any:
-    """A copy of a config of transformers that describes the same model with some of its layers."""
+    """A copy of a transformers config with only the layers with these indices."""
     shallow = copy.deepcopy(config)
     text = shallow.get_text_config()
     text.num_hidden_layers = len(layers)

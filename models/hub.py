@@ -1,7 +1,6 @@
-"""Models from the Hugging Face hub: which files are wanted, how far the download is, and errors in one sentence.
+"""Download models from the Hugging Face hub: file selection, progress and error messages.
 
-Takes safetensors, configs and tokenizers only, and pickles of weights where there are no safetensors; code is never
-fetched.
+Fetches safetensors, configs and tokenizers only, and pickled weights if there are no safetensors; never code.
 """
 
 import os
@@ -25,9 +24,9 @@ WANTED = re.compile(
 UNWANTED = re.compile(r"(?:adapter_|consolidated|training_args|optimizer|trainer_state).*")
 NO_SAFETENSORS = "has no safetensors weights and no pytorch_model.bin; other formats are not loaded."
 PICKLES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin|medusa_lm_head\.pt")
-"""Weights of drafts in pickles."""
+"""Pickled weights of drafts."""
 BASE_PICKLES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
-"""Weights of bases in pickles: fetched only where a repository has no safetensors, and converted in a limited child."""
+"""Pickled weights of bases: fetched only without safetensors, and converted in a child process with limits."""
 POLL_SECONDS = 0.5
 HEADROOM = 1 << 30
 Files = dict[str, tuple[int, str]]
@@ -37,7 +36,7 @@ Choice = Callable[[Files], Files]
 
 @dataclass(frozen=True)
 class RepositoryListing:
-    """What will be downloaded of one revision."""
+    """The files to download of one revision."""
 
     repo: str
     revision: str
@@ -48,11 +47,11 @@ class RepositoryListing:
         return sum(size for size, _ in self.files.values())
 
     def check_arrived(self, name: str, folder: Path) -> None:
-        """Raise Unavailable where a file is not what the hub said, and remove it."""
+        """Raise Unavailable for a file whose sha256 differs from the hub's, and remove the file."""
         _, sha256 = self.files[name]
         if sha256 and file_sha256(folder / name) != sha256:
             (folder / name).unlink()
-            raise Unavailable(f"{self.repo}: {name} arrived damaged (its sha256 differs); fetch it again.")
+            raise Unavailable(f"{self.repo}: {name} was damaged in transit (its sha256 differs); fetch it again.")
 
 
 def parse_id(location: str) -> tuple[str, str | None]:
@@ -66,8 +65,8 @@ def parse_id(location: str) -> tuple[str, str | None]:
 def download(
     location: str, folder: Path, reporter: Reporter, token: str = "", chosen: Choice | None = None
 ) -> RepositoryListing:
-    """Download a hub model into `folder`, going on with what an earlier call left there. `chosen` says which of its
-    files are wanted, by default those of a base (`choose`).
+    """Download a hub model to `folder`, resuming an earlier download there. `chosen` selects the files; default: those
+    of a base (`choose`).
 
     Raises NotFound, Unavailable (gated, offline, disk full), Unsupported (no safetensors), Cancelled.
     """
@@ -84,7 +83,7 @@ def download(
 
 
 def _remove_others(folder: Path, listing: RepositoryListing) -> None:
-    """Files of an earlier attempt at another revision, and the download's own notes."""
+    """Remove files of other revisions and the download metadata."""
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     for path in folder.iterdir():
         if path.name not in listing.files:
@@ -92,13 +91,12 @@ def _remove_others(folder: Path, listing: RepositoryListing) -> None:
 
 
 def last_part(name: str) -> str:
-    """`name` of `owner/name` or of a path, in lower case: what copies of one model are called alike by."""
+    """`name` of `owner/name` or of a path, in lower case: equal for copies of a model."""
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
 def choose(files: Files) -> Files:
-    """Of all files of a repository, those a base model needs. `model*.safetensors` come before other weights, and
-    pickles last."""
+    """Files of a repository that a base needs: `model*.safetensors` if any, else other safetensors, else pickles."""
     selection = {n: v for n, v in files.items() if WANTED.fullmatch(n) and not UNWANTED.fullmatch(n)}
     weights = [n for n in selection if n.endswith(".safetensors")]
     if any(n.startswith("model") for n in weights):
@@ -107,8 +105,8 @@ def choose(files: Files) -> Files:
 
 
 def choose_draft(files: Files) -> Files:
-    """Of all files of a repository, those a published draft consists of; pickles only where there are no safetensors.
-    They are read in a limited child, without running what is in them."""
+    """Files of a repository that a draft needs; pickles only without safetensors. Pickles are read in a child process
+    with limits, without running code in them."""
     selection = choose(files)
     if any(name.endswith(".safetensors") for name in selection):
         return selection
@@ -119,18 +117,18 @@ def _matching(pattern: re.Pattern[str], files: Files) -> Files:
     return {name: value for name, value in files.items() if pattern.fullmatch(name)}
 
 
-def _listing(repo: str, revision: str | None, token: str, chosen: Choice) -> RepositoryListing:
+def _listing(repo: str, revision: str | None, token: str, select: Choice) -> RepositoryListing:
     from huggingface_hub import HfApi
 
     info = HfApi(token=token or False).model_info(repo, revision=revision, files_metadata=True)
-    every = {s.rfilename: (s.size or 0, s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
-    files = chosen(every)
-    if not any(name.endswith(".safetensors") or PICKLES.fullmatch(name) for name in files):
-        raise Unsupported(_why_none(repo, set(every)))
-    return RepositoryListing(repo, info.sha or revision or "main", files)
+    files = {s.rfilename: (s.size or 0, s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
+    selection = select(files)
+    if not any(name.endswith(".safetensors") or PICKLES.fullmatch(name) for name in selection):
+        raise Unsupported(_no_weights_reason(repo, set(files)))
+    return RepositoryListing(repo, info.sha or revision or "main", selection)
 
 
-def _why_none(repo: str, names: set[str]) -> str:
+def _no_weights_reason(repo: str, names: set[str]) -> str:
     if any(name.startswith("adapter_") for name in names):
         return f"{repo}: is an adapter (LoRA), not a whole model; merge it into its base first."
     if any(name.endswith(".gguf") for name in names):
@@ -151,14 +149,14 @@ def _snapshot(listing: RepositoryListing, folder: Path, token: str) -> None:
 
 
 def in_thread(work: Any, listing: RepositoryListing, folder: Path, reporter: Reporter) -> None:
-    """Run `work` beside a loop that reports bytes on disk and looks for a stop; a stop leaves the part for later."""
-    failed: list[BaseException] = []
+    """Run `work` in a thread, reporting bytes on disk and checking for a stop; a stop keeps the partial download."""
+    errors: list[BaseException] = []
 
     def body() -> None:
         try:
             work()
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
@@ -166,8 +164,8 @@ def in_thread(work: Any, listing: RepositoryListing, folder: Path, reporter: Rep
         thread.join(POLL_SECONDS)
         reporter.progress(min(_bytes_in(folder), listing.size), listing.size, "bytes")
         check_stop(reporter)
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
 
 
 def _bytes_in(folder: Path) -> int:
@@ -187,19 +185,19 @@ def check_space(listing: RepositoryListing, folder: Path) -> None:
     if free < listing.size - _bytes_in(folder) + HEADROOM:
         need = (listing.size + HEADROOM) / 1e9
         raise Unavailable(
-            f"{listing.repo} needs {need:.1f} GB on disk and {free / 1e9:.1f} GB are free; make room first."
+            f"{listing.repo} needs {need:.1f} GB on disk and {free / 1e9:.1f} GB are free; free disk space first."
         )
 
 
 def offline() -> bool:
-    """Whether HF_HUB_OFFLINE keeps this process from asking the hub."""
+    """Whether HF_HUB_OFFLINE is set."""
     from huggingface_hub import is_offline_mode
 
     return is_offline_mode()
 
 
 def guarded(repo: str, work: Any, noun: str = "model") -> Any:
-    """`work()`, with the hub's errors turned into sentences (most special first: they inherit from each other)."""
+    """`work()`, with hub errors converted to SpeculoosErrors (subclasses first, since they inherit from each other)."""
     from huggingface_hub import errors
 
     try:
@@ -215,15 +213,13 @@ def guarded(repo: str, work: Any, noun: str = "model") -> Any:
             f"There is no {noun} {repo!r} on the hub, or it is private and HF_TOKEN may not read it."
         ) from None
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
-        raise Unavailable(
-            f"{repo}: the hub cannot be reached; check the network, or use files that are here."
-        ) from None
+        raise Unavailable(f"{repo}: the hub cannot be reached; check the network, or use local files.") from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "")
         raise Unavailable(f"{repo}: the hub answered with status {status}; try again later.") from None
     except OSError as error:
         raise Unavailable(f"{repo}: could not be downloaded ({error.strerror or type(error).__name__}).") from None
-    except Exception as error:  # transport errors of the hub's HTTP library share no base with the above
+    except Exception as error:  # transport errors of the HTTP library have no common base class with the above
         if "http" not in type(error).__module__:
             raise
         raise Unavailable(f"{repo}: the hub cannot be reached ({type(error).__name__}); check the network.") from None

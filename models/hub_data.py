@@ -1,6 +1,6 @@
-"""Data sets on the Hugging Face hub: which files of one would be fetched, and fetching them one after the other.
+"""Data sets on the Hugging Face hub: list the files to fetch, and fetch them one after the other.
 
-Rows in parquet, JSONL or JSON files only; nothing else of a repository is taken, and nothing of it is run.
+Only parquet, JSONL and JSON files are fetched; no code is run.
 """
 
 import json
@@ -21,24 +21,22 @@ PREFIX = "hub:"
 ADDRESS = re.compile(r"https://[\w.-]+/datasets/([\w.-]+/[\w.-]+)/?")
 PART = re.compile(r"[\w./ -]{1,200}")
 KINDS = ((".parquet",), (".jsonl", ".ndjson"), (".json",))
-"""Endings of files with rows: the first kind that a repository has is taken."""
+"""Suffixes of data files; the first group that a repository has is used."""
 NO_ROWS = re.compile(r"(dataset_infos?|dataset_dict|state|config|metadata|package|tokenizer\w*)\.json")
 SHARD = re.compile(r"(^|[-_.])\d+(-of-\d+)?(-[0-9a-f]{6,})?$")
-"""What shards of one part add to its name: `train-00000-of-00003-1a2b3c4d`, `0000`."""
+"""The shard suffix of a file name: `train-00000-of-00003-1a2b3c4d`, `0000`."""
 MOST_FILES = 1000
 SHOWN = 12
-TIMEOUT, LONGEST_LIST = 15.0, 64 << 20
-"""Seconds the hub has to say what is there, all in all, and bytes."""
-STRANGE = "{}: the hub's answer is no list of files; try again later."
+TIMEOUT, LONGEST_LIST = 15.0, 64 << 20  # seconds and bytes of the request for the file list
+STRANGE = "{}: the hub's response is not a list of files; try again later."
 NOUN = "data set"
-CUT, LARGEST_LOOK = 2 << 20, 16 << 20
-"""Bytes of a file that are fetched for its first rows: of lines, and of parquet."""
+CUT, LARGEST_LOOK = 2 << 20, 16 << 20  # bytes fetched for a preview: of text files, of parquet files
 
 
 @dataclass(frozen=True)
 class Location:
-    """`hub:OWNER/NAME[@REVISION][:PART]`; a part is a split (`train`), where there are several sets of them with their
-    name before it (`all/train`)."""
+    """`hub:OWNER/NAME[@REVISION][:PART]`; a part is a split (`train`), with the name of its config if there are several
+    (`all/train`)."""
 
     repo: str
     revision: str | None = None
@@ -46,10 +44,10 @@ class Location:
 
     @classmethod
     def parse(cls, text: str) -> "Location":
-        """Also out of the page's address, and without the prefix. Raises BadInput."""
+        """Also parses the URL of the hub page, and text without the prefix. Raises BadInput."""
         named, _, part = ADDRESS.sub(r"\1", text.strip()).removeprefix(PREFIX).partition(":")
         if part and not PART.fullmatch(part):
-            raise BadInput(f"{part[:80]!r} is not a part of a data set; expected hub:owner/name:train or the like.")
+            raise BadInput(f"{part[:80]!r} is not a part of a data set; expected a form like hub:owner/name:train.")
         return cls(*parse_id(named), part)
 
     def __str__(self) -> str:
@@ -58,13 +56,13 @@ class Location:
 
     @property
     def title(self) -> str:
-        """For people: owner/name:part."""
+        """Display name: owner/name:part."""
         return str(self).removeprefix(PREFIX)
 
 
 def look_up(location: Location, token: str = "") -> RepositoryListing:
-    """The files with rows that would be fetched: of the part that is named, else of the one that there is or that is
-    called train. Raises NotFound, Unavailable (gated, offline), Unsupported (no such files), BadInput (which part?).
+    """The data files to fetch: those of the named part, else of the only part or `train`. Raises NotFound, Unavailable
+    (gated, offline), Unsupported (no data files) or BadInput (ambiguous or unknown part).
     """
     return _listing(location, token, partial(choose, location))
 
@@ -72,25 +70,25 @@ def look_up(location: Location, token: str = "") -> RepositoryListing:
 def look_up_file(repo: str, name: str, token: str = "") -> RepositoryListing:
     """One file of a data set. Raises NotFound (data set or file) or Unavailable."""
 
-    def only(every: Files) -> Files:
-        if name not in every:
+    def select(files: Files) -> Files:
+        if name not in files:
             raise NotFound(f"{repo}: has no file {name} any more.")
-        return {name: every[name]}
+        return {name: files[name]}
 
-    return _listing(Location(repo), token, only)
+    return _listing(Location(repo), token, select)
 
 
-def _listing(location: Location, token: str, chosen: Callable[[Files], Files]) -> RepositoryListing:
+def _listing(location: Location, token: str, select: Callable[[Files], Files]) -> RepositoryListing:
     repo, at = location.repo, f"/revision/{quote(location.revision, safe='')}" if location.revision else ""
-    where = {"asked": {"blobs": "true"}, "noun": NOUN, "seconds": TIMEOUT}
-    content = answer(Question(repo, f"api/datasets/{repo}{at}", LONGEST_LIST, token, **where))
+    path, params = f"api/datasets/{repo}{at}", {"blobs": "true"}
+    content = answer(Question(repo, path, LONGEST_LIST, token, params, noun=NOUN, seconds=TIMEOUT))
     try:
-        told = json.loads(content)
-        every = {str(each["rfilename"]): _size_and_sum(each) for each in told["siblings"]}
-        revision = str(told.get("sha") or location.revision or "main")
+        info = json.loads(content)
+        files = {str(each["rfilename"]): _size_and_sum(each) for each in info["siblings"]}
+        revision = str(info.get("sha") or location.revision or "main")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         raise Unavailable(STRANGE.format(repo)) from None
-    return RepositoryListing(repo, revision, chosen(every))
+    return RepositoryListing(repo, revision, select(files))
 
 
 def _size_and_sum(file: dict[str, Any]) -> tuple[int, str]:
@@ -98,27 +96,26 @@ def _size_and_sum(file: dict[str, Any]) -> tuple[int, str]:
 
 
 def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
-    """Name and beginning of the first file: parquet whole, since it is read from its end. Raises Unsupported for one
-    that is too large for a look, Unavailable where the hub does not give it in time."""
+    """Name and first bytes of the first file; parquet files whole, since their metadata is at the end. Raises
+    Unsupported for a too large parquet file, Unavailable on a timeout."""
     name, (size, _) = next(iter(listing.files.items()))
     whole = name.lower().endswith(KINDS[0])
     if whole and size > LARGEST_LOOK:
         raise Unsupported(
-            f"{listing.repo}: {name} has {size / 1e6:,.0f} MB and is read from its end, too much for a look; "
+            f"{listing.repo}: {name} has {size / 1e6:,.0f} MB, which is too large for a preview; "
             "import some rows of it with “Rows at most”."
         )
     path = f"datasets/{listing.repo}/resolve/{quote(listing.revision, safe='')}/{quote(name)}"
-    most = LARGEST_LOOK if whole else CUT
-    return name, answer(Question(listing.repo, path, most, token, cut=not whole, noun=NOUN))
+    limit = LARGEST_LOOK if whole else CUT
+    return name, answer(Question(listing.repo, path, limit, token, truncate=not whole, noun=NOUN))
 
 
 def choose(location: Location, files: Files) -> Files:
-    """Of all files of a repository, those of one part, in order. Raises Unsupported or BadInput, saying what there
-    is."""
+    """The files of one part of a repository, in order. Raises Unsupported or BadInput, listing the parts."""
     kinds = [parts for kind in KINDS if (parts := parts_of(files, kind))]
     if not kinds:
         raise Unsupported(
-            f"{location.repo}: has no parquet, JSONL or JSON files, and code that would make them is never run.",
+            f"{location.repo}: has no parquet, JSONL or JSON files, and dataset scripts are never run.",
             f"The hub may have converted it: try {PREFIX}{location.repo}@refs/convert/parquet",
         )
     chosen = _named(location, kinds) if location.part else _only(location, kinds[0])
@@ -128,7 +125,7 @@ def choose(location: Location, files: Files) -> Files:
 
 
 def parts_of(files: Files, endings: tuple[str, ...]) -> dict[str, Files]:
-    """{part: its files} of the files with these endings: shards of one part have one name."""
+    """{part: its files} of the files with these suffixes; shards of a part are grouped."""
     parts: dict[str, Files] = {}
     for name in sorted(files):
         if name.lower().endswith(endings) and not NO_ROWS.fullmatch(name.rpartition("/")[2]):
@@ -145,21 +142,21 @@ def _named(location: Location, kinds: list[dict[str, Files]]) -> Files:
     for parts in kinds:
         if location.part in parts:
             return parts[location.part]
-        found = [part for part in parts if part.rpartition("/")[2] == location.part]
-        if len(found) > 1:
-            raise BadInput(f"{location.repo}: {location.part!r} may be {_listed(found)}; name one of these.")
-        if found:
-            return parts[found[0]]
+        matches = [part for part in parts if part.rpartition("/")[2] == location.part]
+        if len(matches) > 1:
+            raise BadInput(f"{location.repo}: {location.part!r} may be {_listed(matches)}; name one of these.")
+        if matches:
+            return parts[matches[0]]
     raise BadInput(f"{location.repo}: has no part {location.part!r}; there are {_listed([*kinds[0]])}.")
 
 
 def _only(location: Location, parts: dict[str, Files]) -> Files:
     trains = [part for part in parts if part.rpartition("/")[2] == "train"]
-    found = [*parts] if len(parts) == 1 else trains
-    if len(found) != 1:
+    matches = [*parts] if len(parts) == 1 else trains
+    if len(matches) != 1:
         example = f"{PREFIX}{location.repo}:{next(iter(parts))}"
-        raise BadInput(f"{location.repo}: has several parts, {_listed([*parts])}; say which, such as {example}")
-    return parts[found[0]]
+        raise BadInput(f"{location.repo}: has several parts, {_listed([*parts])}; choose one, such as {example}")
+    return parts[matches[0]]
 
 
 def _listed(parts: list[str]) -> str:
@@ -168,9 +165,9 @@ def _listed(parts: list[str]) -> str:
 
 
 def fetch(listing: RepositoryListing, folder: Path, reporter: Reporter, token: str = "") -> Iterator[Path]:
-    """The listing's files in `folder`, each fetched when it is asked for; those an earlier call left there are kept.
+    """Fetch the listing's files to `folder` lazily, one by one; files of an earlier call are reused.
 
-    Raises NotFound, Unavailable (gated, offline, disk full, damaged on the way), Cancelled.
+    Raises NotFound, Unavailable (gated, offline, disk full, damaged in transit), Cancelled.
     """
     check_space(listing, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,5 +181,5 @@ def fetch(listing: RepositoryListing, folder: Path, reporter: Reporter, token: s
 def _get(listing: RepositoryListing, name: str, folder: Path, token: str) -> None:
     from huggingface_hub import hf_hub_download
 
-    where = {"repo_type": "dataset", "revision": listing.revision, "local_dir": folder}
-    guarded(listing.repo, lambda: hf_hub_download(listing.repo, name, token=token or False, **where), NOUN)
+    options = {"repo_type": "dataset", "revision": listing.revision, "local_dir": folder}
+    guarded(listing.repo, lambda: hf_hub_download(listing.repo, name, token=token or False, **options), NOUN)

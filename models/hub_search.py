@@ -1,15 +1,14 @@
-"""Looking for models on the Hugging Face hub by name: how large they are, under which licence, whether drafts can be
-made for them.
+"""Search models on the Hugging Face hub by name: size, licence, and whether drafts can be made for them.
 
-One request of `hub_ask`; `HfApi.list_models` has no limit of time or size and asks again by itself. No token goes
-along: what is private to the token's owner is not for everybody who may open the pages.
+Sends one request with `hub_ask`, since `HfApi.list_models` has no time or size limit and retries. Sends no token, since
+users of the pages must not see private models of its owner.
 """
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from models.families import why_not
+from models import families
 from models.hub import parse_id
 from models.hub_ask import Question, answer
 from models.identity import SIZES
@@ -19,16 +18,16 @@ MOST_BYTES = 8 << 20
 MOST = 20
 LONGEST = 100
 KINDS = ("text-generation", "safetensors")
-"""Tags of models that may be a base: others cannot be loaded here (models.hub)."""
+"""Tags that a base must have; other models cannot be loaded (models.hub)."""
 TOLD = ("safetensors", "config", "tags", "downloads", "gated")
 NAME = "Search"
-STRANGE = f"{NAME}: the hub answered with something that is no list of models; try again later."
+STRANGE = f"{NAME}: the hub's response is not a list of models; try again later."
 ADAPTER = "It is an adapter, not a whole model; merge it into its base first."
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of the hub; 0 and "" are what the hub does not say. `why_not` is empty where drafts can be made."""
+    """A model on the hub; 0 and "" mean unknown. `why_not` is empty if drafts can be made for it."""
 
     repo: str
     parameters: int = 0
@@ -41,29 +40,29 @@ class HubModel:
 
 
 def search(words: str) -> list[HubModel]:
-    """Models whose name has `words` in it, those that are fetched most first. Raises BadInput, or Unavailable (offline,
-    not reached, too slow, too large)."""
+    """Models whose name contains `words`, most downloaded first. Raises BadInput or Unavailable (offline, unreachable,
+    too slow, response too large)."""
     words = words.strip().removeprefix("https://huggingface.co/").strip("/")
     if not words or len(words) > LONGEST:
         raise BadInput(f"{NAME}: type a part of a model's name, such as SmolLM2; at most {LONGEST} characters.")
-    return [found for found in map(_found, _asked(words)) if found][:MOST]
+    return [model for model in map(_model, _request(words)) if model][:MOST]
 
 
-def _asked(words: str) -> list[Any]:
-    """The hub's answer as JSON."""
-    asked = {"search": words, "filter": KINDS, "sort": "downloads", "limit": MOST, "expand": TOLD}
-    content = answer(Question(NAME, "api/models", MOST_BYTES, asked=asked))
+def _request(words: str) -> list[Any]:
+    """The hub's response as JSON."""
+    params = {"search": words, "filter": KINDS, "sort": "downloads", "limit": MOST, "expand": TOLD}
+    content = answer(Question(NAME, "api/models", MOST_BYTES, params=params))
     try:
-        found = json.loads(content)
+        models = json.loads(content)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
+        models = None
+    if not isinstance(models, list):
         raise Unavailable(STRANGE)
-    return found
+    return models
 
 
-def _found(item: Any) -> HubModel | None:
-    """What the hub says of a model, as far as it can be; None for what has no name that could be fetched."""
+def _model(item: Any) -> HubModel | None:
+    """The model in an item of the response, ignoring invalid values; None without a valid hub id."""
     item = _table(item)
     repo = item.get("id")
     if not isinstance(repo, str) or "/" not in repo or not _is_name(repo):
@@ -80,7 +79,7 @@ def _found(item: Any) -> HubModel | None:
         downloads=_count(item.get("downloads")),
         gated=item.get("gated") not in (None, False),
         architecture=config["architectures"][0] if config.get("architectures") else "",
-        why_not=ADAPTER if adapter else why_not(config),
+        why_not=ADAPTER if adapter else families.why_not(config),
     )
 
 
@@ -91,30 +90,30 @@ def _is_name(repo: str) -> bool:
         return False
 
 
-def _config(given: Any) -> dict[str, Any]:
-    """Of a config.json what `why_not` asks for and the hub tells, each of its kind."""
-    given = _table(given)
-    names = [name[:100] for name in _list(given.get("architectures")) if isinstance(name, str)]
-    made: dict[str, Any] = {"architectures": names[:1]} if names else {}
-    if isinstance(given.get("model_type"), str):
-        made["model_type"] = given["model_type"][:100]
-    if given.get("quantization_config"):
-        made["quantization_config"] = {"quant_method": ""}
-    return made
+def _config(value: Any) -> dict[str, Any]:
+    """The keys of a config.json that `why_not` reads and the hub returns, with valid types."""
+    value = _table(value)
+    names = [name[:100] for name in _list(value.get("architectures")) if isinstance(name, str)]
+    config: dict[str, Any] = {"architectures": names[:1]} if names else {}
+    if isinstance(value.get("model_type"), str):
+        config["model_type"] = value["model_type"][:100]
+    if value.get("quantization_config"):
+        config["quantization_config"] = {"quant_method": ""}
+    return config
 
 
-def _counts(given: Any) -> dict[str, int]:
-    """Weights by their type."""
-    return {dtype: _count(count) for dtype, count in _table(_table(given).get("parameters")).items()}
+def _counts(value: Any) -> dict[str, int]:
+    """{dtype: number of weights}."""
+    return {dtype: _count(count) for dtype, count in _table(_table(value).get("parameters")).items()}
 
 
-def _count(given: Any) -> int:
-    return given if type(given) is int and 0 <= given < 2**53 else 0
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 2**53 else 0
 
 
-def _list(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else []
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
-def _table(given: Any) -> dict[str, Any]:
-    return given if isinstance(given, dict) else {}
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

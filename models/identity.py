@@ -1,7 +1,4 @@
-"""Who a model is: hashes that stay the same when files are renamed, resharded or re-saved.
-
-Knows safetensors headers and tokenizer files. Reads tensors one at a time, so memory stays at the largest tensor.
-"""
+"""Identity of a model: hashes that do not change when its files are renamed, resharded or re-saved. No torch."""
 
 import hashlib
 import json
@@ -23,11 +20,11 @@ CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 BESIDE = ("added_tokens.json", "special_tokens_map.json", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model")
 READ_FILES = (*CONFIGS, *TEMPLATES, *TOKENIZER_FILES, *BESIDE)
-"""Files besides the weights that loading a model reads; no other is shown to transformers."""
+"""Files besides the weights that loading a model reads; transformers sees no others."""
 FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""safetensors' names of the floating-point types, widest first, with their usual ones."""
+"""{safetensors name: usual name} of the floating-point types, widest first."""
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "BOOL": 1, "U8": 1, "I8": 1}
-"""Bytes of an element, by safetensors' name of the type."""
+"""{safetensors type: bytes per element}."""
 MAX_JSON = 64 << 20
 MAX_HEADER = 100_000_000
 CHUNK = 1 << 22
@@ -35,7 +32,7 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor's bytes lie: `start` and `end` are offsets in `file`."""
+    """A tensor in a safetensors file: `start` and `end` are byte offsets in `file`."""
 
     name: str
     dtype: str
@@ -55,17 +52,17 @@ class TensorEntry:
         return self.end - self.start
 
     def chunks(self) -> Iterator[bytes]:
-        """Its bytes, a few megabytes at a time; too few of them where the file ends early."""
+        """Its bytes, CHUNK at a time; fewer than `size` if the file is truncated."""
         with open(self.file, "rb") as file:
             file.seek(self.start)
             left = self.size
-            while left and (piece := file.read(min(CHUNK, left))):
-                left -= len(piece)
-                yield piece
+            while left and (chunk := file.read(min(CHUNK, left))):
+                left -= len(chunk)
+                yield chunk
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """The safetensors files that make up the model: those of the index if there is one, else all of them."""
+    """The safetensors files of a model: those in the index if there is one, else all."""
     folder = Path(folder)
     index = folder / INDEX
     if index.exists():
@@ -75,8 +72,8 @@ def weight_files(folder: str | Path) -> list[Path]:
 
 
 def pickled_files(folder: str | Path) -> list[Path]:
-    """The pickles that hold the weights of a folder without safetensors: those of the index if there is one. Only a
-    limited child may read them (`models.pickles`)."""
+    """Pickled weight files of a folder without safetensors: those in the index if there is one. Read them only in a
+    child process with limits (`models.pickles`)."""
     folder = Path(folder)
     if next(folder.glob("*.safetensors"), None):
         return []
@@ -86,18 +83,18 @@ def pickled_files(folder: str | Path) -> list[Path]:
 
 
 def read_files(folder: str | Path) -> list[Path]:
-    """Those of READ_FILES that are there."""
+    """The existing files of READ_FILES."""
     return [path for name in READ_FILES if (path := Path(folder) / name).is_file()]
 
 
 def tensors_of(file: Path) -> list[TensorEntry]:
-    """Entries of one safetensors file, from its header alone. Raises BadInput when the file is damaged."""
+    """Tensors of one safetensors file, from its header. Raises BadInput when the file is damaged."""
     size = file.stat().st_size
     with open(file, "rb") as handle:
         prefix = handle.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER
         if length > min(size - 8, MAX_HEADER):
-            raise BadInput(f"{file}: not a whole safetensors file; fetch it again.")
+            raise BadInput(f"{file}: not a complete safetensors file; fetch it again.")
         header = handle.read(length)
     try:
         return _entries(file, json.loads(header), 8 + length, size)
@@ -106,22 +103,22 @@ def tensors_of(file: Path) -> list[TensorEntry]:
 
 
 def tensors(folder: str | Path) -> list[TensorEntry]:
-    """All tensors of a model folder, sorted by name. Raises BadInput when there are none, or two of one name."""
+    """All tensors of a model folder, sorted by name. Raises BadInput for no tensors or a duplicate name."""
     entries = [entry for file in weight_files(folder) for entry in tensors_of(file)]
     if not entries:
         hint = "; `speculoos models add` converts its pytorch_model.bin" if pickled_files(folder) else ""
-        raise BadInput(f"{folder}: no safetensors weights here; only safetensors files are loaded{hint}.")
+        raise BadInput(f"{folder}: no safetensors weights; only safetensors files are loaded{hint}.")
     entries.sort(key=lambda entry: entry.name)
     for one, next_one in pairwise(entries):
         if one.name == next_one.name:
-            raise BadInput(f"{next_one.file}: holds {one.name}, and so does {one.file.name}; keep one of the files.")
+            raise BadInput(f"{next_one.file}: holds {one.name}, and so does {one.file.name}; remove one of the files.")
     return entries
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """Identity of a base: sha256 over (name, dtype, shape, bytes) of its tensors in the order of their names.
+    """Identity of a base: sha256 over (name, dtype, shape, bytes) of its tensors, sorted by name.
 
-    Resharding, file names and header metadata do not change it; a different value, dtype or name does.
+    It depends on values, dtypes and names, but not on sharding, file names or header metadata.
     """
     digest = hashlib.sha256()
     for entry in tensors(folder):
@@ -131,10 +128,7 @@ def weights_sha256(folder: str | Path) -> str:
 
 
 def tokenizer_sha256(folder: str | Path) -> str:
-    """sha256 over the tokenizer's vocabulary files and the chat template: what turns a chat into token ids.
-
-    Empty when the folder holds no tokenizer.
-    """
+    """sha256 over the tokenizer's vocabulary files and the chat template; "" without a tokenizer."""
     folder = Path(folder)
     digest = hashlib.sha256()
     names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
@@ -145,10 +139,9 @@ def tokenizer_sha256(folder: str | Path) -> str:
 
 
 def chat_template(folder: str | Path) -> str:
-    """The chat template of a model folder, wherever it is written; "" when there is none.
+    """The chat template of a model folder; "" if none. Of several named templates: `default`, else the first.
 
-    Of several templates with names, the one called `default`, else the first. Raises BadInput, naming the file, for
-    anything that is no template.
+    Raises BadInput, naming the file, for an invalid template.
     """
     path = template_file(folder)
     if path is None:
@@ -162,7 +155,7 @@ def chat_template(folder: str | Path) -> str:
 
 
 def template_file(folder: str | Path) -> Path | None:
-    """The file `chat_template` reads; None when no file of the folder names a template."""
+    """The file with the chat template, or None."""
     folder = Path(folder)
     own = [folder / name for name in TEMPLATES if (folder / name).is_file()]
     config = folder / "tokenizer_config.json"
@@ -170,7 +163,7 @@ def template_file(folder: str | Path) -> Path | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} when the file is absent. Raises BadInput when it is not JSON, or no object."""
+    """The object in a JSON file, {} if the file is missing. Raises BadInput when it is not a JSON object."""
     try:
         data = parse_json(path)
     except FileNotFoundError:
@@ -181,7 +174,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(path: Path) -> Any:
-    """What a JSON file holds. Raises BadInput when it is not JSON, FileNotFoundError when it is absent."""
+    """The value in a JSON file. Raises BadInput when it is not JSON, FileNotFoundError when it is missing."""
     text = _text(path)
     try:
         return json.loads(text)
@@ -192,7 +185,7 @@ def parse_json(path: Path) -> Any:
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_JSON:
-            raise BadInput(f"{path}: larger than {MAX_JSON >> 20} MiB, which no such file is; fetch it again.")
+            raise BadInput(f"{path}: larger than {MAX_JSON >> 20} MiB, the limit for this file; fetch it again.")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise
@@ -206,15 +199,15 @@ def _kind(value: Any) -> str:
 
 
 def _indexed_files(index: Path, ending: str = ".safetensors") -> list[Path]:
-    """Files beside an index that it names. Raises BadInput for any other name: none may lead out of the folder."""
+    """The files listed in an index. Raises BadInput for a missing file, or a name outside of its folder."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise BadInput(f"{index}: weight_map: expected an object of file names; fetch the file again.")
     for name in sorted(set(names.values())):
         if Path(name).name != name or not name.endswith(ending):
-            raise BadInput(f"{index}: names {name!r}, which is no {ending[1:]} file of this folder; fetch it again.")
+            raise BadInput(f"{index}: lists {name!r}, which is not a {ending[1:]} file of this folder; fetch it again.")
         if not (index.parent / name).is_file():
-            raise BadInput(f"{index}: names {name}, which is not there; fetch the model again.")
+            raise BadInput(f"{index}: lists {name}, which is missing; fetch the model again.")
     return [index.parent / name for name in sorted(set(names.values()))]
 
 
@@ -234,12 +227,12 @@ def _entries(file: Path, header: dict, base: int, file_size: int) -> list[Tensor
 
 
 def _update(digest: Any, entry: TensorEntry) -> None:
-    taken = 0
+    count = 0
     for chunk in entry.chunks():
         digest.update(chunk)
-        taken += len(chunk)
-    if taken < entry.size:
-        raise BadInput(f"{entry.file}: ends early; fetch it again.")
+        count += len(chunk)
+    if count < entry.size:
+        raise BadInput(f"{entry.file}: is truncated; fetch it again.")
 
 
 def _one_template(template: Any, path: Path) -> str:

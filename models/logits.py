@@ -1,6 +1,4 @@
-"""From hidden states to logits, as a base's own forward does it: a matrix, in some families with a bias, a scale or a
-cap. Whatever turns hidden states into a base's logits goes through here.
-"""
+"""Logits of a base from hidden states, as in its forward: the LM head, in some families with bias, scale or cap."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,33 +11,33 @@ from models.families import PLAIN, LogitRule
 from speculoos.errors import Unsupported
 
 TRIED = 4
-"""Tokens on which a base's logits are compared with transformers'."""
+"""Number of tokens on which a base's logits are compared with those of transformers."""
 TOLERANCE = 0.02
-"""Largest difference, as a part of the largest logit, that rounding to half precision explains."""
+"""Largest difference relative to the largest logit, which allows for rounding to half precision."""
 
 
 def bend(product: Tensor, rule: LogitRule) -> Tensor:
-    """Logits [..., V] of the product [..., V] with a head: `product` itself where the rule is plain."""
+    """Logits [..., V] from the output [..., V] of the LM head; `product` itself for the plain rule."""
     if rule.scale != 1.0:
         product = product * rule.scale
     return product if not rule.cap else torch.tanh(product / rule.cap) * rule.cap
 
 
 def bend_(product: Tensor, rule: LogitRule) -> Tensor:
-    """`bend`, in place."""
+    """In-place `bend`."""
     if rule.scale != 1.0:
         product.mul_(rule.scale)
     return product if not rule.cap else product.div_(rule.cap).tanh_().mul_(rule.cap)
 
 
 def slope(logits: Tensor, rule: LogitRule) -> Tensor | float:
-    """Derivative of bent `logits` by the product they were made of: scale · (1 − (logits / cap)²)."""
+    """Derivative of `logits` with respect to the output of the LM head: scale · (1 − (logits / cap)²)."""
     return rule.scale if not rule.cap else (logits / rule.cap).square_().neg_().add_(1.0).mul_(rule.scale)
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Rows `weight` [V, H] and a bias [V] or none, and what becomes of their product."""
+    """An LM head: weight [V, H], optional bias [V], and logit rule."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -50,17 +48,17 @@ class Head:
         return bend(F.linear(x, self.weight, self.bias), self.rule)
 
     def rows(self, ids: Tensor) -> "Head":
-        """The head of tokens `ids` alone."""
+        """The head restricted to tokens `ids`."""
         ids = ids.to(self.weight.device)
         return replace(self, weight=self.weight[ids], bias=None if self.bias is None else self.bias[ids])
 
     def to(self, dtype: torch.dtype) -> "Head":
-        """In another precision, without a gradient; the same tensors where it is theirs."""
+        """In `dtype`, detached; shares tensors that have this dtype."""
         bias = None if self.bias is None else self.bias.detach().to(dtype)
         return replace(self, weight=self.weight.detach().to(dtype), bias=bias)
 
     def folded(self) -> "Head":
-        """As a plain linear layer: the scale is in weight and bias, a cap is left out; the same tensors without one."""
+        """As a plain linear layer: scale folded into weight and bias, cap dropped; shares tensors without a scale."""
         if self.rule.scale == 1.0:
             return replace(self, rule=PLAIN)
         bias = None if self.bias is None else self.bias * self.rule.scale
@@ -69,13 +67,13 @@ class Head:
 
 @torch.no_grad()
 def check_logits(base: Any) -> None:
-    """Raise Unsupported where a base's forward makes other logits of its hidden states than `base.logits`, so that no
-    draft learns from them: one short forward, by transformers."""
+    """Raise Unsupported when `base.logits` differs from the logits of the transformers forward, checked with one short
+    forward, so that no draft is trained on wrong logits."""
     ids = torch.arange(TRIED, device=base.device)[None] % base.vocab_size
     hidden, _ = base.forward_hidden(ids)
     expected, actual = base.model(input_ids=ids, use_cache=False).logits.float(), base.logits(hidden).float()
     if expected.shape != actual.shape or not (expected - actual).abs().max() <= TOLERANCE * expected.abs().max():
         raise Unsupported(
-            f"{base.path}: what {type(base.model).__name__} makes of its head's output is not known here, so a draft "
-            "would learn other logits than the base's; choose another base."
+            f"{base.path}: {type(base.model).__name__} computes its logits from its head's output in an unknown way, "
+            "so a draft would learn wrong logits; choose another base."
         )

@@ -1,10 +1,9 @@
-"""Medusa heads: networks that guess the tokens after the next one from the base's final hidden state.
+"""Medusa heads: predict the tokens after the next one from the base's final hidden state.
 
-Knows tensors only. Source: Cai et al. 2024 (Medusa), section 2; names as in ModelOpt
-(`medusa_num_heads`, `medusa_num_layers`).
+Source: Cai et al. 2024 (Medusa), section 2; names as in ModelOpt (`medusa_num_heads`, `medusa_num_layers`).
 
-Offsets, 0-based. The base's final hidden state h[t] (the input of its lm_head) gives token t+1 through the lm_head;
-head i gives token t+2+i. After a prompt of 5 tokens (0…4) h[4] predicts token 5 (the base), 6 (head 0), 7 (head 1).
+Offsets, 0-based. The base's final hidden state h[t] (the input of its lm_head) predicts token t+1 through the lm_head;
+head i predicts token t+2+i. After a prompt of 5 tokens (0…4) h[4] predicts token 5 (the base), 6 (head 0), 7 (head 1).
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +19,10 @@ from speculoos.errors import BadInput
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """Shape of the heads. Each ends in a V×H matrix of its own, or, with `medusa_tie_lm_head`, in the base's lm_head:
-    then a head is `medusa_num_layers` H×H blocks and no matrix is trained or stored. `draft_vocab_size` > 0: the
-    matrices have rows for that many tokens only, a tied one is stored as it was cut from the lm_head. `lm_head_bias`:
-    the draft's own matrices have a bias, as the base's lm_head has one."""
+    """Shape of the heads. Each head is `medusa_num_layers` H×H blocks and its own V×H output matrix, or, with
+    `medusa_tie_lm_head`, the base's lm_head, which is neither trained nor stored. `draft_vocab_size` > 0: matrices have
+    rows for that many tokens only; a tied one is stored as those rows of the lm_head. `lm_head_bias`: the draft's own
+    matrices have a bias, like the base's lm_head."""
 
     hidden_size: int
     vocab_size: int
@@ -41,14 +40,14 @@ class MedusaConfig:
 
     @property
     def matrices(self) -> int:
-        """Output matrices the draft holds itself."""
+        """Number of output matrices stored in the draft."""
         if self.medusa_tie_lm_head:
             return 1 if self.draft_vocab_size else 0
         return self.medusa_num_heads
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(Wx + b). W and b start at zero, so that a fresh block changes nothing."""
+    """x + SiLU(Wx + b). W and b are initialised to zero, so that a new block is the identity."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -61,8 +60,8 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """All heads over one base. Tied heads use the base's lm_head as it is now (a packed one too) and never store it.
-    What the base does to its head's output to make logits is done to every head's."""
+    """All heads of one base. Tied heads use the base's current lm_head (also if packed) and do not store it. The base's
+    logit rule is applied to the output of every head."""
 
     method: ClassVar[str] = "medusa"
 
@@ -77,15 +76,15 @@ class MedusaHeads(nn.Module):
         self.lm_heads = nn.ModuleList(nn.Linear(h, rows, bias=config.lm_head_bias) for _ in range(config.matrices))
         if config.draft_vocab_size:
             self.register_buffer("d2t", torch.zeros(rows, dtype=torch.int64))
-        self._base = (base,)  # in a tuple: neither a parameter nor in the state dict
+        self._base = (base,)  # in a tuple: not a submodule
         self.rule = base.logit_rule
         self.to(device=base.device, dtype=base.dtype)
 
     @classmethod
     def from_base(cls, config: MedusaConfig, base: Any, draft_ids: Tensor | None = None) -> "MedusaHeads":
-        """Fresh heads, in the base's dtype and device: blocks at zero, matrices copied from the base's lm_head, so that
-        at the start every head repeats the base's own next token. `draft_ids`: ascending ids of the draft vocabulary,
-        as many as `config.draft_vocab_size`."""
+        """New heads, in the base's dtype and device: blocks at zero, matrices copied from the base's lm_head, so that
+        initially every head predicts the base's next token. `draft_ids`: ascending ids of the draft vocabulary,
+        `config.draft_vocab_size` of them."""
         own = base.head
         heads = cls(replace(config, lm_head_bias=own.bias is not None), base)
         with torch.no_grad():
@@ -101,7 +100,7 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def from_json(cls, data: dict[str, Any], base: Any) -> "MedusaHeads":
-        """Heads of the stored shape, their weights still to be loaded."""
+        """Heads of the stored shape, without loading weights."""
         return cls(MedusaConfig(**{n: data[n] for n in MedusaConfig.__dataclass_fields__ if n in data}), base)
 
     def to_json(self) -> dict[str, Any]:
@@ -112,37 +111,37 @@ class MedusaHeads(nn.Module):
         return self.config.medusa_num_heads
 
     def output(self, i: int) -> nn.Module:
-        """The linear layer [H] → [columns] that ends head i."""
+        """The output layer [H] → [columns] of head i."""
         if self.config.medusa_tie_lm_head:
             return self.lm_heads[0] if self.config.draft_vocab_size else self._base[0].lm_head
         return self.lm_heads[i]
 
     def head(self, i: int) -> Head:
-        """Output matrix [columns, H], bias and rule of head i."""
+        """Output matrix [columns, H], bias and logit rule of head i."""
         linear = self.output(i)
         return Head(linear.weight, linear.bias, self.rule)
 
     @property
     def draft_ids(self) -> Tensor:
-        """Token id of the base for each column."""
+        """Token id of the base of each column."""
         if not self.config.draft_vocab_size:
             return torch.arange(self.config.vocab_size)
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Columns of the logits as token ids of the base."""
+        """Columns of the logits to token ids of the base."""
         return ids + self.d2t[ids] if self.config.draft_vocab_size else ids
 
     def features(self, i: int, hidden: Tensor) -> Tensor:
-        """[…, H] → […, H]: what head i multiplies with its output matrix."""
+        """[..., H] → [..., H]: input of the output matrix of head i."""
         return self.blocks[i](hidden)
 
     def forward_head(self, i: int, hidden: Tensor) -> Tensor:
-        """[…, H] → logits [..., columns] of head i (0-based) for the token 2+i places on; `to_target` names columns."""
+        """[..., H] → logits [..., columns] of head i (0-based) for token t+2+i; `to_target` maps columns."""
         return bend(self.output(i)(self.features(i, hidden)), self.rule)
 
     def forward(self, hidden: Tensor, heads: int | None = None) -> Tensor:
-        """[…, H] → logits [heads, …, columns] of the first `heads` heads (default all); tied ones share a product."""
+        """[..., H] → logits [heads, ..., columns] of the first `heads` heads (all by default)."""
         count = self.num_heads if heads is None else heads
         if self.config.medusa_tie_lm_head:
             return bend(self.output(0)(torch.stack([self.features(i, hidden) for i in range(count)])), self.rule)

@@ -1,7 +1,7 @@
 """Structured pruning of a Llama-like model by width: hidden channels, attention heads and MLP neurons.
 
-Kept are those with the largest weight norms: channels for the whole model, key-value heads with their query heads and
-neurons for each layer. Training brings the narrower model back; this is only where it starts.
+Keeps those with the largest weight norms: channels for the whole model, key-value heads (with their query heads) and
+neurons for each layer. The pruned model needs training.
 """
 
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from torch import Tensor
 from models.methods.standalone import StandaloneShape
 
 READERS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
-"""Matrices [out, hidden]."""
+"""Matrices [out, hidden], which read the hidden states."""
 WRITERS = ("o_proj", "down_proj")
-"""Matrices [hidden, in]."""
+"""Matrices [hidden, in], which write the hidden states."""
 BY_HEAD = ("q_norm", "k_norm")
-"""Norms over one head's size, which pruning leaves as it is."""
+"""Norms over the head size, which is not pruned."""
 
 
 def pruned(
     state: Mapping[str, Tensor], wide: StandaloneShape, narrow: StandaloneShape, head_size: int
 ) -> dict[str, Tensor]:
-    """The tensors of a model of shape `wide` cut to `narrow`. Raises KeyError where its layers are not Llama's."""
+    """Prune the tensors of a model of shape `wide` to `narrow`. Raises KeyError if its layers are not Llama's."""
     hidden = _largest(_channels(state, wide.hidden_size), narrow.hidden_size)
-    kept = {place: _kept(state, place, wide, narrow, head_size) for place in _layers(state)}
+    kept = {layer: _kept_rows(state, layer, wide, narrow, head_size) for layer in _layers(state)}
     return {name: _cut(name, value, hidden, kept, wide.hidden_size) for name, value in state.items()}
 
 
@@ -33,7 +33,7 @@ def _layers(state: Mapping[str, Tensor]) -> set[str]:
 
 
 def _channels(state: Mapping[str, Tensor], hidden: int) -> Tensor:
-    """[hidden]: each channel's part of the squared norm, summed over all matrices that read or write it."""
+    """[hidden]: each channel's share of the squared norm, summed over all matrices that read or write it."""
     total = torch.zeros(hidden)
     for name, value in state.items():
         owner = name.split(".")[-2]
@@ -43,13 +43,13 @@ def _channels(state: Mapping[str, Tensor], hidden: int) -> Tensor:
     return total
 
 
-def _kept(
-    state: Mapping[str, Tensor], place: str, wide: StandaloneShape, narrow: StandaloneShape, head_size: int
+def _kept_rows(
+    state: Mapping[str, Tensor], layer: str, wide: StandaloneShape, narrow: StandaloneShape, head_size: int
 ) -> dict[str, Tensor]:
-    """Rows (columns of what writes) that one layer keeps: `query`, `key` and `inner`."""
+    """Rows (for WRITERS: columns) that one layer keeps: `query`, `key` and `inner`."""
 
     def norms(name: str, dim: int) -> Tensor:
-        return state[f"{place}.{name}.weight"].detach().float().cpu().norm(dim=dim)
+        return state[f"{layer}.{name}.weight"].detach().float().cpu().norm(dim=dim)
 
     inner = norms("mlp.gate_proj", 1) * norms("mlp.up_proj", 1) * norms("mlp.down_proj", 0)
     out = norms("self_attn.o_proj", 0).view(wide.kv_heads, -1, head_size).pow(2).sum(-1)  # [kv heads, heads of each]
@@ -81,5 +81,5 @@ def _cut(name: str, value: Tensor, hidden: Tensor, kept: Mapping[str, dict[str, 
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """Places of the `count` largest, in order."""
+    """Indices of the `count` largest scores, ascending."""
     return scores.topk(count).indices.sort().values

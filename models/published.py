@@ -1,7 +1,4 @@
-"""Drafts that others publish on the hub, by the base they were made for: a short list for the import form. No torch.
-
-Names as their publishers have them; the job that imports one says what it is and whether it fits.
-"""
+"""Drafts published on the hub, by base model: a short list for the import form. No torch."""
 
 from dataclasses import dataclass
 
@@ -13,7 +10,7 @@ VICUNA, LLAMA = "lmsys/vicuna-{}-v1.3", "meta-llama/{}"
 
 @dataclass(frozen=True)
 class Published:
-    """A draft at `location` on the hub, of `kind`, for the base that the hub knows as `base`."""
+    """A draft of `kind` at the hub id `location` for the base with the hub id `base`."""
 
     base: str
     kind: str
@@ -47,11 +44,11 @@ PUBLISHED = (
     Published("Qwen/Qwen3-14B", EAGLE3, "RedHatAI/Qwen3-14B-speculator.eagle3"),
     Published("Qwen/Qwen3-32B", EAGLE3, "RedHatAI/Qwen3-32B-speculator.eagle3"),
 )
-"""Bases in the order of their age; each name was found in documentation or code of its publisher or of its users."""
+"""Oldest bases first. Names are from documentation or code of the publishers or users."""
 
 
 def published_for(*names: str) -> list[Published]:
-    """Drafts for the base with one of these names: a hub id (with or without a revision), a folder, or its name here.
-    The last part counts, in upper or lower case, so a copy on disk is known too."""
+    """Drafts for the base with one of these names: hub ids (with or without a revision), folders or display names. Only
+    the last part is compared, ignoring case, so local copies match too."""
     wanted = {last_part(name.partition("@")[0]) for name in names} - {""}
     return [each for each in PUBLISHED if last_part(each.base) in wanted]

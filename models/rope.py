@@ -1,4 +1,4 @@
-"""Rotary frequencies that a config scales (linear, Llama 3, YaRN), as transformers computes them."""
+"""Scaled rotary frequencies (linear, Llama 3, YaRN), as computed by transformers."""
 
 import json
 from functools import lru_cache
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 SCALED = ("linear", "llama3", "yarn")
-"""Kinds of scaling that depend on nothing but the config; others change with the length of the text."""
+"""Scaling types that depend on the config only; others change with the sequence length."""
 
 
 def frequencies(dim: int, theta: float, scaling: dict[str, Any]) -> tuple[Tensor, float]:
-    """What one position turns each pair of channels by, float32 [dim / 2], and the factor on cos and sin.
+    """Inverse frequencies of each pair of channels, float32 [dim / 2], and the factor on cos and sin.
 
-    `scaling` has `rope_type` (one of SCALED) and its numbers under the names of Hugging Face configs. Sources: Chen et
-    al. 2023 (linear), Peng et al. 2023 (YaRN), Llama 3.1's config.
+    `scaling` has `rope_type` (one of SCALED) and its parameters, named as in Hugging Face configs. Sources: Chen et al.
+    2023 (linear), Peng et al. 2023 (YaRN), Llama 3.1's config.
     """
     return _computed(dim, theta, json.dumps(scaling, sort_keys=True))
 
@@ -30,5 +30,5 @@ def _computed(dim: int, theta: float, scaling: str) -> tuple[Tensor, float]:
     config = LlamaConfig(
         head_dim=dim, hidden_size=dim, num_attention_heads=1, rope_parameters=parameters, max_position_embeddings=length
     )
-    turns, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
-    return turns.float(), float(factor)
+    inverse_frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+    return inverse_frequencies.float(), float(factor)

@@ -1,9 +1,8 @@
-"""A standalone draft: a whole small language model with the base's vocabulary.
+"""A standalone draft: a small language model with the base's vocabulary.
 
-Made from the base by dropping layers and, where asked, pruning its width (Yan et al. 2024, *Decoding Speculative
-Decoding*: wide and shallow drafts are worth more than deep ones); of its sizes with random weights; or any given small
-model. Its checkpoint folder is at the same time a Hugging Face folder: `config.json` is the model's own with Speculoos'
-keys added.
+Made from the base by dropping layers and optionally pruning its width (Yan et al. 2024, *Decoding Speculative
+Decoding*: wide and shallow drafts are better than deep ones), with random weights, or from another small model. Its
+checkpoint folder is also a Hugging Face folder: `config.json` is the model's with Speculoos' keys added.
 """
 
 import copy
@@ -23,7 +22,7 @@ from speculoos.errors import BadInput, Unsupported
 
 
 class StandaloneDraft(nn.Module):
-    """`model` is a transformers causal language model. Token id i means the same to it as to the base."""
+    """`model` is a transformers causal LM with the token ids of the base."""
 
     method: ClassVar[str] = "draft"
 
@@ -36,16 +35,16 @@ class StandaloneDraft(nn.Module):
     def from_base(
         cls, base: LoadedBase, num_layers: int, shape: StandaloneShape | None = None, random: bool = False
     ) -> "StandaloneDraft":
-        """The base with `num_layers` of its layers, evenly spread, first and last kept; embeddings and head copied.
+        """The base with `num_layers` of its layers, evenly spread with the first and last, and its embeddings and head.
 
-        `shape` prunes its width too (`models.pruning`). `random`: nothing is copied, all weights are drawn anew.
+        `shape` also prunes the width (`models.pruning`). `random`: new random weights; nothing is copied.
         """
         from transformers import AutoModelForCausalLM
 
         if isinstance(base, HeadOnlyBase) and not random:
             raise Unsupported(
-                "hidden_states: a standalone draft starts as some of the base's own layers, which run elsewhere; "
-                "give draft_path or set draft_init to random, or leave hidden_states empty."
+                "hidden_states: a standalone draft is initialised from the base's layers, which another server runs; "
+                "set draft_path, set draft_init to random, or leave hidden_states empty."
             )
         layers = spread(base.num_layers, num_layers)
         config = shallow_config(base.config, layers)
@@ -64,7 +63,7 @@ class StandaloneDraft(nn.Module):
 
     @classmethod
     def from_folder(cls, folder: str | Path, base: LoadedBase) -> "StandaloneDraft":
-        """Any small model whose token ids are the base's. Raises Unsupported where the tokenizers differ."""
+        """A small model with the token ids of the base. Raises Unsupported when the tokenizers differ."""
         small = load_base(folder, dtype=str(base.dtype).removeprefix("torch."), device=str(base.device))
         check_same_tokens(small, base)
         if small.embed_tokens.weight.shape[0] != base.vocab_size:  # families pad the same tokenizer differently
@@ -83,7 +82,7 @@ class StandaloneDraft(nn.Module):
         return self.model.config.to_dict()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The model's tensors under transformers' names, a tied head left out."""
+        """The model's tensors, named as in transformers, without a tied LM head."""
         state = self.model.state_dict()
         if self.model.config.get_text_config().tie_word_embeddings:
             state.pop("lm_head.weight", None)
@@ -99,8 +98,8 @@ class StandaloneDraft(nn.Module):
         return {"generation_config.json": self.model.generation_config.to_json_string()}
 
     def as_base(self, base: LoadedBase) -> LoadedBase:
-        """This draft in the shape of a base with the target's tokenizer: what a drafter runs. Always the same one, so
-        that its weights are taken over once."""
+        """This draft as a LoadedBase with the base's tokenizer, for drafters. Always the same object, so that its
+        weights are packed only once."""
         if self._as_base is None:
             self._as_base = replace(base, model=self.model, forward=None)
         return self._as_base
@@ -110,7 +109,7 @@ class StandaloneDraft(nn.Module):
 
 
 def base_shape(base: LoadedBase) -> StandaloneShape:
-    """The base's own sizes."""
+    """Sizes of the base."""
     text = base.config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -120,14 +119,14 @@ def base_shape(base: LoadedBase) -> StandaloneShape:
 
 
 def spread(total: int, count: int) -> list[int]:
-    """`count` of `total` layers, evenly spread, ends included: spread(30, 4) = [0, 10, 19, 29]."""
+    """Indices of `count` of `total` layers, evenly spread with both ends: spread(30, 4) = [0, 10, 19, 29]."""
     if not 1 <= count <= total:
         raise BadInput(f"draft_num_layers: expected 1 to {total} for this base, got {count}.")
     return [round(i * (total - 1) / max(count - 1, 1)) for i in range(count)]
 
 
 def check_same_tokens(small: LoadedBase, base: LoadedBase) -> None:
-    """Raise Unsupported unless both tokenizers give every text the same ids (same vocabulary, token for token)."""
+    """Raise Unsupported unless both tokenizers have the same vocabulary, token for token."""
     ours, theirs = small.tokenizer.get_vocab(), base.tokenizer.get_vocab()
     if ours != theirs:
         differing = next(iter(sorted(set(ours.items()) ^ set(theirs.items()))))[0]
@@ -138,7 +137,7 @@ def check_same_tokens(small: LoadedBase, base: LoadedBase) -> None:
 
 
 def _layer_weights(model: Any, sources: list[int]) -> dict[str, Tensor]:
-    """The state dict with kept layers renumbered 0, 1, … and the others left out."""
+    """The state dict with only the layers `sources`, renumbered 0, 1, …"""
     layers = find_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers) + "."
     number = {old: new for new, old in enumerate(sources)}
@@ -159,8 +158,8 @@ def _head_size(base: LoadedBase) -> int:
 
 
 def _resize(text: Any, shape: StandaloneShape, base: LoadedBase) -> None:
-    """Write the sizes into a config of transformers; heads keep the base's size. Raises Unsupported for a family that
-    cannot have one of them."""
+    """Write the sizes to a transformers config; the head size stays that of the base. Raises Unsupported for a size
+    that the family lacks."""
     own, size = base_shape(base), _head_size(base)
     sizes = {
         "hidden_size": (shape.hidden_size, own.hidden_size),
@@ -168,25 +167,25 @@ def _resize(text: Any, shape: StandaloneShape, base: LoadedBase) -> None:
         "num_attention_heads": (shape.heads, own.heads),
         "num_key_value_heads": (shape.kv_heads, own.kv_heads),
     }
-    for name, (value, before) in sizes.items():
+    for name, (value, base_value) in sizes.items():
         if hasattr(text, name):
             setattr(text, name, value)
-        elif value not in (before, shape.heads):  # a family without groups has as many key-value heads as heads
-            raise Unsupported(f"{base.path}: models of the family {text.model_type} have no {name} to choose.")
+        elif value not in (base_value, shape.heads):  # a family without GQA has as many key-value heads as heads
+            raise Unsupported(f"{base.path}: {name} cannot be set for models of the family {text.model_type}.")
     if getattr(text, "head_dim", None) or shape.heads * size != shape.hidden_size:
         text.head_dim = size
 
 
 def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, shape: StandaloneShape) -> dict[str, Tensor]:
-    """The base's weights cut to the size of `model`. Raises Unsupported for layers of other parts than Llama's."""
+    """The base's weights pruned to the sizes of `model`. Raises Unsupported when layers are not Llama-like."""
     try:
-        found = pruned(state, base_shape(base), shape, _head_size(base))
-        fits = all(value.shape == found[name].shape for name, value in model.state_dict().items())
+        weights = pruned(state, base_shape(base), shape, _head_size(base))
+        fits = all(value.shape == weights[name].shape for name, value in model.state_dict().items())
     except (KeyError, IndexError, RuntimeError):
         fits = False
     if not fits:
         raise Unsupported(
             f"{base.path}: models of the family {base.config.model_type} cannot be pruned by width.",
-            "Set draft_init to random, or leave the base's width.",
+            "Set draft_init to random, or use the base's width.",
         )
-    return found
+    return weights

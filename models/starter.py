@@ -1,4 +1,4 @@
-"""Where the starter base and the head that is shipped for it lie. No torch."""
+"""Paths of the starter base and the EAGLE-3 head shipped for it. No torch."""
 
 import json
 import os
@@ -9,18 +9,18 @@ from speculoos.sums import read_checksums
 
 HEAD = Path(__file__).resolve().parent / "starter_head"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""The model on the hub that the starter is a quantised copy of."""
+"""The starter is a quantised copy of this model."""
 WEIGHTS_SHA256 = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
 
 
 def starter_path() -> Path:
-    """Folder of the starter base: SPECULOOS_STARTER, else one of this Python environment."""
+    """Folder of the starter base: SPECULOOS_STARTER, else a folder in the Python environment."""
     return Path(os.environ.get("SPECULOOS_STARTER") or Path(sys.prefix) / "share" / "speculoos" / "starter")
 
 
 def installed(sha256: str) -> Path | None:
-    """The folder of the starter base or of its head on this machine, by the sum of its weights; None for others."""
-    if read_checksums(HEAD).get("model.safetensors") == sha256:
+    """Folder of the starter base or its head, by the sha256 of its weights; None for other models."""
+    if listed(HEAD).get("model.safetensors") == sha256:
         return HEAD
     try:
         card = json.loads((starter_path() / "card.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Tiny random base models with a real tokenizer and chat template: for tests, demos and dry runs without weights."""
+"""Tiny random base models with a real tokenizer and chat template, for tests and demos."""
 
 from pathlib import Path
 
@@ -50,13 +50,13 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 16, "final_logit_softcapping": 20.0}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
 }
-"""Names of tiny bases: a transformers model_type and what its config says otherwise. Between them they have every kind
-of attention, rotary embedding and projection that the fast forward knows, and some that it does not; and every way from
-the last hidden state to logits: a plain product, one with a bias (Phi), a scale (Granite, Cohere), a cap (Gemma 2)."""
+"""{name: (transformers model_type, config changes)}. They cover every attention, rotary embedding and projection the
+fast forward supports, some that it does not, and all logit rules: plain, bias (Phi), scale (Granite, Cohere) and cap
+(Gemma 2)."""
 
 
 def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every text round-trips, and an emoji spans several tokens."""
+    """Byte-level BPE: every text round-trips; an emoji is several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -77,7 +77,7 @@ def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
 def make_tiny_base(folder: str | Path, family: str = "llama", seed: int = 0, **overrides: object) -> Path:
     """Write a tiny random `family` model (a transformers model_type) and its tokenizer to `folder`; returns it.
 
-    Weights are drawn wider than transformers' default so that greedy choices are clear-cut (no near ties).
+    The weights have a larger variance than transformers' default, so that greedy decoding has no near ties.
     """
     folder = Path(folder)
     tokenizer = tiny_tokenizer()

@@ -1,5 +1,4 @@
-"""The tokenizer of a model folder, and which of its tokens end a turn. No torch at import: processes that only turn
-texts into tokens do without."""
+"""The tokenizer and end-of-sequence ids of a model folder. No torch at import."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,18 +10,18 @@ from speculoos.errors import BadInput
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The folder's tokenizer. Raises BadInput when there is none that can be read."""
+    """The folder's tokenizer. Raises BadInput when it cannot be read."""
     with foreign.shown(path, weights=False) as view:
         return read_tokenizer(view, Path(path))
 
 
 def read_tokenizer(view: Path, folder: Path) -> Any:
-    """The tokenizer of `folder`, of which transformers is shown `view`."""
+    """The tokenizer in `view`, the sanitised copy of `folder`."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(view, trust_remote_code=False, local_files_only=True)
-    except BaseException as error:  # a panic of the tokenizers' Rust is no Exception
+    except BaseException as error:  # a Rust panic in tokenizers is not an Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
         raise BadInput(f"{folder}: its tokenizer could not be read ({first_line(error, view)}).") from None
@@ -31,13 +30,13 @@ def read_tokenizer(view: Path, folder: Path) -> Any:
 
 
 def read_eos_ids(folder: str | Path, tokenizer: Any) -> frozenset[int]:
-    """`Base.eos_ids` of a model folder, read from its files: no weights are loaded."""
+    """`LoadedBase.eos_ids` of a model folder, without loading weights."""
     files = (read_json(Path(folder) / name) for name in ("generation_config.json", "config.json"))
     return token_ids([*(file.get("eos_token_id") for file in files), tokenizer.eos_token_id])
 
 
 def token_ids(values: Iterable[Any]) -> frozenset[int]:
-    """Token ids out of settings that hold one, several or none. Raises BadInput for what is no token id."""
+    """Token ids in values that are an id, a list of ids or None. Raises BadInput for an invalid id."""
     lists = [value if isinstance(value, list | tuple) else [value] for value in values if value is not None]
     ids = [i for some in lists for i in some]
     if wrong := [i for i in ids if type(i) is not int]:
@@ -46,6 +45,6 @@ def token_ids(values: Iterable[Any]) -> frozenset[int]:
 
 
 def first_line(error: BaseException, view: Path) -> str:
-    """What transformers said first, without the name of the folder it was shown."""
+    """First line of an error of transformers, without the path `view`."""
     text = str(error).replace(f"{view}/", "").replace(str(view), "the folder").strip().splitlines()
     return text[0].rstrip(".")[:300] if text else type(error).__name__

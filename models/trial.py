@@ -1,5 +1,5 @@
-"""A foreign model is tried before it is let in: its tokenizer, its chat template and a short answer, in a child process
-with limits of time and memory. What never ends, crashes or eats the memory is refused, naming the file. No torch here.
+"""Test an untrusted model before it is added: tokenizer, chat template and a short generation, in a child process with
+time and memory limits. Errors name the file that caused a timeout, a crash or too much memory. No torch at import.
 """
 
 import functools
@@ -15,45 +15,45 @@ from speculoos.reporting import Reporter, check_stop
 
 READ_SECONDS, TEXT_SECONDS, TEMPLATE_SECONDS = 120.0, 10.0, 10.0
 LOAD_SECONDS, BYTES_PER_SECOND = 180.0, 20e6
-"""Loading may take so long, and so much longer by its bytes: a slow disk."""
+"""Time limit for loading: LOAD_SECONDS + bytes / BYTES_PER_SECOND, enough for a slow disk."""
 ANSWER_SECONDS, PARAMETERS_PER_SECOND = 120.0, 1e7
 CONVERT_SECONDS, GGUF_BYTES_PER_SECOND = 300.0, 1e6
 TEXT_MEMORY = 1 << 30
-"""Bytes for texts and whatever else is small."""
+"""Bytes allowed in addition to those below."""
 FILE_MEMORY, MODEL_MEMORY, GGUF_MEMORY = 40, 1.5, 24
-"""Bytes beside that for each byte of the tokenizer's files, of the weights, of a GGUF file."""
+"""Bytes allowed per byte of the tokenizer files, of the weights, of a GGUF file."""
 PICKLE_MEMORY = 2
-"""The same of a pickle of weights: all of it is in memory or mapped, and a matrix that two names share is copied."""
+"""Bytes allowed per byte of a pickle: it is loaded or mapped, and tensors that share memory are copied."""
 MOST_PARAMETERS = 15e9
 LENGTH = 20_000
-RUNS = {"letters": "a", "spaces": " ", "line breaks": "\n", "digits": "1", "marks": ".", "signs": "字"}
-ENDS = {"": "", " and all signs of a keyboard": f"! {string.printable}"}
-"""Many a pattern is only slow where a sign it looks for comes at last."""
+RUNS = {"letters": "a", "spaces": " ", "line breaks": "\n", "digits": "1", "dots": ".", "characters": "字"}
+ENDS = {"": "", " and all keyboard characters": f"! {string.printable}"}
+"""Some regular expressions are slow only when a certain character follows a long run."""
 TEXTS = {
     "an ordinary text": "The quick brown fox jumps over the lazy dog. 1 + 1 = 2; naïve café, 你好, 🦊!\n" * 4,
     "a mixed text": "aA1 .,;!?\t\n'-_/<>\\\u0301\u200d🦊é字" * (LENGTH // 25),
     **{f"a run of {what}{more}": sign * LENGTH + end for what, sign in RUNS.items() for more, end in ENDS.items()},
 }
-ASKED = {"role": "user", "content": "Why is the sky blue?"}
+QUESTION = {"role": "user", "content": "Why is the sky blue?"}
 CHATS = {
-    "a question": [ASKED],
-    "a question after a system text": [{"role": "system", "content": "Be brief."}, ASKED],
-    "a longer chat": [ASKED, {"role": "assistant", "content": "It scatters blue light."}, ASKED],
+    "a question": [QUESTION],
+    "a question after a system text": [{"role": "system", "content": "Be brief."}, QUESTION],
+    "a longer chat": [QUESTION, {"role": "assistant", "content": "It scatters blue light."}, QUESTION],
 }
 WORK = "models.trial_work"
 
 
 def try_model(folder: Path, name: str, card: dict[str, Any], reporter: Reporter) -> None:
-    """Load and use the model in `folder` in a limited child. Raises BadInput or Unsupported, naming the file to blame
-    and what to do about it."""
-    reporter.log("Trying the model: tokenizer, chat template, a short answer …")
+    """Load and use the model in `folder` in a child process with limits. Raises BadInput or Unsupported, naming the
+    file at fault."""
+    reporter.log("Testing the model: tokenizer, chat template, a short generation …")
     trial = _Trial(folder, name, reporter)
     try:
         largest = trial.tokenizer()
         rows = trial.model(card)
         if rows is not None and largest >= rows:
             raise BadInput(
-                f"{name}: {trial.vocabulary} gives token ids up to {largest}, the weights know {rows} tokens; "
+                f"{name}: {trial.vocabulary} gives token ids up to {largest}, the weights have {rows} tokens; "
                 "restore the tokenizer that belongs to them."
             )
         if rows is not None:
@@ -63,32 +63,32 @@ def try_model(folder: Path, name: str, card: dict[str, Any], reporter: Reporter)
 
 
 def convert(file: Path, folder: Path) -> dict[str, str]:
-    """`models.convert.convert_gguf` in a limited child: a foreign file chooses sizes and tokenizer there too."""
+    """`models.convert.convert_gguf` in a child process with limits, since a GGUF file sets sizes and tokenizer."""
     size = file.stat().st_size
     seconds, memory = CONVERT_SECONDS + size / GGUF_BYTES_PER_SECOND, 2 * TEXT_MEMORY + GGUF_MEMORY * size
     try:
         return _child().call(f"{WORK}:convert_gguf", str(file), str(folder), memory, seconds=seconds)
-    except LimitExceeded as error:
-        raise BadInput(f"{file.name}: this GGUF file cannot be converted: {_how(error, seconds)}.") from None
+    except Overrun as error:
+        raise BadInput(f"{file.name}: this GGUF file cannot be converted: {_reason(error, seconds)}.") from None
     except ChildError as error:
         raise BadInput(f"{file.name}: this GGUF file cannot be converted ({error.kind}: {error}).") from None
 
 
 def convert_pickle(file: Path, target: Path, tied: bool) -> None:
-    """`models.pickles.convert` in a limited child. Raises BadInput, naming the file."""
+    """`models.pickles.convert` in a child process with limits. Raises BadInput, naming the file."""
     size = file.stat().st_size
     seconds, memory = CONVERT_SECONDS + size / BYTES_PER_SECOND, TEXT_MEMORY + PICKLE_MEMORY * size
     mend = "the file is damaged, or this machine has too little memory for it"
     try:
         _child().call(f"{WORK}:convert_pickle", str(file), str(target), tied, memory, seconds=seconds)
-    except LimitExceeded as error:
-        raise BadInput(f"{file.name}: converting this pickle {_how(error, seconds)}; {mend}.") from None
+    except Overrun as error:
+        raise BadInput(f"{file.name}: converting this pickle {_reason(error, seconds)}; {mend}.") from None
     except ChildError as error:
         raise BadInput(f"{file.name}: converting this pickle failed ({error.kind}: {_short(error)}); {mend}.") from None
 
 
 class _Trial:
-    """One model in the child. Each step blames the file that it uses."""
+    """The tests of one model. Errors of each step name the file that it uses."""
 
     def __init__(self, folder: Path, name: str, reporter: Reporter):
         self.folder, self.name, self.reporter = folder, name, reporter
@@ -97,11 +97,11 @@ class _Trial:
 
     @property
     def vocabulary(self) -> str:
-        """The file that the tokenizer is made of."""
+        """Name of the main tokenizer file."""
         return self.files[0].name if self.files else "the tokenizer"
 
     def tokenizer(self) -> int:
-        """Texts and chats through it; the largest token id they gave."""
+        """Tokenize texts and chats; returns the largest token id."""
         mend = "restore the tokenizer that the model came with"
         blame = f"{self.vocabulary}: reading the tokenizer"
         self._call("read_tokenizer", str(self.folder), self.memory, seconds=READ_SECONDS, blame=blame, mend=mend)
@@ -113,37 +113,37 @@ class _Trial:
         return max(ids + self._chats())
 
     def _chats(self) -> list[int]:
-        """A template may refuse what it was not made for, such as a system text, but must take a question."""
+        """A template must render a single user message; it may reject other chats, such as a system message."""
         file, ids = identity.template_file(self.folder), []
         for what, turns in CHATS.items() if file else ():
             blame, mend = f"{file.name}: rendering {what}", "correct the chat template, or restore the model's own"
-            arguments = (turns, turns == [ASKED], TEXT_MEMORY)
+            arguments = (turns, turns == [QUESTION], TEXT_MEMORY)
             ids.append(self._call("chat", *arguments, seconds=TEMPLATE_SECONDS, blame=blame, mend=mend))
         return ids
 
     def model(self, card: dict[str, Any]) -> int | None:
-        """Load it; rows of its embedding, None where this machine has no memory for a trial."""
-        wide = 4 if card["dtype"] in ("float32", "float64") else 2
-        memory = int(TEXT_MEMORY + MODEL_MEMORY * max(wide * card["parameters"], card["size_bytes"]))
-        if card["parameters"] > MOST_PARAMETERS or memory > (free := room.available_memory()[0]):
-            self.reporter.log("The model is too large to be loaded on trial here; its tokenizer was tried.", "warning")
+        """Load the model; returns the rows of its embedding, or None when memory is too small."""
+        width = 4 if card["dtype"] in ("float32", "float64") else 2
+        memory = int(TEXT_MEMORY + MODEL_MEMORY * max(width * card["parameters"], card["size_bytes"]))
+        if card["parameters"] > MOST_PARAMETERS or memory > (free := room.memory()[0]):
+            self.reporter.log("The model is too large for a test; only its tokenizer was tested.", "warning")
             return None
-        dtype = "float32" if wide == 4 else "bfloat16"
+        dtype = "float32" if width == 4 else "bfloat16"
         return self._call(
             *("read_model", str(self.folder), dtype, min(memory, free)),
             seconds=LOAD_SECONDS + card["size_bytes"] / BYTES_PER_SECOND,
             blame="config.json: loading the model",
-            mend="a size in it does not fit the weights: restore the file that came with them",
+            mend="a size in it does not match the weights: restore the file that came with them",
         )
 
     def answer(self, card: dict[str, Any]) -> None:
-        """Some tokens."""
+        """Generate a few tokens."""
         seconds = ANSWER_SECONDS + card["parameters"] / PARAMETERS_PER_SECOND
         mend = "restore the config.json that came with the weights"
-        self._call("generate", 2 * TEXT_MEMORY, seconds=seconds, blame="config.json: a short answer", mend=mend)
+        self._call("generate", 2 * TEXT_MEMORY, seconds=seconds, blame="config.json: a short generation", mend=mend)
 
     def forget(self) -> None:
-        """Let the child give back its memory."""
+        """Free the memory of the child."""
         try:
             _child().call(f"{WORK}:forget", seconds=TEXT_SECONDS)
         except SpeculoosError:
@@ -153,8 +153,8 @@ class _Trial:
         check_stop(self.reporter)
         try:
             return _child().call(f"{WORK}:{function}", *arguments, seconds=seconds)
-        except LimitExceeded as error:
-            raise BadInput(f"{self.name}: {blame} {_how(error, seconds)}; {mend}.") from None
+        except Overrun as error:
+            raise BadInput(f"{self.name}: {blame} {_reason(error, seconds)}; {mend}.") from None
         except Unavailable as error:
             if "memory" not in str(error):
                 raise
@@ -165,7 +165,7 @@ class _Trial:
             raise type(error)(str(error).replace(str(self.folder), self.name), error.hint) from None
 
 
-def _how(error: LimitExceeded, seconds: float) -> str:
+def _reason(error: Overrun, seconds: float) -> str:
     if error.reason == "time":
         return f"did not end within {seconds:.0f} s"
     return "took more memory than it may" + (" or crashed" if error.reason == "crash" else "")
@@ -177,5 +177,5 @@ def _short(error: Exception) -> str:
 
 @functools.cache
 def _child() -> LimitedChild:
-    """One for all trials of this process; it imports once."""
-    return LimitedChild(room.available_memory()[0], (WORK,))
+    """One child for all tests of this process; it imports torch once."""
+    return LimitedChild(room.memory()[0], (WORK,))

@@ -1,5 +1,5 @@
-"""What a trial does with a foreign model, in a limited child (see `models.trial`): every function here may never end,
-crash, or take all the memory it is given. The module keeps what was loaded between calls.
+"""The steps of `models.trial`, run in a child process with limits: each may hang, crash or exhaust its memory. Loaded
+objects are kept between calls.
 """
 
 import resource
@@ -19,33 +19,32 @@ STEPS = 2
 
 
 class Refusal(Exception):
-    """The chat template cannot take a plain question."""
+    """The chat template rejects a single user message."""
 
 
-_kept: dict[str, Any] = {}
+_loaded: dict[str, Any] = {}
 
 
 def read_tokenizer(folder: str, memory: int) -> None:
-    """Load the tokenizer."""
-    _allow(memory)
-    _kept.clear()
-    _kept["tokenizer"] = load_tokenizer(folder)
+    _limit_memory(memory)
+    _loaded.clear()
+    _loaded["tokenizer"] = load_tokenizer(folder)
 
 
 def tokenize(text: str, memory: int) -> int:
-    """Text to ids and back; returns the largest id."""
-    _allow(memory)
-    ids = _kept["tokenizer"](text)["input_ids"]
-    _kept["tokenizer"].decode(ids)
-    _kept.setdefault("ids", ids[:16])
+    """Encode and decode a text; returns the largest token id."""
+    _limit_memory(memory)
+    ids = _loaded["tokenizer"](text)["input_ids"]
+    _loaded["tokenizer"].decode(ids)
+    _loaded.setdefault("ids", ids[:16])
     return max(ids, default=0)
 
 
 def chat(turns: list[dict[str, str]], must: bool, memory: int) -> int:
-    """Render a conversation; returns the largest id. Raises Refusal where the template refuses what it `must` take."""
-    _allow(memory)
+    """Render a conversation; returns the largest id. Raises Refusal if the template rejects it and `must` is set."""
+    _limit_memory(memory)
     try:
-        return max(render(_kept["tokenizer"], turns), default=0)
+        return max(render(_loaded["tokenizer"], turns), default=0)
     except BadInput as error:
         if must:
             raise Refusal(str(error)) from None
@@ -54,18 +53,18 @@ def chat(turns: list[dict[str, str]], must: bool, memory: int) -> int:
 
 def read_model(folder: str, dtype: str, memory: int) -> int:
     """Load the whole model; returns the rows of its embedding."""
-    _allow(memory)
+    _limit_memory(memory)
     base: LoadedBase = load_base(folder, dtype)
-    _kept["base"] = base
+    _loaded["base"] = base
     return base.embed_tokens.weight.shape[0]
 
 
 @torch.inference_mode()
 def generate(memory: int) -> int:
-    """A few greedy tokens after an ordinary text; returns the last one."""
-    _allow(memory)
-    base: LoadedBase = _kept["base"]
-    ids = torch.tensor([_kept["ids"] or [0]])
+    """Generate a few tokens greedily after an ordinary text; returns the last id."""
+    _limit_memory(memory)
+    base: LoadedBase = _loaded["base"]
+    ids = torch.tensor([_loaded["ids"] or [0]])
     for _ in range(STEPS):
         logits = base.model(input_ids=ids, use_cache=False).logits
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
@@ -73,13 +72,13 @@ def generate(memory: int) -> int:
 
 
 def forget() -> None:
-    """Give the memory back."""
-    _kept.clear()
+    """Free the loaded objects."""
+    _loaded.clear()
 
 
 def convert_gguf(file: str, folder: str, memory: int) -> dict[str, str]:
-    """`models.convert.convert_gguf`, with `memory` bytes."""
-    _allow(memory)
+    """`models.convert.convert_gguf` within `memory` bytes."""
+    _limit_memory(memory)
     try:
         return convert.convert_gguf(file, folder)
     except SpeculoosError:
@@ -89,16 +88,16 @@ def convert_gguf(file: str, folder: str, memory: int) -> dict[str, str]:
 
 
 def convert_pickle(file: str, target: str, tied: bool, memory: int) -> None:
-    """`models.pickles.convert`, with `memory` bytes."""
-    _allow(memory)
+    """`models.pickles.convert` within `memory` bytes."""
+    _limit_memory(memory)
     pickles.convert(Path(file), Path(target), tied)
 
 
-def _allow(memory: int) -> None:
-    """Let this process have `memory` bytes more than it has now, within what the child may have at all."""
-    with suppress(OSError, StopIteration, ValueError):  # systems without /proc keep the child's own limit
+def _limit_memory(memory: int) -> None:
+    """Limit this process to `memory` bytes more than it uses now, at most its hard limit."""
+    with suppress(OSError, StopIteration, ValueError):  # without /proc the limit of the child stays
         status = Path("/proc/self/status").read_text().splitlines()
         used = int(next(line for line in status if line.startswith("VmData")).split()[1]) * 1024
-        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         limit = used + memory
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if most < 0 else min(limit, most), most))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))

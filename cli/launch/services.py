@@ -1,4 +1,4 @@
-"""The services a command needs: those of this home when they are up, else its own, started and stopped again."""
+"""Services for a command: those already running for this home, else started and stopped by the command."""
 
 import time
 from types import TracebackType
@@ -15,28 +15,29 @@ BROKER_SECONDS = 30.0
 
 
 def needed_for(*queues: str) -> tuple[str, ...]:
-    """The programs that get jobs of these queues done."""
+    """The programs that run jobs of these queues."""
     return (BROKER, RECONCILER, *(f"worker-{queue}" for queue in dict.fromkeys(queues)))
 
 
 def stop_services(supervisor: ProcessSupervisor) -> None:
-    """Stop everything in order. A job whose worker had to be killed is marked INTERRUPTED here, by its dead owner."""
+    """Stop all programs in order. Jobs whose worker was killed are marked INTERRUPTED."""
     from tracking.db import writing
     from workers.supervise.reconcile import interrupt_lost
 
     supervisor.stop()
     try:
-        with writing(supervisor.settings) as rows:
-            interrupt_lost(rows)
+        with writing(supervisor.settings) as session:
+            interrupt_lost(session)
     except SpeculoosError as error:
         say(str(error))
 
 
 class Services:
-    """A context in which jobs get done. Call `keep` now and then inside it.
+    """A context in which jobs run. Call `keep` regularly inside it.
 
-    Nobody holds the home: we do, and start what is needed. Someone else does, or workers beat elsewhere: theirs are
-    used, and when they end, ours start. `up` asks for the home: ours stop, their jobs go on under `up`.
+    If no process holds the home's lock, this one takes it and starts the services. If another process holds it, or
+    workers elsewhere send heartbeats, theirs are used, and own services start when they end. If `up` requests the lock,
+    own services stop and their jobs continue under `up`.
     """
 
     def __init__(self, settings: Settings, names: tuple[str, ...]):
@@ -44,7 +45,7 @@ class Services:
         self.names = names
         self._lock = HomeLock(settings)
         self._supervisor: ProcessSupervisor | None = None
-        self._told = ""
+        self._last_message = ""
 
     def __enter__(self) -> "Services":
         try:
@@ -60,23 +61,23 @@ class Services:
 
     @property
     def ours(self) -> bool:
-        """True while this command runs the services itself."""
+        """Whether this command runs the services itself."""
         return self._supervisor is not None
 
     def keep(self) -> None:
-        """Take, keep or give up the home. Raises Unavailable when a program of ours cannot start."""
+        """Take, keep or release the lock and services. Raises Unavailable when a program cannot start."""
         if self._supervisor:
             if self._lock.handover_asked():
-                self._tell("`speculoos up` takes over the services of this home.")
+                self._say("`speculoos up` takes over the services of this home.")
                 self.stop()
             else:
                 self._check(self._supervisor)
-        elif self._served_elsewhere():
+        elif self._has_remote_workers():
             return
         elif not self._lock.handover_asked() and self._lock.acquire(COMMAND, self.names):
             self._start()
         else:
-            self._remark(self._lock.holder())
+            self._report(self._lock.holder())
 
     def stop(self) -> None:
         if self._supervisor:
@@ -84,8 +85,8 @@ class Services:
             self._supervisor = None
         self._lock.release()
 
-    def _served_elsewhere(self) -> bool:
-        """With a broker of its own (REDIS_URL), a home's workers may run in other containers or on other machines."""
+    def _has_remote_workers(self) -> bool:
+        """Whether workers run elsewhere, such as in other containers or on other machines; needs REDIS_URL."""
         if self.settings.embedded_broker:
             return False
         return all(part.ok for part in health.check(self.settings, self.names).values())
@@ -113,13 +114,13 @@ class Services:
             time.sleep(0.1)
             self.keep()
 
-    def _remark(self, holder: dict) -> None:
-        """Another command's services may lack our worker; it is worth a word that we wait for its end."""
+    def _report(self, holder: dict) -> None:
+        """Say that this command waits for another one that runs services without the needed workers."""
         missing = set(self.names) - set(holder.get("programs", self.names))
         if holder.get("mode") not in (UP, None) and missing:
-            self._tell(f"Another speculoos command (process {holder.get('pid')}) uses this home; waiting for its end …")
+            self._say(f"Another speculoos command (process {holder.get('pid')}) uses this home; waiting for it …")
 
-    def _tell(self, words: str) -> None:
-        if words != self._told:
-            say(words)
-            self._told = words
+    def _say(self, message: str) -> None:
+        if message != self._last_message:
+            say(message)
+            self._last_message = message

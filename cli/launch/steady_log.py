@@ -1,6 +1,6 @@
-"""supervisord's log files, on a disk that may be full: what cannot be written is counted and dropped, never raised.
+"""Log files of supervisord that tolerate a full disk: bytes that cannot be written are counted and dropped.
 
-supervisord's own handler prints its error to a file on the same disk, fails again, and takes every program along.
+supervisord's own handler prints the error to a file on the same disk, fails again and ends with all programs.
 """
 
 import os
@@ -11,7 +11,7 @@ from supervisor import loggers
 
 
 class SteadyHandler(loggers.RotatingFileHandler):
-    """Writes, rotates and reopens as its parent does; says how much is missing as soon as it can write again."""
+    """Writes, rotates and reopens like its parent; logs the number of dropped bytes when writing works again."""
 
     def __init__(self, filename: str, mode: str = "ab", maxBytes: int = 0, backupCount: int = 0):  # noqa: N803
         loggers.Handler.__init__(self)
@@ -36,20 +36,20 @@ class SteadyHandler(loggers.RotatingFileHandler):
         return isinstance(record.msg, bytes) and self.fmt == "%(message)s"
 
     def _write(self, data: bytes) -> int:
-        """How many bytes could not be written."""
+        """Returns the number of bytes that could not be written."""
         try:
             if self.stream is None or self.stream.closed:
                 self._open()
             while data:
                 data = data[self.stream.write(data) :]
-        except (OSError, AttributeError, ValueError):  # no room; no file
+        except (OSError, AttributeError, ValueError):  # disk full, or no file
             pass
         return len(data)
 
     def _open(self) -> None:
         self.stream, self.closed = None, False
         with suppress(OSError):
-            self.stream = open(self.baseFilename, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+            self.stream = open(self.baseFilename, "ab", buffering=0)  # noqa: SIM115 (closed in close)
 
     def doRollover(self) -> None:  # noqa: N802 (supervisord's name)
         if not self.maxBytes or self.stream.tell() < self.maxBytes:
@@ -63,7 +63,7 @@ class SteadyHandler(loggers.RotatingFileHandler):
         self._open()
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         if self.stream is not None:
@@ -82,7 +82,7 @@ class SteadyHandler(loggers.RotatingFileHandler):
 
 
 class Dropping:
-    """A text stream whose writes never fail."""
+    """A text stream that ignores write errors."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -101,5 +101,5 @@ class Dropping:
 
 
 def install() -> None:
-    """Make every log file that supervisord opens in this process a steady one."""
+    """Make supervisord use SteadyHandler for all log files in this process."""
     loggers.RotatingFileHandler = loggers.FileHandler = SteadyHandler  # type: ignore[misc]

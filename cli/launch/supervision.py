@@ -1,6 +1,6 @@
-"""Running programs under supervisord: its configuration, its start and ordered stop, and what a killed one left behind.
+"""Run programs under supervisord: configuration, start, ordered stop, and cleanup after a killed supervisor.
 
-`python -m cli.launch.supervision CONFIG PARENT` is the supervisor process itself; it ends with its parent.
+`python -m cli.launch.supervision CONFIG PARENT` is the supervisor process; it ends with its parent.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from speculoos.room import update_reserve
 from speculoos.settings import PROJECT_ROOT, Settings
 
 MARK = "SPECULOOS_SUPERVISED"
-"""Environment variable that names the home in every supervised process, so that survivors can be found."""
+"""Environment variable with the home folder in all supervised processes, to find those left running."""
 STOP_SECONDS = 15.0
 RESTARTS, STEADY_SECONDS = 3, 60
 STOP_TIMES = {"SPECULOOS_STOP_SECONDS": "5", "SPECULOOS_KILL_SECONDS": "1"}
-"""What a worker that is told to stop gives its child: it still marks the job before its own time is over."""
+"""Timeouts of a stopping worker for its child; they leave time to mark the job."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -72,16 +72,16 @@ def _escape(value: object) -> str:
 
 
 class ProcessSupervisor:
-    """One supervisord with its programs; the caller holds the home's lock."""
+    """A supervisord with its programs; the caller holds the lock of the home."""
 
     def __init__(self, settings: Settings, programs: list[Program]):
         self.settings = settings
         self.programs = programs
         self._process: subprocess.Popen[bytes] | None = None
-        self._pids: dict[str, set[int]] = {}  # a program that dies again and again has many, one that is slow has one
+        self._pids: dict[str, set[int]] = {}  # many for a program that keeps dying
 
     def start(self) -> None:
-        """Write the configuration and start. Raises Unavailable when supervisord does not come up."""
+        """Write the configuration and start supervisord. Raises Unavailable when writing fails."""
         home, run = self.settings.home, self.settings.run_dir
         update_reserve(self.settings)
         for folder in (home / "logs", home / "broker"):
@@ -91,13 +91,16 @@ class ProcessSupervisor:
         try:
             config.write_text(text)
         except OSError as error:
-            raise Unavailable(f"{config} cannot be written ({error.strerror}); make room there.") from None
+            raise Unavailable(f"{config} cannot be written ({error.strerror}); free disk space there.") from None
         with _output(home / "logs" / "supervisord.out") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cli.launch.supervision", str(config), str(os.getpid())],
-                **{"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL, "cwd": PROJECT_ROOT},
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                cwd=CLONE,
                 env={**STOP_TIMES, **os.environ, "SPECULOOS_HOME": str(home), MARK: str(home)},
-                start_new_session=True,  # Ctrl-C reaches us alone; the order of stopping is ours
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the programs in order
             )
 
     @property
@@ -109,28 +112,28 @@ class ProcessSupervisor:
         return self._process is not None and self._process.poll() is None
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise Unavailable, with the program's last words, when one of `names` was given up or keeps dying early."""
+        """Raise Unavailable, with the last log line, when one of `names` failed to start or keeps dying early."""
         if not self.alive:
-            words = last_words(self.settings, "supervisord") or "it left no word"
-            raise Unavailable(f"The supervisor ended: {words}", self.log_hint)
+            reason = last_words(self.settings, "supervisord") or "its log is empty"
+            raise Unavailable(f"The supervisor ended: {reason}", self.log_hint)
         for name, state in program_states(self.settings).items():
-            seen = self._pids.setdefault(name, set())
+            pids = self._pids.setdefault(name, set())
             if state["pid"] and state["now"] - state["start"] > STEADY_SECONDS:
-                seen.clear()
-            seen.update({state["pid"]} - {0})
-            if name in names and (state["statename"] == "FATAL" or len(seen) > RESTARTS):
-                words = last_words(self.settings, name) or state["spawnerr"]
-                raise Unavailable(f"{name} does not start: {words}", self.log_hint)
+                pids.clear()
+            pids.update({state["pid"]} - {0})
+            if name in names and (state["statename"] == "FATAL" or len(pids) > RESTARTS):
+                reason = last_words(self.settings, name) or state["spawnerr"]
+                raise Unavailable(f"{name} does not start: {reason}", self.log_hint)
 
     def revive(self) -> None:
-        """Start the programs that supervisord has given up."""
+        """Restart the programs in state FATAL."""
         for name, state in program_states(self.settings).items():
             if state["statename"] == "FATAL":
                 with contextlib.suppress(OSError, xmlrpc.client.Error), _rpc(self.settings) as proxy:
                     proxy.supervisor.startProcess(f"{state['group']}:{name}", False)
 
     def stop(self) -> None:
-        """Stop the programs in order, then supervisord; kill what is left after 15 s."""
+        """Stop the programs in order, then supervisord; kill remaining processes after 15 s."""
         if self.alive and self._process:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -142,7 +145,7 @@ class ProcessSupervisor:
 
 
 def _output(path: Path) -> IO[bytes]:
-    """Where supervisord's own words go; nowhere on a disk that has no room for them."""
+    """Output file of supervisord; /dev/null when the disk is full."""
     try:
         return open(path, "wb")
     except OSError:
@@ -150,7 +153,7 @@ def _output(path: Path) -> IO[bytes]:
 
 
 def program_states(settings: Settings) -> dict[str, dict[str, Any]]:
-    """supervisord's word on each program: statename, pid, spawnerr … Empty while it does not answer."""
+    """{name: state} from supervisord: statename, pid, spawnerr, … Empty while it does not answer."""
     try:
         with _rpc(settings) as proxy:
             return {info["name"]: info for info in proxy.supervisor.getAllProcessInfo()}  # type: ignore[union-attr]
@@ -166,27 +169,23 @@ def _rpc(settings: Settings) -> xmlrpc.client.ServerProxy:
 
 
 def survivors(settings: Settings) -> list[psutil.Process]:
-    """Processes of this home that run without us: left behind by a supervisor that was killed."""
-    mark, mine = str(settings.home), os.getpid()
+    """Other processes of this home, left running by a killed supervisor."""
+    home, own = str(settings.home), os.getpid()
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != mine and process.environ().get(MARK) == mark and process.status() != "zombie":
+            if process.pid != own and process.environ().get(MARK) == home and process.status() != "zombie":
                 processes.append(process)
     return processes
 
 
 def end_survivors(settings: Settings, patience: float = STOP_SECONDS) -> int:
-    """End what a killed `up` left: its supervisord first (it stops the others in order), then each by TERM and KILL.
-
-    Returns how many processes there were.
-    """
+    """End the processes left by a killed `up`: first supervisord (which stops the others in order), then all with TERM
+    and KILL. Returns the number of processes. Raises Unavailable when one does not end."""
     left = survivors(settings)
     count = len(left)
-    supervisors = [p for p in left if _is_supervisor(p)]
-    _signal(supervisors, signal.SIGTERM, patience)
-    left = survivors(settings)
-    _signal(left, signal.SIGTERM, min(patience, 8.0))
+    _signal([p for p in left if _is_supervisor(p)], signal.SIGTERM, patience)
+    _signal(survivors(settings), signal.SIGTERM, min(patience, 8.0))
     _signal(survivors(settings), signal.SIGKILL, 5.0)
     if left := survivors(settings):
         raise Unavailable(f"Process {left[0].pid} of an earlier start does not end; end it and try again.")
@@ -213,12 +212,12 @@ def last_words(settings: Settings, name: str) -> str:
         text = (settings.home / "logs" / f"{name}.log").read_text(errors="replace")
     except OSError:
         return ""
-    said = [line for line in text.splitlines() if line.strip()]
-    return said[-1].removeprefix("speculoos.errors.") if said else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("speculoos.errors.") if lines else ""
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask Linux for SIGTERM when the parent dies; elsewhere the next `up` ends what is left."""
+    """On Linux, get SIGTERM when the parent dies; on other systems the next `up` ends this process."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

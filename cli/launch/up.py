@@ -1,4 +1,4 @@
-"""`speculoos up`: everything a home needs, in the foreground, until Ctrl-C. Migrates, starts, waits, prints the URL."""
+"""`speculoos up`: migrate the database, start all services, print the URL, and run in the foreground until Ctrl-C."""
 
 import signal
 import socket
@@ -29,22 +29,22 @@ REVIVE_SECONDS = 30.0
 
 
 def up(settings: Settings) -> int:
-    """Run the workbench in the foreground; returns the exit code. A second start says where the first one is.
+    """Run the workbench in the foreground; returns the exit code. Prints the URL if it is already running.
 
-    Raises Unavailable where a full disk lets nothing start.
+    Raises Unavailable when the disk is full.
     """
     try:
         return _run(settings)
     except OSError as error:
         if not disk_full(error):
             raise
-        where = error.filename or settings.home
-        raise Unavailable(f"The disk that holds {where} is full; make room there and start again.") from None
+        path = error.filename or settings.home
+        raise Unavailable(f"The disk that holds {path} is full; make room there and start again.") from None
 
 
 def _run(settings: Settings) -> int:
     lock = HomeLock(settings)
-    if not _take(lock):
+    if not _acquire(lock):
         print(f"Speculoos is running already: {address(settings)}")
         return 0
     stop = _stop_on_signals(settings)
@@ -62,24 +62,24 @@ def _run(settings: Settings) -> int:
             _watch(supervisor, stop)
     finally:
         if supervisor:
-            _say("Stopping (a job in progress goes on at the next start) …")
+            _say("Stopping (running jobs continue at the next start) …")
             stop_services(supervisor)
         lock.release()
     return 0
 
 
 def address(settings: Settings) -> str:
-    """What to open: the pages or, where they ask for one, a link that lets one browser in."""
-    return create_login_link(settings, settings.url) if settings.login == "token" else settings.url
+    """URL of the pages, with a one-time login token if logins use tokens."""
+    return make_link(settings, settings.url) if settings.login == "token" else settings.url
 
 
 def prepare(settings: Settings) -> None:
-    """What every start needs: no survivors, a migrated database, the inference token."""
+    """Before each start: end leftover processes, migrate the database, create the inference token."""
     from ops.homes import open_home
     from tracking.db import dispose
 
     if count := end_survivors(settings):
-        _say(f"Ended {count} processes that an earlier start left behind.")
+        _say(f"Ended {count} processes left by an earlier start.")
     settings.home.mkdir(parents=True, exist_ok=True)
     open_home(settings)
     dispose()
@@ -87,7 +87,7 @@ def prepare(settings: Settings) -> None:
 
 
 def wait_healthy(supervisor: ProcessSupervisor, names: tuple[str, ...], stop: threading.Event) -> bool:
-    """Until every named part answers; False when `stop` was set first. Raises Unavailable for one that gave up."""
+    """Wait until all named services are healthy; False if `stop` was set. Raises Unavailable if one fails to start."""
     waiting, deadline = list(names), time.monotonic() + START_SECONDS
     while waiting and not stop.is_set():
         waiting = [name for name in waiting if not health.check(supervisor.settings, [name])[name].ok]
@@ -101,20 +101,20 @@ def wait_healthy(supervisor: ProcessSupervisor, names: tuple[str, ...], stop: th
     return not stop.is_set()
 
 
-def _take(lock: HomeLock) -> bool:
-    """The lock, from a command that holds it if need be. False when another `up` has it."""
-    deadline, told = time.monotonic() + HANDOVER_SECONDS, False
+def _acquire(lock: HomeLock) -> bool:
+    """Acquire the lock, if necessary by handover from a command. False when another `up` holds it."""
+    deadline, requested = time.monotonic() + HANDOVER_SECONDS, False
     while not lock.acquire(UP, ALL):
         holder = lock.holder()
         if holder.get("mode") == UP:
             return False
-        if holder.get("mode") == COMMAND and not told:
+        if holder.get("mode") == COMMAND and not requested:
             _say(f"A speculoos command (process {holder.get('pid')}) is using this home; taking over its services …")
             lock.ask_handover()
-            told = True
+            requested = True
         if time.monotonic() > deadline:
             lock.forget_handover()
-            raise Conflict(f"Process {holder.get('pid')} does not give this home's services up; end it and try again.")
+            raise Conflict(f"Process {holder.get('pid')} does not release this home's services; end it and try again.")
         time.sleep(POLL_SECONDS)
     lock.forget_handover()
     return True
@@ -122,7 +122,7 @@ def _take(lock: HomeLock) -> bool:
 
 def _check_exposure(settings: Settings) -> None:
     if not settings.is_loopback and not settings.password:
-        raise BadInput(f"SPECULOOS_HOST is {settings.host}, which others can reach; set SPECULOOS_PASSWORD too.")
+        raise BadInput(f"SPECULOOS_HOST is {settings.host}, which other machines can reach; set SPECULOOS_PASSWORD.")
 
 
 def _check_ports(settings: Settings) -> None:
@@ -131,8 +131,7 @@ def _check_ports(settings: Settings) -> None:
     for host, port, setting, name in addresses:
         if not _free(host, port):
             raise Conflict(
-                f"Port {port}, where {name} should listen, is in use{_by_whom(port)}; "
-                f"end that process or set {setting} to another port."
+                f"Port {port} of {name} is in use{_user_of(port)}; end that process or set {setting} to another port."
             )
 
 
@@ -147,8 +146,8 @@ def _free(host: str, port: int) -> bool:
     return True
 
 
-def _by_whom(port: int) -> str:
-    """` by NAME (process N)`, or nothing where the system does not tell."""
+def _user_of(port: int) -> str:
+    """` by NAME (process N)`, or "" if unknown."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
@@ -159,12 +158,12 @@ def _by_whom(port: int) -> str:
 
 
 def _stop_on_signals(settings: Settings) -> threading.Event:
-    """An event set by the first Ctrl-C, TERM or HUP; a second one ends everything at once."""
+    """An event set by the first Ctrl-C, TERM or HUP; a second one ends all processes immediately."""
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
-            _say("Ending at once.")
+            _say("Ending immediately.")
             end_survivors(settings, patience=0)
         stop.set()
 
@@ -174,27 +173,25 @@ def _stop_on_signals(settings: Settings) -> threading.Event:
 
 
 def _watch(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
-    """Sit still until asked to stop. A killed supervisor is replaced; what it left is ended first.
-
-    A program that supervisord gave up is tried again now and then (the disk may have been full).
-    """
-    tried = time.monotonic()
+    """Wait for `stop`. Restart a killed supervisor, and every REVIVE_SECONDS programs in state FATAL (for example after
+    a full disk)."""
+    revived = time.monotonic()
     while not stop.wait(POLL_SECONDS):
-        if time.monotonic() - tried > REVIVE_SECONDS:
+        if time.monotonic() - revived > REVIVE_SECONDS:
             supervisor.revive()
-            tried = time.monotonic()
+            revived = time.monotonic()
         if not supervisor.alive:
-            _say("The supervisor ended; starting it again …")
-            _start_again(supervisor, stop)
+            _say("The supervisor ended; restarting it …")
+            _restart(supervisor, stop)
 
 
-def _start_again(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
-    """Once what it left is ended; where the machine has no room for it now, a little later."""
+def _restart(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
+    """End leftover processes and start again; wait a little after an error, such as a full disk."""
     end_survivors(supervisor.settings)
     try:
         supervisor.start()
     except (Unavailable, OSError) as error:
-        _say(f"Not yet: {error}")
+        _say(f"Restart failed: {error}")
         stop.wait(REVIVE_SECONDS / 6)
 
 
@@ -205,6 +202,6 @@ def _welcome(settings: Settings) -> str:
     return f"Speculoos is up: {address(settings)}{login}{once}{open_to}\nHome: {settings.home}. Ctrl-C stops it."
 
 
-def _say(words: str) -> None:
+def _say(message: str) -> None:
     with suppress(OSError):  # standard error may be a file on a full disk
-        print(words, file=sys.stderr, flush=True)
+        print(message, file=sys.stderr, flush=True)

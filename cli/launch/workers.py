@@ -1,5 +1,5 @@
-"""Workers alone, without pages and broker: beside `speculoos up`, or on another machine that sees the same Redis and
-PostgreSQL (and the same store, see SPECULOOS_STORE, where the home folder is not shared)."""
+"""`speculoos worker`: workers only, in addition to `speculoos up` or on another machine with access to the same Redis,
+PostgreSQL and home folder or store (SPECULOOS_STORE)."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from speculoos.settings import LOOPBACK, Settings
 from tracking import db, revisions
 
 PAUSE = 3.0
-"""Seconds before a worker that ended by itself is started again."""
+"""Seconds before a worker that ended is restarted."""
 PATIENCE = 30.0
 POLL = 0.3
 BROKER = "Set REDIS_URL to the Redis server that the pages use (redis://host:6379/0)."
@@ -25,8 +25,8 @@ DATABASE = "Set DATABASE_URL to the PostgreSQL server that the pages use; SQLite
 
 
 def ready(settings: Settings) -> None:
-    """Raises BadInput or Unavailable, in one sentence, where no worker could work: nothing is shared, nothing answers,
-    or the tables are of another version. A server's tables are left to those who serve the pages."""
+    """Raise BadInput or Unavailable when workers cannot run: broker or database are not shared or do not answer, or the
+    database has another version. Migrates SQLite only; `speculoos up` migrates a server."""
     _check_shared(settings)
     broker = health.check(settings, ["broker"])["broker"]
     if not broker.ok:
@@ -35,15 +35,15 @@ def ready(settings: Settings) -> None:
         open_home(settings)
         return
     if (revision := db.revision(settings)) != revisions.head():
-        said = f"The database is at migration {revision or 'none'}, these workers need {revisions.head()}."
-        raise Unavailable(said, "Start `speculoos up` of this version where the pages are; it migrates the database.")
+        message = f"The database is at migration {revision or 'none'}, these workers need {revisions.head()}."
+        raise Unavailable(message, "Start `speculoos up` of this version on the server; it migrates the database.")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     restrict_permissions(settings)
 
 
 def run(queue: str, count: int, threads: int | None, devices: list[str]) -> int:
-    """Serve `queue` with `count` worker processes until told to end; one takes the place of this process. Each has the
-    next of `devices`."""
+    """Run `count` worker processes for `queue` until stopped; a single one replaces this process. Devices are assigned
+    round-robin."""
     command = list(worker_command(queue, threads))
     environments = [_environment(devices, number) for number in range(count)]
     if count == 1:
@@ -72,16 +72,16 @@ def _environment(devices: list[str], number: int) -> dict[str, str]:
 
 
 def _watch(command: list[str], environments: list[dict[str, str]]) -> int:
-    """Start again what ends by itself; end all when told to (Ctrl-C, TERM: the command line makes both the same)."""
+    """Restart workers that end; end all on Ctrl-C or TERM (the command line raises KeyboardInterrupt for both)."""
     children = [_start(command, environment) for environment in environments]
     try:
         while True:
             time.sleep(POLL)
-            for place, child in enumerate(children):
+            for index, child in enumerate(children):
                 if child.poll() is not None:
-                    print(f"A worker ended (status {child.returncode}) and is started again.", file=sys.stderr)
+                    print(f"A worker ended (status {child.returncode}) and is restarted.", file=sys.stderr)
                     time.sleep(PAUSE)
-                    children[place] = _start(command, environments[place])
+                    children[index] = _start(command, environments[index])
     except KeyboardInterrupt:
         return 0
     finally:
@@ -89,7 +89,7 @@ def _watch(command: list[str], environments: list[dict[str, str]]) -> int:
 
 
 def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """In a session of its own: a Ctrl-C is for this process to pass on, once."""
+    """Start in a new session, so that Ctrl-C reaches only this process, which ends the children once."""
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
 

@@ -1,6 +1,6 @@
-"""The drafting methods, one record each. Every table that names methods is made of these; no torch.
+"""Registry of drafting methods: one Method record each. No torch.
 
-A method of one's own is a module with a record called METHOD; its name goes into SPECULOOS_METHODS.
+To add a method, write a module with a record METHOD and list the module in SPECULOOS_METHODS.
 """
 
 import importlib
@@ -21,7 +21,7 @@ BUILT_IN = ("models.methods.medusa", "models.methods.eagle", "models.methods.eag
 
 
 class _Table(Mapping[str, Record]):
-    """A mapping that is made when it is first looked into."""
+    """A mapping computed on access."""
 
     def __init__(self, make: Callable[[], Mapping[str, Record]]):
         self._make = make
@@ -41,15 +41,15 @@ def _read(modules: Iterable[str]) -> dict[str, Method]:
 
 
 _known = _read(BUILT_IN)
-_further = [name.strip() for name in os.environ.get("SPECULOOS_METHODS", "").split(",") if name.strip()]
+_extra_modules = [name.strip() for name in os.environ.get("SPECULOOS_METHODS", "").split(",") if name.strip()]
 
 
 def _records() -> dict[str, Method]:
-    """Every record by its method's name. Those of SPECULOOS_METHODS (module names, comma-separated) are read when they
-    are first asked for: a stranger's module may hold its classes too, and those import rooms that import this one."""
-    further = [*_further]
-    _further.clear()
-    _known.update(_read(further))
+    """All records by name. Modules in SPECULOOS_METHODS (comma-separated) are imported on first access, since they may
+    import packages that import this one."""
+    modules = [*_extra_modules]
+    _extra_modules.clear()
+    _known.update(_read(modules))
     return _known
 
 
@@ -59,13 +59,13 @@ METHODS: Mapping[str, Method] = _Table(_records)
 def find_method(name: str) -> Method:
     """The record of a method. Raises Unsupported for an unknown one."""
     if name not in METHODS:
-        raise Unsupported(f"Unknown draft method {name!r}; known are {', '.join(METHODS)}.")
+        raise Unsupported(f"Unknown draft method {name!r}; choose one of {', '.join(METHODS)}.")
     return METHODS[name]
 
 
 def train_config(method: str = "medusa", **settings: Any) -> TrainConfig:
-    """The settings of one run, stored or typed: texts are read as the field's type. Those of other methods are left
-    out, so that one set of settings may serve several. Raises BadInput naming the field that is wrong."""
+    """Settings of a training run; strings are converted to the field's type. Settings of other methods are ignored.
+    Raises BadInput naming the invalid field."""
     if method not in METHODS:
         raise BadInput(f"method: expected one of {', '.join(METHODS)}, got {method!r}.")
     schema = METHODS[method].config
@@ -78,7 +78,7 @@ def train_config(method: str = "medusa", **settings: Any) -> TrainConfig:
 
 @cache
 def _settings_of_all(methods: tuple[Method, ...]) -> dict[str, Setting]:
-    """Every setting by name; `methods` names those it counts for, where it does not count for all."""
+    """All settings by name; `Setting.methods` is empty for settings of all methods."""
     settings: dict[str, Setting] = {}
     for method in methods:
         for setting in settings_of(method.config, (method.name,)):

@@ -1,4 +1,4 @@
-"""EAGLE-1 (Li et al. 2024), drafting with EAGLE-2's dynamic trees: options as in ModelOpt."""
+"""EAGLE-1 (Li et al. 2024) with EAGLE-2's dynamic trees; options named as in ModelOpt."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from models.methods.record import DraftSize, Method
 from models.methods.settings import TrainConfig, setting
 
 MEASURED_DEPTH = 4
-"""Tokens of the chain by which a training measures the draft."""
+"""Length of the chain by which training evaluates the draft."""
 DRAFTING = ("tree", "depth", "top_k", "nodes", "sample")
 
 
@@ -20,7 +20,7 @@ class EagleSettings(TrainConfig):
 
 
 def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    """Decoder layers of 12 · H² and the 2H × H product in front; the base's head is passed, not trained. Measured is a
+    """Decoder layers of 12 · H² and the 2H × H input product; the base's LM head is used, not trained. Evaluated with a
     chain of MEASURED_DEPTH."""
     parameters = (12 * config.eagle_num_layers + 2) * hidden * hidden
     return DraftSize(parameters, parameters + hidden * vocabulary, measured=MEASURED_DEPTH)
@@ -30,7 +30,7 @@ METHOD = Method(
     name="eagle",
     title="EAGLE-1",
     noun="EAGLE-1 draft",
-    about="EAGLE-1: one small layer continues the base's last features. Longer accepted runs than Medusa.",
+    about="EAGLE-1: one decoder layer predicts the base's next hidden states. Longer accepted lengths than Medusa.",
     network="models.eagle:EagleDraft",
     trainer="training.eagle:EagleMethod",
     drafter="decoding.drafters.eagle",

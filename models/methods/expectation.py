@@ -1,9 +1,9 @@
-"""What a static tree is expected to give: τ from the acceptance of each place, speed from what steps cost.
+"""Expected accepted length τ and speedup of a static tree, from acceptance rates by depth and rank and step costs.
 
-A node is accepted when all on its path are: its chance is the product of the shares with which its rank was the
-accepted one at its depth (the estimate by which Cai et al. 2024, Medusa, section 2.3.3, grow trees; Chen et al. 2024,
-Sequoia, section 3, call the shares positional acceptance). Places count as independent, which they are not quite: a
-tree that was measured as a whole (decoding.tuning) is known better. Plain numbers only.
+A node is accepted when all nodes on its path are: its probability is the product of the rates with which its rank was
+accepted at its depth (the estimate by which Cai et al. 2024, Medusa, section 2.3.3, grow trees; Chen et al. 2024,
+Sequoia, section 3, call the rates positional acceptance). This assumes independent positions, which is only
+approximate: measuring a whole tree (decoding.tuning) is more accurate. No torch.
 """
 
 import heapq
@@ -15,14 +15,14 @@ from models.methods.trees import nodes
 
 Path = tuple[int, ...]
 LARGEST = 64
-"""Nodes with the root of a tree that is looked for."""
+"""Maximum nodes, with the root, of a suggested tree."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What trees are reckoned from. `by_rank[d][r]`: how often rank r was the accepted one at depth d + 1, None where
-    it was not drafted; `forward_ms` by nodes with the root, `draft_ms[d]` of drafting to depth d + 1; both empty where
-    nothing was timed."""
+    """Measurements for estimates. `by_rank[d][r]`: rate with which rank r was accepted at depth d + 1, None if never
+    drafted; `forward_ms`: by number of nodes with the root; `draft_ms[d]`: drafting to depth d + 1; both empty without
+    timings."""
 
     by_rank: tuple[tuple[float | None, ...], ...]
     forward_ms: Mapping[int, float]
@@ -30,31 +30,31 @@ class Measured:
     other_ms: float = 0.0
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> "Measured | None":
-        """Of a tuning's finding, or an evaluation's `acceptance_by_rank` alone; None where neither is there."""
-        shares = found.get("by_rank") or found.get("acceptance_by_rank")
+    def of(cls, values: Mapping[str, Any]) -> "Measured | None":
+        """From a tuning result or an evaluation's `acceptance_by_rank`; None without either."""
+        shares = values.get("by_rank") or values.get("acceptance_by_rank")
         if not isinstance(shares, list) or not shares:
             return None
-        costs = {int(size): float(ms) for size, ms in (found.get("forward_ms") or {}).items()}
-        drafting = tuple(map(float, found.get("draft_ms") or ()))
-        return cls(tuple(map(tuple, shares)), costs, drafting, float(found.get("other_ms") or 0.0))
+        costs = {int(size): float(ms) for size, ms in (values.get("forward_ms") or {}).items()}
+        drafting = tuple(map(float, values.get("draft_ms") or ()))
+        return cls(tuple(map(tuple, shares)), costs, drafting, float(values.get("other_ms") or 0.0))
 
     def share(self, depth: int, rank: int) -> float | None:
-        """At `depth`, counted from 1; None where it was not measured."""
+        """Acceptance rate of `rank` at `depth` (1-based); None if not measured."""
         ranks = self.by_rank[depth - 1] if depth <= len(self.by_rank) else ()
         return ranks[rank] if rank < len(ranks) else None
 
     def step_ms(self, size: int, depth: int) -> float | None:
-        """A step with `size` nodes and the root; None where nothing like it was timed."""
+        """Milliseconds of a step with `size` nodes including the root; None without a comparable timing."""
         if not self.forward_ms or size > max(self.forward_ms) or (depth and not self.draft_ms):
             return None
-        return interpolate(self.forward_ms, size) + (_line(self.draft_ms, depth) if depth else 0.0) + self.other_ms
+        return interpolate(self.forward_ms, size) + (_extended(self.draft_ms, depth) if depth else 0.0) + self.other_ms
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Of one tree: its nodes in order with the chance of each, τ, milliseconds a step and speed against plain (None
-    where that was not measured), and how many nodes nothing is known of: they count as never accepted."""
+    """Estimates of a tree: acceptance probability of each node in order, τ, milliseconds per step and speedup over
+    plain decoding (None without timings), and the number of nodes without a measured rate, which count as rejected."""
 
     chances: dict[Path, float]
     tau: float
@@ -64,7 +64,7 @@ class Expected:
 
 
 def expected(tree: Sequence[Sequence[int]], measured: Measured) -> Expected:
-    """Of a tree as `models.methods.trees.parse` gives it."""
+    """Estimates of a tree as returned by `models.methods.trees.parse`."""
     chances: dict[Path, float] = {(): 1.0}
     unknown = 0
     for path in sorted(nodes(tree), key=lambda path: (len(path), path)):
@@ -79,59 +79,58 @@ def expected(tree: Sequence[Sequence[int]], measured: Measured) -> Expected:
 
 
 def suggested(measured: Measured) -> list[list[int]]:
-    """The tree with the most expected tokens a second; where nothing was timed, the 16 likeliest nodes."""
+    """The tree with the highest expected speedup; without timings, the 16 most probable nodes."""
     timed, best, tree = bool(measured.forward_ms), 0.0, [[0]]
     for depth in range(1, len(measured.by_rank) + 1):
         chosen: list[Path] = []
-        for path in _likeliest(measured, depth):
+        for path in _most_probable(measured, depth):
             chosen.append(path)
-            found = expected(chosen, measured)
-            worth = found.speedup if timed else found.tau if len(chosen) <= 16 else None
-            if worth is not None and worth > best:
-                best, tree = worth, [list(each) for each in chosen]
+            estimate = expected(chosen, measured)
+            score = estimate.speedup if timed else estimate.tau if len(chosen) <= 16 else None
+            if score is not None and score > best:
+                best, tree = score, [list(each) for each in chosen]
     return sorted(tree, key=lambda path: (len(path), path))
 
 
-def _likeliest(measured: Measured, deepest: int) -> list[Path]:
-    """Nodes no deeper than that, the likeliest first: a child is never likelier than its parent, so none comes before
-    it."""
-    waiting = [(-1.0, 0, ())]
-    found: list[Path] = []
-    while waiting and len(found) < LARGEST:
-        chance, depth, path = heapq.heappop(waiting)
+def _most_probable(measured: Measured, max_depth: int) -> list[Path]:
+    """Nodes up to `max_depth`, most probable first; a parent always comes before its children."""
+    heap = [(-1.0, 0, ())]
+    paths: list[Path] = []
+    while heap and len(paths) < LARGEST:
+        chance, depth, path = heapq.heappop(heap)
         if path:
-            found.append(path)
-        if depth < deepest:
+            paths.append(path)
+        if depth < max_depth:
             shares = enumerate(measured.by_rank[depth])
             children = ((chance * share, depth + 1, (*path, rank)) for rank, share in shares if share)
             for child in children:
-                heapq.heappush(waiting, child)
-    return found
+                heapq.heappush(heap, child)
+    return paths
 
 
 def rising(costs: Mapping[int, float]) -> dict[int, float]:
-    """Measured milliseconds by amount of work, so that more work never costs less.
+    """Make milliseconds by amount of work non-decreasing: each becomes the minimum of itself and all larger ones.
 
-    Other programs only add time, so what a larger amount took bounds the smaller ones from above: each becomes the
-    least of itself and all larger ones. With such costs no expected speedup exceeds the expected τ.
+    Interference only adds time, so the time of more work is an upper bound for less work. With such costs no expected
+    speedup exceeds the expected τ.
     """
-    least, found = float("inf"), {}
+    least, result = float("inf"), {}
     for amount in sorted(costs, reverse=True):
         least = min(least, costs[amount])
-        found[amount] = least
-    return dict(sorted(found.items()))
+        result[amount] = least
+    return dict(sorted(result.items()))
 
 
 def interpolate(points: Mapping[int, float], at: int) -> float:
-    """Piecewise linear through `points`, level beyond its ends."""
+    """Piecewise linear interpolation of `points`, constant beyond the ends."""
     low = max((n for n in points if n <= at), default=min(points))
     high = min((n for n in points if n >= at), default=max(points))
-    share = (at - low) / (high - low) if high > low else 0.0
-    return points[low] + share * (points[high] - points[low])
+    weight = (at - low) / (high - low) if high > low else 0.0
+    return points[low] + weight * (points[high] - points[low])
 
 
-def _line(values: Sequence[float], depth: int) -> float:
-    """values[depth - 1]; beyond their end as the last step goes on."""
+def _extended(values: Sequence[float], depth: int) -> float:
+    """values[depth - 1], linearly extrapolated beyond the end."""
     if depth <= len(values):
         return values[depth - 1]
     slope = values[-1] - values[-2] if len(values) > 1 else 0.0

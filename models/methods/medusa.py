@@ -1,4 +1,4 @@
-"""Medusa heads (Cai et al. 2024): names as in ModelOpt where it has them."""
+"""Medusa heads (Cai et al. 2024); options named as in ModelOpt where it has them."""
 
 from typing import Any, Literal
 
@@ -7,11 +7,11 @@ from models.methods.settings import DraftVocabularyConfig, setting
 
 
 class MedusaSettings(DraftVocabularyConfig):
-    medusa_num_heads: int = setting(4, "Medusa heads: tokens guessed beyond the next one.", 1, 16, label="Heads")
+    medusa_num_heads: int = setting(4, "Medusa heads: tokens predicted beyond the next one.", 1, 16, label="Heads")
     medusa_num_layers: int = setting(1, "Residual blocks in each head.", 0, 16, label="Blocks a head")
     medusa_tie_lm_head: bool = setting(
         False,
-        "Heads share the base's own output matrix, frozen: small and quick to train.",
+        "Heads share the base's output matrix, frozen: small and fast to train.",
         label="Share the base's output matrix",
     )
     medusa_loss: Literal["decayed", "sum"] = setting(
@@ -28,7 +28,7 @@ class MedusaSettings(DraftVocabularyConfig):
 
 
 def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    """Blocks of each head and, unless the base's matrix is shared, an output matrix."""
+    """Blocks of each head and, unless the base's is shared, an output matrix."""
     heads, output = config.medusa_num_heads, hidden * (config.draft_vocab_size or vocabulary)
     blocks = heads * config.medusa_num_layers * (hidden * hidden + hidden)
     if config.medusa_tie_lm_head:
@@ -40,7 +40,7 @@ METHOD = Method(
     name="medusa",
     title="Medusa",
     noun="Medusa heads",
-    about="Medusa heads: several small heads guess the next tokens at once. The quickest to train.",
+    about="Medusa heads: several small heads predict the next tokens in parallel. The fastest to train.",
     network="models.medusa:MedusaHeads",
     trainer="training.medusa:MedusaMethod",
     drafter="decoding.drafters.medusa",

@@ -1,4 +1,4 @@
-"""Recipes: YAML files of training settings that a person can read, each naming its source. No torch.
+"""Recipes: YAML files of training settings. No torch.
 
 A recipe has `about` (one line), `source` (where its numbers come from), `method` and `settings`.
 """
@@ -19,7 +19,7 @@ KEYS = {"about", "source", "method", "settings"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe. `settings` are those of the method without `method`."""
+    """One recipe. `settings` do not include `method`."""
 
     name: str
     method: str
@@ -28,7 +28,7 @@ class Recipe:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def config(self, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-        """The settings, changed by `changes`, checked."""
+        """The validated settings, updated with `changes`."""
         return train_config(**{"method": self.method, **self.settings, **(changes or {})})
 
 
@@ -39,7 +39,7 @@ def list_recipes(method: str = "") -> list[Recipe]:
 
 
 def read_recipe(name: str) -> Recipe:
-    """A built-in recipe by name, or a YAML file by path. Raises NotFound or BadInput in one sentence."""
+    """A built-in recipe by name, or a YAML file by path. Raises NotFound or BadInput."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(p.stem for p in sorted(FOLDER.glob("*.yaml")))
@@ -48,8 +48,8 @@ def read_recipe(name: str) -> Recipe:
 
 
 @lru_cache(maxsize=100)
-def _read(path: Path, _changed: int) -> Recipe:
-    """The file as it was then: forms ask for all of them each time they are opened."""
+def _read(path: Path, _mtime: int) -> Recipe:
+    """Cached by modification time, since forms read all recipes each time they open."""
     data = _parsed(path)
     if unknown := set(data) - KEYS:
         raise BadInput(f"{path}: unknown key {sorted(map(str, unknown))[0]!r}; a recipe has {', '.join(sorted(KEYS))}.")
@@ -62,18 +62,18 @@ def _read(path: Path, _changed: int) -> Recipe:
 
 
 def load_recipe(name: str) -> dict[str, Any]:
-    """Flat settings of a recipe, `method` among them."""
+    """Settings of a recipe, including `method`."""
     recipe = read_recipe(name)
     return {"method": recipe.method, **recipe.settings}
 
 
 def is_built_in(name: str) -> bool:
-    """Whether `name` is one of the recipes that come with the workbench, not a file of the user's."""
+    """Whether `name` is a built-in recipe rather than a file."""
     return bool(name) and (FOLDER / f"{name}.yaml").is_file()
 
 
 def config_for(method: str, recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
-    """What a stored request asks for: the built-in recipe's settings, if it names one, changed by `settings`."""
+    """Settings of a stored request: those of the built-in recipe, if any, updated with `settings`."""
     start = load_recipe(recipe) if is_built_in(recipe) else {}
     if start and start["method"] != method:
         raise BadInput(f"Recipe {recipe!r} is for {start['method']}, not for {method}.")

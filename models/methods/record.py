@@ -1,5 +1,6 @@
-"""What is known of a drafting method before anything of it is loaded: names, words, settings, sizes, and where its
-network, trainer and drafter are. No torch: classes are named as `module:Name` and imported when they are needed.
+"""Description of a drafting method: names, settings, sizes, and the classes of its network, trainer and drafter.
+
+No torch: classes are given as `module:Name` and imported when needed.
 """
 
 import importlib
@@ -12,9 +13,8 @@ from models.methods.settings import TrainConfig
 
 @dataclass(frozen=True)
 class DraftSize:
-    """What a draft costs, for estimates. `parameters` are trained; a token passes `multiplied` of them in each of the
-    `passes` of a training step and of the `measured` ones of a measurement, and `features` hidden states of the base
-    are kept for it."""
+    """Cost of a draft, for estimates. `parameters`: trained; `multiplied`: used per token and pass; `passes`: per
+    training step; `measured`: passes per evaluation; `features`: hidden states of the base stored per token."""
 
     parameters: float
     multiplied: float
@@ -25,14 +25,14 @@ class DraftSize:
 
 @dataclass(frozen=True)
 class Method:
-    """One drafting method. `docs/architecture.md` says what each part has to offer."""
+    """A drafting method. `docs/architecture.md` describes the interface of each part."""
 
     name: str
-    """In files, rows and requests: `eagle3`."""
+    """Used in files, rows and requests: `eagle3`."""
     title: str
-    """On pages: `EAGLE-3`."""
+    """Shown on pages: `EAGLE-3`."""
     noun: str
-    """What a checkpoint of it is: `EAGLE-3 draft`."""
+    """Name of a checkpoint of this method: `EAGLE-3 draft`."""
     about: str
     """One line of trade-offs."""
     network: str
@@ -42,18 +42,18 @@ class Method:
     drafter: str
     """Module with `make(target, draft, options)` and `tuning(draft)` (decoding/drafters/)."""
     drafting: tuple[str, ...]
-    """Options its drafter takes."""
+    """Options of its drafter."""
     config: type[TrainConfig]
     """Its training settings."""
     size: Callable[[float, int, Any], DraftSize]
-    """(hidden size and vocabulary of the base, settings) → what the draft costs."""
+    """(hidden size and vocabulary of the base, settings) → cost of the draft."""
     shares_hidden_size: bool = True
-    """Whether the draft is as wide as its base: false for a model that shares only the tokens."""
+    """Whether the draft has the hidden size of its base; false for a model that shares only the vocabulary."""
     check: Callable[[Mapping[str, Any], Any], None] | None = None
-    """(a base's card, settings): raises BadInput where the two do not fit together."""
+    """(card of the base, settings): raises BadInput when they do not match."""
 
     def load(self, part: str) -> Any:
-        """The class or module that `network`, `trainer` or `drafter` names."""
+        """Import the class or module of `part`: network, trainer or drafter."""
         module, _, name = getattr(self, part).partition(":")
         imported = importlib.import_module(module)
         return getattr(imported, name) if name else imported

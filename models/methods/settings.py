@@ -1,7 +1,4 @@
-"""What every training run can be told, checked as it is made; each method adds its own settings (models/methods/*.py).
-
-Default, range, choices and help text of a setting stand on one line. No torch here, so pages can build forms.
-"""
+"""Validated settings of training runs; each method adds its own (models/methods/*.py). No torch."""
 
 import math
 import re
@@ -15,65 +12,60 @@ from pydantic_core import PydanticUndefined
 from speculoos.errors import BadInput
 
 STORED = "stored"
-"""As `hidden_states`: nothing runs the base, all hidden states are in the store."""
+"""Value of `hidden_states`: read all hidden states from the store, without running the base."""
 STORE_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
-
+# Default batch_tokens: the largest power of two in these bounds that gives at least BATCHES batches per epoch.
 MOST_BATCH_TOKENS, LEAST_BATCH_TOKENS, BATCHES = 4096, 256, 32
-"""A batch where nobody says: the largest power of two in these bounds that leaves so many batches an epoch."""
+# Defaults of eval_every and save_every: this many evaluations and saves per run, but fewer evaluations, at least
+# LEAST_MEASUREMENTS, if they would process more than MEASURED of the training tokens. Steps between evaluations are at
+# most MOST_BETWEEN, those between saves from LEAST_SAVE to MOST_SAVE; without a known number of steps BY_THE_CLOCK.
 MEASUREMENTS, SAVES = 20, 10
-"""How often a run is measured and saved where nobody says …"""
 MEASURED, LEAST_MEASUREMENTS = 0.25, 4
-"""… fewer times where measurements would run over more than this part of the tokens that are learned from, yet so many
-at least …"""
 MOST_BETWEEN, LEAST_SAVE, MOST_SAVE = 500, 10, 100
-"""… with no more steps between two measurements than the first, nor two saves outside of the others."""
 BY_THE_CLOCK = 50
-"""Steps between both where only the clock says when a run ends."""
 
 
 def setting(default: Any, help: str, low: float | None = None, high: float | None = None, *, label: str = "") -> Any:
-    """A field of TrainConfig: its default, what it does, the least and the most it can be, what people call it."""
+    """A field of TrainConfig: default, help text, minimum, maximum and label."""
     return Field(default, description=help, ge=low, le=high, title=label or None)
 
 
 def check_store_name(name: str) -> None:
-    """Raise BadInput for what cannot be a folder of hidden states; "" is none."""
+    """Raise BadInput for an invalid name of a hidden states store; "" is valid."""
     if not STORE_NAME.fullmatch(name):
         raise BadInput("hidden_states_store: expected a name of letters, digits, dots and dashes.")
 
 
 def too_long(longest: int, got: int) -> BadInput:
-    """The error for a `max_length` of `got` tokens on a base of `longest` positions."""
+    """The error for a `max_length` of `got` tokens on a base with `longest` positions."""
     return BadInput(
         f"max_length: this base takes at most {longest} tokens, got {got}.",
-        f"Set max_length to {longest} or less; longer conversations are cut there, and counted.",
+        f"Set max_length to {longest} or less; longer conversations are truncated and counted.",
     )
 
 
 class TrainConfig(BaseModel):
-    """One training run of one method. `methods.train_config` makes one and says in a sentence what is wrong."""
+    """Settings of a training run of one method. Create with `methods.train_config`, which raises BadInput."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str
-    # how long
-    epochs: float = setting(
-        2.0, "Times to go through the data; 0 leaves the end to max_steps or max_minutes.", 0, 1e4, label="Epochs"
-    )
+    # length
+    epochs: float = setting(2.0, "Passes over the data; 0: until max_steps or max_minutes.", 0, 1e4, label="Epochs")
     max_steps: int = setting(
-        0, "Stop after this many optimizer steps; 0 for no such limit.", 0, 10**9, label="Steps at most"
+        0, "Stop after this many optimizer steps; 0 for no limit.", 0, 10**9, label="Steps at most"
     )
     max_minutes: float = setting(
         0.0,
-        "Stop by the clock after this many minutes of training; 0 for no such limit.",
+        "Stop after this many minutes of training; 0 for no limit.",
         0,
         60 * 24 * 365,
         label="Minutes at most",
     )
     patience: int = setting(
         0,
-        "Stop when this many evaluations in a row brought no better accepted length; 0 never.",
+        "Stop after this many evaluations in a row without a better accepted length; 0: never.",
         0,
         10_000,
         label="Patience",
@@ -83,23 +75,23 @@ class TrainConfig(BaseModel):
         2048, "Longest conversation in tokens; the rest is cut off and counted.", 8, 10**6, label="Longest conversation"
     )
     batch_tokens: int | None = setting(
-        None, "Tokens in one batch, padding included; empty: by the data.", 8, 10**8, label="Tokens a batch"
+        None, "Tokens per batch, including padding; empty: by the size of the data.", 8, 10**8, label="Tokens a batch"
     )
-    accumulate: int = setting(1, "Batches whose gradients make one optimizer step.", 1, 100_000, label="Batches a step")
+    accumulate: int = setting(1, "Batches per optimizer step.", 1, 100_000, label="Batches a step")
     held_out: float = setting(
-        0.05, "Part of the conversations kept for measuring, never trained on.", 0, 0.9, label="Part held out"
+        0.05, "Fraction of the conversations held out for evaluation.", 0, 0.9, label="Part held out"
     )
-    max_held_out: int = setting(64, "Most conversations to keep for measuring.", 0, 10**6, label="Held out at most")
+    max_held_out: int = setting(64, "Maximum number of held-out conversations.", 0, 10**6, label="Held out at most")
     cache_features_mb: int = setting(
         1024,
-        "Memory for keeping the base's hidden states after the first epoch; 0 computes them anew.",
+        "Memory for caching the base's hidden states after the first epoch; 0: recompute them.",
         0,
         10**7,
         label="Memory for hidden states, MB",
     )
     cache_disk_gb: float = setting(
         0.0,
-        "Disk for hidden states that memory has no room for, removed when training ends; 0 for none.",
+        "Disk space for hidden states that do not fit in memory, freed when training ends; 0 for none.",
         0,
         10**6,
         label="Disk for hidden states, GB",
@@ -107,15 +99,15 @@ class TrainConfig(BaseModel):
     # hidden states
     hidden_states: str = setting(
         "",
-        "Server that runs the base, by its name in settings.toml; stored: the store alone; empty: run it here.",
+        "Server that runs the base, by its name in settings.toml; stored: store only; empty: run it locally.",
         label="Server of hidden states",
     )
     hidden_states_ahead: int = setting(
-        2, "Batches asked of that server before they are needed.", 0, 64, label="Batches asked ahead"
+        2, "Batches requested from that server in advance.", 0, 64, label="Batches requested ahead"
     )
     hidden_states_store: str = setting(
         "",
-        "Name of a folder that keeps hidden states from run to run, a file for each conversation; empty for none.",
+        "Name of a folder that stores hidden states across runs, one file per conversation; empty for none.",
         label="Store of hidden states",
     )
     # optimizer
@@ -123,7 +115,7 @@ class TrainConfig(BaseModel):
     lr: float = setting(1e-3, "Highest learning rate.", 1e-12, 10, label="Learning rate")
     weight_decay: float = setting(0.0, "AdamW's weight decay.", 0, 10)
     warmup_ratio: float = setting(
-        0.05, "Part of the run in which the learning rate rises from zero.", 0, 1, label="Warm-up"
+        0.05, "Fraction of the run in which the learning rate rises from zero.", 0, 1, label="Warm-up"
     )
     schedule: Literal["cosine", "linear", "constant"] = setting(
         "cosine", "How the learning rate falls after the warm-up: cosine, linear or constant."
@@ -138,7 +130,7 @@ class TrainConfig(BaseModel):
         "Folder to start from: a checkpoint of this method, or any small model for a standalone draft.",
         label="Start from",
     )
-    seed: int = setting(0, "Number that fixes the held-out split, the data order and all random draws.", 0, 2**31 - 1)
+    seed: int = setting(0, "Random seed of the held-out split, the data order and all sampling.", 0, 2**31 - 1)
     # precision and device
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     mixed_precision: Literal["no", "bf16", "fp16"] = setting(
@@ -146,48 +138,48 @@ class TrainConfig(BaseModel):
     )
     base_dtype: Literal["float32", "bfloat16", "float16", "auto"] = setting(
         "float32",
-        "Precision in which the frozen base runs; auto: bfloat16 where the processor or GPU has it.",
+        "Precision of the frozen base; auto: bfloat16 where the CPU or GPU supports it.",
         label="Precision of the base",
     )
     save_dtype: Literal["float32", "bfloat16", "float16"] = setting(
         "float32", "Precision of the stored weights.", label="Precision of the files"
     )
     # reports and checkpoints
-    log_every: int = setting(1, "Steps between two points of the charts.", 1, 10**9, label="Steps between points")
+    log_every: int = setting(1, "Steps between points in the charts.", 1, 10**9, label="Steps between points")
     eval_every: int | None = setting(
         None,
-        "Steps between two measurements on held-out conversations; 0 only at the end, empty: by the length.",
+        "Steps between evaluations on held-out conversations; 0: only at the end, empty: by the run's length.",
         0,
         10**9,
         label="Steps between measurements",
     )
     save_every: int | None = setting(
         None,
-        "Steps between two resumable states on disk; 0 only when stopped, empty: by the length.",
+        "Steps between resumable states on disk; 0: only when stopped, empty: by the run's length.",
         0,
         10**9,
         label="Steps between saves",
     )
-    keep_last: int = setting(2, "How many of the latest resumable states to keep.", 1, 10_000, label="Saves to keep")
+    keep_last: int = setting(2, "Number of the latest resumable states to keep.", 1, 10_000, label="Saves to keep")
     samples: int = setting(2, "Sample generations to keep at each evaluation.", 0, 100)
 
     @field_validator("*", mode="before")
     @classmethod
     def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
-        """A list may be typed as `1, 14, 26`; true is no number; nothing typed leaves a number to the workbench."""
+        """Accept lists as `1, 14, 26` and "" for optional numbers; reject booleans for numbers."""
         kind = cls.model_fields[info.field_name].annotation
         if kind == (int | None) and value == "":
             return None
         if get_origin(kind) is tuple and isinstance(value, str):
             return value.replace(",", " ").split()
         if isinstance(value, bool) and kind is not bool:
-            raise ValueError("true and false are no numbers")
+            raise ValueError("true and false are not numbers")
         return value
 
     @model_validator(mode="after")
     def _ends(self) -> "TrainConfig":
         if not (self.epochs or self.max_steps or self.max_minutes):
-            raise BadInput("epochs: give epochs, max_steps or max_minutes, so that training ends.")
+            raise BadInput("epochs: set epochs, max_steps or max_minutes, so that training ends.")
         return self
 
     @model_validator(mode="after")
@@ -201,42 +193,42 @@ class TrainConfig(BaseModel):
         return self.model_dump(mode="json")
 
     def for_tokens(self, tokens: float) -> "TrainConfig":
-        """With the batch that so many tokens of data call for, where none was given: few data make small batches, so
-        that there are steps to learn in."""
+        """With the default `batch_tokens` for this many tokens of data, if it is not set: less data gives smaller
+        batches, so that there are enough steps."""
         if self.batch_tokens is not None:
             return self
         fitting = 1 << max(int(tokens / BATCHES).bit_length() - 1, 0)
         return self.model_copy(update={"batch_tokens": min(max(fitting, LEAST_BATCH_TOKENS), MOST_BATCH_TOKENS)})
 
     def for_steps(self, steps: int, held: float = 0.0) -> "TrainConfig":
-        """With measurements and saves spread over so many steps (0: only the clock ends it), where none were given.
-        `held`: tokens that a measurement runs over, in batches of a step."""
-        often = min(max(steps // MEASUREMENTS, 1), MOST_BETWEEN) if steps else BY_THE_CLOCK
-        often = max(often, min(math.ceil(held / MEASURED), steps // LEAST_MEASUREMENTS))
+        """With the defaults of `eval_every` and `save_every` for this many steps (0: unknown), if they are not set.
+        `held`: tokens of an evaluation, in units of a step's tokens."""
+        interval = min(max(steps // MEASUREMENTS, 1), MOST_BETWEEN) if steps else BY_THE_CLOCK
+        interval = max(interval, min(math.ceil(held / MEASURED), steps // LEAST_MEASUREMENTS))
         save = min(max(steps // SAVES, LEAST_SAVE), MOST_SAVE) if steps else BY_THE_CLOCK
-        found = {"eval_every": often, "save_every": save}
-        return self.model_copy(update={name: n for name, n in found.items() if getattr(self, name) is None})
+        defaults = {"eval_every": interval, "save_every": save}
+        return self.model_copy(update={name: n for name, n in defaults.items() if getattr(self, name) is None})
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of an optimizer step."""
+        """Tokens per optimizer step."""
         return self.batch_tokens * self.accumulate
 
     @property
     def total_minutes(self) -> float:
-        """Minutes allowed, infinite when the clock does not count."""
+        """Time limit in minutes, infinite without one."""
         return self.max_minutes or math.inf
 
 
 class DraftVocabularyConfig(TrainConfig):
-    """Settings of methods whose draft may know only a part of the base's tokens."""
+    """Settings of methods that support a draft vocabulary."""
 
     draft_vocab_size: int = setting(
         0, "Tokens the draft can propose, most frequent first; 0 for all.", 0, 10**7, label="Draft vocabulary"
     )
     draft_vocab_coverage: float = setting(
         0.0,
-        "Choose the draft vocabulary so that it covers this part of the answers; 0 for all tokens.",
+        "Choose the draft vocabulary to cover this fraction of the response tokens; 0 for all tokens.",
         0,
         1,
         label="Draft vocabulary by coverage",
@@ -245,14 +237,13 @@ class DraftVocabularyConfig(TrainConfig):
     @model_validator(mode="after")
     def _one_of_two(self) -> "DraftVocabularyConfig":
         if self.draft_vocab_size and self.draft_vocab_coverage:
-            raise BadInput("draft_vocab_size, draft_vocab_coverage: give one of the two, or neither.")
+            raise BadInput("draft_vocab_size, draft_vocab_coverage: set only one of the two.")
         return self
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a form needs to know of one field, which people call `label`. `methods` empty: counts for every method.
-    `choices` empty: free."""
+    """Description of a field for forms. `methods` empty: for every method; `choices` empty: any value."""
 
     name: str
     default: Any
@@ -266,7 +257,7 @@ class Setting:
 
     @property
     def expected(self) -> str:
-        """What a value has to be, in words."""
+        """Description of valid values."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         return WORDS.get(self.kind, "a text") + (", or nothing" if self.is_open else "")
@@ -277,7 +268,7 @@ class Setting:
 
     @property
     def is_open(self) -> bool:
-        """A number that the workbench chooses where nobody says one."""
+        """Whether the default is computed from the data or the number of steps."""
         return self.default is None
 
     @property
@@ -289,7 +280,7 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number", tuple:
 
 
 def settings_of(config: type[BaseModel], methods: tuple[str, ...] = ()) -> list[Setting]:
-    """The settings of a method's class, `method` itself left out, those of every method first."""
+    """All settings of a config class except `method`, common ones first."""
     return [_setting(name, field, methods) for name, field in config.model_fields.items() if name != "method"]
 
 
@@ -300,10 +291,10 @@ def first_problem(
     sentence about an unknown field."""
     problem = error.errors()[0]
     name = str(problem["loc"][0])
-    known = {setting.name: setting for setting in settings_of(config)}
-    if name not in known:
-        return BadInput(f"{owner or f'{name}: '}unknown field {name!r}; known are {', '.join(known)}.")
-    setting = known[name]
+    if name not in config.model_fields:
+        known = ", ".join(field for field in config.model_fields if field != "method")
+        return BadInput(f"{owner or f'{name}: '}unknown field {name!r}; known are {known}.")
+    setting = _setting(name, config.model_fields[name], ())
     shown = setting.label if by_label else name
     if problem["type"] == "missing":
         return BadInput(f"{shown}: a value is missing.")

@@ -1,4 +1,4 @@
-"""A standalone draft: a small model that shares the base's tokens (Leviathan et al. 2023)."""
+"""A standalone draft: a small model with the base's vocabulary (Leviathan et al. 2023)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ class StandaloneSettings(TrainConfig):
     def _divisible(self) -> "StandaloneSettings":
         heads, kv_heads = self.draft_num_heads, self.draft_num_kv_heads
         if heads and kv_heads:
-            _share(heads, kv_heads)
+            _check_sharing(heads, kv_heads)
         if self.draft_hidden_size and heads:
-            _divide(self.draft_hidden_size, heads)
+            _check_divisible(self.draft_hidden_size, heads)
         return self
 
 
@@ -57,15 +57,15 @@ class StandaloneShape:
 
 
 def shape_of(config: Any, base: StandaloneShape) -> StandaloneShape:
-    """The sizes that the settings come to on a base. Raises BadInput for sizes that do not fit together, or that
-    pruning cannot give."""
+    """Sizes of the draft that `config` describes for a base. Raises BadInput for inconsistent sizes, or sizes that
+    pruning cannot reach."""
     if config.draft_num_layers > base.layers:
         raise BadInput(f"draft_num_layers: expected 1 to {base.layers} for this base, got {config.draft_num_layers}.")
     hidden = config.draft_hidden_size or base.hidden_size
     heads, kv_heads = _heads(config, hidden, base)
-    _share(heads, kv_heads)
+    _check_sharing(heads, kv_heads)
     if hidden != base.hidden_size or heads != base.heads:
-        _divide(hidden, heads)
+        _check_divisible(hidden, heads)
     inner = config.draft_intermediate_size or base.intermediate_size * hidden // base.hidden_size
     shape = StandaloneShape(config.draft_num_layers, hidden, inner, heads, kv_heads)
     if config.draft_init == PRUNED:
@@ -74,14 +74,14 @@ def shape_of(config: Any, base: StandaloneShape) -> StandaloneShape:
 
 
 def _heads(config: Any, hidden: int, base: StandaloneShape) -> tuple[int, int]:
-    """(heads, key-value heads). Where neither is set: the most that are in proportion and divide the hidden size."""
+    """(heads, key-value heads). If neither is set: the largest proportional numbers that divide the hidden size."""
     heads, kv_heads, group = config.draft_num_heads, config.draft_num_kv_heads, base.heads // base.kv_heads
     if heads or kv_heads:
         return heads or kv_heads * group, kv_heads or max(heads // group, 1)
     if hidden == base.hidden_size:
         return base.heads, base.kv_heads
-    most = max(base.kv_heads * hidden // base.hidden_size, 1)
-    kv_heads = next((n for n in range(most, 0, -1) if hidden % (n * group) == 0), 1)
+    limit = max(base.kv_heads * hidden // base.hidden_size, 1)
+    kv_heads = next((n for n in range(limit, 0, -1) if hidden % (n * group) == 0), 1)
     return kv_heads * group, kv_heads
 
 
@@ -92,29 +92,29 @@ def _check_narrower(shape: StandaloneShape, base: StandaloneShape) -> None:
         ("draft_num_kv_heads", shape.kv_heads, base.kv_heads),
         ("draft_num_heads", shape.heads, shape.kv_heads * (base.heads // base.kv_heads)),
     )
-    for name, size, most in sizes:
-        if size > most:
+    for name, size, limit in sizes:
+        if size > limit:
             raise BadInput(
-                f"{name}: pruning this base gives at most {most}, got {size}.",
+                f"{name}: pruning this base gives at most {limit}, got {size}.",
                 "Choose a smaller size, or set draft_init to random.",
             )
 
 
-def _share(heads: int, kv_heads: int) -> None:
+def _check_sharing(heads: int, kv_heads: int) -> None:
     if heads % kv_heads:
         raise BadInput(
-            f"draft_num_heads: {heads} heads cannot share {kv_heads} key-value heads evenly; give a multiple of them."
+            f"draft_num_heads: {heads} heads cannot share {kv_heads} key-value heads evenly; set a multiple of them."
         )
 
 
-def _divide(hidden: int, heads: int) -> None:
+def _check_divisible(hidden: int, heads: int) -> None:
     if hidden % heads:
-        raise BadInput(f"draft_hidden_size: {hidden} is no multiple of the {heads} attention heads; give one that is.")
+        raise BadInput(f"draft_hidden_size: {hidden} is not a multiple of the {heads} attention heads; set one.")
 
 
 def check_card(card: Mapping[str, Any], config: Any) -> None:
-    """Raises BadInput where the settings do not fit the base with this card. A draft that is trained further keeps its
-    shape."""
+    """Raise BadInput when the settings do not match the base with this card. With `draft_path` the shape is that of the
+    draft there."""
     names = ("layers", "hidden_size", "heads", "kv_heads")
     if not config.draft_path and all(card.get(name) for name in names):
         layers, hidden, heads, kv_heads = (int(card[name]) for name in names)
@@ -122,7 +122,7 @@ def check_card(card: Mapping[str, Any], config: Any) -> None:
 
 
 def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    """Decoder layers of attention (4 · H²) and MLP (3 · H · I, else 8 · H²), and the matrix of the vocabulary."""
+    """Decoder layers of attention (4 · H²) and MLP (3 · H · I, else 8 · H²), and the vocabulary matrix."""
     width = config.draft_hidden_size or hidden
     mlp = 3 * width * config.draft_intermediate_size or 8 * width * width
     parameters = config.draft_num_layers * (4 * width * width + mlp) + width * vocabulary
@@ -133,7 +133,7 @@ METHOD = Method(
     name="draft",
     title="Standalone draft",
     noun="Standalone draft model",
-    about="Standalone draft: a small model made of some of the base's layers. Works where features cannot be had.",
+    about="Standalone draft: a small model made of some of the base's layers. Needs no hidden states of the base.",
     network="models.standalone:StandaloneDraft",
     trainer="training.standalone:StandaloneMethod",
     drafter="decoding.drafters.standalone",

@@ -1,8 +1,7 @@
-"""What is drafted, in short words that people type and lists show: `own`, `chain 4`, `tree 4x2x1`, `ngram`, paths as
-Medusa, TensorRT-LLM and vLLM write them, or JSON.
+"""Text form of drafting options: `own`, `chain 4`, `tree 4x2x1`, `ngram`, paths as in Medusa, TensorRT-LLM and vLLM, or
+JSON.
 
-A chain or a tree is drafted by every method that has a checkpoint; other options (`depth`, `top_k`, `nodes`) by those
-that take them.
+All methods with a checkpoint support chains and trees; other options (`depth`, `top_k`, `nodes`) depend on the method.
 """
 
 import hashlib
@@ -17,19 +16,18 @@ from typing import Any
 from speculoos.errors import BadInput
 
 OWN = "own"
-"""As the checkpoint is tuned, or its method's default."""
+"""The tuned options of the checkpoint, or the defaults of its method."""
 WITHOUT_DRAFT = "ngram"
 CHAIN, TREE = re.compile(r"chain[ :]?(\d{1,2})"), re.compile(r"tree[ :]?(\d{1,2}(?:x\d{1,2})*)")
 MOST_LEAVES = 256
 MOST_NODES = 1024
-"""Of a static tree, the root left out: what one forward would score at once."""
+"""Maximum nodes of a static tree without the root, all verified in one forward."""
 DEEPEST = 32
 BRACKETS, LAST_COMMA = str.maketrans("()", "[]"), re.compile(r",\s*(?=\])")
-"""What makes a list of vLLM's tuples one of JSON's lists."""
+"""Convert a list of tuples (vLLM) to JSON."""
 LONGEST = 20_000
-"""Characters of a tree that is typed."""
-NOT_KEPT = "No tree was kept: the checkpoint drafts as before."
-"""Of a tuning."""
+"""Maximum characters of a tree."""
+NOT_KEPT = "The tree was not saved: the checkpoint's drafting options are unchanged."
 EXPECTED = (
     'expected own, "chain 4", "tree 4x2x1", ngram, paths such as [[0], [0, 0], [1]], or options, such as '
     '"depth 4, top_k 8, nodes 32"'
@@ -37,12 +35,12 @@ EXPECTED = (
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Options of `decoding.drafters.make_drafter`. Raises BadInput."""
+    """Parse to options of `decoding.drafters.make_drafter`. Raises BadInput."""
     text = text.strip()
     if text in ("", OWN):
         return {}
     if len(text) > LONGEST:
-        raise BadInput(f"A tree of {len(text):,} characters is longer than the {LONGEST:,} that are read.")
+        raise BadInput(f"A tree of {len(text):,} characters is longer than the limit of {LONGEST:,}.")
     if text.startswith("["):
         return {"tree": _paths(text)}
     if chain := CHAIN.fullmatch(text):
@@ -53,18 +51,18 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Drafting options with a `tree` in words, such as "chain 4", replaced by its options. Raises BadInput."""
+    """Drafting options with a `tree` in text form, such as "chain 4", parsed. Raises BadInput."""
     if not isinstance(options.get("tree"), str):
         return dict(options)
     rest = {name: value for name, value in options.items() if name != "tree"}
-    meant = parse(options["tree"])
-    if twice := sorted(set(meant) & set(rest)):
+    parsed = parse(options["tree"])
+    if twice := sorted(set(parsed) & set(rest)):
         raise BadInput(f"{twice[0]!r} is set twice, in 'tree' and beside it; keep one of the two.")
-    return {**rest, **meant}
+    return {**rest, **parsed}
 
 
 def words(drafting: Mapping[str, Any]) -> str:
-    """The same in words; "" for the checkpoint's own."""
+    """Options in text form, up to 200 characters; "" for the checkpoint's own."""
     rest = dict(drafting)
     name = [str(rest.pop("drafter"))] if "drafter" in rest else []
     tree = [_tree_words(rest.pop("tree"))] if "tree" in rest else []
@@ -72,7 +70,7 @@ def words(drafting: Mapping[str, Any]) -> str:
 
 
 def fits(drafting: Mapping[str, Any], method: str, known: tuple[str, ...]) -> bool:
-    """Whether a draft of `method` ("" for none), whose drafter takes the options `known`, can be asked for this."""
+    """Whether the options suit `method` ("": no draft), whose drafter takes the options `known`."""
     drafter = drafting.get("drafter", method)
     if not method:
         return not drafting or drafter in (WITHOUT_DRAFT, "none")
@@ -80,7 +78,7 @@ def fits(drafting: Mapping[str, Any], method: str, known: tuple[str, ...]) -> bo
 
 
 def check(tree: Any) -> None:
-    """Raises BadInput for what is no list of paths, or more than one forward may score. Cheap, whatever is given."""
+    """Raise BadInput for an invalid list of paths, or too many nodes. Cheap for any input."""
     if not isinstance(tree, list | tuple) or not all(isinstance(path, list | tuple) for path in tree):
         raise BadInput("tree: expected a list of choices, such as [[0], [0, 0], [1]].")
     if not all(path and all(type(rank) is int and rank >= 0 for rank in path) for path in tree):
@@ -92,7 +90,7 @@ def check(tree: Any) -> None:
 
 
 def nodes(tree: Any) -> set[tuple[int, ...]]:
-    """All nodes of a tree given as paths: those and what they begin with, the root left out."""
+    """All nodes of a tree given as paths: the paths and their prefixes, without the root."""
     return {tuple(path[:depth]) for path in tree for depth in range(1, len(path) + 1)}
 
 
@@ -107,7 +105,7 @@ def _leaves(text: str, widths: list[int]) -> list[list[int]]:
 
 
 def _paths(text: str) -> list[list[int]]:
-    """Lists of Medusa and TensorRT-LLM, or tuples of vLLM: `[(0,), (0, 1)]`."""
+    """Lists as in Medusa and TensorRT-LLM, or tuples as in vLLM: `[(0,), (0, 1)]`."""
     plain = LAST_COMMA.sub("", text.translate(BRACKETS))
     try:
         tree = json.loads(plain)
@@ -115,7 +113,7 @@ def _paths(text: str) -> list[list[int]]:
         raise BadInput(f"Tree {text[:80]!r}: {EXPECTED}.") from None
     check(tree)
     if not tree:
-        raise BadInput("An empty tree drafts nothing; give at least one path, such as [[0]].")
+        raise BadInput("An empty tree drafts nothing; add at least one path, such as [[0]].")
     return [list(path) for path in tree]
 
 
@@ -129,7 +127,7 @@ def _options(text: str) -> dict[str, Any]:
 
 
 def _pairs(text: str) -> dict[str, Any] | None:
-    """`ngram, depth 3` or `depth 4, top_k 8`, as `words` writes options."""
+    """`ngram, depth 3` or `depth 4, top_k 8`, as returned by `words`."""
     options: dict[str, Any] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition(" ")
@@ -150,9 +148,9 @@ def _json(text: str) -> Any:
 
 
 def _tree_words(tree: Any) -> str:
-    """`chain 4`, `tree 4x2x1`, else the number of nodes with a few signs that tell trees apart."""
+    """`chain 4`, `tree 4x2x1`, else the number of nodes with a short hash."""
     try:
-        leaves = _without_stems([tuple(int(rank) for rank in choice) for choice in tree])
+        leaves = _without_prefixes([tuple(int(rank) for rank in choice) for choice in tree])
         widths = [max(column) + 1 for column in zip(*leaves, strict=True)]
     except (TypeError, ValueError, OverflowError):
         leaves, widths = [], []
@@ -162,16 +160,16 @@ def _tree_words(tree: Any) -> str:
     return f"tree of {len(tree) if isinstance(tree, list | tuple) else '?'} choices ({digest})"
 
 
-def _without_stems(choices: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The choices that are no beginning of another: Medusa lists every node, some list leaves alone."""
-    stems = {choice[:length] for choice in choices for length in range(1, len(choice))}
-    return [choice for choice in dict.fromkeys(choices) if choice not in stems]
+def _without_prefixes(choices: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The choices that are not a prefix of another: Medusa lists every node, others only leaves."""
+    prefixes = {choice[:length] for choice in choices for length in range(1, len(choice))}
+    return [choice for choice in dict.fromkeys(choices) if choice not in prefixes]
 
 
 def typed(options: Mapping[str, Any]) -> str:
-    """Options as `parse` reads them back: in words where those say all of it, else as JSON."""
-    said = words(options) or OWN
+    """Options as text that `parse` accepts: in short form if it is lossless, else as JSON."""
+    text = words(options) or OWN
     try:
-        return said if parse(said) == options else json.dumps(dict(options))
+        return text if parse(text) == options else json.dumps(dict(options))
     except BadInput:
         return json.dumps(dict(options))

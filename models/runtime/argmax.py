@@ -1,13 +1,13 @@
-"""The best token of each row without reading the whole head in fp32: a bfloat16 copy of it, half the bytes, names the
-tokens that can be best, and their fp32 rows decide. Exact: the error of the copy is bounded, not guessed.
+"""Argmax over logits without reading the whole fp32 LM head: a bfloat16 copy with half the bytes selects candidates,
+and their fp32 rows decide. Exact, because the error of the copy is bounded.
 
-With h̃ and w̃ the hidden state and a row of the head rounded to bfloat16, Cauchy–Schwarz gives
+With h̃ and w̃ the hidden state and a row of the LM head rounded to bfloat16, Cauchy–Schwarz gives
 
     |h·w − h̃·w̃| ≤ ‖h − h̃‖·max‖w‖ + ‖h̃‖·max‖w − w̃‖ = e,
 
 to which summing H products in fp32 adds at most H·2⁻²⁴·‖h‖·‖w‖ on either side; the product a is rounded once more, by
-2⁻⁸·|a|. So the best token's a lies at most 2e + 2⁻⁷·|max a| below the largest (and a hundredth for second-order terms).
-For SmolLM2-135M that leaves 2 or 3 of 49,152 tokens in the median of the places it writes itself.
+2⁻⁸·|a|. So a of the best token is at most 2e + 2⁻⁷·|max a| below the largest a (and 1 % for second-order terms). For
+SmolLM2-135M this leaves a median of 2 or 3 candidates of 49,152 tokens on its own output.
 """
 
 import math
@@ -22,22 +22,22 @@ ROUNDOFF = 2.0**-8
 SLACK = 1.01
 NONE = 1 << 62
 PART = 4096
-"""Rows of the head that are in memory twice while it is rounded."""
+"""Rows of the head converted at a time, which are in memory twice."""
 MOST = 1024
-"""Candidates a row; where there are more, the whole head costs little more than their rows."""
+"""Maximum candidates per row; with more, the whole head costs little more."""
 
 
 def tied_table(base: LoadedBase) -> torch.Tensor | None:
-    """What a HeadArgmax is made of: the fp32 head of a base, where it is the embedding table, which stays in memory row
-    by row as it is. None where it is not, or where the processor does not multiply in bfloat16."""
+    """The weight for a HeadArgmax: the fp32 LM head of a base if tied to the embeddings, which stay unpacked in memory.
+    None if not tied, or if the CPU has no native bfloat16."""
     table, head = base.embed_tokens.weight, base.lm_head
     tied = head.weight.data_ptr() == table.data_ptr() and head.bias is None and table.dtype == torch.float32
     return table.detach() if tied and has_bfloat16(base.device) and packing_works(torch.bfloat16) else None
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Ids int64 [n] of the largest of logits [n, V], the first of equal ones, as argmax gives them; on a processor in a
-    fraction of its time (8 rows of 49,152 in bfloat16: 0.09 instead of 0.70 ms)."""
+    """Argmax int64 [n] of logits [n, V], the first of equal ones. On a CPU faster than torch's (8 rows of 49,152 in
+    bfloat16: 0.09 instead of 0.70 ms)."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
     groups = Groups(logits)
@@ -46,25 +46,25 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 class HeadArgmax:
-    """Best tokens by a head with rows `table` [V, H]."""
+    """Argmax over the logits of an LM head `table` [V, H]."""
 
     @torch.inference_mode()
     def __init__(self, table: torch.Tensor):
         self.table, rounded = table, torch.empty_like(table, dtype=torch.bfloat16)
-        longest, lost = [], []
-        for rows, place in zip(table.split(PART), rounded.split(PART), strict=True):
-            longest.append(rows.norm(dim=1).max())
-            lost.append((rows - place.copy_(rows)).norm(dim=1).max())
+        norms, errors = [], []
+        for rows, target in zip(table.split(PART), rounded.split(PART), strict=True):
+            norms.append(rows.norm(dim=1).max())
+            errors.append((rows - target.copy_(rows)).norm(dim=1).max())
             give_back(rows)
-        self.longest = float(max(longest))
+        self.max_norm = float(max(norms))
         """max ‖w‖"""
-        self.lost = float(max(lost)) + table.shape[1] * 2.0**-23 * self.longest
-        """max ‖w − w̃‖, and what summing may add"""
+        self.max_error = float(max(errors)) + table.shape[1] * 2.0**-23 * self.max_norm
+        """max ‖w − w̃‖, and the error of the sum"""
         self.rough = PackedLinear(rounded)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Ids int64 [n] of the largest logits of hidden [n, H], the first of equal ones; None where too many could be
-        (or a number is no number): ask the whole head."""
+        """Argmax int64 [n] for hidden [n, H], the first of equal logits; None with too many candidates or NaN: use the
+        whole head then."""
         rounded = hidden.bfloat16()
         groups = Groups(self.rough(rounded))
         largest = groups.largest.float()
@@ -78,14 +78,14 @@ class HeadArgmax:
         return first_of_each(len(hidden), row[hits], token[hits])
 
     def error(self, hidden: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """e [n]: the most by which a product of `rounded` hidden states, not rounded itself, may be wrong."""
-        length = torch.linalg.vector_norm
-        return self.longest * length(hidden - rounded, dim=1) + self.lost * length(hidden, dim=1)
+        """Error bound e [n] of the unrounded product of `rounded` hidden states."""
+        norm = torch.linalg.vector_norm
+        return self.max_norm * norm(hidden - rounded, dim=1) + self.max_error * norm(hidden, dim=1)
 
 
 class Groups:
-    """Numbers [n, V] in groups of tokens i, i + V/64, …: the largest of each is found first, in one pass, and most
-    groups are looked at no further."""
+    """Numbers [n, V] in groups of tokens i, i + V/64, …: one pass computes the maximum of each group, after which most
+    groups are skipped."""
 
     def __init__(self, numbers: torch.Tensor):
         self._members = numbers.reshape(len(numbers), math.gcd(numbers.shape[1], 64), -1)
@@ -93,13 +93,13 @@ class Groups:
         self.largest = self._tops.amax(dim=1)
 
     def at_least(self, least: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row and token [m] of every number that reaches its row's `least` [n]."""
+        """Rows and tokens [m] of all numbers ≥ `least` [n] of their row."""
         row, column = (self._tops >= least[:, None]).nonzero(as_tuple=True)
-        which, member = (self._members[row, :, column] >= least[row][:, None]).nonzero(as_tuple=True)
-        return row[which], member * self._tops.shape[1] + column[which]
+        group, member = (self._members[row, :, column] >= least[row][:, None]).nonzero(as_tuple=True)
+        return row[group], member * self._tops.shape[1] + column[group]
 
 
 def first_of_each(rows: int, row: torch.Tensor, token: torch.Tensor) -> torch.Tensor | None:
-    """The smallest token [rows] of each row; None where a row has none."""
+    """The smallest token of each row [rows]; None if a row has none."""
     first = torch.full((rows,), NONE).scatter_reduce_(0, row, token, "amin")
     return None if (first == NONE).any() else first

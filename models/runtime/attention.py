@@ -1,7 +1,7 @@
-"""Attention of new rows over a cache: of one sequence, of a batch with one new row each, of prompts laid end to end.
+"""Attention of new rows over the KV cache: of one sequence, of a batch with one row each, of concatenated prompts.
 
-Each class below is one forward's view of the cache. `attend` stores a layer's keys and values and gives what its
-queries find; what they may look at is worked out once a forward.
+Each class is a view of the cache for one forward. `attend` stores the keys and values of a layer and computes its
+attention; masks are computed once per forward.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,26 +16,26 @@ from models.varlen import attend_causally
 
 Biases = dict[int | None, torch.Tensor | None]
 NEIGHBOURS = 8
-"""Sequences of a step whose attention is one on a processor: fewer cost a call each, more cost rows that are masked."""
+"""Sequences per attention call on a CPU: fewer need more calls, more compute more masked rows."""
 
 
 class CacheView(Protocol):
-    """What a layer attends through."""
+    """The interface between a layer and the cache."""
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
-        """Store keys and values [N, kv heads, dim] of new rows; what queries [N, heads, dim] find, [N, heads · dim]."""
+        """Store new keys and values [N, kv heads, dim]; attention of queries [N, heads, dim] → [N, heads · dim]."""
 
 
 def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """queries [n, heads, dim] over keys and values [1, kv_heads, rows, dim] → [n, heads · dim].
 
-    Query heads that share a key head become rows of one product: `bias` is [heads / kv_heads · n, rows].
+    Query heads that share a key head become rows of one product, so `bias` is [heads / kv_heads · n, rows].
     """
     (n, heads, dim), kv_heads = queries.shape, keys.shape[1]
     group = heads // kv_heads
-    if n == 1:  # no rows to move: the usual step of plain decoding
+    if n == 1:  # no permutation needed: a step of plain decoding
         mixed = F.scaled_dot_product_attention(queries.view(1, kv_heads, group, dim), keys, values, attn_mask=bias)
         return mixed.reshape(1, heads * dim)
     queries = queries.view(n, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
@@ -44,10 +44,10 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias
 
 
 def visible_rows(mask: torch.Tensor, positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
-    """Bool [n, length + n]: the committed rows and those of the tree each node attends to.
+    """Attention mask, bool [n, length + n]: the committed rows and the tree rows that each node attends to.
 
-    Row j of the cache sits at position j. With a sliding window w, a node at position p sees positions p - w + 1 … p,
-    along its own branch: a node's distance to an ancestor is a difference of positions, not of indices.
+    Row j of the cache has position j. With a sliding window w, a node at position p attends to positions p - w + 1 … p
+    along its own branch: the distance to an ancestor is a difference of positions, not of indices.
     """
     n = mask.shape[0]
     visible = torch.ones(n, length + n, dtype=torch.bool, device=mask.device)
@@ -61,7 +61,7 @@ def visible_rows(mask: torch.Tensor, positions: torch.Tensor, length: int, windo
 def layer_windows(config: Any) -> dict[str, int | None]:
     """Sliding window of each layer type: {"full_attention": None} for a plain model.
 
-    Families without `layer_types` use one window for all layers, or none.
+    Families without `layer_types` have one window for all layers, or none.
     """
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
@@ -71,7 +71,7 @@ def layer_windows(config: Any) -> dict[str, int | None]:
 
 
 def added_to_scores(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where bool `visible` is true, −∞ elsewhere."""
+    """Additive mask: 0 where `visible`, −∞ elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
@@ -83,7 +83,7 @@ def biases_of(
     group: int,
     dtype: torch.dtype,
 ) -> Biases:
-    """For each window what is added to the scores of one sequence, [group · n, start + n]; None where all is seen."""
+    """Additive mask of one sequence per window, [group · n, start + n]; None if all rows are visible."""
     n, biases = len(positions), Biases()
     for window in windows:
         if n == 1 and (window is None or start < window):
@@ -95,26 +95,26 @@ def biases_of(
 
 
 class SequenceView:
-    """New rows of one sequence. Shows attention the rows in use, no more."""
+    """New rows of one sequence; attention over the rows in use."""
 
     def __init__(self, cache: KVCache, n: int, biases: Biases, sequence: int = 0):
         start, end, at = cache.lengths[sequence], cache.lengths[sequence] + n, slice(sequence, sequence + 1)
         storages = cache.keys, cache.values
         self.biases = biases
         self.new = [storage[:, sequence, :, start:end].transpose(1, 2).unbind() for storage in storages]
-        self.shown = [storage[:, at, :, :end].unbind() for storage in storages]
+        self.cached = [storage[:, at, :, :end].unbind() for storage in storages]
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         self.new[0][layer].copy_(keys)
         self.new[1][layer].copy_(values)
-        return attend(queries, self.shown[0][layer], self.shown[1][layer], self.biases[window])
+        return attend(queries, self.cached[0][layer], self.cached[1][layer], self.biases[window])
 
 
 class StepView:
-    """One new row for each of B sequences. On a processor some neighbours share an attention, so that a long sequence
-    costs those few its rows and not the whole batch; on a GPU all share one."""
+    """One new row for each of B sequences. On a CPU groups of NEIGHBOURS share an attention call, so that a long
+    sequence adds masked rows only to its group; on a GPU there is one group."""
 
     def __init__(self, cache: KVCache, inputs: Inputs, windows: Sequence[int | None], dtype: torch.dtype):
         count, device = len(inputs.counts), inputs.ids.device
@@ -122,8 +122,8 @@ class StepView:
         storages, heads, rows = (cache.keys[:, live], cache.values[:, live]), cache.keys.shape[2], cache.capacity
         self.new = [storage.flatten(1, 3).unbind() for storage in storages]
         owners = torch.arange(count * heads, device=device).view(-1, heads) * rows
-        self.places = (owners + positions[:, None]).flatten()
-        """Where the new rows lie, all sequences' heads' rows end to end."""
+        self._indices = (owners + positions[:, None]).flatten()
+        """Indices of the new rows in the flattened [sequences · heads · rows]."""
         size = NEIGHBOURS if device.type == "cpu" else count
         self.parts = [
             _Neighbours(
@@ -136,15 +136,15 @@ class StepView:
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         (batch, heads, dim), kv_heads = queries.shape, keys.shape[1]
-        self.new[0][layer].index_copy_(0, self.places, keys.reshape(-1, dim))
-        self.new[1][layer].index_copy_(0, self.places, values.reshape(-1, dim))
+        self.new[0][layer].index_copy_(0, self._indices, keys.reshape(-1, dim))
+        self.new[1][layer].index_copy_(0, self._indices, values.reshape(-1, dim))
         queries = queries.reshape(batch, kv_heads, heads // kv_heads, dim)
         mixed = [part.attend(layer, queries, window) for part in self.parts]
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).reshape(batch, heads * dim)
 
 
 class _Neighbours:
-    """Sequences of a step, from number `first` on, that share an attention over their first `longest` + 1 rows."""
+    """Sequences of a step, starting at `first`, that share an attention call over `longest` + 1 rows."""
 
     def __init__(
         self,
@@ -156,17 +156,17 @@ class _Neighbours:
         dtype: torch.dtype,
     ):
         self.own = slice(first, first + len(positions))
-        self.shown = [storage[:, self.own, :, : longest + 1].unbind() for storage in storages]
+        self.cached = [storage[:, self.own, :, : longest + 1].unbind() for storage in storages]
         columns, own = torch.arange(longest + 1, device=positions.device)[None], positions[:, None]
-        self.biases = {window: added_to_scores(_seen(columns, own, window), dtype)[:, None, None] for window in windows}
+        self.biases = {window: added_to_scores(_mask(columns, own, window), dtype)[:, None, None] for window in windows}
 
     def attend(self, layer: int, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-        shown = self.shown[0][layer], self.shown[1][layer]
-        return F.scaled_dot_product_attention(queries[self.own], *shown, attn_mask=self.biases[window])
+        cached = self.cached[0][layer], self.cached[1][layer]
+        return F.scaled_dot_product_attention(queries[self.own], *cached, attn_mask=self.biases[window])
 
 
 class RaggedView:
-    """Several sequences with any number of new rows each, one after another: no padding is computed."""
+    """Several sequences with any number of new rows each, computed one by one without padding."""
 
     def __init__(self, cache: KVCache, inputs: Inputs, windows: Sequence[int | None], group: int, dtype: torch.dtype):
         self.counts = list(inputs.counts)
@@ -188,24 +188,24 @@ class RaggedView:
 
 
 class _PromptView:
-    """A whole prompt of one sequence: block by block, no further than each block may look."""
+    """A whole prompt of one sequence, computed in blocks (`models.varlen.attend_causally`)."""
 
     def __init__(self, cache: KVCache, n: int, sequence: int):
         storages = cache.keys, cache.values
-        self.shown = [storage[:, sequence, :, :n].unbind() for storage in storages]
+        self.cached = [storage[:, sequence, :, :n].unbind() for storage in storages]
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         keys, values = keys.transpose(0, 1), values.transpose(0, 1)
-        self.shown[0][layer].copy_(keys)
-        self.shown[1][layer].copy_(values)
+        self.cached[0][layer].copy_(keys)
+        self.cached[1][layer].copy_(values)
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         attend_causally(queries.transpose(0, 1), keys, values, queries.shape[2] ** -0.5, out)
         return out.flatten(1)
 
 
-def _seen(columns: torch.Tensor, own: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Bool [B, rows]: of each sequence the rows up to its `own` new one [B, 1], within the window."""
-    seen = columns <= own
-    return seen if window is None else seen & (columns > own - window)
+def _mask(columns: torch.Tensor, own: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Mask, bool [B, rows]: the rows of each sequence up to its new row `own` [B, 1], within the window."""
+    visible = columns <= own
+    return visible if window is None else visible & (columns > own - window)

@@ -1,8 +1,8 @@
-"""Key and value storage of one sequence or of many, one tensor for all layers. Knows no model and no transformers.
+"""KV cache of one or many sequences, one tensor for all layers.
 
-Rows [0, length) of a sequence are committed. A forward writes further rows after them (`staged`), one a tree node;
-`commit` keeps some of those and forgets the rest. Sliding windows are masks, never evictions, so any commit can be
-undone by `crop`. Sequences of a batch come (`admit`) and go (`remove`); each has its own length.
+Rows [0, length) of a sequence are committed. A forward writes more rows after them (`staged`), one per tree node;
+`commit` keeps some of those and drops the rest. Sliding windows are masks, never evictions, so `crop` can undo any
+commit. Sequences are added to a batch (`admit`) and removed from it (`remove`); each has its own length.
 """
 
 from collections import OrderedDict
@@ -14,18 +14,18 @@ import torch
 from speculoos.errors import Unavailable, Unsupported
 
 SMALLEST = 256
-"""Rows a growing cache begins with."""
+"""Initial rows of a growing cache."""
 
 
 class KVCache:
-    """Keys [L, batch, heads, rows, head_dim] and values alike. Storage is made at the first write: all of `max_length`
-    rows, or, where it `grows`, twice what is needed, again and again."""
+    """Keys and values [L, batch, heads, rows, head_dim]. Storage is allocated at the first write: `max_length` rows,
+    or, if it `grows`, twice the rows needed, repeatedly."""
 
     def __init__(self, num_layers: int, max_length: int, grows: bool = False):
-        """A cache of one sequence, still empty."""
+        """An empty cache of one sequence."""
         self.num_layers, self.max_length, self.grows = num_layers, max_length, grows
         self.batch = 1
-        """Sequences there is storage for."""
+        """Maximum number of sequences."""
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
         self.lengths = [0]
@@ -36,29 +36,29 @@ class KVCache:
 
     @classmethod
     def for_batch(cls, num_layers: int, max_length: int, batch: int) -> "KVCache":
-        """A growing cache for up to `batch` sequences, none in it yet."""
+        """A growing cache for up to `batch` sequences, without sequences."""
         cache = cls(num_layers, max_length, grows=True)
         cache.batch, cache.lengths, cache.staged = batch, [], []
         return cache
 
     @property
     def length(self) -> int:
-        """Committed rows of the first, or only, sequence."""
+        """Committed rows of the first sequence."""
         return self.lengths[0]
 
     @property
     def capacity(self) -> int:
-        """Rows of each sequence that there is storage for now."""
+        """Allocated rows per sequence."""
         return 0 if self.keys is None else self.keys.shape[3]
 
     @property
     def room(self) -> int:
-        """Rows that can still be staged after the longest sequence."""
+        """Rows that can still be written after the longest sequence."""
         return self.max_length - max(self.lengths)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put rows [1, heads, n, dim] of one layer after the committed ones of the only sequence; views of all rows
-        used. Mutates storage beyond `length` alone; lengths stay as they are until `stage`."""
+        """Write rows [1, heads, n, dim] of a layer after the committed ones of the only sequence; returns views of all
+        rows in use. Mutates storage beyond `length` only; lengths do not change until `stage`."""
         self.reserve(keys.shape[1], keys.shape[3], keys.dtype, keys.device, keys.shape[2])
         if keys.shape[1::2] != self.keys.shape[2::2]:
             raise Unsupported("This model's layers differ in number or size of key heads; one cache cannot hold them.")
@@ -70,18 +70,18 @@ class KVCache:
     def reserve(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, *counts: int, first: int = 0
     ) -> None:
-        """Make storage ready for so many rows after each of the sequences from `first` on, for a forward that writes
-        into it itself. Mutates storage, never what is committed. Raises Unavailable where it is full or memory is."""
+        """Allocate storage for `counts` more rows of the sequences starting at `first`. Mutates storage, not committed
+        rows. Raises Unavailable when the cache is full or memory is exhausted."""
         needed = max(length + count for length, count in zip(self.lengths[first:], counts, strict=False))
         if needed > self.max_length:
-            raise Unavailable(f"The cache holds {self.max_length} tokens and {needed} were asked for.")
+            raise Unavailable(f"The cache holds {self.max_length} tokens, but {needed} are needed; use a shorter text.")
         if self.keys is None:
-            self._store(heads, dim, dtype, device, max(2 * needed, SMALLEST) if self.grows else self.max_length)
+            self._allocate(heads, dim, dtype, device, max(2 * needed, SMALLEST) if self.grows else self.max_length)
         elif needed > self.capacity:
-            self._store(self.keys.shape[2], self.keys.shape[4], self.keys.dtype, device, 2 * needed)
+            self._allocate(self.keys.shape[2], self.keys.shape[4], self.keys.dtype, device, 2 * needed)
 
     def admit(self, count: int) -> int:
-        """Take in `count` sequences, empty, after those there are; the first one's number. Mutates `lengths`."""
+        """Add `count` empty sequences; returns the index of the first. Mutates `lengths`."""
         first = len(self.lengths)
         assert first + count <= self.batch, (first, count, self.batch)
         self.lengths += [0] * count
@@ -90,7 +90,7 @@ class KVCache:
 
     @torch.inference_mode()
     def remove(self, sequence: int) -> None:
-        """Let a sequence go; the last one takes its number. Mutates `lengths` and moves that one's rows."""
+        """Remove a sequence; the last one takes its index. Mutates `lengths` and moves the rows of the last one."""
         length, last = self.lengths.pop(), len(self.lengths)
         self.staged.pop()
         if sequence == last:
@@ -101,21 +101,21 @@ class KVCache:
 
     @torch.inference_mode()
     def copy(self, source: int, sequence: int, length: int) -> None:
-        """Let an empty sequence begin with the first `length` rows of another one. Mutates its rows and length."""
+        """Copy the first `length` rows of `source` to an empty sequence. Mutates its rows and length."""
         assert not self.lengths[sequence] and length <= self.lengths[source], (sequence, source, length)
         for storage in (self.keys, self.values):
             storage[:, sequence, :, :length] = storage[:, source, :, :length]
         self.lengths[sequence] = length
 
     def stage(self, *counts: int, first: int = 0) -> None:
-        """Say that every layer has written so many rows of the sequences from `first` on, which await a commit."""
+        """Mark `counts` rows of the sequences starting at `first` as written by all layers, to be committed."""
         self.staged[first : first + len(counts)] = counts
 
     @torch.inference_mode()
     def commit(self, *by_sequence: Sequence[int]) -> None:
-        """Keep, of each sequence, the staged rows `by_sequence` (strictly increasing, 0 = first staged) in that order.
+        """Keep the staged rows `by_sequence` of each sequence (strictly increasing, 0 = first staged), in order.
 
-        Mutates lengths, and moves rows in place unless they already lie where they belong.
+        Mutates lengths, and moves rows in place unless they are in place already.
         """
         for sequence, rows in enumerate(by_sequence):
             rows, staged = list(rows), self.staged[sequence]
@@ -130,17 +130,17 @@ class KVCache:
         self.staged = [0] * len(self.lengths)
 
     def crop(self, length: int, sequence: int = 0) -> None:
-        """Forget a sequence's rows from `length` on. Mutates its length only; storage is reused, not freed."""
+        """Drop a sequence's rows from `length` on. Mutates its length only; storage is reused, not freed."""
         assert 0 <= length <= self.lengths[sequence], (length, self.lengths[sequence])
         self.lengths[sequence], self.staged[sequence] = length, 0
 
     def nbytes(self) -> int:
-        """Bytes of storage and of what was recorded on it, 0 before the first write."""
+        """Bytes of storage and of its CUDA graphs; 0 before the first write."""
         stored = 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
         return stored + sum(replay.nbytes for replay in self.replays.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless lengths are in range, nothing is staged and every committed row is finite."""
+        """Raise AssertionError unless lengths are valid, nothing is staged and all committed rows are finite."""
         assert len(self.lengths) <= self.batch and not any(self.staged), (self.lengths, self.staged)
         for sequence, length in enumerate(self.lengths):
             assert 0 <= length <= self.max_length, self.lengths
@@ -157,9 +157,9 @@ class KVCache:
             own = storage[:, sequence]
             own[:, :, start + moved : start + len(rows)] = own.index_select(2, source)
 
-    def _store(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, rows: int) -> None:
-        """New storage of `rows` rows, at most `max_length`, with what is committed."""
-        # Rows beyond a length must be numbers where they are multiplied by 0: in graphs, and beside longer sequences.
+    def _allocate(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, rows: int) -> None:
+        """Allocate `rows` rows, at most `max_length`, and copy the committed rows."""
+        # Unused rows must be finite where they are multiplied by 0: in graphs, and next to longer sequences.
         make = torch.empty if device.type == "cpu" and self.batch == 1 else torch.zeros
         shape, used = (self.num_layers, self.batch, heads, min(rows, self.max_length), dim), max(self.lengths)
         try:

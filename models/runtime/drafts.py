@@ -1,4 +1,4 @@
-"""A draft network's own attention over the runtime's cache, for networks that run as they are."""
+"""Attention of draft networks over the KV cache, for unpacked networks."""
 
 import torch
 from torch.nn import functional as F
@@ -8,11 +8,8 @@ from models.runtime.cache import KVCache
 
 
 class CacheMemory:
-    """A `models.draft_layers.Memory` over one sequence of a cache: a forward writes its n places after the committed
-    ones; whoever runs it stages and commits them.
-
-    `mask` bool [n, length + n] says where they may look (a tree); None: all committed ones and the new ones up to
-    oneself.
+    """A `models.draft_layers.Memory` over a cache with one sequence: a forward writes n rows after the committed ones,
+    which the caller stages and commits. `mask`: bool [n, length + n], for a tree; None: causal.
     """
 
     def __init__(self, cache: KVCache, mask: torch.Tensor | None = None):

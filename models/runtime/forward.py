@@ -1,5 +1,5 @@
-"""The fast forward: one function over packed, fused weights for the families we know. Plain decoding, verification,
-prefill and batches all go through it. Same interface as `TransformersForward`, same numbers to rounding.
+"""The fast forward: packed, fused weights for the supported families. Used for plain decoding, verification, prefill
+and batches. Same interface as `TransformersForward`, equal results up to rounding.
 """
 
 import copy
@@ -22,9 +22,9 @@ from speculoos.errors import Unsupported
 
 
 def fastest(base: LoadedBase) -> Forward:
-    """The fastest forward this base has: ours, or transformers' own (`why_not_fast` says why).
+    """The fastest forward of this base: FastForward, or TransformersForward for the reason in `why_not_fast`.
 
-    The first call takes the base's weights over, where they can be; later ones give the same forward.
+    The first call may pack the base's weights; later calls return the same forward.
     """
     if base.forward is None:
         base.forward = TransformersForward(base) if why_not_fast(base) else FastForward(base)
@@ -34,19 +34,19 @@ def fastest(base: LoadedBase) -> Forward:
 class FastForward:
     """Llama, Mistral, Qwen 2/3, Phi and Phi-3 without transformers' overhead.
 
-    Making one takes over the base's weights (`models.runtime.weights.take_layers`): the base keeps embeddings, norms,
-    head and tokenizer, but transformers can no longer run it. Raises Unsupported for other families.
+    Takes the base's layers (`models.runtime.weights.take_layers`): the base keeps embeddings, norms, LM head and
+    tokenizer, but transformers can no longer run it. Raises Unsupported for other families.
     """
 
     name, ragged = "fast", True
 
     def __init__(self, base: LoadedBase):
         if reason := why_not_fast(base):
-            raise Unsupported(f"No fast forward here: {reason}.")
+            raise Unsupported(f"No fast forward for this base: {reason}.")
         self.base = base
         self.heads = heads_of(base.config)
         self.table = tied_table(base)
-        self.head = take_head(base)  # before the layers: the largest matrix is held twice for a moment
+        self.head = take_head(base)  # before the layers, since the largest matrix is temporarily in memory twice
         self.layers = take_layers(base)
         self.norm = norm_of(base.final_norm)
         self.windows = list({layer.window: None for layer in self.layers})
@@ -54,8 +54,8 @@ class FastForward:
         self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
 
     def cut(self, layers: int) -> "FastForward":
-        """The first `layers` layers alone, between the same embeddings, norm and head; no weight is copied. What a
-        draft of as many layers costs is measured so, before there is one."""
+        """A forward with only the first `layers` layers, sharing all weights. Used to measure the cost of a draft with
+        as many layers."""
         shallow = copy.copy(self)
         shallow.layers = self.layers[:layers]
         shallow.graphs = GraphedForward(shallow) if self.graphs is not None else None
@@ -63,7 +63,7 @@ class FastForward:
 
     @cached_property
     def argmax(self) -> HeadArgmax | None:
-        """Made when best tokens are first asked for; a base that only samples, or drafts, has none."""
+        """Created at the first greedy step, so that a base that only samples or drafts has none."""
         return None if self.table is None else HeadArgmax(self.table)
 
     @torch.inference_mode()
@@ -72,12 +72,12 @@ class FastForward:
         heads, base = self.heads, self.base
         cache.reserve(heads.keys, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
         table = self.rotations.reach(inputs.reach)
-        if self.graphs is not None and self.graphs.takes(inputs, selection):
+        if self.graphs is not None and self.graphs.supports(inputs, selection):
             return self.graphs(inputs, cache, selection.layers)
         return self.compute(inputs, table[inputs.positions], self._view(inputs, cache), selection)
 
     def compute(self, inputs: Inputs, rotation: torch.Tensor, view: CacheView, selection: Selection = LOGITS) -> Scored:
-        """All layers. rotation [N, 1, dim / 2]; `view` stores keys and values and attends."""
+        """Run all layers. rotation: complex [N, 1, dim / 2]; `view` stores keys and values and computes attention."""
         n, outputs = len(inputs.ids), {}
         x = self.head.filled_up(F.embedding(inputs.ids, self.base.embed_tokens.weight))
         for index, layer in enumerate(self.layers):

@@ -1,9 +1,8 @@
-"""CUDA graphs of the fast forward: one for each node count, length bucket and set of layers asked for.
+"""CUDA graphs of the fast forward: one per node count, length bucket and set of requested layers.
 
-A graph replays kernels on fixed addresses, so everything that changes from step to step (tokens, positions, cache rows,
-the tree's mask, the length) lies in input buffers, and attention looks at a whole bucket of cache rows, those in use
-unmasked. A graph belongs to the device of its cache, whichever is current. The same computation runs without a graph on
-other devices, which is how it is tested.
+A graph replays kernels on fixed addresses, so all values that change between steps (tokens, positions, cache rows, tree
+mask, length) are in input buffers, and attention covers a whole bucket of cache rows with unused rows masked. A graph
+belongs to the device of its cache. Tests run the same computation without a graph on other devices.
 """
 
 from collections.abc import Iterable
@@ -19,14 +18,14 @@ from models.runtime.interface import Inputs, Scored, Selection
 
 SMALLEST_BUCKET = 256
 LARGEST_TREE = 64
-"""Nodes; larger forwards are prefills, where launching kernels is not what takes the time."""
+"""Maximum nodes; larger forwards are prefills, where kernel launches do not dominate."""
 MOST = 48
-"""Graphs of one cache; the least recently used goes first. A generation uses one a node count and bucket."""
+"""Maximum graphs per cache; the least recently used is evicted. Generation uses one per node count and bucket."""
 WARM_UPS = 3
 
 
 def bucket_of(rows: int, capacity: int) -> int:
-    """Cache rows a graph for `rows` rows looks at: a power of two from 256 on, at most the cache's capacity."""
+    """Cache rows covered by a graph for `rows` rows: a power of two ≥ 256, at most the cache's capacity."""
     bucket = SMALLEST_BUCKET
     while bucket < rows:
         bucket *= 2
@@ -35,7 +34,7 @@ def bucket_of(rows: int, capacity: int) -> int:
 
 @dataclass
 class Buffers:
-    """What a graph reads anew at every replay. ids, positions, rows int64 [n]; mask bool [n, n]; length int64 [1]."""
+    """Input buffers of a graph: ids, positions, rows int64 [n]; mask bool [n, n]; length int64 [1]."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -51,7 +50,7 @@ class Buffers:
         )
 
     def fill(self, inputs: Inputs, length: int) -> None:
-        """The next forward's inputs; without a mask each row sees those before it."""
+        """Copy the inputs of the next forward; without a mask: causal."""
         self.ids.copy_(inputs.ids)
         self.positions.copy_(inputs.positions)
         self.length.fill_(length)
@@ -62,17 +61,17 @@ class Buffers:
             self.mask.copy_(inputs.mask)
 
     def inputs(self) -> Inputs:
-        """The buffers as a forward takes them."""
+        """The buffers as Inputs."""
         return Inputs(self.ids, self.positions, 0, (len(self.ids),))
 
     def biases(self, windows: Iterable[int | None], bucket: int, group: int, dtype: torch.dtype) -> Biases:
-        """For each window what is added to the scores, [group · n, bucket]: `visible_rows` at a fixed width."""
+        """Additive mask per window, [group · n, bucket]: `visible_rows` at a fixed width."""
         columns = torch.arange(bucket, device=self.ids.device)
-        seen = (columns[None] < self.length).expand(len(self.ids), -1).index_copy(1, self.rows, self.mask)
-        places = columns.index_copy(0, self.rows, self.positions)
+        mask = (columns[None] < self.length).expand(len(self.ids), -1).index_copy(1, self.rows, self.mask)
+        positions = columns.index_copy(0, self.rows, self.positions)
         biases = Biases()
         for window in windows:
-            visible = seen if window is None else seen & (places[None] > self.positions[:, None] - window)
+            visible = mask if window is None else mask & (positions[None] > self.positions[:, None] - window)
             biases[window] = added_to_scores(visible, dtype).repeat(group, 1)
         return biases
 
@@ -82,7 +81,7 @@ class Buffers:
 
 
 class BucketView:
-    """Writes a forward's keys and values at the rows in a buffer, and shows attention a whole bucket."""
+    """Writes keys and values at the cache rows in a buffer; attention over a whole bucket."""
 
     def __init__(self, cache: KVCache, rows: torch.Tensor, bucket: int, biases: Biases):
         self.cache, self.rows, self.bucket, self.biases = cache, rows, bucket, biases
@@ -90,26 +89,26 @@ class BucketView:
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
-        shown = []
+        cached = []
         for storage, new in ((self.cache.keys, keys), (self.cache.values, values)):
             storage[layer, 0].index_copy_(1, self.rows, new.transpose(0, 1))
-            shown.append(storage[layer, :1, :, : self.bucket])
-        return attend(queries, *shown, self.biases[window])
+            cached.append(storage[layer, :1, :, : self.bucket])
+        return attend(queries, *cached, self.biases[window])
 
 
 class GraphedForward:
-    """Runs `forward.compute` on buffers; on CUDA captured once for each key and replayed from then on."""
+    """Runs `forward.compute` on buffers; on CUDA captured once per key, then replayed."""
 
     def __init__(self, forward: Any, capture: bool = True, most: int = MOST):
         self.forward, self.capture, self.most = forward, capture, most
 
-    def takes(self, inputs: Inputs, selection: Selection) -> bool:
-        """Whether these rows are few enough, of the only sequence, and all asked for."""
-        alone = len(inputs.counts) == 1 and inputs.first == 0
-        return alone and len(inputs.ids) <= LARGEST_TREE and not selection.last_only
+    def supports(self, inputs: Inputs, selection: Selection) -> bool:
+        """Whether a graph can run these inputs: few rows of the first sequence only, with logits of all rows."""
+        single = len(inputs.counts) == 1 and inputs.first == 0
+        return single and len(inputs.ids) <= LARGEST_TREE and not selection.last_only
 
     def __call__(self, inputs: Inputs, cache: KVCache, layers: tuple[int, ...] = ()) -> Scored:
-        """See `models.runtime.interface.Forward`. The cache's storage has been reserved; its `replays` change."""
+        """See `models.runtime.interface.Forward`. Storage must be reserved; mutates the cache's `replays`."""
         bucket = bucket_of(cache.length + len(inputs.ids), cache.max_length)
         key = (len(inputs.ids), bucket, layers)
         if key not in cache.replays:
@@ -126,29 +125,29 @@ class GraphedForward:
 
 
 class _GraphReplay:
-    """One graph with its buffers and results."""
+    """A graph with its buffers and results."""
 
     def __init__(self, forward: Any, cache: KVCache, nodes: int, bucket: int, layers: tuple[int, ...]):
         self.forward, self.cache, self.bucket, self.selection = forward, cache, bucket, Selection(layers)
         self.buffers = Buffers.empty(nodes, cache.keys.device)
         self.rotations = forward.rotations.reach(cache.max_length)
-        """The table as it was: a graph reads it where it lay, also once a longer context made the forward a new one."""
+        """Kept alive: the graph reads this table even after a longer context made the forward compute a new one."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: Scored | None = None
         self.nbytes = self.buffers.nbytes
-        """Bytes of the device's memory that this graph holds: buffers, and what it was given to work in."""
+        """Bytes of device memory of the buffers and the graph's memory pool."""
 
     def __call__(self) -> Scored:
         if self.graph is None:
             return self._compute()
         self.graph.replay()
-        last = self.result  # overwritten by the next replay, while drafters keep rows of it
+        last = self.result  # cloned: drafters keep rows, and the next replay overwrites them
         features = None if last.features is None else last.features.clone()
         return Scored(last.logits.clone(), last.hidden.clone(), features)
 
     def record(self) -> None:
-        """Warm up on a stream of its own, as capturing asks for, then capture, all on the current device. Rows are
-        written several times over, with the same values."""
+        """Warm up on a side stream, as graph capture requires, then capture, on the current device. Rows are written
+        several times with the same values."""
         device = self.cache.keys.device
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))

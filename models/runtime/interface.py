@@ -1,7 +1,4 @@
-"""What goes into a forward and what comes out: the seam between the engine and whoever computes.
-
-Knows tensors and the cache; no family, no kernel. A faster forward is another class with the same `__call__`.
-"""
+"""Inputs and outputs of a forward: the interface between the engine and the implementations of the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +12,11 @@ from models.runtime.cache import KVCache
 
 @dataclass(frozen=True)
 class Inputs:
-    """New rows of one sequence, or of several laid end to end: `ids`, `positions` int64 [N].
+    """New rows of one sequence, or of several concatenated ones: `ids`, `positions` int64 [N].
 
-    `counts` says how many rows are whose; they belong to the cache's sequences `first`, `first` + 1, …
-    `mask` bool [N, N], for one sequence only, says which new rows see which (all see the committed ones); None: each
-    sees those before it. `reach` is the largest position and one, known without asking the device.
+    `counts`: rows of each sequence; they belong to the cache's sequences `first`, `first` + 1, … `mask`: bool [N, N],
+    for one sequence only, attention among new rows (all attend to the committed ones); None: causal. `reach`: the
+    largest position + 1, known without a device synchronisation.
     """
 
     ids: torch.Tensor
@@ -37,7 +34,7 @@ class Inputs:
         device: torch.device,
         mask: torch.Tensor | None = None,
     ) -> "Inputs":
-        """One sequence's."""
+        """Inputs of one sequence."""
         rows = torch.tensor([ids, positions], device=device)
         return cls(rows[0], rows[1], max(positions) + 1, (len(ids),), mask)
 
@@ -45,7 +42,7 @@ class Inputs:
     def batch(
         cls, texts: Sequence[Sequence[int]], starts: Sequence[int], device: torch.device, first: int = 0
     ) -> "Inputs":
-        """Several sequences': each text goes on at its start."""
+        """Inputs of several sequences, with the position of the first token of each in `starts`."""
         ids = [token for text in texts for token in text]
         positions = [at for text, start in zip(texts, starts, strict=True) for at in range(start, start + len(text))]
         rows, counts = torch.tensor([ids, positions], device=device), tuple(map(len, texts))
@@ -53,7 +50,7 @@ class Inputs:
 
     @property
     def last_rows(self) -> slice | torch.Tensor:
-        """Where each sequence's last row is."""
+        """Index of the last row of each sequence."""
         if len(self.counts) == 1:
             return slice(len(self.ids) - 1, len(self.ids))
         return torch.tensor(self.counts, device=self.ids.device).cumsum(0) - 1
@@ -61,10 +58,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a forward's results is asked for.
+    """Requested results of a forward.
 
-    `layers`: 0-based layers whose outputs are features. `last_only`: logits of each sequence's last row alone.
-    `best_only`: of those rows the best token alone, so there may be no logits.
+    `layers`: 0-based layers whose outputs are features. `last_only`: logits of each sequence's last row only.
+    `best_only`: only the argmax of these rows, so `logits` may be None.
     """
 
     layers: tuple[int, ...] = ()
@@ -73,16 +70,15 @@ class Selection:
 
 
 LOGITS = Selection()
-"""Logits of every row and nothing else."""
+"""Logits of all rows only."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a forward gives for N new rows. `logits` is [N, V], or [sequences, V] when last rows alone were asked for.
+    """Output of a forward for N new rows. `logits`: [N, V], or [sequences, V] with `last_only`, or None.
 
-    `hidden` [N, H] is the head's input (after the final norm); `features` [N, k·H] the outputs of the k layers asked
-    for, side by side, or None. `best` are the ids of the largest logits; where nothing else was asked for, a forward
-    may have found them without `logits`.
+    `hidden` [N, H]: input of the LM head (after the final norm); `features` [N, k·H]: concatenated outputs of the k
+    requested layers, or None; `best`: argmax of the logits, which may be computed without `logits`.
     """
 
     logits: torch.Tensor | None
@@ -96,12 +92,12 @@ class Scored:
 
 
 class Forward(Protocol):
-    """Computes new rows after a cache's committed ones, and writes (but does not stage) their keys and values."""
+    """Computes new rows after the committed rows of a cache, and writes (but does not stage) their keys and values."""
 
     name: str
     ragged: bool
-    """Whether sequences of a batch may begin anywhere with any number of new rows each; else all begin at 0, or bring
-    as many."""
+    """Whether sequences of a batch may have any start and number of new rows; else all start at 0, or have equal
+    counts."""
 
     def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
-        """What `selection` asks for of `inputs`."""
+        """Compute the results in `selection`."""

@@ -1,4 +1,4 @@
-"""One decoder layer, for bases, EAGLE drafts and standalone drafts alike."""
+"""A decoder layer for bases, EAGLE drafts and standalone drafts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from models.runtime.rotary import rotate
 
 @dataclass(frozen=True)
 class Heads:
-    """Query heads, key heads and channels of each."""
+    """Number of query and key heads, and head size."""
 
     queries: int
     keys: int
@@ -21,18 +21,18 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """Query heads per key head."""
         return self.queries // self.keys
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:
-    """Weights of one layer: queries, keys and values in one product, gate and up in another.
+    """Weights of a layer with fused QKV and gate-up projections.
 
-    `attention_norm` None: attention reads its input as it is. `beside_norm`: attention reads a second input, normed,
-    in front of the first (EAGLE-3: the embedding); `norm_before_residual`: the residual is then the normed first one;
-    `norm_twice`: the first one goes through the second's norm too, before its own.
-    `mlp_norm` None: attention and MLP read the same norm side by side (Phi).
+    `attention_norm` None: no norm before attention. `second_norm`: norm of a second attention input, concatenated
+    before the first (EAGLE-3: the embedding); `norm_before_residual`: the residual is then the normed first input;
+    `norm_twice`: `second_norm` is applied to the first input too, before its own norm. `mlp_norm` None: attention and
+    MLP use the same norm in parallel (Phi).
     """
 
     heads: Heads
@@ -47,7 +47,7 @@ class DecoderLayer:
     window: int | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
-    beside_norm: Norm | None = None
+    second_norm: Norm | None = None
     norm_before_residual: bool = False
     norm_twice: bool = False
 
@@ -58,17 +58,17 @@ class DecoderLayer:
         rotation: torch.Tensor,
         view: CacheView,
         index: int,
-        beside: torch.Tensor | None = None,
+        second: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [≥ n, H] holds n rows, and others below them, that nobody reads, where the products want more; `beside`
-        alike. rotation [n, 1, dim / 2]. The layer is number `index` of the cache."""
-        first = self.beside_norm(x) if self.norm_twice else x
+        """x and `second` [≥ n, H]: n rows, possibly padded (`Linear.filled_up`). rotation: complex [n, 1, dim / 2].
+        `index`: layer of the cache."""
+        first = self.second_norm(x) if self.norm_twice else x
         normed = first if self.attention_norm is None else self.attention_norm(first)
-        read = normed
-        if self.beside_norm is not None:
-            read = torch.cat([self.beside_norm(beside), normed], -1)
+        attention_input = normed
+        if self.second_norm is not None:
+            attention_input = torch.cat([self.second_norm(second), normed], -1)
             x = normed if self.norm_before_residual else x
-        mixed = self._attend(self.qkv(read)[:n], rotation, view, index)
+        mixed = self._attend(self.qkv(attention_input)[:n], rotation, view, index)
         x = self.out.add(self.out.filled_up(mixed), x)
         up = self.up(normed if self.mlp_norm is None else self.mlp_norm(x))
         if self.gated:
@@ -79,7 +79,7 @@ class DecoderLayer:
         return self.down.add(up, x)
 
     def _attend(self, qkv: torch.Tensor, rotation: torch.Tensor, view: CacheView, index: int) -> torch.Tensor:
-        """Norm and rotate queries and keys, store, attend; [n, heads · dim]."""
+        """Norm and rotate queries and keys, then attend → [n, heads · dim]."""
         n, queries, dim, both = qkv.shape[0], self.heads.queries, self.heads.dim, self.heads.queries + self.heads.keys
         queries_keys = qkv[:, : both * dim].view(n, both, dim)
         if self.query_norm is not None:

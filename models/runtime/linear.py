@@ -1,8 +1,8 @@
-"""Linear layers whose weights are reordered once into oneDNN's blocked layout: about twice as fast for few rows.
+"""Linear layers with weights in oneDNN's blocked layout: about twice as fast for few rows. CPU only.
 
-A matrix product with 1 to 64 rows is bound by reading the weight; the blocked layout streams it at memory speed, where
-the stock kernel reads at half of that (measured: docs/benchmarks.md). The operators are private to torch, so they are
-tried once on a small product and, where they are missing or wrong, everything stays as it was. CPU only.
+A matrix product with 1 to 64 rows is limited by reading the weight; the blocked layout is read at memory bandwidth, the
+plain layout at half of it (docs/benchmarks.md). The operators are private to torch, so they are tested once on a small
+product; if they are missing or wrong, plain layers are used.
 """
 
 from functools import lru_cache
@@ -14,11 +14,11 @@ from models.runtime.memory import give_back
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 FEWEST_ROWS = 4
-"""Fewer are filled up with zeros: oneDNN's kernels for one to three rows read the weight up to a fifth more slowly."""
+"""Fewer rows are padded with zeros: oneDNN's kernels for one to three rows are up to a fifth slower."""
 
 
 class PackedLinear(nn.Module):
-    """A frozen `nn.Linear` [out, in] that holds only the reordered weight; `weight` is a meta tensor (shape only)."""
+    """A frozen `nn.Linear` [out, in] with only the reordered weight; `weight` is a meta tensor (shape only)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
         super().__init__()
@@ -30,7 +30,7 @@ class PackedLinear(nn.Module):
         self._product_add = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """As `forward`, without the way through hooks, which these layers have none of: a step calls dozens."""
+        """As `forward`, skipping the hooks of nn.Module for speed."""
         return self.forward(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,7 @@ class PackedLinear(nn.Module):
         return self._product(x, self._packed, self.bias, "none", [], "")
 
     def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] → [..., out] by torch's own product in float32, the weight put back in order for the moment."""
+        """[..., in] → [..., out] with torch's float32 product and the temporarily unpacked weight."""
         bias = None if self.bias is None else self.bias.float()
         return nn.functional.linear(x.float(), self._packed.to_dense().float(), bias)
 
@@ -50,23 +50,23 @@ class PackedLinear(nn.Module):
         return self._packed.dtype != torch.float32
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """`residual + self(x)`, in one kernel where there are rows enough; both [n, …]."""
+        """`residual + self(x)`, both [n, ...], in one kernel with at least FEWEST_ROWS rows."""
         if x.size(0) < FEWEST_ROWS:
             return self(x).add_(residual)
         return self._product_add(x, residual, self._packed, self.bias, "add")
 
     @staticmethod
     def filled_up(x: torch.Tensor) -> torch.Tensor:
-        """x [n, in] with as many rows as the products want, zeros below; as it is where there are enough."""
+        """x [n, in] padded with zero rows to at least FEWEST_ROWS."""
         n = x.size(0)
         return x if n >= FEWEST_ROWS else torch.constant_pad_nd(x, (0, 0, 0, FEWEST_ROWS - n))
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [n, in] · weightᵀ, weight [out, in] as it lies in memory, transposed or not. No gradient.
+    """x [n, in] · weightᵀ for an unpacked weight [out, in] of any strides. No gradient.
 
-    For fp32 on a processor by oneDNN's kernel, which is 1.1 to 1.4 times as fast as the BLAS torch takes for a few
-    hundred rows (measured on an AMD EPYC with MKL: docs/log.md); weights that change need no packing for that.
+    For fp32 on a CPU with oneDNN's kernel, which is 1.1 to 1.4 times as fast as torch's BLAS for a few hundred rows
+    (measured on an AMD EPYC with MKL: docs/log.md), without packing.
     """
     exact = weight.dtype == x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if weight.device.type == "cpu" and exact and packing_works(torch.float32):
@@ -75,7 +75,7 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class PlainLinear(nn.Module):
-    """The same interface on torch's own kernels, for devices and dtypes without packing."""
+    """The interface of PackedLinear on torch's kernels, for devices and dtypes without packing."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
         super().__init__()
@@ -107,8 +107,8 @@ Linear = PackedLinear | PlainLinear
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A linear layer for few rows: packed where that works, else plain. The caller drops the original weight; where it
-    was packed, its pages are given back already (and come back where it is read once more)."""
+    """A linear layer for few rows: packed if supported, else plain. After packing, the memory pages of the original
+    weight are released; the caller drops the weight."""
     usable = weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES and packing_works(weight.dtype)
     if not usable:
         return PlainLinear(weight, bias)
@@ -118,12 +118,12 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
 
 
 def pack_module(module: nn.Module) -> nn.Module:
-    """Replace every `nn.Linear` inside a frozen `module` by a packed one, in place; returns it.
+    """Replace every `nn.Linear` in a frozen `module` by a packed one, in place; returns the module.
 
     Mutates the module: it cannot be trained or saved afterwards. Linears that share one weight are packed once.
     """
     layers: dict[int, nn.Module] = {}
-    for parent in [m for m in module.modules() if not isinstance(m, nn.Linear)]:  # a list of them would keep them all
+    for parent in [m for m in module.modules() if not isinstance(m, nn.Linear)]:  # so that nn.Linears can be freed
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.device.type == "cpu":
                 key = id(child.weight)
@@ -135,7 +135,7 @@ def pack_module(module: nn.Module) -> nn.Module:
 
 @lru_cache
 def packing_works(dtype: torch.dtype) -> bool:
-    """Whether the private operators exist here and agree with `F.linear` on a small product."""
+    """Whether the private operators exist and agree with `F.linear` on a small product."""
     try:
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(48, 32, generator=generator).to(dtype)
@@ -143,7 +143,7 @@ def packing_works(dtype: torch.dtype) -> bool:
         layer = PackedLinear(weight)
         expected = nn.functional.linear(x.float(), weight.float())
         tolerance = 1e-4 if dtype == torch.float32 else 0.2
-        near = (layer(x).float() - expected).abs().max() < tolerance
-        return bool(near and (layer.add(x, layer(x)).float() - 2 * expected).abs().max() < 2 * tolerance)
+        close = (layer(x).float() - expected).abs().max() < tolerance
+        return bool(close and (layer.add(x, layer(x)).float() - 2 * expected).abs().max() < 2 * tolerance)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False

@@ -1,4 +1,4 @@
-"""Norms over the last dimension, as functions of fewest kernels."""
+"""Norms over the last dimension with few kernels."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
 def norm_of(module: nn.Module, order: torch.Tensor | None = None, dtype: torch.dtype | None = None) -> Norm:
-    """What a norm module computes, its channels in `order` where one is given, in its own precision or `dtype`."""
+    """The function of a norm module, with channels permuted by `order`, in `dtype` or the module's own."""
     if isinstance(module, nn.Identity):
         return module
     weight = (module.weight if order is None else module.weight[order]).detach()
@@ -23,7 +23,7 @@ def norm_of(module: nn.Module, order: torch.Tensor | None = None, dtype: torch.d
 def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
     """x / √(Σ x² / d + eps) · weight over the last dimension d, in fp32, for x of the weight's precision.
 
-    torch's own is one kernel on a GPU; on a processor it is ten, where these are four.
+    torch's is one kernel on a GPU, but ten on a CPU, where this uses four.
     """
     size, dtype = weight.shape[0], weight.dtype
     if weight.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""In which precision products are taken: said, not left to a library's default."""
+"""Precision of matrix products, set explicitly."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,22 +13,21 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def exact_products(device: torch.device) -> None:
-    """Products of float32 on a GPU in float32, never TF32: what is compared token for token must not be rounded."""
+    """Use float32 instead of TF32 for float32 products on a GPU, so that outputs can be compared token by token."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest")
 
 
 def quick_products(device: torch.device) -> None:
-    """Products of float32 on a GPU in TF32, for training: 10 bits of mantissa, as bfloat16 has 7."""
+    """Use TF32 for float32 products on a GPU, for training: 10 mantissa bits (bfloat16: 7)."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
 
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """While open, a model of half precision computes in float32. Each module's weights are converted while it runs and
-    no longer, so memory grows by one module; afterwards every weight is the tensor it was. The layers of
-    `models.runtime.linear` too."""
+    """Within the context, a half-precision model computes in float32, including layers of `models.runtime.linear`. Each
+    module's weights are converted only while it runs, so memory grows by one module; the original tensors are kept."""
     handles, originals = [], dict[nn.Module, list[tuple[nn.Parameter, torch.Tensor]]]()
 
     def widen(module: nn.Module, _args: Any) -> None:
@@ -46,7 +45,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         if not any(p.dtype in HALF for p in module.parameters(recurse=False)):
             continue
-        if isinstance(module, nn.Embedding):  # rows are looked up, so the result is what need be converted
+        if isinstance(module, nn.Embedding):  # converting the output is enough
             handles.append(module.register_forward_hook(lambda _module, _args, output: output.float()))
             continue
         handles.append(module.register_forward_pre_hook(widen))

@@ -1,7 +1,7 @@
-"""Rotary positions as complex multiplications: channels that turn together lie side by side.
+"""Rotary embeddings as complex multiplications of adjacent channels.
 
-The pairs (i, i + d/2) of queries and keys are moved next to each other when weights are taken over; scores do not
-change when both move alike.
+The pairs (i, i + d/2) of queries and keys are made adjacent when weights are packed; scores do not change when both are
+permuted alike.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def head_dim(config: Any) -> int:
 
 
 def pair_order(dim: int, rotary: int) -> torch.Tensor:
-    """Where each of a head's `dim` channels comes from so that the pairs of its first `rotary` lie side by side.
+    """Permutation of a head's `dim` channels that makes the pairs of its first `rotary` adjacent.
 
     For 8 with 4 rotary channels: [0, 2, 1, 3, 4, 5, 6, 7].
     """
@@ -28,54 +28,54 @@ def pair_order(dim: int, rotary: int) -> torch.Tensor:
 
 
 def paired_rows(count: int, heads: int, order: torch.Tensor) -> torch.Tensor:
-    """Where each of `count` rows of a joined weight comes from: its first `heads` heads (queries, then keys) have their
-    channels in the `order` [head_dim], the rest (values) stays."""
+    """Permutation of the `count` rows of a QKV weight: channels of the first `heads` heads (queries, then keys) in the
+    `order` [head_dim], the rest (values) unchanged."""
     rows, dim = torch.arange(count), len(order)
     rows[: heads * dim] = (torch.arange(heads)[:, None] * dim + order[None]).flatten()
     return rows
 
 
 def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """Turn neighbouring channels of x [n, heads, dim] by complex `rotation` [n, 1, dim / 2]; fp32 in place."""
-    turned = x.float()
-    torch.view_as_complex(turned.view(*x.shape[:-1], -1, 2)).mul_(rotation)
-    return turned.to(x.dtype)
+    """Rotate adjacent channels of x [n, heads, dim] by complex `rotation` [n, 1, dim / 2]; fp32 in place."""
+    rotated = x.float()
+    torch.view_as_complex(rotated.view(*x.shape[:-1], -1, 2)).mul_(rotation)
+    return rotated.to(x.dtype)
 
 
 class Rotations:
-    """The table of complex [length, 1, dim / 2], one row a position; it doubles as positions grow."""
+    """Table of complex [length, 1, dim / 2], one row per position; grows by doubling."""
 
     def __init__(self, compute: Callable[[int], torch.Tensor]):
-        """`compute(length)` gives the table for positions 0 … length - 1."""
+        """`compute(length)` returns the table for positions 0 … length - 1."""
         self._compute = compute
         self.table = torch.empty(0)
 
     def reach(self, length: int) -> torch.Tensor:
-        """The table, of at least `length` positions."""
+        """The table with at least `length` positions."""
         if length > len(self.table):
             self.table = self._compute(max(length, 2 * len(self.table), SMALLEST))
         return self.table
 
 
 def base_rotations(base: Any) -> Rotations:
-    """Those of a base's own rotary module. Pairs beyond the rotary part (partial rotary factor) stay as they are."""
+    """Rotations of a base's rotary module. Channels beyond the rotary part (partial rotary factor) are not rotated."""
     dim, module, device = head_dim(base.config), base.backbone.rotary_emb, base.device
 
     def compute(length: int) -> torch.Tensor:
         cos, sin = module(torch.zeros(1, dtype=torch.float32, device=device), torch.arange(length, device=device)[None])
         half = cos.shape[-1] // 2
-        turned = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
-        still = torch.ones(length, dim // 2 - half, dtype=turned.dtype, device=device)
-        return torch.cat([turned, still], dim=1)[:, None]
+        rotated = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+        identity = torch.ones(length, dim // 2 - half, dtype=rotated.dtype, device=device)
+        return torch.cat([rotated, identity], dim=1)[:, None]
 
     return Rotations(compute)
 
 
 def draft_rotations(dim: int, theta: float, device: torch.device, scaling: dict[str, Any] | None = None) -> Rotations:
-    """Those of a draft; `scaling` as `models.rope.frequencies` takes it."""
+    """Rotations of a draft; for `scaling` see `models.rope.frequencies`."""
     if scaling:
-        turns, factor = frequencies(dim, theta, scaling)
-        steps = 1 / turns.to(device)
+        inverse_frequencies, factor = frequencies(dim, theta, scaling)
+        steps = 1 / inverse_frequencies.to(device)
     else:
         steps, factor = theta ** (torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim), 1.0
 

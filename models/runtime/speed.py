@@ -1,7 +1,7 @@
-"""How fast this processor or GPU multiplies and reads: a short probe, for estimates before anything has run.
+"""Measure compute speed and memory bandwidth of the CPU or GPU, for estimates before the first job.
 
-Packed weights in the precision generation takes, and float32 weights as they lie, which drafts learn with: they differ
-by a factor of five on some processors, of one on others.
+Measures packed weights in the precision of generation, and plain float32 weights as used for training: they differ by a
+factor of five on some CPUs and not at all on others.
 """
 
 import json
@@ -17,17 +17,17 @@ from models.runtime.linear import pack
 from speculoos.files import write_json
 
 PROBE = "machine.json"
-"""The file in the home that keeps it; `workers.jobs.pace` reads it."""
+"""File in the home folder with the result; `workers.ask.pace` reads it."""
 WIDTH, ROWS, FEW, LAYERS, TIMES = 2048, 256, 4, 8, 5
 SIZE = WIDTH * WIDTH * LAYERS
-"""Weights that are multiplied."""
+"""Number of weights."""
 WAITS = (0.0, 2.0, 5.0, 10.0)
-"""Seconds before each probe: at the start of a workbench all of its processes load, and the first may see a tenth."""
+"""Seconds before each probe: while all processes start, the first may measure a tenth of the speed."""
 
 
 def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = WAITS) -> None:
-    """Write the best that `measure` finds to `file`, probe after probe. What an earlier start wrote counts as one of
-    them, since its probes may all have run beside other work; after it, the last of `waits` is enough."""
+    """Run `measure` after each of `waits` and write the best results to `file`, including earlier results in it. With
+    those, only the last of `waits` is used."""
     best = _read(file)
     for wait in waits[-1:] if best else waits:
         time.sleep(wait)
@@ -36,18 +36,18 @@ def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = WAITS
 
 
 def _read(file: Path) -> dict[str, float]:
-    """The speeds in `file`; {} where there is none or it is damaged."""
+    """The speeds in `file`; {} if it is missing or damaged."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {name: float(speed) for name, speed in found.items()}
+        speeds = json.loads(file.read_text(encoding="utf-8"))
+        return {name: float(speed) for name, speed in speeds.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
 def measure(device: torch.device) -> dict[str, float]:
-    """`operations_per_second` of matrix products of many rows in the precision generation takes, `bytes_per_second`
-    of weights read for a few rows; `learned_` the same of float32, with the backward pass and without packing. The
-    best of TIMES, since what else runs only ever takes away."""
+    """`operations_per_second` of matrix products of many rows in the precision of generation, `bytes_per_second` of
+    weights read for a few rows; `learned_`: the same in float32, with the backward pass and without packing. The best
+    of TIMES, since other processes only slow it down."""
     dtype = torch.bfloat16 if device.type == "cuda" or has_bfloat16(device) else torch.float32
     return {**_packed(device, dtype), **_learned(device)}
 
@@ -63,7 +63,7 @@ def _packed(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 
 def _learned(device: torch.device) -> dict[str, float]:
-    """As a draft has it: one wide matrix, like that of its vocabulary."""
+    """With one wide matrix, like the LM head of a draft."""
     wide = nn.Linear(WIDTH, WIDTH * LAYERS, bias=False, device=device)
     many, few = (torch.randn(rows, WIDTH, device=device, requires_grad=True) for rows in (ROWS, FEW))
 
@@ -79,12 +79,12 @@ def _learned(device: torch.device) -> dict[str, float]:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Shortest time of `work`, after one that is not counted."""
-    taken = []
+    """Shortest time of `work` in seconds, after one warm-up."""
+    times = []
     for _ in range(TIMES + 1):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return min(taken[1:])
+        times.append(time.perf_counter() - start)
+    return min(times[1:])

@@ -1,4 +1,4 @@
-"""transformers' own forward on our cache. All knowledge of transformers' masks and cache classes is in this file."""
+"""The transformers forward on a KVCache, with adapters for its masks and cache classes."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from models.runtime.interface import LOGITS, Inputs, Scored, Selection
 
 
 class TransformersForward:
-    """For every decoder-only family whose attention takes a 4-D mask; batches also for those that take a 2-D one."""
+    """Supports decoder-only families whose attention takes a 4-D mask; for batches a 2-D mask is enough."""
 
     name, ragged = "transformers", False
 
@@ -45,7 +45,7 @@ class TransformersForward:
         return Scored(logits, layout.real(final[0]), features)
 
     def four_d(self, mask: torch.Tensor | None, positions: torch.Tensor, length: int) -> Any:
-        """What transformers takes as attention_mask: nothing for causal rows, else a prepared 4-D mask (by type)."""
+        """The attention_mask for transformers: None for causal rows, else a 4-D mask (or a dict by type)."""
         if mask is None:
             return None  # transformers builds the causal mask, window included, from the cache's lengths
         masks = {kind: self._prepared(mask, positions, length, window) for kind, window in self.windows.items()}
@@ -62,7 +62,7 @@ class TransformersForward:
 
 
 class _Single:
-    """One sequence, as it lies."""
+    """Layout of one sequence."""
 
     def __init__(self, forward: TransformersForward, inputs: Inputs, cache: KVCache):
         self.ids, self.positions = inputs.ids[None], inputs.positions[None]
@@ -76,8 +76,8 @@ class _Single:
 
 
 class _Padded:
-    """Several sequences side by side, padded on the left so that all end together: whole prompts, or as many new rows
-    in each. Families of every kind of positions take that, with a mask [batch, columns] of what is real."""
+    """Layout of several sequences, left-padded: whole prompts, or equally many new rows each. `mask` [batch, columns]:
+    1 for real tokens."""
 
     def __init__(self, inputs: Inputs, cache: KVCache):
         counts, device = list(inputs.counts), inputs.ids.device
@@ -88,22 +88,22 @@ class _Padded:
         columns = torch.arange(total, device=device)
         self.mask = (columns[None] >= total - ends[:, None]).long()
         self._real = self.mask[:, total - self.width :].bool()
-        self.ids, self.positions = (self._laid_out(values) for values in (inputs.ids, inputs.positions))
-        places = (columns[None] - (total - ends[:, None])).clamp_min(0)
+        self.ids, self.positions = (self._pad(values) for values in (inputs.ids, inputs.positions))
+        cache_rows = (columns[None] - (total - ends[:, None])).clamp_min(0)
         self.view = Cache(
-            layers=[_PaddedLayer(cache, layer, inputs, self._real, places) for layer in range(cache.num_layers)]
+            layers=[_PaddedLayer(cache, layer, inputs, self._real, cache_rows) for layer in range(cache.num_layers)]
         )
 
     def real(self, values: torch.Tensor) -> torch.Tensor:
         """[batch, width, …] → [N, …]."""
         return values[self._real]
 
-    def _laid_out(self, values: torch.Tensor) -> torch.Tensor:
+    def _pad(self, values: torch.Tensor) -> torch.Tensor:
         return values.new_zeros(self._real.shape).masked_scatter_(self._real, values)
 
 
 def _takes_mask_by_type(base: LoadedBase) -> bool:
-    """Whether the model looks its masks up by layer type, as families that mix windows do."""
+    """Whether the model takes a dict of masks by layer type, like families that mix sliding windows."""
     import inspect
 
     try:
@@ -113,7 +113,7 @@ def _takes_mask_by_type(base: LoadedBase) -> bool:
 
 
 class _Layer(CacheLayerMixin):
-    """One layer of a KVCache under the name transformers knows it by. Full-length: never evicts, stages nothing."""
+    """Adapter of a KVCache layer for transformers. Never evicts rows."""
 
     is_sliding = False
 
@@ -136,7 +136,7 @@ class _Layer(CacheLayerMixin):
 
 
 class _SingleLayer(_Layer):
-    """The only sequence's rows."""
+    """Rows of the only sequence."""
 
     def __init__(self, cache: KVCache, layer: int):
         super().__init__(cache, layer, cache.length)
@@ -148,11 +148,11 @@ class _SingleLayer(_Layer):
 
 
 class _PaddedLayer(_Layer):
-    """Rows of several sequences, shown as if they ended together."""
+    """Rows of several sequences, gathered left-padded."""
 
-    def __init__(self, cache: KVCache, layer: int, inputs: Inputs, real: torch.Tensor, places: torch.Tensor):
-        super().__init__(cache, layer, places.shape[1] - real.shape[1])
-        self.real, self.places = real, places
+    def __init__(self, cache: KVCache, layer: int, inputs: Inputs, real: torch.Tensor, cache_rows: torch.Tensor):
+        super().__init__(cache, layer, cache_rows.shape[1] - real.shape[1])
+        self.real, self.cache_rows = real, cache_rows
         self.sequences = inputs.first + torch.arange(len(inputs.counts), device=real.device)
         self.counts, self.first, self.rows = inputs.counts, inputs.first, inputs.positions
 
@@ -167,7 +167,7 @@ class _PaddedLayer(_Layer):
         )
 
     def _stored(self, storage: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Write the real ones of new [batch, heads, width, dim]; every row in use, [batch, heads, columns, dim]."""
+        """Write the real rows of new [batch, heads, width, dim]; all rows in use → [batch, heads, columns, dim]."""
         owners = self.sequences.repeat_interleave(torch.tensor(self.counts, device=self.real.device))
         storage[owners, :, self.rows] = new.transpose(1, 2)[self.real]
-        return storage[self.sequences[:, None], :, self.places].transpose(1, 2)
+        return storage[self.sequences[:, None], :, self.cache_rows].transpose(1, 2)

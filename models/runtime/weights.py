@@ -1,6 +1,6 @@
-"""Weights of known families and of EAGLE drafts in one shape, ready for the fast forward. Takes them from their models.
+"""Take the weights of supported families and EAGLE drafts from their modules and pack them as DecoderLayers.
 
-Queries, keys and values become one product, gate and up another, with the pairs of queries and keys side by side.
+QKV and gate-up projections are fused, with the rotary pairs of queries and keys made adjacent.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ FAST_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def why_not_fast(base: LoadedBase) -> str:
-    """Empty when the fast forward covers this base, else the reason in a few words."""
+    """Why the fast forward does not support this base, in a few words; "" if it does."""
     config = base.config
     if config.model_type not in FAST_FAMILIES:
         return f"the family {config.model_type} has no fast forward"
@@ -31,18 +31,18 @@ def why_not_fast(base: LoadedBase) -> str:
     if rope not in FAST_ROPE:
         return f"rotary embeddings of type {rope} change with the length"
     if base.logit_rule != PLAIN:
-        return "what it makes of its head's output is not covered"
+        return "its logit rule is not supported"
     if getattr(config, "qk_layernorm", False):
-        return "its query and key layer norms are not covered"
+        return "its query and key layer norms are not supported"
     if any(isinstance(m, nn.Linear | PackedLinear) and m.weight.is_meta for m in base.model.modules()):
         return "its weights are not in memory"
     return ""
 
 
 def pack_known(base: LoadedBase, head: bool = True) -> None:
-    """On a CPU, give a frozen base of a known family packed linear layers; its `head` too, unless drafts borrow it.
+    """On a CPU, pack the linear layers of a frozen base of a supported family, and its LM head if `head`.
 
-    transformers' forward still runs it, but it can no longer be saved, trained or asked for its weights.
+    The transformers forward still works, but the base can no longer be saved or trained, and its weights not be read.
     """
     if base.device.type == "cpu" and not why_not_fast(base):
         pack_module(base.model if head else base.layers)
@@ -53,14 +53,14 @@ def heads_of(config: Any) -> Heads:
 
 
 def take_layers(base: LoadedBase) -> list[DecoderLayer]:
-    """Every layer's weights, packed. Mutates the base: each original is dropped as soon as it is packed, so weights
-    are held once and the transformers forward of this base can no longer run."""
+    """Pack the weights of all layers. Mutates the base: each original is dropped once packed, so weights are in memory
+    once and the transformers forward no longer works."""
     windows = _windows(base.config, base.num_layers)
     return [_take(layer, base.config, window) for layer, window in zip(base.layers, windows, strict=True)]
 
 
 def take_head(base: LoadedBase) -> Linear:
-    """The language-model head, packed, and put in the base's place so that drafts share it."""
+    """Pack the LM head and replace that of the base, so that drafts share it."""
     head = base.lm_head
     packed = pack(head.weight, head.bias)
     base.model.set_output_embeddings(packed)
@@ -68,11 +68,11 @@ def take_head(base: LoadedBase) -> Linear:
 
 
 def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> DecoderLayer:
-    """A layer of an EAGLE draft with sizes `shape` (models.draft_layers.LayerShape), packed in `dtype`. Mutates the
-    draft: the originals are dropped."""
-    attention, mlp, beside = layer.self_attn, layer.mlp, hasattr(layer, "hidden_norm")
+    """Pack a layer of an EAGLE draft with sizes `shape` (models.draft_layers.LayerShape) in `dtype`. Mutates the draft:
+    the originals are dropped."""
+    attention, mlp, second = layer.self_attn, layer.mlp, hasattr(layer, "hidden_norm")
     heads = Heads(shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
-    first = layer.hidden_norm if beside else layer.input_layernorm
+    first = layer.hidden_norm if second else layer.input_layernorm
     order = pair_order(heads.dim, heads.dim)
     return DecoderLayer(
         heads=heads,
@@ -84,16 +84,16 @@ def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> Decode
         down=take_linear(mlp, "down_proj", dtype),
         query_norm=norm_of(attention.q_norm, order, dtype) if shape.qk_norm else None,
         key_norm=norm_of(attention.k_norm, order, dtype) if shape.qk_norm else None,
-        beside_norm=norm_of(layer.input_layernorm, dtype=dtype) if beside else None,
+        second_norm=norm_of(layer.input_layernorm, dtype=dtype) if second else None,
         norm_before_residual=getattr(layer, "norm_before_residual", False),
         norm_twice=getattr(layer, "norm_features_twice", False),
     )
 
 
 def take_linear(module: nn.Module, name: str, dtype: torch.dtype | None = None) -> Linear:
-    """A linear layer of a module, packed, in its own precision or `dtype`; the original is dropped."""
+    """Pack a linear layer of a module in `dtype` or its own; the original is dropped."""
     linear = getattr(module, name)
-    packed = pack(*_in(dtype, getattr(linear, "plain_weight", linear.weight).detach(), linear.bias))
+    packed = pack(*_cast(dtype, getattr(linear, "plain_weight", linear.weight).detach(), linear.bias))
     setattr(module, name, None)
     return packed
 
@@ -101,7 +101,7 @@ def take_linear(module: nn.Module, name: str, dtype: torch.dtype | None = None) 
 def _take(layer: nn.Module, config: Any, window: int | None) -> DecoderLayer:
     attention, mlp, heads, order = layer.self_attn, layer.mlp, heads_of(config), _pair_order(config)
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    gated = hasattr(mlp, "gate_up_proj") or hasattr(mlp, "gate_proj")  # before they are taken
+    gated = hasattr(mlp, "gate_up_proj") or hasattr(mlp, "gate_proj")  # checked before the weights are taken
     return DecoderLayer(
         heads=heads,
         attention_norm=norm_of(layer.input_layernorm),
@@ -124,14 +124,14 @@ def _take_qkv(attention: nn.Module, heads: Heads, order: torch.Tensor, dtype: to
     else:
         weight, bias = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
     rows = paired_rows(len(weight), heads.queries + heads.keys, order)
-    packed = pack(*_in(dtype, weight.detach()[rows], None if bias is None else bias[rows]))
+    packed = pack(*_cast(dtype, weight.detach()[rows], None if bias is None else bias[rows]))
     _drop(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
     return packed
 
 
 def _take_up(mlp: nn.Module, dtype: torch.dtype | None = None) -> Linear:
     if hasattr(mlp, "gate_proj"):
-        packed = pack(*_in(dtype, *_joined([mlp.gate_proj, mlp.up_proj])))
+        packed = pack(*_cast(dtype, *_joined([mlp.gate_proj, mlp.up_proj])))
         _drop(mlp, "gate_proj", "up_proj")
         return packed
     return take_linear(mlp, "gate_up_proj" if hasattr(mlp, "gate_up_proj") else "fc1", dtype)
@@ -143,10 +143,10 @@ def _joined(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None
     return weight, None if biases[0] is None else torch.cat(biases)
 
 
-def _in(
+def _cast(
     dtype: torch.dtype | None, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Both in `dtype`; as they are without one."""
+    """Cast weight and bias to `dtype`, if given."""
     if dtype is None:
         return weight, bias
     return weight.to(dtype), None if bias is None else bias.detach().to(dtype)
@@ -171,7 +171,7 @@ def _activation(mlp: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _windows(config: Any, num_layers: int) -> list[int | None]:
-    """Each layer's sliding window, in order."""
+    """Sliding window of each layer, in order."""
     by_type = layer_windows(config)
     types = getattr(config, "layer_types", None) or list(by_type) * num_layers
     return [by_type[kind] for kind in types]

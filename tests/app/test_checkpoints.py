@@ -125,7 +125,7 @@ def test_missing_files_are_said_rather_than_sent_empty(home: Settings, base_id: 
     path = home.home / "checkpoints" / "gone"
     answer = download(client, add_checkpoint(home, base_id, path=str(path)))
     assert answer.status_code == 404
-    assert "are gone" in answer.json()["error"]["message"]
+    assert "are missing" in answer.json()["error"]["message"]
 
 
 def test_the_page_shows_lineage_figures_and_links(home: Settings, base_id: str) -> None:

@@ -68,7 +68,7 @@ def test_hostile_answers_are_left_out_or_shown_as_text(hub: str, tmp_path: Path)
     assert [each.repo for each in found] == ["tests/hostile", "tests/numbers"]
     assert (found[0].downloads, found[0].parameters, found[1].parameters) == (0, 0, 0)
     assert "<img" not in results(found)
-    for word, says in (("torn", "no list"), ("deep", "no list"), ("ill", "status 503"), ("huge", "larger than 8 MB")):
+    for word, says in (("torn", "a list"), ("deep", "a list"), ("ill", "status 503"), ("huge", "larger than 8 MB")):
         assert made[word]["told"].startswith("Unavailable: ") and says in made[word]["told"]
 
 

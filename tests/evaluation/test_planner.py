@@ -211,7 +211,7 @@ def test_standalone_drafts_of_another_width_are_timed_at_that_width(tiny_base):
     assert [(row["layers"], row["hidden_size"]) for row in made["standalone"]] == [(1, 16), (2, 16)]
     assert "Standalone drafts of hidden size 16" in made["verdict"]
     assert "layers of hidden size 16" in words(made)
-    with pytest.raises(BadInput, match="draft_hidden_size: 17 is no multiple"):
+    with pytest.raises(BadInput, match="draft_hidden_size: 17 is not a multiple"):
         Meter(target, list(range(20)), **sizes, hidden_size=17)
 
 

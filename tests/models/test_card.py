@@ -49,12 +49,12 @@ def test_memory_is_weights_plus_cache() -> None:
         ({"model_type": "new", "layer_types": ["full_attention", "linear_attention"]}, "new keeps a recurrent state"),
         (
             {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]},
-            "Qwen2_5_VLForConditionalGeneration is no causal model of text alone",
+            "Qwen2_5_VLForConditionalGeneration is not a text-only causal model",
         ),
-        ({"model_type": "bert", "architectures": ["BertLMHeadModel"]}, "bert looks at later tokens too"),
+        ({"model_type": "bert", "architectures": ["BertLMHeadModel"]}, "bert attends to later tokens too"),
         (
             {"model_type": "new", "architectures": ["NewForCausalLM"], "final_logit_softcapping": 30.0},
-            "What new makes of its logits by final_logit_softcapping is not known here",
+            "How new applies final_logit_softcapping to its logits is unknown",
         ),
         ({"model_type": "bert", "architectures": ["BertModel"]}, "no language-model head"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "quantised"),

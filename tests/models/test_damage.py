@@ -54,7 +54,7 @@ def test_a_cut_file_of_weights_is_told(folder: Path, known: Known) -> None:
 
 def test_a_config_edited_after_the_import_is_not_trusted(folder: Path, known: Known) -> None:
     hostile.put(folder, "config.json", rope_theta=3.0)
-    with pytest.raises(Damaged, match=r"config\.json was changed after the model came here"):
+    with pytest.raises(Damaged, match=r"config\.json was changed after the model was added"):
         load_base(folder, known=known)
 
 
@@ -63,7 +63,7 @@ def test_a_file_that_came_later_or_went_is_named(folder: Path, known: Known) -> 
     (folder / "generation_config.json").unlink()
     assert base_damage(folder, known) == {
         "generation_config.json": "is missing",
-        "added_tokens.json": "was not there when the model came",
+        "added_tokens.json": "was not there when the model was added",
     }
 
 

@@ -287,9 +287,9 @@ def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
         ({"draft_hidden_size": 48}, "draft_hidden_size: pruning this base gives at most 32, got 48"),
         (
             {"draft_hidden_size": 30, "draft_num_heads": 4},
-            "draft_hidden_size: 30 is no multiple of the 4 attention heads",
+            "draft_hidden_size: 30 is not a multiple of the 4 attention heads",
         ),
-        ({"draft_hidden_size": 17}, "draft_hidden_size: 17 is no multiple of the 2 attention heads"),
+        ({"draft_hidden_size": 17}, "draft_hidden_size: 17 is not a multiple of the 2 attention heads"),
         ({"draft_intermediate_size": 65}, "draft_intermediate_size: pruning this base gives at most 64"),
         ({"draft_num_heads": 4, "draft_num_kv_heads": 3}, "draft_num_heads: 4 heads cannot share 3 key-value heads"),
         ({"draft_num_heads": 4, "draft_num_kv_heads": 1}, "draft_num_heads: pruning this base gives at most 2, got 4"),

@@ -100,7 +100,7 @@ def test_quantised_checkpoints_are_refused_before_anything_is_loaded(folder: Pat
 )
 def test_sizes_that_the_weights_do_not_have_are_refused_before_memory_is_taken(folder: Path, sizes: dict) -> None:
     hostile.put(folder, "config.json", **sizes)
-    with pytest.raises(BadInput, match=rf"config\.json: [a-z_.]*{[*sizes][0]}.* does not fit the weights"):
+    with pytest.raises(BadInput, match=rf"config\.json: [a-z_.]*{[*sizes][0]}.* does not match the weights"):
         load_base(folder)
 
 

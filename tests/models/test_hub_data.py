@@ -71,7 +71,7 @@ def test_the_beginning_of_the_first_file_is_fetched_and_of_parquet_all(hub: str,
     assert parquet[0].endswith(".parquet") and parquet[2] == "PAR1"
     assert long == ["rows.jsonl", CUT, '{"me']
     assert chats[0] == "data/train-00000-of-00002.jsonl" and chats[1] < 1000
-    assert "too much for a look" in large and "Rows at most" in large
+    assert "too large for a preview" in large and "Rows at most" in large
     assert "several parts" in unclear
 
 
@@ -109,13 +109,13 @@ def test_a_private_set_opens_with_the_token(client: HubClient, tmp_path: Path) -
     ("location", "error", "says"),
     [
         ("hub:tests/nowhere", "NotFound", "no data set 'tests/nowhere'"),
-        ("hub:tests/scripts", "Unsupported", "code that would make them is never run"),
+        ("hub:tests/scripts", "Unsupported", "dataset scripts are never run"),
         ("hub:tests/scripts", "Unsupported", "hub:tests/scripts@refs/convert/parquet"),
         ("hub:tests/chats:dev", "BadInput", "no part 'dev'; there are test, train"),
-        ("hub:tests/parts", "BadInput", "several parts, easy/test, easy/train, hard/test, hard/train; say which"),
+        ("hub:tests/parts", "BadInput", "several parts, easy/test, easy/train, hard/test, hard/train; choose one"),
         ("hub:tests/parts:train", "BadInput", "'train' may be easy/train, hard/train"),
         ("hub:tests/torn", "Unavailable", "sha256 differs"),
-        ("hub:tests/strange", "Unavailable", "the hub's answer is no list of files"),
+        ("hub:tests/strange", "Unavailable", "the hub's response is not a list of files"),
     ],
 )
 def test_what_the_hub_cannot_give_is_told(
@@ -127,7 +127,7 @@ def test_what_the_hub_cannot_give_is_told(
 
 
 def test_offline_and_unreachable_hubs_are_told_in_a_sentence(tmp_path: Path) -> None:
-    for offline, says in ((False, "the hub cannot be reached"), (True, "not asked while HF_HUB_OFFLINE is set")):
+    for offline, says in ((False, "the hub cannot be reached"), (True, "not used while HF_HUB_OFFLINE is set")):
         with HubClient(FETCH, "http://127.0.0.1:9", tmp_path / f"{offline}", offline) as client:
             made = fetched(client, "hub:tests/chats", tmp_path / "a")
         assert made["error"] == "Unavailable" and says in made["says"]

@@ -53,7 +53,7 @@ def test_logits_are_those_of_transformers(bent):
 
 def test_logits_that_are_made_otherwise_are_refused(bent, monkeypatch):
     monkeypatch.setitem(vars(bent), "logit_rule", LogitRule(1.7, 5.0))
-    with pytest.raises(Unsupported, match="is not known here"):
+    with pytest.raises(Unsupported, match="in an unknown way"):
         check_logits(bent)
 
 

@@ -98,12 +98,12 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder: Path) ->
         value["added_tokens"].append({**value["added_tokens"][0], "id": 5000, "content": "fox"})
 
     hostile.edit(folder / "tokenizer.json", add)
-    refused(folder, r"tokenizer\.json gives token ids up to \d+, the weights know 320 tokens")
+    refused(folder, r"tokenizer\.json gives token ids up to \d+, the weights have 320 tokens")
 
 
 def test_families_that_cannot_be_a_base_are_told(folder: Path) -> None:
     hostile.put(folder, "config.json", model_type="t5", architectures=["T5ForConditionalGeneration"])
-    refused(folder, "'t5' models are no decoder-only text models")
+    refused(folder, "'t5' models are not decoder-only text models")
 
 
 def test_a_gguf_file_is_converted_and_tried_in_the_child(tiny_base: Path, tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_a_json_file_of_another_shape_is_a_sentence(folder: Path, name: str, val
 @pytest.mark.parametrize(
     ("index", "says"),
     [
-        ({"weight_map": {"a": "../model.safetensors"}}, "names '../model.safetensors', which is no safetensors file"),
-        ({"weight_map": {"a": "/etc/passwd"}}, "names '/etc/passwd', which is no"),
-        ({"weight_map": {"a": "pytorch_model.bin"}}, "names 'pytorch_model.bin', which is no safetensors file"),
-        ({"weight_map": {"a": "lost.safetensors"}}, "names lost.safetensors, which is not there"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "lists '../model.safetensors', which is not a safetensors"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "lists '/etc/passwd', which is not a"),
+        ({"weight_map": {"a": "pytorch_model.bin"}}, "lists 'pytorch_model.bin', which is not a safetensors file"),
+        ({"weight_map": {"a": "lost.safetensors"}}, "lists lost.safetensors, which is missing"),
         ({"weight_map": ["model.safetensors"]}, "weight_map: expected an object"),
         ({"weight_map": {"a": 5}}, "weight_map: expected an object"),
         ([1], "expected a JSON object, found a list"),

@@ -65,7 +65,7 @@ def test_what_is_damaged_is_named_with_what_to_do(
     code, found = verify(capsys)
     assert code == 1 and found["healthy"] is False and found["checked"] == 3
     assert damaged(found) == {
-        "tiny": {"the weights": "changed: another sha256 than when the model came"},
+        "tiny": {"the weights": "changed: its sha256 differs from the added model's"},
         "tiny@heads": {WEIGHTS: "is damaged (its sha256 differs from SHA256SUMS)"},
         "answers": {"dataset.json": "counts 40 rows, the shards hold 10"},
     }

@@ -441,14 +441,14 @@ def test_a_length_nobody_chose_is_cut_to_the_base(tiny_base, dataset, tmp_path):
 
 
 def test_a_base_that_drafts_cannot_be_made_for_is_refused_by_name(dataset, tmp_path, monkeypatch):
-    with pytest.raises(Unsupported, match="bert looks at later tokens"):
+    with pytest.raises(Unsupported, match="bert attends to later tokens"):
         train(config(), make_tiny_base(tmp_path / "bert", "bert"), dataset, tmp_path / "out")
     granite = make_tiny_base(tmp_path / "granite", "granite", logits_scaling=4.0)
     monkeypatch.setattr("models.families.DIVIDED", {})
-    with pytest.raises(Unsupported, match="What granite makes of its logits by logits_scaling"):
+    with pytest.raises(Unsupported, match="How granite applies logits_scaling to its logits"):
         train(config(), granite, dataset, tmp_path / "out")
     monkeypatch.setattr("models.families.BENDING", ())
-    with pytest.raises(Unsupported, match="what GraniteForCausalLM makes of its head's output is not known here"):
+    with pytest.raises(Unsupported, match="GraniteForCausalLM computes its logits .* in an unknown way"):
         train(config(), granite, dataset, tmp_path / "out")
 
 

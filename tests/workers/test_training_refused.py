@@ -88,7 +88,7 @@ def test_data_and_bases_that_are_damaged(workbench: Bench, tiny_base: Path, tmp_
     shard.write_text(whole)
     flip(folder / "model.safetensors")
     said = shown(workbench, train(workbench.settings, base_id, data_id))
-    assert "the weights changed: another sha256 than when the model came. Put the original files back" in said
+    assert "the weights changed: its sha256 differs from the added model's. Restore the original files" in said
 
 
 def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) -> None:
@@ -117,7 +117,7 @@ def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) ->
 @pytest.mark.parametrize(
     "family, sizes, sentence",
     [
-        ("bert", {}, r"EAGLE-3 cannot be trained for “bert”: bert looks at later .*\. Choose another base; .*"),
+        ("bert", {}, r"EAGLE-3 cannot be trained for “bert”: bert attends to later .*\. Choose another base; .*"),
         (
             "mamba",
             {"state_size": 8, "conv_kernel": 4},

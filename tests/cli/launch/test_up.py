@@ -140,7 +140,7 @@ def what_is_killed_comes_back(running: Running) -> None:
 def a_killed_supervisor_is_replaced(running: Running) -> None:
     (supervisor,) = [p for p in survivors(running.settings) if "cli.launch.supervision" in p.cmdline()]
     supervisor.kill()
-    wait_until(lambda: "starting it again" in running.output.read_text())
+    wait_until(lambda: "restarting it" in running.output.read_text())
     wait_until(lambda: all(check(running.settings, ["web", "broker", "worker-gpu"])[n].ok for n in ("web", "broker")))
 
 

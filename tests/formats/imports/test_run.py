@@ -156,5 +156,5 @@ def test_what_is_no_pickle_is_not_called_code(text, kept_child, tmp_path, matche
     source = writers.write(tmp_path / "heads", writers.medusa())
     (source / "model.safetensors").unlink()
     (source / "medusa_lm_head.pt").write_text(text)
-    with pytest.raises(BadInput, match=r"medusa_lm_head.pt: is no file of torch.save; fetch it again"):
-        import_draft("folder", str(source), matched, tmp_path / "out", SilentReporter())
+    with pytest.raises(BadInput, match=r"medusa_lm_head.pt: is not a file written by torch.save; fetch it again"):
+        import_draft("folder", str(source), matched, tmp_path / "out", Silent())

@@ -75,7 +75,7 @@ def test_a_small_model_of_its_own_learns_from_afar(loss: str, run, served: State
     run("here", here, **settings)
     run("away", away, **there(served), **settings)
     check_same(here, away)
-    with pytest.raises(Unsupported, match="the base's own layers, which run elsewhere; give draft_path"):
+    with pytest.raises(Unsupported, match="the base's layers, which another server runs; set draft_path"):
         run("copy", away, **there(served), method="draft", draft_num_layers=2)
     sizes = {"draft_num_layers": 2, "draft_hidden_size": 16, "draft_init": "random", "draft_loss": loss}
     fresh = run("fresh", Notebook(), **there(served), method="draft", **sizes)
