@@ -14,7 +14,7 @@ from formats import OWN
 from formats.store import StoredExport, checkpoint_state, exports_folder, fetch_export, store_export, stored_exports
 from models import archive, data_export
 from models.archive import archive_name
-from models.starter import HEAD
+from models.starter import STARTER_HEAD
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
 from speculoos.store import open_store
@@ -98,11 +98,11 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
     folder = Path(files_of(settings).local(checkpoint)).resolve()
     if not any(folder.is_relative_to(root) for root in stores(settings)):
         raise NotFound(f"The files of “{checkpoint.name}” are outside the home folder and cannot be downloaded.")
-    archive.check(folder, checkpoint.name, checkpoint.sha256, ChecksumCache.of(settings))
+    archive.check_checkpoint_files(folder, checkpoint.name, checkpoint.sha256, ChecksumCache.of(settings))
     return folder, archive_name(base.name, checkpoint.name)
 
 
 def stores(settings: Settings) -> Iterator[Path]:
     """Folders from which checkpoints may be downloaded: in the home folder, and of the installed starter head."""
     yield (settings.home / "checkpoints").resolve()
-    yield HEAD
+    yield STARTER_HEAD

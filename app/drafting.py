@@ -33,14 +33,14 @@ class Drafting:
         fields = request.get("speculation") or {}
         tree = fields.get("tree")
         options = {name: value for name, value in fields.items() if name not in NON_TREE_OPTIONS}
-        text = tree if isinstance(tree, str) else trees.typed(options) if options else ""
+        text = tree if isinstance(tree, str) else trees.editable_text(options) if options else ""
         return cls(text, str(fields.get("acceptance") or EXACT), bool(fields.get("probabilities")))
 
     def speculation(self, drafter: str = "") -> dict[str, Any]:
         """The `speculation` field of a request to the inference server; {} for the defaults."""
         fields = {
             "drafter": drafter,
-            "tree": self.tree.strip() if self.tree.strip() != trees.OWN else "",
+            "tree": self.tree.strip() if self.tree.strip() != trees.CHECKPOINT_OPTIONS else "",
             "acceptance": TYPICAL if self.acceptance == TYPICAL else "",
             "probabilities": self.probabilities,
         }

@@ -29,7 +29,7 @@ def matrix_request(
         models=[dict(zip(("base_id", "checkpoint_id"), pair(model), strict=True)) for model in models],
         suites=[_data_id(suite) for suite in suites],
         temperatures=numbers("Temperatures", temperatures, 0, HOTTEST),
-        drafting=[trees.parse(line) for line in lines("Trees", tree_lines) or [trees.OWN]],
+        drafting=[trees.parse(line) for line in lines("Trees", tree_lines) or [trees.CHECKPOINT_OPTIONS]],
         **field_values(Matrix, {"limit": limit, "max_tokens": max_tokens}),
     )
 
@@ -96,7 +96,7 @@ def matrix_values(request: Matrix) -> list[Any]:
         [f"{model['base_id']}{PAIR}{model.get('checkpoint_id') or ''}" for model in request.models],
         [suite or BUILT_IN for suite in request.suites],
         ", ".join(f"{temperature:g}" for temperature in request.temperatures),
-        "\n".join(trees.typed(options) for options in request.drafting),
+        "\n".join(trees.editable_text(options) for options in request.drafting),
         request.limit,
         request.max_tokens,
     ]

@@ -24,7 +24,7 @@ from benchmarks.report import conditions, finish, load_average
 from benchmarks.side import BenchmarkSide
 from benchmarks.tables import goal_lines, table_lines
 from models.base import load_tokenizer
-from models.starter import HEAD, starter_path
+from models.starter import STARTER_HEAD, starter_path
 
 SIDE = Path(__file__).with_name("commits_side.py")
 DRAFTERS = ("plain", "head")
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="a worktree of another commit")
     parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
     parser.add_argument("--model", type=Path, default=starter_path())
-    parser.add_argument("--checkpoint", type=Path, default=HEAD)
+    parser.add_argument("--checkpoint", type=Path, default=STARTER_HEAD)
     parser.add_argument("--limit", type=int, default=36, help=f"prompts; the first {WARM_UP} of a start do not count")
     parser.add_argument("--starts", type=int, default=6, help="fresh processes of each commit, for each precision")
     parser.add_argument("--tokens", type=int, default=128)

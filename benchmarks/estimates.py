@@ -27,8 +27,8 @@ from sqlalchemy import select
 
 from benchmarks.report import conditions, finish, load_average
 from benchmarks.tables import table_lines
-from models.runtime.speed import WAITS
-from models.starter import HEAD, starter_path
+from models.runtime.speed import PROBE_DELAYS
+from models.starter import STARTER_HEAD, starter_path
 from models.tiny import make_tiny_base
 from speculoos.settings import PROJECT_ROOT, Settings
 from tests.tools.running import Up, wait_for
@@ -116,7 +116,7 @@ def do_round(home: Home, number: int, do: Callable[[str, Request], dict[str, Any
     for method, settings in TRAININGS.items():
         trained = do(f"train {method}", Train(method, home.base, answers, settings))
         checkpoints[method] = trained["checkpoint_id"]
-    do("import draft", ImportDraft("folder", str(HEAD), home.base))
+    do("import draft", ImportDraft("folder", str(STARTER_HEAD), home.base))
     do("evaluate", Evaluate(home.base, home.head, limit=2 + 4 * number, max_tokens=64))
     trees = [{}, {"depth": 3}]
     model = {"base_id": home.base, "checkpoint_id": home.head}
@@ -179,7 +179,7 @@ def workbench(folder: Path) -> Iterator[Home]:
     try:
         up.start()
         wait_for((up.home / PROBE).exists, "the probe of the machine")
-        time.sleep(sum(WAITS) + len(WAITS))  # the probe repeats and keeps the best result
+        time.sleep(sum(PROBE_DELAYS) + len(PROBE_DELAYS))  # the probe repeats and keeps the best result
         yield Home(up.settings, folder)
     finally:
         up.end()

@@ -29,7 +29,7 @@ from benchmarks.peers.common import peak_memory_mb
 from benchmarks.report import conditions, load_average
 from benchmarks.tables import replace_between, table_lines
 from models.base import pick_device
-from models.runtime.precision import exact_products
+from models.runtime.precision import disable_tf32
 from speculoos.files import write_json
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -88,7 +88,7 @@ def attempt(bench: Bench, name: str, part: Part) -> GpuReport:
 def clear(device: torch.device) -> None:
     """Free memory of earlier parts; reset peak statistics and matmul precision."""
     gc.collect()
-    exact_products(device)
+    disable_tf32(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

@@ -12,7 +12,7 @@ import torch
 from models.base import load_base
 from models.checkpoints import save_draft
 from models.eagle3 import Eagle3Draft
-from models.starter import HEAD, starter_path
+from models.starter import STARTER_HEAD, starter_path
 from models.tiny import make_tiny_base
 
 SPEED_GOAL, BANDWIDTH_GOAL, AGREEMENT_GOAL = 4.0, 0.8, 0.95
@@ -128,7 +128,7 @@ class Bench:
     def head(self) -> Path:
         """Folder of the starter's draft model; of an untrained one in a dry run."""
         if not self.dry:
-            return HEAD
+            return STARTER_HEAD
         return save_draft(self.scratch / "starter_head", Eagle3Draft.from_base(load_base(self.starter)), {})
 
     def gpu_claim(self, name: str, goal: str, figure: str, met: bool) -> Claim:

@@ -28,7 +28,7 @@ from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.runtime.graphs import GraphedForward
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 from models.standalone import StandaloneDraft
 from models.tiny import FAMILIES, make_tiny_base
 
@@ -264,7 +264,7 @@ def one_tree(target: Target, eager: Target, own: GraphedForward) -> float:
     shape = shape_from_choices(CHOICES)
     first = 20 + len(target.ids) % 200
     tree, layers = DraftTree(tuple(range(first, first + len(shape))), shape), (0, 2)
-    scores: list[Scored] = []
+    scores: list[ForwardOutput] = []
     for one, used in ((target, own), (eager, None)):
         one.forward.graphs = used
         scores.append(one.score(tree, layers))

@@ -22,7 +22,7 @@ from models.base import LoadedBase, load_base
 from models.checkpoints import load_draft, save_draft
 from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
-from models.starter import HEAD, starter_path
+from models.starter import STARTER_HEAD, starter_path
 
 NEAR = 1e-4
 PEERS = Path(__file__).parent / "peers"
@@ -50,8 +50,8 @@ class InstalledModel:
 def speculators(environments: Path, scratch: Path) -> list[InstalledModel]:
     """The exported starter head, loaded with speculators' `from_pretrained`."""
     base = load_base(starter_path())
-    draft = load_draft(HEAD, base)
-    build_export(HEAD, base, "speculators", scratch / "speculators")
+    draft = load_draft(STARTER_HEAD, base)
+    build_export(STARTER_HEAD, base, "speculators", scratch / "speculators")
     ours = logits(draft, example_states(draft, base, scratch))
     tensors, report = run_in_environment("speculators", environments, scratch / "speculators", scratch)
     counts = (report["tensors"], report["left_over"], report["unset"])

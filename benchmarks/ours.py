@@ -9,7 +9,7 @@ import torch
 from benchmarks.peers.common import padded, serve
 from models.base import load_base
 from models.methods import train_config
-from models.runtime.weights import pack_known
+from models.runtime.weights import pack_supported
 from training.batches import Batch, TokenisedConversation
 from training.method import make_method
 
@@ -34,7 +34,7 @@ class OurSide:
             for row in plan["rows"]
         ]
         self.method = make_method(config, base, rows).train()
-        pack_known(base, head=False)
+        pack_supported(base, head=False)
         self.parameters = [p for p in self.method.parameters() if p.requires_grad]
 
     def loss(self, rows: list[Any]) -> torch.Tensor:

@@ -50,7 +50,7 @@ from models.base import LoadedBase, load_base
 from models.checkpoints import load_draft
 from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
-from models.starter import HEAD, starter_path
+from models.starter import STARTER_HEAD, starter_path
 from models.tiny import make_tiny_base
 from speculoos.reporting import SilentReporter
 
@@ -206,7 +206,7 @@ def subject(args: argparse.Namespace) -> tuple[LoadedBase, Any]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=starter_path())
-    parser.add_argument("--head", type=Path, default=HEAD)
+    parser.add_argument("--head", type=Path, default=STARTER_HEAD)
     parser.add_argument("--questions", type=Path, default=BUILT_IN)
     parser.add_argument("--limit", type=int, default=20, help="questions for acceptance, and as many for throughput")
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -17,7 +17,7 @@ from evaluation.acceptance import evaluate
 from evaluation.questions import built_in, read_questions
 from evaluation.tuning import tune
 from models.base import load_base
-from models.checkpoints import amend, load_draft, read_config
+from models.checkpoints import load_draft, read_config, update_draft_config
 from models.fetch import read_card
 from models.methods.recipes import read_recipe
 from models.starter import starter_path
@@ -100,7 +100,7 @@ def keep_tree(folder: Path) -> dict[str, Any]:
     """Tune the tree for this machine on built-in questions and store it in the checkpoint."""
     base = load_base(starter_path())
     tuned = tune(base, load_draft(folder, base), built_in()[-16:], ConsoleReporter(), max_tokens=MAX_TOKENS)
-    amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
+    update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     return {"drafting": tuned.drafting, "verdict": tuned.plan.verdict}
 
 
@@ -112,7 +112,7 @@ def measure(folder: Path, questions: Path) -> dict[str, Any]:
     training = read_config(folder)["training"]
     measured = {name: result[name] for name in MEASURED}
     measured |= {"measured_on": f"{questions.parent.name}, first turns", "measured_tokens": result["tokens"]}
-    amend(folder, training={**training, "figures": {**training["figures"], **measured}})
+    update_draft_config(folder, training={**training, "figures": {**training["figures"], **measured}})
     return measured
 
 

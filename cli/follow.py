@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from cli.console import say
-from cli.launch.services import Services, needed_for
+from cli.launch.services import Services, programs_for
 from speculoos.errors import Cancelled, JobFailed
 from speculoos.people import current_user
 from speculoos.settings import Settings
@@ -32,7 +32,7 @@ def run_jobs(settings: Settings, submitted: Callable[[], list[Job]], queue: str,
 
     Returns the rows as they are at the end. Raises what a job failed with.
     """
-    with Services(settings, needed_for(queue)) as services:
+    with Services(settings, programs_for(queue)) as services:
         jobs = submitted()
         if not (wait or services.ours):
             say("Submitted; `speculoos jobs list` shows it, --wait follows it.")

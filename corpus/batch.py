@@ -14,8 +14,8 @@ from corpus.sampling import sample_tokens
 from decoding.target import common_prefix
 from models.base import LoadedBase
 from models.runtime.cache import KVCache
-from models.runtime.forward import fastest
-from models.runtime.interface import Forward, Inputs, Scored, Selection
+from models.runtime.forward import fastest_forward
+from models.runtime.interface import Forward, ForwardOutput, Inputs, Selection
 
 PREFILL_ROWS = 2048
 """Maximum prompt tokens per forward (a single longer prompt is allowed): bounds the memory of activations."""
@@ -57,9 +57,9 @@ def answer_all(
 
     `source(n)` returns up to n new answers, [] if it has none; it is called whenever a quarter of the batch is free.
     The caller may stop at any yield. With `keep_hidden`, answers include hidden states. The first call repacks the
-    base's weights in place (`models.runtime.forward.fastest`).
+    base's weights in place (`models.runtime.forward.fastest_forward`).
     """
-    batch = _Batch(base, fastest(base), batch_size, top_p, keep_hidden)
+    batch = _Batch(base, fastest_forward(base), batch_size, top_p, keep_hidden)
     min_free = max(1, batch_size // 4)
     while True:
         free = batch_size - len(batch.answers)
@@ -127,7 +127,7 @@ class _Batch:
             for answer, hidden in zip(answers, last, strict=True):
                 answer.hidden.append(hidden)
 
-    def _tokens(self, scored: Scored, answers: Sequence[BatchAnswer]) -> list[int]:
+    def _tokens(self, scored: ForwardOutput, answers: Sequence[BatchAnswer]) -> list[int]:
         """The next tokens, each sampled with its answer's temperature; greedy ones consume no random number."""
         sampled = all(answer.temperature > 0 for answer in answers)
         best: list[int] = [-1] * len(answers) if sampled else scored.best.tolist()

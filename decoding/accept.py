@@ -12,7 +12,7 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.sampling import Warp, draw, normalised
 from decoding.tree import DraftTree, TreeShape
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class AcceptanceRule(Protocol):
     best_only: bool
     """Whether the rule needs only the base model's best tokens, no logits."""
 
-    def first(self, scored: Scored) -> int:
+    def first(self, scored: ForwardOutput) -> int:
         """The first token of the response, from the scores [1, V] after the prompt's last token."""
 
-    def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
+    def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
         """Verify `tree` with the base model's scores [n, V]; row i is after node i."""
 
 
@@ -67,10 +67,10 @@ class GreedyRule:
 
     best_only = True
 
-    def first(self, scored: Scored) -> int:
+    def first(self, scored: ForwardOutput) -> int:
         return int(scored.best[-1])
 
-    def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
+    def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
         return accept_greedy(tree.shape, tree.tokens, scored.best.tolist())
 
 
@@ -139,11 +139,11 @@ class LosslessRule:
     def __init__(self, warp: Warp, generator: torch.Generator):
         self.warp, self.generator = warp, generator
 
-    def first(self, scored: Scored) -> int:
+    def first(self, scored: ForwardOutput) -> int:
         logits = scored.logits[-1]
         return int(draw(self.warp(logits), self._uniforms(1, logits.device)[0]))
 
-    def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
+    def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
         logits = scored.logits
         node, token = accept_lossless(
             tree.shape,
@@ -204,10 +204,10 @@ class TypicalRule:
     def __init__(self, warp: Warp, epsilon: float, alpha: float, generator: torch.Generator):
         self.warp, self.epsilon, self.alpha, self.generator = warp, epsilon, alpha, generator
 
-    def first(self, scored: Scored) -> int:
+    def first(self, scored: ForwardOutput) -> int:
         return self._draw(self.warp(scored.logits[-1]))
 
-    def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
+    def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
         probs = self.warp(scored.logits)
         path = accept_typical(tree.shape, tree.tokens, probs, self.epsilon, self.alpha)
         return Verification(path, self._draw(probs[path[-1] if path else 0]))

@@ -14,7 +14,7 @@ from decoding.sampling import Warp
 from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.target import Target
 from decoding.tree import DraftTree
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 
 __all__ = ["GenerateConfig", "generate"]
 
@@ -78,7 +78,7 @@ def trace(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
 
 
 @torch.inference_mode()
-def base_probabilities(tree: DraftTree, scored: Scored, config: GenerateConfig) -> tuple[float, ...]:
+def base_probabilities(tree: DraftTree, scored: ForwardOutput, config: GenerateConfig) -> tuple[float, ...]:
     """The base model's probability of every node except the root, given its parent, with the sampling settings; at
     temperature 0 without them."""
     if len(tree) == 1:

@@ -13,9 +13,9 @@ import torch
 from decoding.target import Target
 from decoding.tree import DraftTree
 from models.base import LoadedBase
-from models.runtime.forward import fastest
-from models.runtime.interface import Forward, Scored
-from models.runtime.precision import exact_products
+from models.runtime.forward import fastest_forward
+from models.runtime.interface import Forward, ForwardOutput
+from models.runtime.precision import disable_tf32
 
 END = -1
 """The token after the end of a recording; no drafter proposes it."""
@@ -48,12 +48,12 @@ class ForcedTarget(Target):
         reusable: int | None = None,
         layers: Sequence[int] = (),
         best_only: bool = False,
-    ) -> Scored:
+    ) -> ForwardOutput:
         self.prompt_length = len(prompt_ids)
         scored = super().prefill(prompt_ids, reusable, layers, best_only)
         return replace(scored, best_ids=torch.tensor(self.recorded[:1]))
 
-    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> Scored:
+    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> ForwardOutput:
         done = len(self.ids) - self.prompt_length + 1  # the root is emitted and not in the cache yet
         scored = super().score(tree, layers, best_only)
         return replace(scored, best_ids=torch.tensor(best_after(tree, self.recorded, done)))
@@ -61,8 +61,8 @@ class ForcedTarget(Target):
 
 def forced_target(base: LoadedBase, max_length: int = 2048) -> ForcedTarget:
     """A ForcedTarget on the base model's fastest forward; the first call moves the base model's weights."""
-    exact_products(base.device)
-    return ForcedTarget(base, max_length, fastest(base))
+    disable_tf32(base.device)
+    return ForcedTarget(base, max_length, fastest_forward(base))
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class RecordedTarget:
         reusable: int | None = None,
         layers: Sequence[int] = (),
         best_only: bool = False,
-    ) -> Scored:
+    ) -> ForwardOutput:
         """As Target, without hidden states."""
         Target._check(self, prompt_ids)  # type: ignore[arg-type]
         self.ids, self.prompt_length = list(prompt_ids), len(prompt_ids)
         return _scored(self.recorded[:1])
 
-    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> Scored:
+    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> ForwardOutput:
         return _scored(best_after(tree, self.recorded, len(self.ids) - self.prompt_length + 1))
 
     def commit(self, tree: DraftTree, nodes: Sequence[int]) -> None:
@@ -117,5 +117,5 @@ class RecordedTarget:
         """Does nothing; there is no device."""
 
 
-def _scored(tokens: Sequence[int]) -> Scored:
-    return Scored(None, torch.empty(len(tokens), 0), None, torch.tensor(tokens))
+def _scored(tokens: Sequence[int]) -> ForwardOutput:
+    return ForwardOutput(None, torch.empty(len(tokens), 0), None, torch.tensor(tokens))

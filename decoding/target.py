@@ -11,11 +11,11 @@ import torch
 from decoding.tree import DraftTree
 from models.base import LoadedBase
 from models.runtime.cache import KVCache
-from models.runtime.forward import fastest
-from models.runtime.interface import Forward, Inputs, Scored, Selection
-from models.runtime.precision import exact_products
+from models.runtime.forward import fastest_forward
+from models.runtime.interface import Forward, ForwardOutput, Inputs, Selection
+from models.runtime.precision import disable_tf32
 from models.runtime.transformers import TransformersForward
-from models.runtime.weights import why_not_fast
+from models.runtime.weights import not_fast_reason
 from speculoos.errors import BadInput
 
 PREFILL_ROWS = 1024
@@ -47,7 +47,7 @@ class Target:
         reusable: int | None = None,
         layers: Sequence[int] = (),
         best_only: bool = False,
-    ) -> Scored:
+    ) -> ForwardOutput:
         """Fill the cache with exactly `prompt_ids`. Returns logits [1, V] after the last token (or the best token, with
         `best_only`) and the hidden states of the computed rows. Cached rows are reused, see `reused`."""
         self._check(prompt_ids)
@@ -67,7 +67,7 @@ class Target:
 
     def extend(
         self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False, best_only: bool = False
-    ) -> Scored:
+    ) -> ForwardOutput:
         """Append `ids` to the text in one forward. Returns logits [n, V] (or [1, V]), or best tokens, after them."""
         start = len(self.ids)
         scored = self._run(ids, range(start, start + len(ids)), None, layers, last_only, best_only)
@@ -80,7 +80,7 @@ class Target:
         self.cache.crop(length)
         del self.ids[length:]
 
-    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> Scored:
+    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> ForwardOutput:
         """Logits [n, V], or best tokens, after every node of `tree`, in one forward. Its rows are staged in the
         cache."""
         start = len(self.ids)
@@ -106,7 +106,7 @@ class Target:
         layers: Sequence[int],
         last_only: bool = False,
         best_only: bool = False,
-    ) -> Scored:
+    ) -> ForwardOutput:
         inputs = Inputs.of(ids, positions, self.base.device, mask)
         scored = self.forward(inputs, self.cache, Selection(tuple(layers), last_only, best_only))
         self.cache.stage(len(ids))
@@ -130,10 +130,10 @@ def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
 
     The first call moves the base model's weights; further targets of the same base model share them.
     """
-    exact_products(base.device)
-    target = Target(base, max_length, fastest(base))
+    disable_tf32(base.device)
+    target = Target(base, max_length, fastest_forward(base))
     if isinstance(target.forward, TransformersForward):
-        target.notice = f"Runs on transformers' own forward: {why_not_fast(base)}."
+        target.notice = f"Runs on transformers' own forward: {not_fast_reason(base)}."
     return target
 
 
@@ -153,7 +153,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _joined(parts: list[Scored]) -> Scored:
+def _joined(parts: list[ForwardOutput]) -> ForwardOutput:
     if len(parts) == 1:
         return parts[0]
     features = None if parts[0].features is None else torch.cat([p.features for p in parts])

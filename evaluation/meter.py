@@ -28,10 +28,10 @@ from evaluation.machine import describe_machine
 from evaluation.shapes import CHAIN, TREE, chain_options
 from models.base import LoadedBase
 from models.methods import train_config
-from models.methods.expectation import rising
+from models.methods.expectation import non_decreasing
 from models.methods.standalone import shape_of
 from models.runtime.cache import KVCache
-from models.runtime.forward import FastForward, fastest
+from models.runtime.forward import FastForward, fastest_forward
 from models.runtime.interface import Forward, Inputs, Selection
 from models.standalone import StandaloneDraft, base_shape
 
@@ -49,7 +49,7 @@ class RepeatedBatch:
     """Sequences with the same text in one cache, to time forwards over the first `batch` of them."""
 
     def __init__(self, base: LoadedBase, text: Sequence[int], batch: int, rows: int, forward: Forward | None = None):
-        self.base, self.text, self.forward = base, list(text), forward or fastest(base)
+        self.base, self.text, self.forward = base, list(text), forward or fastest_forward(base)
         layers = len(getattr(self.forward, "layers", ())) or base.num_layers
         self.cache = KVCache.for_batch(layers, 2 * len(text) + rows, batch)
         for _ in range(batch):
@@ -165,9 +165,9 @@ class Meter:
             for layers, by_batch in medians["standalone"].items()
         }
         return Costs(
-            {batch: rising(by_rows) for batch, by_rows in medians["target"].items()},
-            {kind: rising(by_depth) for kind, by_depth in medians["draft"].items()},
-            rising(medians["pass"].get("", {})),
+            {batch: non_decreasing(by_rows) for batch, by_rows in medians["target"].items()},
+            {kind: non_decreasing(by_depth) for kind, by_depth in medians["draft"].items()},
+            non_decreasing(medians["pass"].get("", {})),
             _rising_by_layers(standalone),
             medians["other"][""].get(0, 0.0),
             describe_machine(self.target.base.device) if times is None else {},
@@ -178,7 +178,9 @@ class Meter:
 def _rising_by_layers(standalone: dict[int, dict[int, float]]) -> dict[int, dict[int, float]]:
     """Make the costs monotonic in the number of layers, for each number of sequences."""
     batches = {batch for by_batch in standalone.values() for batch in by_batch}
-    columns = {b: rising({n: by_batch[b] for n, by_batch in standalone.items() if b in by_batch}) for b in batches}
+    columns = {
+        b: non_decreasing({n: by_batch[b] for n, by_batch in standalone.items() if b in by_batch}) for b in batches
+    }
     return {n: {b: columns[b][n] for b in by_batch} for n, by_batch in standalone.items()}
 
 

@@ -24,7 +24,7 @@ from evaluation.questions import turns
 from models.base import LoadedBase
 from models.chat import render
 from models.methods import METHODS
-from models.methods.expectation import interpolate, rising
+from models.methods.expectation import interpolate, non_decreasing
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
@@ -157,7 +157,9 @@ class _Times:
 
     def costs(self) -> tuple[dict[int, float], Callable[[int], float], float]:
         """Medians of: forwards by nodes, drafting by depth (linear between both ends), the rest of a step."""
-        forward = rising({size: statistics.median(each[size] for each in self.rounds) for size in self.rounds[0]})
+        forward = non_decreasing(
+            {size: statistics.median(each[size] for each in self.rounds) for size in self.rounds[0]}
+        )
         first, last = min(self.draft), max(self.draft)
         low, high = statistics.median(self.draft[first]), statistics.median(self.draft[last])
         slope = max((high - low) / (last - first), 0.0) if last > first else 0.0

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from models.archive import WEIGHTS, archive_files
-from models.card import first
-from models.checkpoints import OWN_KEYS, read_config
-from models.foreign import plain_config
+from models.card import first_set
+from models.checkpoints import SPECULOOS_KEYS, read_config
+from models.foreign import read_safe_config
 from models.identity import FLOATS, TensorEntry, tensors, tensors_of, tokenizer_sha256
 from speculoos.errors import BadInput
 
-METADATA_KEYS = frozenset({*OWN_KEYS, "dtype", "imported", "source", "notes"})
+METADATA_KEYS = frozenset({*SPECULOOS_KEYS, "dtype", "imported", "source", "notes"})
 """Keys of a checkpoint's config.json that do not describe its network."""
 
 
@@ -40,7 +40,7 @@ class CheckpointFiles:
         config = read_config(path)
         archive_files(path)  # raises NotFound if the weights are missing
         entries = {entry.name: entry for entry in tensors_of(path / WEIGHTS)}
-        base = plain_config(base_path)
+        base = read_safe_config(base_path)
         return cls(
             path, config, entries, base.get("text_config") or base, base_path, {e.name: e for e in tensors(base_path)}
         )
@@ -71,7 +71,7 @@ class CheckpointFiles:
     @property
     def base_layers(self) -> int:
         """Number of decoder layers of the base model."""
-        return int(first(self.base, "num_hidden_layers", "n_layer", "num_layers") or 0)
+        return int(first_set(self.base, "num_hidden_layers", "n_layer", "num_layers") or 0)
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.starter import HUB_ID
+from models.starter import STARTER_HUB_ID
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CardFacts:
         """From a base model's row, the checkpoint's name and its measurements (`tracking.evaluations.measurements`)."""
         return cls(
             name=base.name,
-            location=HUB_ID if base.source == "starter" else base.card.get("hub_id") or base.path,
+            location=STARTER_HUB_ID if base.source == "starter" else base.card.get("hub_id") or base.path,
             source=base.source,
             revision=base.card.get("revision") or "",
             sha256=base.weights_sha256,

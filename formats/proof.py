@@ -14,7 +14,7 @@ import torch
 
 from formats.passages import DEPTH, PROMPTS, Passage, passages
 from formats.report import Check
-from models.logits import bend
+from models.logits import apply_logit_rule
 from speculoos.reporting import Reporter, SilentReporter, check_current_stop
 
 BOUND, ROUNDINGS, LOOSEST = 1e-4, 10.0, 1e-3
@@ -205,7 +205,7 @@ class _Heads:
         self.best = []
         for head in range(self.draft.num_heads):
             expected = self.draft.forward_head(head, passage.hidden)
-            actual = bend(self.reader.logits(head, passage.hidden), self.rule)
+            actual = apply_logit_rule(self.reader.logits(head, passage.hidden), self.rule)
             yield expected, actual
             tokens = self.reader.target_ids[actual.argmax(-1).to(self.reader.target_ids.device)]
             self.best.append((self.draft.to_target(expected.argmax(-1)), tokens))

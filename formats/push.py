@@ -18,7 +18,7 @@ from formats.facts import CardFacts
 from formats.report import ExportReport
 from formats.store import checkpoint_state, exports_folder
 from formats.validate import REPORT
-from models.hub_push import Pushed, push_folder
+from models.hub_push import PushResult, push_folder
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
 from speculoos.sums import find_changed_files, read_checksums
@@ -62,7 +62,7 @@ class HubExport:
         files = sorted(path for path in self.folder.iterdir() if path.is_file())
         return [{"name": f.name, "bytes": f.stat().st_size, "sha256": sums.get(f.name, "")} for f in files]
 
-    def send(self, public: bool) -> Pushed:
+    def send(self, public: bool) -> PushResult:
         """Upload the folder and delete it after a complete upload."""
         title = find_format(self.format).title
         pushed = push_folder(self.folder, self.repo, public, f"{self.facts.checkpoint} for {title}, by Speculoos")

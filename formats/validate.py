@@ -9,7 +9,7 @@ from formats.checkpoint import CheckpointFiles, read_object
 from formats.facts import CardFacts
 from formats.report import Check, ExportReport
 from formats.table import compare
-from models.archive import damage
+from models.archive import checkpoint_problems
 from models.identity import tokenizer_sha256
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter, SilentReporter
@@ -62,7 +62,7 @@ def _compared(
 
 
 def _sums(folder: Path) -> Check:
-    wrong = damage(folder)
+    wrong = checkpoint_problems(folder)
     return Check("sums", not wrong, "; ".join(f"{file} {fault}" for file, fault in wrong.items()) or "SHA256SUMS match")
 
 

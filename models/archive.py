@@ -9,13 +9,13 @@ from speculoos.files import new_path, portable_name
 from speculoos.sums import CHECKSUM_FILE, ChecksumCache, checksums_text, find_changed_files
 
 WEIGHTS = "model.safetensors"
-FILES = (WEIGHTS, "config.json", "generation_config.json", "README.md", CHECKSUM_FILE)
+CHECKPOINT_FILES = (WEIGHTS, "config.json", "generation_config.json", "README.md", CHECKSUM_FILE)
 CHUNK = 1 << 20
 
 
 def archive_name(base: str, checkpoint: str) -> str:
     """A file name that is valid on every system, such as `starter-my-heads.zip`."""
-    return plain_name(f"{base}-{checkpoint}") + ".zip"
+    return portable_name(f"{base}-{checkpoint}") + ".zip"
 
 
 def write_zip(folder: str | Path, target: str | Path) -> Path:
@@ -54,25 +54,25 @@ def archive_files(folder: Path) -> list[Path]:
     """The files that belong in the zip. Raises NotFound when the weights are missing."""
     if not (folder / WEIGHTS).is_file():
         raise NotFound(f"The files of this checkpoint are missing ({folder}); train it again or restore the folder.")
-    return [folder / name for name in FILES if (folder / name).is_file()]
+    return [folder / name for name in CHECKPOINT_FILES if (folder / name).is_file()]
 
 
-def damage(folder: str | Path, sha256: str = "", sums: Sums | None = None) -> dict[str, str]:
+def checkpoint_problems(folder: str | Path, sha256: str = "", sums: ChecksumCache | None = None) -> dict[str, str]:
     """{file: problem} of a checkpoint, by its SHA256SUMS and the `sha256` of the weights in the database; empty when
     nothing is wrong. `sums` caches checksums."""
-    folder, sums = Path(folder), sums or Sums()
+    folder, sums = Path(folder), sums or ChecksumCache()
     if not (folder / WEIGHTS).is_file():
         return {WEIGHTS: "is missing"}
-    problems = differing(folder, sums)
+    problems = find_changed_files(folder, sums)
     if sha256 and WEIGHTS not in problems and sums.of_file(folder / WEIGHTS) != sha256:
         problems[WEIGHTS] = "is not the file that was trained (its sha256 differs)"
     return problems
 
 
-def check(folder: str | Path, name: str, sha256: str = "", sums: Sums | None = None) -> None:
+def check_checkpoint_files(folder: str | Path, name: str, sha256: str = "", sums: ChecksumCache | None = None) -> None:
     """Raise Damaged when a file of the checkpoint is damaged, NotFound when its weights are missing."""
     archive_files(Path(folder))
-    for file, problem in damage(folder, sha256, sums).items():
+    for file, problem in checkpoint_problems(folder, sha256, sums).items():
         raise Damaged(
             f"The checkpoint {name!r} is damaged: {file} {problem}; train it again, or restore {folder} from a copy."
         )

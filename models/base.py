@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from models import foreign, identity, varlen
-from models.damage import NO_SUMS, Known, check_base
+from models.damage import NO_SUMS, BaseChecksums, check_base
 from models.families import LogitRule, logit_rule
-from models.logits import Head, bend
+from models.logits import Head, apply_logit_rule
 from models.tokenizer import first_line, read_tokenizer, token_ids
 from models.tokenizer import load_tokenizer as load_tokenizer
 from models.tokenizer import read_eos_ids as read_eos_ids
@@ -37,7 +37,7 @@ class LoadedBase:
     eos_ids: frozenset[int]
     """End-of-sequence ids of the generation config, the config and the tokenizer."""
     forward: Any = None
-    """The fast forward of this base, once it owns the weights (`models.runtime.forward.fastest`)."""
+    """The fast forward of this base, once it owns the weights (`models.runtime.forward.fastest_forward`)."""
 
     @property
     def config(self) -> Any:
@@ -73,7 +73,7 @@ class LoadedBase:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Input of the LM head [..., H] → logits [..., V], equal to those of this model's forward."""
-        return bend(self.lm_head(hidden), self.logit_rule)
+        return apply_logit_rule(self.lm_head(hidden), self.logit_rule)
 
     @property
     def final_norm(self) -> nn.Module | None:
@@ -114,10 +114,10 @@ class LoadedBase:
     def _forward_rows(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, layers: Sequence[int]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        real, tokens, positions = varlen.laid_out(input_ids, lengths)
-        with capture_layers(self.model, layers) as captured, varlen.by_row(self.config, lengths.tolist()):
+        real, tokens, positions = varlen.unpad(input_ids, lengths)
+        with capture_layers(self.model, layers) as captured, varlen.rows_attention(self.config, lengths.tolist()):
             out = self.backbone(input_ids=tokens, position_ids=positions, use_cache=False)
-        return varlen.padded(out.last_hidden_state, real), tuple(varlen.padded(values, real) for values in captured)
+        return varlen.pad_rows(out.last_hidden_state, real), tuple(varlen.pad_rows(values, real) for values in captured)
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def load_base(
     path: str | Path,
     dtype: str = "float32",
     device: str = "cpu",
-    known: Known | None = None,
+    known: BaseChecksums | None = None,
     sums: ChecksumCache = NO_SUMS,
 ) -> LoadedBase:
     """Load a local Hugging Face folder: safetensors only, no code from the folder, no network.
@@ -178,7 +178,7 @@ def load_parts(
     path: str | Path,
     dtype: str = "float32",
     device: str = "cpu",
-    known: Known | None = None,
+    known: BaseChecksums | None = None,
     sums: ChecksumCache = NO_SUMS,
     shape: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Any]:
@@ -191,8 +191,8 @@ def load_parts(
     torch_dtype = pick_dtype(dtype, torch_device)
     if known is not None:
         check_base(folder, known, sums)
-    foreign.check_sizes(folder, foreign.plain_config(folder), identity.tensors(folder))
-    with foreign.shown(folder) as view:
+    foreign.check_sizes(folder, foreign.read_safe_config(folder), identity.tensors(folder))
+    with foreign.sanitised_folder(folder) as view:
         model = _load_model(view, folder, torch_dtype, shape).to(torch_device).eval().requires_grad_(False)
         tokenizer = read_tokenizer(view, folder)
     if model.get_output_embeddings() is None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from models import identity
 from models.damage import NO_SUMS, weights_sum
-from models.families import why_not
-from models.foreign import check_sizes, plain_config
+from models.families import unsupported_reason
+from models.foreign import check_sizes, read_safe_config
 from models.methods import METHODS
 from speculoos.sums import ChecksumCache, file_sha256
 
@@ -16,14 +16,14 @@ KV_TOKENS = 2048
 LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
 
 
-def make_card(folder: str | Path, *, licence: str = "", sums: Sums = NO_SUMS) -> dict[str, Any]:
+def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
     """Card of a Hugging Face folder. `licence` overrides the one in its README; `sums` caches the weights' checksum.
 
     Raises BadInput when the folder has no config or no safetensors, or they do not match; Unsupported when its weights
     are quantised.
     """
     folder = Path(folder)
-    config = plain_config(folder)
+    config = read_safe_config(folder)
     text = config.get("text_config") or config
     entries = identity.tensors(folder)
     check_sizes(folder, config, entries)
@@ -33,22 +33,22 @@ def make_card(folder: str | Path, *, licence: str = "", sums: Sums = NO_SUMS) ->
         "architecture": (config.get("architectures") or [""])[0],
         "model_type": config.get("model_type", ""),
         "parameters": parameters,
-        "layers": first(text, "num_hidden_layers", "n_layer", "num_layers"),
-        "hidden_size": first(text, "hidden_size", "n_embd", "d_model"),
-        "heads": first(text, "num_attention_heads", "n_head"),
-        "kv_heads": first(text, "num_key_value_heads", "num_attention_heads", "n_head"),
+        "layers": first_set(text, "num_hidden_layers", "n_layer", "num_layers"),
+        "hidden_size": first_set(text, "hidden_size", "n_embd", "d_model"),
+        "heads": first_set(text, "num_attention_heads", "n_head"),
+        "kv_heads": first_set(text, "num_key_value_heads", "num_attention_heads", "n_head"),
         "vocabulary": text.get("vocab_size"),
         "tied_embeddings": bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         "dtype": _dtype(entries),
-        "max_length": first(text, "max_position_embeddings", "n_positions"),
+        "max_length": first_set(text, "max_position_embeddings", "n_positions"),
         "chat_template": bool(template),
-        "licence": licence or licence_in(folder),
+        "licence": licence or read_licence(folder),
         "size_bytes": sum(entry.end - entry.start for entry in entries),
         "tokenizer_sha256": identity.tokenizer_sha256(folder),
         "weights_sha256": weights_sum(folder, sums),
         "files": {path.name: file_sha256(path) for path in identity.read_files(folder)},
         "memory": memory_needed(parameters, text),
-        "methods": methods(config),
+        "methods": unsupported_reasons(config),
     }
 
 
@@ -57,19 +57,19 @@ def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
 
     `kv` is key-value heads × head size. Activations and the runtime are not included.
     """
-    heads = first(config, "num_attention_heads", "n_head") or 1
-    hidden = first(config, "hidden_size", "n_embd", "d_model") or 0
-    width = (first(config, "num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
-    cells = 2 * (first(config, "num_hidden_layers", "n_layer") or 0) * width * KV_TOKENS
+    heads = first_set(config, "num_attention_heads", "n_head") or 1
+    hidden = first_set(config, "hidden_size", "n_embd", "d_model") or 0
+    width = (first_set(config, "num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
+    cells = 2 * (first_set(config, "num_hidden_layers", "n_layer") or 0) * width * KV_TOKENS
     return {name: (parameters + cells) * size for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
 
 
-def methods(config: dict[str, Any]) -> dict[str, str]:
+def unsupported_reasons(config: dict[str, Any]) -> dict[str, str]:
     """For each method: "" when it supports a base with this config.json, else the reason in one sentence."""
-    return dict.fromkeys(METHODS, why_not(config))
+    return dict.fromkeys(METHODS, unsupported_reason(config))
 
 
-def first(config: Mapping[str, Any], *names: str) -> Any:
+def first_set(config: Mapping[str, Any], *names: str) -> Any:
     """Value of the first of `names` that is set, or None."""
     return next((config[name] for name in names if config.get(name) is not None), None)
 
@@ -82,7 +82,7 @@ def _dtype(entries: list[identity.TensorEntry]) -> str:
     return identity.FLOATS.get(common, common.lower())
 
 
-def licence_in(folder: Path) -> str:
+def read_licence(folder: Path) -> str:
     """The licence stated in the folder's README, or ""."""
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.is_file() else ""

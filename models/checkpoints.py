@@ -23,14 +23,14 @@ from speculoos.private import apply_umask
 from speculoos.sums import CHECKSUM_FILE, ChecksumCache, checksums_text
 
 FORMAT = 1
-OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_path", "base_sha256")
-OWN_KEYS += ("training", "drafting", "tuning")
+SPECULOOS_KEYS = ("speculoos_method", "speculoos_format", "base", "base_path", "base_sha256")
+SPECULOOS_KEYS += ("training", "drafting", "tuning")
 """Keys of config.json that do not describe the network."""
-KINDS = {"speculoos_method": str, "speculoos_format": int, "training": dict, "drafting": dict, "tuning": dict}
-KINDS |= {"base_path": str}
-WORDS = {str: "text", int: "number", dict: "table"}
+KEY_TYPES = {"speculoos_method": str, "speculoos_format": int, "training": dict, "drafting": dict, "tuning": dict}
+KEY_TYPES |= {"base_path": str}
+TYPE_NAMES = {str: "text", int: "number", dict: "table"}
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-MEND = "Download or train the checkpoint again; `speculoos verify` checks all."
+RESTORE_HINT = "Download or train the checkpoint again; `speculoos verify` checks all."
 log = logging.getLogger(__name__)
 
 
@@ -50,9 +50,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path} cannot be read ({error}); download or train the checkpoint again.") from None
     if not isinstance(data, dict) or "speculoos_method" not in data:
         raise BadInput(f"{path} names no speculoos_method, so it is not a draft made by Speculoos.")
-    for key, kind in KINDS.items():
+    for key, kind in KEY_TYPES.items():
         if not isinstance(data.get(key, kind()), kind):
-            raise BadInput(f"{path}: {key} is not a {WORDS[kind]}; download or train the checkpoint again.")
+            raise BadInput(f"{path}: {key} is not a {TYPE_NAMES[kind]}; download or train the checkpoint again.")
     if data.get("speculoos_format", FORMAT) > FORMAT:
         raise Unsupported(f"{path} was written by a newer Speculoos (format {data['speculoos_format']}); update.")
     return data
@@ -109,7 +109,7 @@ def is_checkpoint(folder: str | Path) -> bool:
     return bool(read_json(Path(folder) / CONFIG).get("speculoos_method"))
 
 
-def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
+def load_draft_for_training(folder: str | Path, base: Any, method: str) -> Any:
     """The draft in `folder` in fp32, to continue training; the same parameters are frozen as in a new draft. Raises
     BadInput when it is not a draft of `method`, Unsupported when it does not match the base."""
     config = read_config(folder)
@@ -119,7 +119,7 @@ def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
     return _load_module(Path(folder), config, base, full=True)
 
 
-def amend(folder: str | Path, **changes: Any) -> None:
+def update_draft_config(folder: str | Path, **changes: Any) -> None:
     """Change keys of the checkpoint's config.json, such as `drafting` (default options of
     `decoding.drafters.make_drafter`) and `tuning` (how these were measured). The folder is replaced atomically, with a
     new card and checksums."""
@@ -129,23 +129,23 @@ def amend(folder: str | Path, **changes: Any) -> None:
         _write_texts(building, {**read_config(folder), **changes})
 
 
-def verify_sums(folder: str | Path, sha256: str = "", sums: Sums | None = None) -> None:
+def verify_sums(folder: str | Path, sha256: str = "", sums: ChecksumCache | None = None) -> None:
     """Check the files against SHA256SUMS, if present, and the weights against `sha256`, if given. Raises Damaged naming
     the first file that differs or is missing."""
-    folder, sums = Path(folder), sums or Sums()
-    folder_sums.check(folder, MEND, sums)
+    folder, sums = Path(folder), sums or ChecksumCache()
+    folder_sums.verify_checksums(folder, RESTORE_HINT, sums)
     try:
         same = not sha256 or sums.of_file(folder / WEIGHTS) == sha256
     except OSError as error:
-        raise Damaged(f"{folder / WEIGHTS} cannot be read ({error.strerror}).", MEND) from None
+        raise Damaged(f"{folder / WEIGHTS} cannot be read ({error.strerror}).", RESTORE_HINT) from None
     if not same:
-        raise Damaged(f"{folder / WEIGHTS} is not the file that was trained (its sha256 differs).", MEND)
+        raise Damaged(f"{folder / WEIGHTS} is not the file that was trained (its sha256 differs).", RESTORE_HINT)
 
 
 def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, tensors: dict[str, Any] | None) -> None:
     from safetensors.torch import save_file
 
-    tensors = _cast(own_tensors(draft) if tensors is None else tensors, dtype)
+    tensors = _cast(stored_tensors(draft) if tensors is None else tensors, dtype)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     for name, text in getattr(draft, "extra_files", dict)().items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -174,7 +174,7 @@ def _write_texts(folder: Path, config: dict[str, Any]) -> None:
     (folder / CHECKSUM_FILE).write_text(checksums_text(files), encoding="utf-8")
 
 
-def own_tensors(draft: Any) -> dict[str, Any]:
+def stored_tensors(draft: Any) -> dict[str, Any]:
     """The tensors of a draft to store, by name, without those of the base."""
     return draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
 
@@ -220,7 +220,7 @@ def _load_weights(path: Path, draft: Any) -> None:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{path} cannot be read as safetensors ({error}).") from None
-    expected = own_tensors(draft)
+    expected = stored_tensors(draft)
     wrong = [name for name in expected if name not in tensors or tensors[name].shape != expected[name].shape]
     wrong += [name for name in tensors if name not in expected]
     if wrong:

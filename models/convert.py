@@ -18,13 +18,13 @@ def convert_gguf(file: str | Path, folder: str | Path) -> dict[str, str]:
     license, …). Raises BadInput for a damaged file, Unsupported for an architecture without a loader.
     """
     file, folder = Path(file).resolve(), Path(folder)
-    metadata = gguf_words(file)
+    metadata = gguf_metadata(file)
     model, tokenizer = _load(file, _dtype(file))
     _save(model, tokenizer, folder)
     return metadata
 
 
-def gguf_words(file: str | Path) -> dict[str, str]:
+def gguf_metadata(file: str | Path) -> dict[str, str]:
     """The text metadata under `general.` of a GGUF file, without that prefix. Raises BadInput for an invalid file."""
     import gguf
 

@@ -9,13 +9,13 @@ from models import identity
 from speculoos.errors import Damaged, SpeculoosError
 from speculoos.sums import ChecksumCache, file_sha256, find_changed_files
 
-REMAKE = "Make the data set again, or restore its files from a copy; `speculoos verify` checks all."
-MEND = "Restore the original files, or add the model again under another name; `speculoos verify` checks all."
-NO_SUMS = Sums()
+DATASET_HINT = "Make the data set again, or restore its files from a copy; `speculoos verify` checks all."
+BASE_HINT = "Restore the original files, or add the model again under another name; `speculoos verify` checks all."
+NO_SUMS = ChecksumCache()
 
 
 @dataclass(frozen=True)
-class Known:
+class BaseChecksums:
     """Checksums of a base when it was added; empty ones are not compared."""
 
     weights_sha256: str = ""
@@ -29,7 +29,7 @@ class Known:
         return cls(weights_sha256, tokenizer_sha256, tuple(sorted(((card or {}).get("files") or {}).items())))
 
 
-def base_damage(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> dict[str, str]:
+def base_problems(folder: str | Path, known: BaseChecksums, sums: ChecksumCache = NO_SUMS) -> dict[str, str]:
     """{file or part: problem}; empty when nothing changed."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -42,18 +42,18 @@ def base_damage(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> dict[
     return problems
 
 
-def check_base(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> None:
+def check_base(folder: str | Path, known: BaseChecksums, sums: ChecksumCache = NO_SUMS) -> None:
     """Raise Damaged naming the first part of the base that changed."""
-    for name, problem in base_damage(folder, known, sums).items():
-        raise Damaged(f"{folder}: {name} {problem}.", MEND)
+    for name, problem in base_problems(folder, known, sums).items():
+        raise Damaged(f"{folder}: {name} {problem}.", BASE_HINT)
 
 
-def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS, rows: int | None = None) -> dict[str, str]:
+def dataset_problems(folder: str | Path, sums: ChecksumCache = NO_SUMS, rows: int | None = None) -> dict[str, str]:
     """{file: problem} of a data set, by the checksums of its shards and the row count in dataset.json, or `rows` when
     dataset.json has none (stopped jobs). Data sets of earlier versions have no checksums; their rows are still counted.
     """
     folder = Path(folder)
-    problems = differing(folder, sums)
+    problems = find_changed_files(folder, sums)
     try:
         summary = identity.read_json(folder / "dataset.json")
     except SpeculoosError as error:
@@ -69,8 +69,8 @@ def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS, rows: int | None = 
 
 def check_dataset(folder: str | Path) -> None:
     """Raise Damaged naming the first file of the data set that changed."""
-    for name, problem in dataset_damage(folder).items():
-        raise Damaged(f"{Path(folder) / name} {problem}.", REMAKE)
+    for name, problem in dataset_problems(folder).items():
+        raise Damaged(f"{Path(folder) / name} {problem}.", DATASET_HINT)
 
 
 def _rows(shard: Path) -> int:
@@ -78,7 +78,7 @@ def _rows(shard: Path) -> int:
         return sum(1 for line in handle if line.strip())
 
 
-def weights_sum(folder: Path, sums: Sums) -> str:
+def weights_sum(folder: Path, sums: ChecksumCache) -> str:
     """Cached `identity.weights_sha256`. Raises BadInput for files that cannot be read."""
     files = identity.weight_files(folder)
     return sums.remembered(f"weights:{folder.absolute()}", files, lambda: identity.weights_sha256(folder))

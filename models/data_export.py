@@ -10,7 +10,7 @@ from models.damage import check_dataset
 from speculoos.errors import BadInput, NotFound
 from speculoos.files import new_path, portable_name
 
-KEPT = ("category", "finish", "tools")
+EXPORTED_FIELDS = ("category", "finish", "tools")
 """Exported fields of a row; token ids and masks are not, since they are specific to one base."""
 SHAREGPT = {"user": "human", "assistant": "gpt"}
 CHUNK = 1 << 18
@@ -23,7 +23,7 @@ def export_lines(folder: str | Path, form: str = "messages") -> Iterator[bytes]:
     Raises BadInput for another form, NotFound for a folder without rows and Damaged for wrong checksums, all before the
     first line; BadInput for a line that is not JSON.
     """
-    write = find_form(form)
+    write = find_row_converter(form)
     shards = sorted(Path(folder).glob("shard-*.jsonl"))
     if not shards:
         raise NotFound(f"{folder}: this data set has no rows (no shard-*.jsonl).")
@@ -31,11 +31,11 @@ def export_lines(folder: str | Path, form: str = "messages") -> Iterator[bytes]:
     return _lines(shards, write)
 
 
-def find_form(form: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def find_row_converter(form: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The function that converts a row. Raises BadInput for an unknown form."""
-    if form not in FORMS:
-        raise BadInput(f"Unknown data set format {form!r}; choose {' or '.join(FORMS)}.")
-    return FORMS[form]
+    if form not in ROW_CONVERTERS:
+        raise BadInput(f"Unknown data set format {form!r}; choose {' or '.join(ROW_CONVERTERS)}.")
+    return ROW_CONVERTERS[form]
 
 
 def export_file(folder: str | Path, target: Path, form: str = "messages") -> int:
@@ -66,7 +66,7 @@ def export_shards(folder: str | Path, target: Path, rows: int, form: str = "mess
 
 def file_name(name: str) -> str:
     """A file name that is valid on every system, such as `answers.jsonl`."""
-    return (plain_name(name) or "data") + ".jsonl"
+    return (portable_name(name) or "data") + ".jsonl"
 
 
 def chunks(lines: Iterator[bytes], size: int = CHUNK) -> Iterator[bytes]:
@@ -97,7 +97,7 @@ def _parsed(shard: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _messages(row: dict[str, Any]) -> dict[str, Any]:
-    fields = {key: row[key] for key in KEPT if row.get(key)}
+    fields = {key: row[key] for key in EXPORTED_FIELDS if row.get(key)}
     return {"id": row["id"], "messages": list(_with_references(row))} | fields
 
 
@@ -121,4 +121,7 @@ def _sharegpt(message: dict[str, Any]) -> dict[str, Any]:
     return {"from": SHAREGPT.get(role, role), "value": content, **more}
 
 
-FORMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"messages": _messages, "conversations": _conversations}
+ROW_CONVERTERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "messages": _messages,
+    "conversations": _conversations,
+}

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from models.methods import METHODS
-from models.starter import HUB_ID, WEIGHTS_SHA256
+from models.starter import STARTER_HUB_ID, STARTER_WEIGHTS_SUM
 from speculoos.markdown import (
     block_quotation,
     code_span,
@@ -20,7 +20,11 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
     """The card as Markdown: base, data, settings and figures of the draft, and how to load it."""
     method, base = config["speculoos_method"], config.get("base") or "unknown"
     training = config.get("training", {})
-    copy = f" (a quantised copy of {code_span(HUB_ID)})" if config.get("base_sha256") == WEIGHTS_SHA256 else ""
+    copy = (
+        f" (a quantised copy of {code_span(STARTER_HUB_ID)})"
+        if config.get("base_sha256") == STARTER_WEIGHTS_SUM
+        else ""
+    )
     return "\n".join(
         [
             "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + yaml_scalar(method) + "\n---",
@@ -30,15 +34,15 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             f"sha256 of its weights {code_span(config.get('base_sha256') or 'not recorded')}. "
             "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
             "The base verifies every draft token, so its greedy output does not change.\n",
-            *section("Source", training.get("source")),
-            *section("Data", training.get("dataset")),
-            *section("Settings", training.get("settings")),
-            *section("Figures", training.get("figures")),
-            *section("Drafting", _drafting(config)),
-            *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
+            *markdown_section("Source", training.get("source")),
+            *markdown_section("Data", training.get("dataset")),
+            *markdown_section("Settings", training.get("settings")),
+            *markdown_section("Figures", training.get("figures")),
+            *markdown_section("Drafting", _drafting(config)),
+            *(["## Notes\n", block_quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## How to load\n",
             "With Speculoos installed (exports for inference servers have their own instructions):\n",
-            block(_loading(config, base), "python"),
+            fenced_code_block(_loading(config, base), "python"),
             "Check the files with `sha256sum -c SHA256SUMS`.\n",
         ]
     )

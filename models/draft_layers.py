@@ -61,7 +61,7 @@ class Memory(Protocol):
         """Attention output [B, h, n, d]."""
 
 
-class Causal:
+class CausalMemory:
     """Causal attention without a cache: position t attends to positions 0…t."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int, index: Tensor | None = None) -> Tensor:
         """x [B, n, width] → [B, n, H], or [B, m, H] with queries only at `index` [B, m]; keys are of all positions."""
-        q, k, v = self.q_proj(pick(x, index)), self.k_proj(x), self.v_proj(x)
+        q, k, v = self.q_proj(take_positions(x, index)), self.k_proj(x), self.v_proj(x)
         cos, sin = rotary(positions, self.shape, x.dtype)
         k = rotate(self.k_norm(self._heads(k)), cos, sin)
         if index is not None:
@@ -154,7 +154,7 @@ class SwiGLU(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def pick(x: Tensor, index: Tensor | None) -> Tensor:
+def take_positions(x: Tensor, index: Tensor | None) -> Tensor:
     """x [B, n, C] at index [B, m] → [B, m, C]; None: x itself."""
     return x if index is None else x.take_along_dim(index[..., None], 1)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from models.draft_layers import Attention, Causal, LayerShape, Memory, SwiGLU, init_weights, shape_of
+from models.draft_layers import Attention, CausalMemory, LayerShape, Memory, SwiGLU, init_weights, shape_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EagleLayer(nn.Module):
 class BorrowedParts(nn.Module):
     """Embeddings and LM head of the base, used but not stored by a draft.
 
-    Subclasses set `config`, and `embed_tokens`: None, or the draft's own embeddings [V, H] (`own_table`).
+    Subclasses set `config`, and `embed_tokens`: None, or the draft's own embeddings [V, H] (`own_embeddings_of`).
     """
 
     embed_tokens: nn.Embedding | None
@@ -72,7 +72,7 @@ class BorrowedParts(nn.Module):
         return self.table(token_ids).detach()
 
 
-def own_table(config: Any) -> nn.Embedding | None:
+def own_embeddings_of(config: Any) -> nn.Embedding | None:
     """Frozen embeddings [V, H] of a draft that has its own, else None."""
     if not config.own_embeddings:
         return None
@@ -89,7 +89,7 @@ class EagleDraft(BorrowedParts):
     def __init__(self, config: EagleConfig):
         super().__init__()
         self.config = config
-        self.embed_tokens = own_table(config)
+        self.embed_tokens = own_embeddings_of(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList(
             EagleLayer(config, i > 0 or config.use_input_layernorm_in_first_layer)
@@ -125,7 +125,7 @@ class EagleDraft(BorrowedParts):
         `memory`: attention memory; default: causal over these positions.
         """
         x = self.fc(torch.cat([self.embed(token_ids).to(features.dtype), features], -1))
-        memory = memory or Causal()
+        memory = memory or CausalMemory()
         for i, layer in enumerate(self.layers):
             x = layer(x, positions, memory, i)
         return self.norm(x)

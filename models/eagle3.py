@@ -20,15 +20,15 @@ from torch.nn import functional as F
 from models.base import aux_layers
 from models.draft_layers import (
     Attention,
-    Causal,
+    CausalMemory,
     LayerShape,
     Memory,
     SwiGLU,
     init_weights,
-    pick,
     shape_of,
+    take_positions,
 )
-from models.eagle import BorrowedParts, EagleLayer, own_table
+from models.eagle import BorrowedParts, EagleLayer, own_embeddings_of
 
 NORM_START = 0.3
 """Factor on the base's final norm in a new draft. With factor 1 the logits of an untrained draft are so large that the
@@ -73,7 +73,7 @@ class Eagle3Layer(nn.Module):
     ) -> Tensor:
         normed = self.hidden_norm(self.input_layernorm(features) if self.norm_features_twice else features)
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
-        residual = pick(normed if self.norm_before_residual else features, index)
+        residual = take_positions(normed if self.norm_before_residual else features, index)
         x = residual + self.self_attn(x, positions, memory, 0, index)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -119,7 +119,7 @@ class Eagle3Draft(BorrowedParts):
         self.config = config
         hidden, eps, fused = config.hidden_size, config.rms_norm_eps, len(config.aux_layers)
         each = config.target_hidden_size or hidden
-        self.embed_tokens = own_table(config)
+        self.embed_tokens = own_embeddings_of(config)
         self.input_norm = nn.RMSNorm(fused * each, eps) if config.norm_before_fc else nn.Identity()
         self.fc_norm = nn.ModuleList(nn.RMSNorm(each, eps) for _ in range(fused)) if config.fc_norm else None
         self.fc = nn.Linear(fused * each, hidden, bias=config.fc_bias)
@@ -216,7 +216,7 @@ class Eagle3Draft(BorrowedParts):
         `memory`: attention memory, a ChainMemory in training; default: causal over these positions. `index` [B, m]:
         return only the features at these positions, [B, m, H]; the others serve as keys only (drafts of one layer).
         """
-        embedded, memory = self.embed(token_ids).to(features.dtype), memory or Causal()
+        embedded, memory = self.embed(token_ids).to(features.dtype), memory or CausalMemory()
         x = self.layers[0](embedded, features, positions, memory, index)
         for i, layer in enumerate(self.layers[1:], 1):
             x = layer(x, positions, memory, i)

@@ -19,9 +19,9 @@ from models import identity, trial
 from models.card import make_card
 from models.convert import check_magic, convert_gguf
 from models.damage import NO_SUMS
-from models.foreign import plain_config
+from models.foreign import read_safe_config
 from models.hub import HEADROOM, NO_SAFETENSORS, download
-from models.starter import WEIGHTS_SHA256 as STARTER_WEIGHTS_SHA256
+from models.starter import STARTER_WEIGHTS_SUM as STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.files import new_folder, write_json
@@ -75,7 +75,9 @@ def _starter(
     return path, read_card(path)
 
 
-def _from_hub(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
+def _from_hub(
+    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
+) -> tuple[Path, dict[str, Any]]:
     """Downloads to a partial folder, which a later attempt resumes, and renames it at the end."""
     partial = folder.with_name(f".{folder.name}.partial")
     listing = download(location, partial, reporter, token)
@@ -136,7 +138,7 @@ def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Rep
             f"{name}: converting its pickles needs {(needed + HEADROOM) / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB "
             "are free; free disk space first."
         )
-    config = plain_config(pickled[0].parent)
+    config = read_safe_config(pickled[0].parent)
     text = config.get("text_config") or config
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
     for number, file in enumerate(pickled, 1):
@@ -171,7 +173,7 @@ def _from_gguf(
 SOURCES = {"starter": _starter, "hub": _from_hub, "folder": _from_folder, "gguf": _from_gguf}
 
 
-def check_folder(folder: Path, name: str, reporter: Reporter, sums: Sums = NO_SUMS) -> dict[str, Any]:
+def check_folder(folder: Path, name: str, reporter: Reporter, sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
     """Card of a folder, after loading the model on trial. Raises BadInput or Unsupported if it cannot be a base."""
     with _naming(folder, name):
         card = _card(folder, name, sums)
@@ -193,7 +195,7 @@ def _naming(folder: Path, name: str) -> Iterator[None]:
 def _check_config(folder: Path, name: str) -> None:
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise Unsupported(f"{name}: is an adapter (LoRA), not a whole model; merge it into its base first.")
-    _check_known(plain_config(folder)["model_type"], name)
+    _check_known(read_safe_config(folder)["model_type"], name)
 
 
 def _card(folder: Path, name: str, sums: ChecksumCache) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from models import identity
 from models.identity import TensorEntry
 from speculoos.errors import BadInput, Unsupported
 
-DROPPED = frozenset(
+UNSAFE_KEYS = frozenset(
     {
         *("auto_map", "custom_pipelines", "custom_generate", "trust_remote_code", "code_revision", "_commit_hash"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
@@ -39,11 +39,11 @@ WIDTHS = (
 """Sizes that are at most the largest tensor dimension."""
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "sliding_window")
-LONGEST = 1 << 27
+MAX_POSITIONS = 1 << 27
 MEMORY_DISK = Path("/dev/shm")
 
 
-def plain_config(folder: str | Path) -> dict[str, Any]:
+def read_safe_config(folder: str | Path) -> dict[str, Any]:
     """config.json without unsafe keys. Raises BadInput for an invalid config, Unsupported for quantised weights."""
     path = Path(folder) / "config.json"
     config = identity.read_json(path)
@@ -52,14 +52,14 @@ def plain_config(folder: str | Path) -> dict[str, Any]:
     _check_shape(config, path)
     if quantised := _quantised(config):
         raise _refusal(path, quantised)
-    return cleaned(config)
+    return without_unsafe_keys(config)
 
 
-def cleaned(value: Any) -> Any:
+def without_unsafe_keys(value: Any) -> Any:
     """JSON without the DROPPED keys, at any depth."""
     if isinstance(value, dict):
-        return {key: cleaned(item) for key, item in value.items() if key not in DROPPED}
-    return [cleaned(item) for item in value] if isinstance(value, list) else value
+        return {key: without_unsafe_keys(item) for key, item in value.items() if key not in UNSAFE_KEYS}
+    return [without_unsafe_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[TensorEntry]) -> None:
@@ -69,7 +69,11 @@ def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[Tensor
     if packed := next((entry for entry in tensors if entry.name.endswith(QUANTISED_TENSORS)), None):
         raise _refusal(path, packed.name)
     widest = max((size for entry in tensors for size in entry.shape), default=0)
-    limits = {**dict.fromkeys(WIDTHS, widest), **dict.fromkeys(DEPTHS, len(tensors)), **dict.fromkeys(LENGTHS, LONGEST)}
+    limits = {
+        **dict.fromkeys(WIDTHS, widest),
+        **dict.fromkeys(DEPTHS, len(tensors)),
+        **dict.fromkeys(LENGTHS, MAX_POSITIONS),
+    }
     for name, value in _numbers(config, "", path):
         limit = limits[name.rpartition(".")[2]]
         if value > limit:
@@ -80,7 +84,7 @@ def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[Tensor
 
 
 @contextmanager
-def shown(folder: str | Path, weights: bool = True) -> Iterator[Path]:
+def sanitised_folder(folder: str | Path, weights: bool = True) -> Iterator[Path]:
     """A temporary folder for transformers: cleaned configs, links to tokenizer files and weights.
 
     Raises BadInput or Unsupported for a folder that must not be loaded.
@@ -90,7 +94,7 @@ def shown(folder: str | Path, weights: bool = True) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="speculoos-", dir=parent) as temporary:
         view = Path(temporary)
         _show_configs(folder, view)
-        for name in (*identity.TOKENIZER_FILES, *identity.BESIDE):
+        for name in (*identity.TOKENIZER_FILES, *identity.EXTRA_TOKENIZER_FILES):
             if (folder / name).is_file():
                 (view / name).symlink_to(folder / name)
         if weights:
@@ -100,12 +104,12 @@ def shown(folder: str | Path, weights: bool = True) -> Iterator[Path]:
 
 def _show_configs(folder: Path, view: Path) -> None:
     if (folder / "config.json").exists():
-        _write(view / "config.json", plain_config(folder))
+        _write(view / "config.json", read_safe_config(folder))
     if template := identity.chat_template(folder):
         (view / "chat_template.jinja").write_text(template, encoding="utf-8", errors="replace")
     for name in ("tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
-            config = cleaned(identity.read_json(folder / name))
+            config = without_unsafe_keys(identity.read_json(folder / name))
             _write(view / name, {key: value for key, value in config.items() if key != "chat_template"})
 
 

@@ -14,21 +14,23 @@ from typing import Any
 import torch
 
 from models.base import LoadedBase, load_parts, wrap_model
-from models.damage import NO_SUMS, Known
+from models.damage import NO_SUMS, BaseChecksums
 from speculoos.errors import Unsupported
 from speculoos.sums import ChecksumCache
 
-Ask = Callable[[torch.Tensor, torch.Tensor | None, Sequence[int]], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
+HiddenStatesFunction = Callable[
+    [torch.Tensor, torch.Tensor | None, Sequence[int]], tuple[torch.Tensor, tuple[torch.Tensor, ...]]
+]
 """(input_ids [B, N], lengths [B] or None, layers) → result of `LoadedBase.forward_hidden`."""
 
 
 @dataclass(eq=False)
-class Frame(LoadedBase):
-    """The parts of a base that drafts use, and a function for its hidden states. `load_frame` makes one."""
+class HeadOnlyBase(LoadedBase):
+    """The parts of a base that drafts use, and a function for its hidden states. `load_head_only_base` makes one."""
 
     full_config: Any = None
     """Config of the whole base."""
-    ask: Ask | None = None
+    ask: HiddenStatesFunction | None = None
     """Computes hidden states; set by `training.hidden_states`."""
 
     @property
@@ -48,9 +50,13 @@ class Frame(LoadedBase):
         return self.ask(input_ids, lengths, layers)
 
 
-def load_frame(
-    path: str | Path, dtype: str = "float32", device: str = "cpu", known: Known | None = None, sums: Sums = NO_SUMS
-) -> Frame:
+def load_head_only_base(
+    path: str | Path,
+    dtype: str = "float32",
+    device: str = "cpu",
+    known: BaseChecksums | None = None,
+    sums: ChecksumCache = NO_SUMS,
+) -> HeadOnlyBase:
     """As `models.base.load_base`, without decoder layers."""
     configs: list[Any] = []
 
@@ -60,7 +66,9 @@ def load_frame(
 
     with _quiet():
         base = wrap_model(*load_parts(path, dtype, device, known, sums, shallow), Path(path))
-    return Frame(base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, full_config=configs[0])
+    return HeadOnlyBase(
+        base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, full_config=configs[0]
+    )
 
 
 @contextmanager

@@ -18,10 +18,10 @@ from speculoos.sums import file_sha256
 
 PART = r"[A-Za-z0-9][\w.-]{0,95}"
 HUB_ID = re.compile(rf"(?P<repo>(?:{PART}/)?{PART})(?:@(?P<revision>[\w./-]{{1,100}}))?")
-WANTED = re.compile(
+WANTED_FILES = re.compile(
     r"[^/]+\.(?:json|jinja|safetensors)|tokenizer\.model|spiece\.model|merges\.txt|vocab\.txt|README\.md"
 )
-UNWANTED = re.compile(r"(?:adapter_|consolidated|training_args|optimizer|trainer_state).*")
+EXCLUDED_FILES = re.compile(r"(?:adapter_|consolidated|training_args|optimizer|trainer_state).*")
 NO_SAFETENSORS = "has no safetensors weights and no pytorch_model.bin; other formats are not loaded."
 PICKLES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin|medusa_lm_head\.pt")
 """Pickled weights of drafts."""
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.5
 HEADROOM = 1 << 30
 Files = dict[str, tuple[int, str]]
 """{name: (bytes, sha256 or "")}."""
-Choice = Callable[[Files], Files]
+FileFilter = Callable[[Files], Files]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def parse_id(location: str) -> tuple[str, str | None]:
 
 
 def download(
-    location: str, folder: Path, reporter: Reporter, token: str = "", chosen: Choice | None = None
+    location: str, folder: Path, reporter: Reporter, token: str = "", chosen: FileFilter | None = None
 ) -> RepositoryListing:
     """Download a hub model to `folder`, resuming an earlier download there. `chosen` selects the files; default: those
     of a base (`choose`).
@@ -71,11 +71,13 @@ def download(
     Raises NotFound, Unavailable (gated, offline, disk full), Unsupported (no safetensors), Cancelled.
     """
     repo, revision = parse_id(location)
-    listing = guarded(repo, lambda: _listing(repo, revision, token, chosen or choose))
+    listing = with_hub_errors(repo, lambda: _listing(repo, revision, token, chosen or choose))
     check_space(listing, folder)
     folder.mkdir(parents=True, exist_ok=True)
     reporter.log(f"Downloading {repo} ({listing.size / 1e6:,.0f} MB) …")
-    in_thread(lambda: guarded(repo, lambda: _snapshot(listing, folder, token)), listing, folder, reporter)
+    run_with_progress(
+        lambda: with_hub_errors(repo, lambda: _snapshot(listing, folder, token)), listing, folder, reporter
+    )
     for name in listing.files:
         listing.check_arrived(name, folder)
     _remove_others(folder, listing)
@@ -97,7 +99,7 @@ def last_part(name: str) -> str:
 
 def choose(files: Files) -> Files:
     """Files of a repository that a base needs: `model*.safetensors` if any, else other safetensors, else pickles."""
-    selection = {n: v for n, v in files.items() if WANTED.fullmatch(n) and not UNWANTED.fullmatch(n)}
+    selection = {n: v for n, v in files.items() if WANTED_FILES.fullmatch(n) and not EXCLUDED_FILES.fullmatch(n)}
     weights = [n for n in selection if n.endswith(".safetensors")]
     if any(n.startswith("model") for n in weights):
         selection = {n: v for n, v in selection.items() if n not in weights or n.startswith("model")}
@@ -117,7 +119,7 @@ def _matching(pattern: re.Pattern[str], files: Files) -> Files:
     return {name: value for name, value in files.items() if pattern.fullmatch(name)}
 
 
-def _listing(repo: str, revision: str | None, token: str, select: Choice) -> RepositoryListing:
+def _listing(repo: str, revision: str | None, token: str, select: FileFilter) -> RepositoryListing:
     from huggingface_hub import HfApi
 
     info = HfApi(token=token or False).model_info(repo, revision=revision, files_metadata=True)
@@ -148,7 +150,7 @@ def _snapshot(listing: RepositoryListing, folder: Path, token: str) -> None:
     )
 
 
-def in_thread(work: Any, listing: RepositoryListing, folder: Path, reporter: Reporter) -> None:
+def run_with_progress(work: Any, listing: RepositoryListing, folder: Path, reporter: Reporter) -> None:
     """Run `work` in a thread, reporting bytes on disk and checking for a stop; a stop keeps the partial download."""
     errors: list[BaseException] = []
 
@@ -196,7 +198,7 @@ def offline() -> bool:
     return is_offline_mode()
 
 
-def guarded(repo: str, work: Any, noun: str = "model") -> Any:
+def with_hub_errors(repo: str, work: Any, noun: str = "model") -> Any:
     """`work()`, with hub errors converted to SpeculoosErrors (subclasses first, since they inherit from each other)."""
     from huggingface_hub import errors
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from models.hub import guarded, offline
+from models.hub import offline, with_hub_errors
 from speculoos.errors import Unavailable
 
 SECONDS = 8.0
 """Total time of a request, including the DNS lookup, which cannot be interrupted."""
-AT_ONCE = 4
-OFFLINE = "{}: the hub is not used while HF_HUB_OFFLINE is set; use files of this server instead."
-SLOW = "{}: the hub did not answer within {:g} seconds; check the network, or try again later."
-LARGE = "{}: the hub's response is larger than {:.0f} MB, the limit of a preview."
-BUSY = "{}: too many requests are waiting for the hub; try again in a moment."
-_slots = threading.BoundedSemaphore(AT_ONCE)
+MAX_CONCURRENT = 4
+OFFLINE_MESSAGE = "{}: the hub is not used while HF_HUB_OFFLINE is set; use files of this server instead."
+TIMEOUT_MESSAGE = "{}: the hub did not answer within {:g} seconds; check the network, or try again later."
+TOO_LARGE_MESSAGE = "{}: the hub's response is larger than {:.0f} MB, the limit of a preview."
+BUSY_MESSAGE = "{}: too many requests are waiting for the hub; try again in a moment."
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT)
 
 
 @dataclass(frozen=True)
-class Question:
+class HubRequest:
     """A GET request for `path` with the query parameters `params`. A response longer than `max_bytes` is truncated
     with `truncate`, else an error. `name` and `noun` are used in error messages."""
 
@@ -36,18 +36,18 @@ class Question:
     seconds: float = field(default_factory=lambda: SECONDS)
 
 
-def answer(question: Question) -> bytes:
+def send_hub_request(question: HubRequest) -> bytes:
     """The response body. Raises Unavailable or NotFound."""
     if offline():
-        raise Unavailable(OFFLINE.format(question.name))
-    work = partial(guarded, question.name, partial(_get, question), question.noun)
+        raise Unavailable(OFFLINE_MESSAGE.format(question.name))
+    work = partial(with_hub_errors, question.name, partial(_get, question), question.noun)
     return _with_timeout(question.name, work, question.seconds)
 
 
 def _with_timeout(name: str, work: Callable[[], bytes], seconds: float) -> bytes:
     """`work()` in a thread with a timeout; a later result is ignored."""
     if not _slots.acquire(blocking=False):
-        raise Unavailable(BUSY.format(name))
+        raise Unavailable(BUSY_MESSAGE.format(name))
     results: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
 
     def run() -> None:
@@ -62,13 +62,13 @@ def _with_timeout(name: str, work: Callable[[], bytes], seconds: float) -> bytes
     try:
         result = results.get(timeout=seconds)
     except queue.Empty:
-        raise Unavailable(SLOW.format(name, seconds)) from None
+        raise Unavailable(TIMEOUT_MESSAGE.format(name, seconds)) from None
     if isinstance(result, Exception):
         raise result
     return result
 
 
-def _get(question: Question) -> bytes:
+def _get(question: HubRequest) -> bytes:
     import httpx
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session
@@ -82,7 +82,7 @@ def _get(question: Question) -> bytes:
                 _raise_error(question.name, response)
             return _read(question, response)
     except httpx.TimeoutException:  # may occur just before the timeout of `_with_timeout`
-        raise Unavailable(SLOW.format(question.name, question.seconds)) from None
+        raise Unavailable(TIMEOUT_MESSAGE.format(question.name, question.seconds)) from None
 
 
 def _raise_error(name: str, response: Any) -> None:
@@ -94,14 +94,14 @@ def _raise_error(name: str, response: Any) -> None:
     raise Unavailable(f"{name}: the hub answered with status {response.status_code}; try again later.")
 
 
-def _read(question: Question, response: Any) -> bytes:
+def _read(question: HubRequest, response: Any) -> bytes:
     deadline, limit, content = time.monotonic() + question.seconds, question.max_bytes, bytearray()
     for part in response.iter_bytes():
         content += part
         if len(content) >= limit and question.truncate:
             break
         if len(content) > limit:
-            raise Unavailable(LARGE.format(question.name, limit / 1e6))
+            raise Unavailable(TOO_LARGE_MESSAGE.format(question.name, limit / 1e6))
         if time.monotonic() > deadline:
-            raise Unavailable(SLOW.format(question.name, question.seconds))
+            raise Unavailable(TIMEOUT_MESSAGE.format(question.name, question.seconds))
     return bytes(content[:limit])

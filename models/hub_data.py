@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from models.hub import Files, RepositoryListing, check_space, guarded, in_thread, parse_id
-from models.hub_ask import Question, answer
+from models.hub import Files, RepositoryListing, check_space, parse_id, run_with_progress, with_hub_errors
+from models.hub_ask import HubRequest, send_hub_request
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Reporter
 
@@ -26,11 +26,11 @@ NO_ROWS = re.compile(r"(dataset_infos?|dataset_dict|state|config|metadata|packag
 SHARD = re.compile(r"(^|[-_.])\d+(-of-\d+)?(-[0-9a-f]{6,})?$")
 """The shard suffix of a file name: `train-00000-of-00003-1a2b3c4d`, `0000`."""
 MOST_FILES = 1000
-SHOWN = 12
-TIMEOUT, LONGEST_LIST = 15.0, 64 << 20  # seconds and bytes of the request for the file list
-STRANGE = "{}: the hub's response is not a list of files; try again later."
+LISTED_PARTS = 12
+TIMEOUT, MAX_LISTING_BYTES = 15.0, 64 << 20  # seconds and bytes of the request for the file list
+INVALID_LISTING = "{}: the hub's response is not a list of files; try again later."
 NOUN = "data set"
-CUT, LARGEST_LOOK = 2 << 20, 16 << 20  # bytes fetched for a preview: of text files, of parquet files
+PREVIEW_BYTES, LARGEST_LOOK = 2 << 20, 16 << 20  # bytes fetched for a preview: of text files, of parquet files
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ def look_up_file(repo: str, name: str, token: str = "") -> RepositoryListing:
 def _listing(location: Location, token: str, select: Callable[[Files], Files]) -> RepositoryListing:
     repo, at = location.repo, f"/revision/{quote(location.revision, safe='')}" if location.revision else ""
     path, params = f"api/datasets/{repo}{at}", {"blobs": "true"}
-    content = answer(Question(repo, path, LONGEST_LIST, token, params, noun=NOUN, seconds=TIMEOUT))
+    content = send_hub_request(HubRequest(repo, path, MAX_LISTING_BYTES, token, params, noun=NOUN, seconds=TIMEOUT))
     try:
         info = json.loads(content)
         files = {str(each["rfilename"]): _size_and_sum(each) for each in info["siblings"]}
         revision = str(info.get("sha") or location.revision or "main")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        raise Unavailable(STRANGE.format(repo)) from None
+        raise Unavailable(INVALID_LISTING.format(repo)) from None
     return RepositoryListing(repo, revision, select(files))
 
 
@@ -106,8 +106,8 @@ def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
             "import some rows of it with “Rows at most”."
         )
     path = f"datasets/{listing.repo}/resolve/{quote(listing.revision, safe='')}/{quote(name)}"
-    limit = LARGEST_LOOK if whole else CUT
-    return name, answer(Question(listing.repo, path, limit, token, truncate=not whole, noun=NOUN))
+    limit = LARGEST_LOOK if whole else PREVIEW_BYTES
+    return name, send_hub_request(HubRequest(listing.repo, path, limit, token, truncate=not whole, noun=NOUN))
 
 
 def choose(location: Location, files: Files) -> Files:
@@ -160,8 +160,8 @@ def _only(location: Location, parts: dict[str, Files]) -> Files:
 
 
 def _listed(parts: list[str]) -> str:
-    more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-    return ", ".join(parts[:SHOWN]) + more
+    more = f" and {len(parts) - LISTED_PARTS} more" if len(parts) > LISTED_PARTS else ""
+    return ", ".join(parts[:LISTED_PARTS]) + more
 
 
 def fetch(listing: RepositoryListing, folder: Path, reporter: Reporter, token: str = "") -> Iterator[Path]:
@@ -173,7 +173,7 @@ def fetch(listing: RepositoryListing, folder: Path, reporter: Reporter, token: s
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, (size, _)) in enumerate(listing.files.items(), 1):
         reporter.log(f"Fetching {name} ({size / 1e6:,.1f} MB), file {number} of {len(listing.files)} …")
-        in_thread(partial(_get, listing, name, folder, token), listing, folder, reporter)
+        run_with_progress(partial(_get, listing, name, folder, token), listing, folder, reporter)
         listing.check_arrived(name, folder)
         yield folder / name
 
@@ -182,4 +182,4 @@ def _get(listing: RepositoryListing, name: str, folder: Path, token: str) -> Non
     from huggingface_hub import hf_hub_download
 
     options = {"repo_type": "dataset", "revision": listing.revision, "local_dir": folder}
-    guarded(listing.repo, lambda: hf_hub_download(listing.repo, name, token=token or False, **options), NOUN)
+    with_hub_errors(listing.repo, lambda: hf_hub_download(listing.repo, name, token=token or False, **options), NOUN)

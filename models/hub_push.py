@@ -10,8 +10,8 @@ from typing import Any
 from models.hub import parse_id
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError, Unavailable
 
-AGAIN = "push again: uploaded files are not sent twice."
-REFUSALS = {
+RETRY_HINT = "push again: uploaded files are not sent twice."
+PUSH_ERRORS = {
     400: (BadInput, "the hub rejects these files; check the front matter of README.md and the file names."),
     401: (Unavailable, "the token is invalid; run `hf auth login` again, or set HF_TOKEN."),
     403: (Unavailable, "the token has no write access; use another token or another owner."),
@@ -21,7 +21,7 @@ REFUSALS = {
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushResult:
     """URL of the repository and id of the commit with the uploaded files."""
 
     url: str
@@ -35,7 +35,7 @@ def check_repository(repo: str) -> None:
         raise BadInput(f"--repo {repo[:120]!r}: expected OWNER/NAME on the hub.")
 
 
-def address(repo: str) -> str:
+def repository_url(repo: str) -> str:
     """URL of the repository's page."""
     from huggingface_hub import constants
 
@@ -49,14 +49,14 @@ def check_access(repo: str, public: bool) -> None:
         raise Conflict(f"{repo} exists and is public; add --public to push to it, or choose another repository.")
 
 
-def push_folder(folder: Path, repo: str, public: bool, message: str) -> Pushed:
+def push_folder(folder: Path, repo: str, public: bool, message: str) -> PushResult:
     """Upload the files of `folder` in one commit, creating the repository if needed, private unless `public`. Other
     files in it stay. Call again to resume an interrupted upload. Raises the errors of `check_access`."""
 
-    def work(api: Any) -> Pushed:
+    def work(api: Any) -> PushResult:
         api.create_repo(repo, private=not public, exist_ok=True)
         commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-        return Pushed(address(repo), commit.oid)
+        return PushResult(repository_url(repo), commit.oid)
 
     return _call(repo, work)
 
@@ -93,18 +93,20 @@ def _convert_error(repo: str, error: BaseException) -> SpeculoosError:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if type(error) is RuntimeError:  # raised for uploads of large files
-        return Unavailable(f"{repo}: the upload failed; {AGAIN}")
+        return Unavailable(f"{repo}: the upload failed; {RETRY_HINT}")
     for each in _chain(error):
         if isinstance(each, OfflineModeIsEnabled):
             return Unavailable(f"{repo}: the hub is not used while HF_HUB_OFFLINE is set; unset it to push.")
         if isinstance(each, HfHubHTTPError) and each.response is not None:
             status = each.response.status_code
-            kind, message = REFUSALS.get(status, (Unavailable, f"the hub answered with status {status}; {AGAIN}"))
+            kind, message = PUSH_ERRORS.get(
+                status, (Unavailable, f"the hub answered with status {status}; {RETRY_HINT}")
+            )
             return kind(f"{repo}: {message}")
         if type(each).__module__.startswith(("httpx", "httpcore")) or isinstance(each, ConnectionError | TimeoutError):
             name = type(each).__name__
-            return Unavailable(f"{repo}: the hub cannot be reached ({name}); check the network and {AGAIN}")
-    return Unavailable(f"{repo}: the upload failed ({type(error).__name__}); {AGAIN}")
+            return Unavailable(f"{repo}: the hub cannot be reached ({name}); check the network and {RETRY_HINT}")
+    return Unavailable(f"{repo}: the upload failed ({type(error).__name__}); {RETRY_HINT}")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -10,24 +10,24 @@ from typing import Any
 
 from models import families
 from models.hub import parse_id
-from models.hub_ask import Question, answer
+from models.hub_ask import HubRequest, send_hub_request
 from models.identity import SIZES
 from speculoos.errors import BadInput, Unavailable
 
 MOST_BYTES = 8 << 20
-MOST = 20
-LONGEST = 100
+MAX_MODELS = 20
+MAX_QUERY = 100
 KINDS = ("text-generation", "safetensors")
 """Tags that a base must have; other models cannot be loaded (models.hub)."""
-TOLD = ("safetensors", "config", "tags", "downloads", "gated")
+EXPANDED_FIELDS = ("safetensors", "config", "tags", "downloads", "gated")
 NAME = "Search"
-STRANGE = f"{NAME}: the hub's response is not a list of models; try again later."
+INVALID_SEARCH = f"{NAME}: the hub's response is not a list of models; try again later."
 ADAPTER = "It is an adapter, not a whole model; merge it into its base first."
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model on the hub; 0 and "" mean unknown. `why_not` is empty if drafts can be made for it."""
+    """A model on the hub; 0 and "" mean unknown. `unsupported_reason` is empty if drafts can be made for it."""
 
     repo: str
     parameters: int = 0
@@ -43,21 +43,21 @@ def search(words: str) -> list[HubModel]:
     """Models whose name contains `words`, most downloaded first. Raises BadInput or Unavailable (offline, unreachable,
     too slow, response too large)."""
     words = words.strip().removeprefix("https://huggingface.co/").strip("/")
-    if not words or len(words) > LONGEST:
-        raise BadInput(f"{NAME}: type a part of a model's name, such as SmolLM2; at most {LONGEST} characters.")
-    return [model for model in map(_model, _request(words)) if model][:MOST]
+    if not words or len(words) > MAX_QUERY:
+        raise BadInput(f"{NAME}: type a part of a model's name, such as SmolLM2; at most {MAX_QUERY} characters.")
+    return [model for model in map(_model, _request(words)) if model][:MAX_MODELS]
 
 
 def _request(words: str) -> list[Any]:
     """The hub's response as JSON."""
-    params = {"search": words, "filter": KINDS, "sort": "downloads", "limit": MOST, "expand": TOLD}
-    content = answer(Question(NAME, "api/models", MOST_BYTES, params=params))
+    params = {"search": words, "filter": KINDS, "sort": "downloads", "limit": MAX_MODELS, "expand": EXPANDED_FIELDS}
+    content = send_hub_request(HubRequest(NAME, "api/models", MOST_BYTES, params=params))
     try:
         models = json.loads(content)
     except (ValueError, RecursionError):
         models = None
     if not isinstance(models, list):
-        raise Unavailable(STRANGE)
+        raise Unavailable(INVALID_SEARCH)
     return models
 
 
@@ -79,7 +79,7 @@ def _model(item: Any) -> HubModel | None:
         downloads=_count(item.get("downloads")),
         gated=item.get("gated") not in (None, False),
         architecture=config["architectures"][0] if config.get("architectures") else "",
-        why_not=ADAPTER if adapter else families.why_not(config),
+        why_not=ADAPTER if adapter else families.unsupported_reason(config),
     )
 
 
@@ -91,7 +91,7 @@ def _is_name(repo: str) -> bool:
 
 
 def _config(value: Any) -> dict[str, Any]:
-    """The keys of a config.json that `why_not` reads and the hub returns, with valid types."""
+    """The keys of a config.json that `unsupported_reason` reads and the hub returns, with valid types."""
     value = _table(value)
     names = [name[:100] for name in _list(value.get("architectures")) if isinstance(name, str)]
     config: dict[str, Any] = {"architectures": names[:1]} if names else {}

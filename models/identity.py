@@ -18,8 +18,14 @@ PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SHARDS = "pytorch_model-*-of-*.bin"
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
-BESIDE = ("added_tokens.json", "special_tokens_map.json", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model")
-READ_FILES = (*CONFIGS, *TEMPLATES, *TOKENIZER_FILES, *BESIDE)
+EXTRA_TOKENIZER_FILES = (
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+)
+READ_FILES = (*CONFIGS, *TEMPLATES, *TOKENIZER_FILES, *EXTRA_TOKENIZER_FILES)
 """Files besides the weights that loading a model reads; transformers sees no others."""
 FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """{safetensors name: usual name} of the floating-point types, widest first."""

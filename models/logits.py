@@ -7,30 +7,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.families import PLAIN, LogitRule
+from models.families import IDENTITY_RULE, LogitRule
 from speculoos.errors import Unsupported
 
-TRIED = 4
+CHECKED_TOKENS = 4
 """Number of tokens on which a base's logits are compared with those of transformers."""
 TOLERANCE = 0.02
 """Largest difference relative to the largest logit, which allows for rounding to half precision."""
 
 
-def bend(product: Tensor, rule: LogitRule) -> Tensor:
+def apply_logit_rule(product: Tensor, rule: LogitRule) -> Tensor:
     """Logits [..., V] from the output [..., V] of the LM head; `product` itself for the plain rule."""
     if rule.scale != 1.0:
         product = product * rule.scale
     return product if not rule.cap else torch.tanh(product / rule.cap) * rule.cap
 
 
-def bend_(product: Tensor, rule: LogitRule) -> Tensor:
-    """In-place `bend`."""
+def apply_logit_rule_(product: Tensor, rule: LogitRule) -> Tensor:
+    """In-place `apply_logit_rule`."""
     if rule.scale != 1.0:
         product.mul_(rule.scale)
     return product if not rule.cap else product.div_(rule.cap).tanh_().mul_(rule.cap)
 
 
-def slope(logits: Tensor, rule: LogitRule) -> Tensor | float:
+def logit_rule_derivative(logits: Tensor, rule: LogitRule) -> Tensor | float:
     """Derivative of `logits` with respect to the output of the LM head: scale · (1 − (logits / cap)²)."""
     return rule.scale if not rule.cap else (logits / rule.cap).square_().neg_().add_(1.0).mul_(rule.scale)
 
@@ -41,11 +41,11 @@ class Head:
 
     weight: Tensor
     bias: Tensor | None = None
-    rule: LogitRule = PLAIN
+    rule: LogitRule = IDENTITY_RULE
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., H] → logits [..., V]."""
-        return bend(F.linear(x, self.weight, self.bias), self.rule)
+        return apply_logit_rule(F.linear(x, self.weight, self.bias), self.rule)
 
     def rows(self, ids: Tensor) -> "Head":
         """The head restricted to tokens `ids`."""
@@ -60,7 +60,7 @@ class Head:
     def folded(self) -> "Head":
         """As a plain linear layer: scale folded into weight and bias, cap dropped; shares tensors without a scale."""
         if self.rule.scale == 1.0:
-            return replace(self, rule=PLAIN)
+            return replace(self, rule=IDENTITY_RULE)
         bias = None if self.bias is None else self.bias * self.rule.scale
         return Head(self.weight * self.rule.scale, bias)
 
@@ -69,7 +69,7 @@ class Head:
 def check_logits(base: Any) -> None:
     """Raise Unsupported when `base.logits` differs from the logits of the transformers forward, checked with one short
     forward, so that no draft is trained on wrong logits."""
-    ids = torch.arange(TRIED, device=base.device)[None] % base.vocab_size
+    ids = torch.arange(CHECKED_TOKENS, device=base.device)[None] % base.vocab_size
     hidden, _ = base.forward_hidden(ids)
     expected, actual = base.model(input_ids=ids, use_cache=False).logits.float(), base.logits(hidden).float()
     if expected.shape != actual.shape or not (expected - actual).abs().max() <= TOLERANCE * expected.abs().max():

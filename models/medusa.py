@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.logits import Head, bend
+from models.logits import Head, apply_logit_rule
 from speculoos.errors import BadInput
 
 
@@ -138,11 +138,13 @@ class MedusaHeads(nn.Module):
 
     def forward_head(self, i: int, hidden: Tensor) -> Tensor:
         """[..., H] → logits [..., columns] of head i (0-based) for token t+2+i; `to_target` maps columns."""
-        return bend(self.output(i)(self.features(i, hidden)), self.rule)
+        return apply_logit_rule(self.output(i)(self.features(i, hidden)), self.rule)
 
     def forward(self, hidden: Tensor, heads: int | None = None) -> Tensor:
         """[..., H] → logits [heads, ..., columns] of the first `heads` heads (all by default)."""
         count = self.num_heads if heads is None else heads
         if self.config.medusa_tie_lm_head:
-            return bend(self.output(0)(torch.stack([self.features(i, hidden) for i in range(count)])), self.rule)
+            return apply_logit_rule(
+                self.output(0)(torch.stack([self.features(i, hidden) for i in range(count)])), self.rule
+            )
         return torch.stack([self.forward_head(i, hidden) for i in range(count)])

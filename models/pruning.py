@@ -11,15 +11,15 @@ from torch import Tensor
 
 from models.methods.standalone import StandaloneShape
 
-READERS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
+READING_MATRICES = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
 """Matrices [out, hidden], which read the hidden states."""
-WRITERS = ("o_proj", "down_proj")
+WRITING_MATRICES = ("o_proj", "down_proj")
 """Matrices [hidden, in], which write the hidden states."""
 BY_HEAD = ("q_norm", "k_norm")
 """Norms over the head size, which is not pruned."""
 
 
-def pruned(
+def prune_width(
     state: Mapping[str, Tensor], wide: StandaloneShape, narrow: StandaloneShape, head_size: int
 ) -> dict[str, Tensor]:
     """Prune the tensors of a model of shape `wide` to `narrow`. Raises KeyError if its layers are not Llama's."""
@@ -37,8 +37,8 @@ def _channels(state: Mapping[str, Tensor], hidden: int) -> Tensor:
     total = torch.zeros(hidden)
     for name, value in state.items():
         owner = name.split(".")[-2]
-        if name.endswith(".weight") and owner in READERS + WRITERS:
-            squares = value.detach().float().cpu().pow(2).sum(0 if owner in READERS else 1)
+        if name.endswith(".weight") and owner in READING_MATRICES + WRITING_MATRICES:
+            squares = value.detach().float().cpu().pow(2).sum(0 if owner in READING_MATRICES else 1)
             total += squares / squares.sum().clamp(min=1e-30)
     return total
 
@@ -70,10 +70,10 @@ def _cut(name: str, value: Tensor, hidden: Tensor, kept: Mapping[str, dict[str, 
     rows = {"q_proj": "query", "k_proj": "key", "v_proj": "key", "gate_proj": "inner", "up_proj": "inner"}
     columns = {"o_proj": "query", "down_proj": "inner"}
     hidden = hidden.to(value.device)
-    if owner in WRITERS:
+    if owner in WRITING_MATRICES:
         value = value[hidden]
         return value if value.dim() == 1 else value[:, layer[columns[owner]].to(value.device)].contiguous()
-    if owner in READERS:
+    if owner in READING_MATRICES:
         value = value[layer[rows[owner]].to(value.device)] if owner in rows else value
         return value if value.dim() == 1 else value[:, hidden].contiguous()
     by_channel = value.dim() == 1 and len(value) == width and owner not in BY_HEAD

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from models.base import LoadedBase, find_layers, load_base
-from models.checkpoints import OWN_KEYS
-from models.foreign import cleaned
+from models.checkpoints import SPECULOOS_KEYS
+from models.foreign import without_unsafe_keys
 from models.frame import HeadOnlyBase, shallow_config
 from models.methods.standalone import StandaloneShape
-from models.pruning import pruned
+from models.pruning import prune_width
 from speculoos.errors import BadInput, Unsupported
 
 
@@ -46,7 +46,7 @@ class StandaloneDraft(nn.Module):
                 "hidden_states: a standalone draft is initialised from the base's layers, which another server runs; "
                 "set draft_path, set draft_init to random, or leave hidden_states empty."
             )
-        layers = spread(base.num_layers, num_layers)
+        layers = evenly_spaced_layers(base.num_layers, num_layers)
         config = shallow_config(base.config, layers)
         narrow = shape is not None and replace(shape, layers=base.num_layers) != base_shape(base)
         if narrow:
@@ -74,7 +74,7 @@ class StandaloneDraft(nn.Module):
     def from_json(cls, data: dict[str, Any], base: LoadedBase) -> "StandaloneDraft":
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        values = cleaned({key: value for key, value in data.items() if key not in OWN_KEYS})
+        values = without_unsafe_keys({key: value for key, value in data.items() if key not in SPECULOOS_KEYS})
         config = AutoConfig.for_model(values.pop("model_type"), **values)
         return cls(AutoModelForCausalLM.from_config(config, dtype=base.dtype).to(base.device))
 
@@ -118,7 +118,7 @@ def base_shape(base: LoadedBase) -> StandaloneShape:
     )
 
 
-def spread(total: int, count: int) -> list[int]:
+def evenly_spaced_layers(total: int, count: int) -> list[int]:
     """Indices of `count` of `total` layers, evenly spread with both ends: spread(30, 4) = [0, 10, 19, 29]."""
     if not 1 <= count <= total:
         raise BadInput(f"draft_num_layers: expected 1 to {total} for this base, got {count}.")
@@ -179,7 +179,7 @@ def _resize(text: Any, shape: StandaloneShape, base: LoadedBase) -> None:
 def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, shape: StandaloneShape) -> dict[str, Tensor]:
     """The base's weights pruned to the sizes of `model`. Raises Unsupported when layers are not Llama-like."""
     try:
-        weights = pruned(state, base_shape(base), shape, _head_size(base))
+        weights = prune_width(state, base_shape(base), shape, _head_size(base))
         fits = all(value.shape == weights[name].shape for name, value in model.state_dict().items())
     except (KeyError, IndexError, RuntimeError):
         fits = False

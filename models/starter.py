@@ -7,10 +7,10 @@ from pathlib import Path
 
 from speculoos.sums import read_checksums
 
-HEAD = Path(__file__).resolve().parent / "starter_head"
-HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+STARTER_HEAD = Path(__file__).resolve().parent / "starter_head"
+STARTER_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """The starter is a quantised copy of this model."""
-WEIGHTS_SHA256 = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
+STARTER_WEIGHTS_SUM = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
 
 
 def starter_path() -> Path:
@@ -20,8 +20,8 @@ def starter_path() -> Path:
 
 def installed(sha256: str) -> Path | None:
     """Folder of the starter base or its head, by the sha256 of its weights; None for other models."""
-    if listed(HEAD).get("model.safetensors") == sha256:
-        return HEAD
+    if read_checksums(STARTER_HEAD).get("model.safetensors") == sha256:
+        return STARTER_HEAD
     try:
         card = json.loads((starter_path() / "card.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

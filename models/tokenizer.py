@@ -11,7 +11,7 @@ from speculoos.errors import BadInput
 
 def load_tokenizer(path: str | Path) -> Any:
     """The folder's tokenizer. Raises BadInput when it cannot be read."""
-    with foreign.shown(path, weights=False) as view:
+    with foreign.sanitised_folder(path, weights=False) as view:
         return read_tokenizer(view, Path(path))
 
 

@@ -27,12 +27,16 @@ PICKLE_MEMORY = 2
 MOST_PARAMETERS = 15e9
 LENGTH = 20_000
 RUNS = {"letters": "a", "spaces": " ", "line breaks": "\n", "digits": "1", "dots": ".", "characters": "字"}
-ENDS = {"": "", " and all keyboard characters": f"! {string.printable}"}
+RUN_ENDINGS = {"": "", " and all keyboard characters": f"! {string.printable}"}
 """Some regular expressions are slow only when a certain character follows a long run."""
 TEXTS = {
     "an ordinary text": "The quick brown fox jumps over the lazy dog. 1 + 1 = 2; naïve café, 你好, 🦊!\n" * 4,
     "a mixed text": "aA1 .,;!?\t\n'-_/<>\\\u0301\u200d🦊é字" * (LENGTH // 25),
-    **{f"a run of {what}{more}": sign * LENGTH + end for what, sign in RUNS.items() for more, end in ENDS.items()},
+    **{
+        f"a run of {what}{more}": sign * LENGTH + end
+        for what, sign in RUNS.items()
+        for more, end in RUN_ENDINGS.items()
+    },
 }
 QUESTION = {"role": "user", "content": "Why is the sky blue?"}
 CHATS = {
@@ -40,7 +44,7 @@ CHATS = {
     "a question after a system text": [{"role": "system", "content": "Be brief."}, QUESTION],
     "a longer chat": [QUESTION, {"role": "assistant", "content": "It scatters blue light."}, QUESTION],
 }
-WORK = "models.trial_work"
+WORK_MODULE = "models.trial_work"
 
 
 def try_model(folder: Path, name: str, card: dict[str, Any], reporter: Reporter) -> None:
@@ -67,8 +71,8 @@ def convert(file: Path, folder: Path) -> dict[str, str]:
     size = file.stat().st_size
     seconds, memory = CONVERT_SECONDS + size / GGUF_BYTES_PER_SECOND, 2 * TEXT_MEMORY + GGUF_MEMORY * size
     try:
-        return _child().call(f"{WORK}:convert_gguf", str(file), str(folder), memory, seconds=seconds)
-    except Overrun as error:
+        return _child().call(f"{WORK_MODULE}:convert_gguf", str(file), str(folder), memory, seconds=seconds)
+    except LimitExceeded as error:
         raise BadInput(f"{file.name}: this GGUF file cannot be converted: {_reason(error, seconds)}.") from None
     except ChildError as error:
         raise BadInput(f"{file.name}: this GGUF file cannot be converted ({error.kind}: {error}).") from None
@@ -80,8 +84,8 @@ def convert_pickle(file: Path, target: Path, tied: bool) -> None:
     seconds, memory = CONVERT_SECONDS + size / BYTES_PER_SECOND, TEXT_MEMORY + PICKLE_MEMORY * size
     mend = "the file is damaged, or this machine has too little memory for it"
     try:
-        _child().call(f"{WORK}:convert_pickle", str(file), str(target), tied, memory, seconds=seconds)
-    except Overrun as error:
+        _child().call(f"{WORK_MODULE}:convert_pickle", str(file), str(target), tied, memory, seconds=seconds)
+    except LimitExceeded as error:
         raise BadInput(f"{file.name}: converting this pickle {_reason(error, seconds)}; {mend}.") from None
     except ChildError as error:
         raise BadInput(f"{file.name}: converting this pickle failed ({error.kind}: {_short(error)}); {mend}.") from None
@@ -125,7 +129,7 @@ class _Trial:
         """Load the model; returns the rows of its embedding, or None when memory is too small."""
         width = 4 if card["dtype"] in ("float32", "float64") else 2
         memory = int(TEXT_MEMORY + MODEL_MEMORY * max(width * card["parameters"], card["size_bytes"]))
-        if card["parameters"] > MOST_PARAMETERS or memory > (free := room.memory()[0]):
+        if card["parameters"] > MOST_PARAMETERS or memory > (free := room.available_memory()[0]):
             self.reporter.log("The model is too large for a test; only its tokenizer was tested.", "warning")
             return None
         dtype = "float32" if width == 4 else "bfloat16"
@@ -145,15 +149,15 @@ class _Trial:
     def forget(self) -> None:
         """Free the memory of the child."""
         try:
-            _child().call(f"{WORK}:forget", seconds=TEXT_SECONDS)
+            _child().call(f"{WORK_MODULE}:forget", seconds=TEXT_SECONDS)
         except SpeculoosError:
             _child().close()
 
     def _call(self, function: str, *arguments: Any, seconds: float, blame: str, mend: str) -> Any:
         check_stop(self.reporter)
         try:
-            return _child().call(f"{WORK}:{function}", *arguments, seconds=seconds)
-        except Overrun as error:
+            return _child().call(f"{WORK_MODULE}:{function}", *arguments, seconds=seconds)
+        except LimitExceeded as error:
             raise BadInput(f"{self.name}: {blame} {_reason(error, seconds)}; {mend}.") from None
         except Unavailable as error:
             if "memory" not in str(error):
@@ -165,7 +169,7 @@ class _Trial:
             raise type(error)(str(error).replace(str(self.folder), self.name), error.hint) from None
 
 
-def _reason(error: Overrun, seconds: float) -> str:
+def _reason(error: LimitExceeded, seconds: float) -> str:
     if error.reason == "time":
         return f"did not end within {seconds:.0f} s"
     return "took more memory than it may" + (" or crashed" if error.reason == "crash" else "")
@@ -178,4 +182,4 @@ def _short(error: Exception) -> str:
 @functools.cache
 def _child() -> LimitedChild:
     """One child for all tests of this process; it imports torch once."""
-    return LimitedChild(room.memory()[0], (WORK,))
+    return LimitedChild(room.available_memory()[0], (WORK_MODULE,))

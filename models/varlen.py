@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAME = "speculoos_rows"
+ATTENTION_NAME = "speculoos_rows"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
 """Families whose attention is exactly softmax(q·kᵀ·scaling)·v."""
 
@@ -66,13 +66,13 @@ def can_run(config: Any, device: torch.device, lengths: Tensor) -> bool:
 
 
 @contextmanager
-def by_row(config: Any, lengths: list[int]) -> Iterator[None]:
+def rows_attention(config: Any, lengths: list[int]) -> Iterator[None]:
     """Within the context, the model of `config` takes concatenated rows of these lengths."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, attend_by_row)
+    AttentionInterface.register(ATTENTION_NAME, attend_by_row)
     before, token = config._attn_implementation, _lengths.set(lengths)
-    config._attn_implementation = NAME
+    config._attn_implementation = ATTENTION_NAME
     try:
         yield
     finally:
@@ -80,14 +80,14 @@ def by_row(config: Any, lengths: list[int]) -> Iterator[None]:
         _lengths.reset(token)
 
 
-def laid_out(input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def unpad(input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Padded input_ids [B, L] → mask of real tokens [B, L], and their concatenated ids and positions, both [1, N]."""
     positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
     real = positions < lengths[:, None]
     return real, input_ids[real][None], positions[real][None]
 
 
-def padded(values: Tensor, real: Tensor) -> Tensor:
+def pad_rows(values: Tensor, real: Tensor) -> Tensor:
     """Concatenated values [1, N, H] → padded [B, L, H], with zeros for padding."""
     out = values.new_zeros(*real.shape, values.shape[-1])
     out[real] = values[0]

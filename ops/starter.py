@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from models.archive import WEIGHTS
-from models.starter import HEAD, starter_path
+from models.starter import STARTER_HEAD, starter_path
 from speculoos.settings import Settings
 from speculoos.sums import read_checksums
 from tracking.names import STARTER
@@ -43,23 +43,27 @@ def ensure_starter(session: Session, settings: Settings) -> Base | None:
 def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     """Add the shipped head, once per home. Nothing happens for other base weights than it was trained on, or if another
     checkpoint has its name."""
-    if not (HEAD / "config.json").is_file():
+    if not (STARTER_HEAD / "config.json").is_file():
         return
-    config = json.loads((HEAD / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((STARTER_HEAD / "config.json").read_text(encoding="utf-8"))
     if config["base_sha256"] != base.weights_sha256:
         return
     row = session.scalar(select(Checkpoint).where(Checkpoint.base_id == base.id, Checkpoint.name == STARTER))
-    noted, sha256 = settings.home / NOTED, read_checksums(HEAD)[WEIGHTS]
+    noted, sha256 = settings.home / NOTED, read_checksums(STARTER_HEAD)[WEIGHTS]
     if row is None and (not noted.exists() or noted.read_text().strip() != sha256):
-        row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(HEAD))
+        row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(STARTER_HEAD))
     training = config["training"]
     config_row = {**training["settings"], "data": (training.get("dataset") or {}).get("dataset", "")}
     if row is not None and row.sha256 == sha256 and row.config != config_row:
         row.config = config_row  # a home of an earlier version, which did not note the data
-    if row is None or Path(row.path).name != HEAD.name or (row.sha256 == sha256 and row.path == str(HEAD)):
+    if (
+        row is None
+        or Path(row.path).name != STARTER_HEAD.name
+        or (row.sha256 == sha256 and row.path == str(STARTER_HEAD))
+    ):
         return
-    row.method, row.state, row.path = config["speculoos_method"], "ready", str(HEAD)
-    row.base_sha256, row.sha256, row.size_bytes = config["base_sha256"], sha256, (HEAD / WEIGHTS).stat().st_size
+    row.method, row.state, row.path = config["speculoos_method"], "ready", str(STARTER_HEAD)
+    row.base_sha256, row.sha256, row.size_bytes = config["base_sha256"], sha256, (STARTER_HEAD / WEIGHTS).stat().st_size
     row.config, row.figures, row.step = config_row, training["figures"], training["figures"]["step"]
     row.note = "Comes with the starter model."
     session.add(row)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from models import archive
-from models.damage import Known, base_damage, dataset_damage
+from models.damage import BaseChecksums, base_problems, dataset_problems
 from models.starter import installed
 from speculoos.errors import NotFound
 from speculoos.settings import Settings
@@ -39,7 +39,7 @@ MENDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Result for one row. `damage`: {file or part: what is wrong with it}, empty when it is whole."""
+    """Result for one row. `checkpoint_problems`: {file or part: what is wrong with it}, empty when it is whole."""
 
     kind: str
     name: str
@@ -109,9 +109,11 @@ def _check(thing: Thing, name: str, sums: ChecksumCache, here: bool) -> Finding:
 
 def _damage(thing: Thing, sums: ChecksumCache) -> dict[str, str]:
     if isinstance(thing, Base):
-        return base_damage(thing.path, Known.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card), sums)
+        return base_problems(
+            thing.path, BaseChecksums.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card), sums
+        )
     if isinstance(thing, Checkpoint):
-        return archive.damage(thing.path, thing.sha256, sums)
+        return archive.checkpoint_problems(thing.path, thing.sha256, sums)
     if not any(Path(thing.path).glob("shard-*.jsonl")):
         return {"shard-00000.jsonl": "is missing"}
-    return dataset_damage(thing.path, sums, thing.rows)
+    return dataset_problems(thing.path, sums, thing.rows)

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from models.damage import Known
+from models.damage import BaseChecksums
 from models.starter import installed
 from serving.errors import ApiError
 from speculoos.errors import Conflict, NotFound
@@ -27,7 +27,7 @@ class ModelRef:
     base_sha256: str
     checkpoint_path: str = ""
     checkpoint_sha256: str = ""
-    base_known: Known = Known()
+    base_known: BaseChecksums = BaseChecksums()
     """Checksums to verify the base model's files against before loading."""
 
     @property
@@ -51,7 +51,7 @@ def local_model(settings: Settings, name: str) -> ModelRef:
     with reading(settings) as session:
         base, checkpoint = _rows(session, name)
     files = RowFiles(settings, installed)
-    known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    known = BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     ref = ModelRef(base.name, files.local(base), base.weights_sha256, base_known=known)
     if checkpoint is None:
         return ref

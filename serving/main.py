@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 
-from models.runtime.speed import PROBE, measure_best
+from models.runtime.speed import SPEED_FILE, measure_best
 from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
@@ -173,7 +173,7 @@ def main() -> int:
         print(f"{error} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
     threading.Thread(
-        target=measure_best, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
+        target=measure_best, args=(settings.home / SPEED_FILE, app.state.engine.device), name="speed", daemon=True
     ).start()
     log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
     raise_open_file_limit()

@@ -50,7 +50,7 @@ def encode(path: str, sha256: str, text: str, templated: bool) -> list[int]:
 def _read(path: str) -> Any:
     """Like `models.base.load_tokenizer`, which imports torch."""
     try:
-        with foreign.shown(path, weights=False) as view:
+        with foreign.sanitised_folder(path, weights=False) as view:
             return AutoTokenizer.from_pretrained(view, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -21,7 +21,7 @@ MAX_MESSAGES = 512
 MAX_TEXT = 1_000_000
 MAX_STOPS = 4
 MAX_OPTION = 256
-MAX_DRAFT_TOKENS = trees.MOST_NODES
+MAX_DRAFT_TOKENS = trees.MAX_TREE_NODES
 TEXT_OPTIONS = ("drafter", "acceptance")
 MAX_VALUES = 50_000
 """Values of one request, counted over all its lists and objects; millions would block the server for a minute."""

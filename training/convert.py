@@ -21,10 +21,10 @@ from decoding.text import TextStream
 from models import identity
 from models.base import LoadedBase, load_base, native_dtype, pick_device
 from models.chat import render
-from models.checkpoints import base_notices, own_tensors, read_config, write_draft
+from models.checkpoints import base_notices, read_config, stored_tensors, write_draft
 from models.damage import NO_SUMS, weights_sum
 from models.methods import SETTINGS, train_config
-from models.methods.settings import TrainConfig, too_long
+from models.methods.settings import TrainConfig, max_length_error
 from models.starter import installed
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.files import new_folder
@@ -60,7 +60,7 @@ def conversations_from(
     """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations, truncated to `max_length` tokens
     (default: 2048, or the base's maximum if smaller). Raises BadInput for a bad row, or a length above the maximum."""
     if max_length is not None and max_length > base.max_length:
-        raise too_long(base.max_length, max_length)
+        raise max_length_error(base.max_length, max_length)
     limit = max_length or min(SETTINGS["max_length"].default, base.max_length)
     report = DataReport()
     conversations = (
@@ -197,7 +197,7 @@ class TrainableDraft(PreTrainedModel):
         """Load a state dict of this module, or of a checkpoint."""
         if all(name.startswith(OWN) for name in state_dict):
             return super().load_state_dict(state_dict, strict, assign)
-        expected = own_tensors(self.draft)
+        expected = stored_tensors(self.draft)
         keys = IncompatibleKeys(
             [n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected]
         )
@@ -221,7 +221,7 @@ class TrainableDraft(PreTrainedModel):
 
     def _named_as_stored(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of this module's state dict, under their names in a checkpoint."""
-        names = {value.data_ptr(): name for name, value in own_tensors(self.draft).items()}
+        names = {value.data_ptr(): name for name, value in stored_tensors(self.draft).items()}
         own = self.state_dict()
         return {names[own[n].data_ptr()]: value for n, value in state_dict.items() if own[n].data_ptr() in names}
 

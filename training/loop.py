@@ -20,12 +20,12 @@ from torch import Tensor
 
 from models.base import load_base, native_dtype, pick_device
 from models.checkpoints import read_config, save_draft, verify_sums
-from models.damage import NO_SUMS, Known, check_base
+from models.damage import NO_SUMS, BaseChecksums, check_base
 from models.frame import HeadOnlyBase, load_head_only_base
 from models.identity import tokenizer_sha256, weights_sha256
-from models.methods.settings import TrainConfig, too_long
-from models.runtime.precision import quick_products
-from models.runtime.weights import pack_known
+from models.methods.settings import TrainConfig, max_length_error
+from models.runtime.precision import enable_tf32
+from models.runtime.weights import pack_supported
 from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, SilentReporter
 from speculoos.sums import ChecksumCache
@@ -75,7 +75,7 @@ def train(
     resume_from: str | Path | None = None,
     reporter: Reporter | None = None,
     info: dict[str, Any] | None = None,
-    known: Known | None = None,
+    known: BaseChecksums | None = None,
     sums: ChecksumCache = NO_SUMS,
     states_location: StatesLocation | None = None,
 ) -> TrainResult:
@@ -115,7 +115,7 @@ class Trainer:
         self.accelerator = make_accelerator(config)
         self.main = self.accelerator.is_main_process
         device = self.accelerator.device
-        quick_products(device)
+        enable_tf32(device)
         load = load_head_only_base if config.hidden_states else load_base
         self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
@@ -129,7 +129,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
         if not isinstance(base, HeadOnlyBase):
-            pack_known(base, head=False)
+            pack_supported(base, head=False)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
         source, held_source = (make_states_source(config, self.method, base, self.prefetcher) for _ in range(2))
         self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._store(0.8))
@@ -405,7 +405,7 @@ class Trainer:
         if config.max_length <= base.max_length:
             return config
         if "max_length" in config.model_fields_set:
-            raise too_long(base.max_length, config.max_length)
+            raise max_length_error(base.max_length, config.max_length)
         return config.model_copy(update={"max_length": base.max_length})
 
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:

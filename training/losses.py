@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from models.logits import Head, bend_, slope
+from models.logits import Head, apply_logit_rule_, logit_rule_derivative
 from models.runtime.argmax import argmax
 from models.runtime.linear import product
 
@@ -66,7 +66,7 @@ class _HardLoss(Function):
         total, hits = x.new_zeros((), dtype=torch.float32), torch.zeros_like(labels, dtype=torch.bool)
         for part in _chunks(len(x), len(head.weight)):
             logits = logits_of(part)
-            rule_slope, hits[part] = slope(logits, head.rule), _is_best(logits, labels[part])
+            rule_slope, hits[part] = logit_rule_derivative(logits, head.rule), _is_best(logits, labels[part])
             total += _in_blocks(_to_labels, logits, labels[part]).sum()
             if grads.needed:
                 grads.add(part, logits, rule_slope)
@@ -89,7 +89,7 @@ class _SoftLoss(Function):
         hits = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for part in _chunks(len(x), len(head.weight)):
             logits, teacher = logits_of(part), teacher_of(part)
-            rule_slope, hits[part] = slope(logits, head.rule), _is_best(logits, argmax(teacher))
+            rule_slope, hits[part] = logit_rule_derivative(logits, head.rule), _is_best(logits, argmax(teacher))
             total += _in_blocks(DISTANCES[kind], logits, teacher).sum()
             if grads.needed:
                 grads.add(part, logits, rule_slope)
@@ -126,7 +126,7 @@ class _UnrolledLoss(Function):
                 first, last = torch.searchsorted(indices, edges).tolist()
                 own, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
                 logits = logits_of(rows)
-                rule_slope, hits[rows] = slope(logits, head.rule), _is_best(logits, best[own])
+                rule_slope, hits[rows] = logit_rule_derivative(logits, head.rule), _is_best(logits, best[own])
                 sums[j] += _in_blocks(_to_distribution, logits, p, own).sum()
                 if grads.needed:
                     grads.add(rows, logits, rule_slope, scale[j])
@@ -155,7 +155,7 @@ class _Logits:
     def __call__(self, part: slice) -> Tensor:
         x = self.x[part].to(self.weight.dtype)
         logits = product(x, self.weight) if self.unbuffered else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
-        return bend_(logits if self.head.bias is None else logits.add_(self.head.bias), self.head.rule)
+        return apply_logit_rule_(logits if self.head.bias is None else logits.add_(self.head.bias), self.head.rule)
 
 
 def _in_blocks(

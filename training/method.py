@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from models.checkpoints import draft_to_train, is_checkpoint
-from models.families import why_not
+from models.checkpoints import is_checkpoint, load_draft_for_training
+from models.families import unsupported_reason
 from models.frame import HeadOnlyBase
 from models.logits import check_logits
 from models.methods import find_method
@@ -65,7 +65,7 @@ def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
 def make_method(config: Any, base: Any, conversations: Any) -> Any:
     """The method named by `config.method`, with a new draft for `base` or the one in `config.draft_path`, which keeps
     its shape. Raises Unsupported or BadInput when it does not fit the base."""
-    if reason := why_not(base.config.to_dict()):
+    if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"{base.path} cannot be trained for: {reason}")
     cls = find_method(config.method).load("trainer")
     if isinstance(base.forward, FastForward) or any(isinstance(part, PackedLinear) for part in base.model.modules()):
@@ -74,6 +74,6 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
         check_logits(base)
     path = config.draft_path
     from_checkpoint = bool(path) and (config.method != "draft" or is_checkpoint(path))
-    draft = draft_to_train(path, base, config.method) if from_checkpoint else None
+    draft = load_draft_for_training(path, base, config.method) if from_checkpoint else None
     prepare = getattr(cls, "prepare", None)
     return prepare(config, base, conversations, draft) if prepare else cls(config, base, draft)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints import own_tensors
+from models.checkpoints import stored_tensors
 from speculoos.errors import Unsupported
 
 SWITCH = "ACCELERATE_USE_FSDP"
@@ -95,9 +95,9 @@ def distribute_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def draft_tensors(draft: Any) -> dict[str, Tensor]:
-    """`models.checkpoints.own_tensors`, possibly sharded."""
+    """`models.checkpoints.stored_tensors`, possibly sharded."""
     with _implicit_replication(draft):
-        return own_tensors(draft)
+        return stored_tensors(draft)
 
 
 def load_tensors(draft: Any, tensors: Mapping[str, Tensor]) -> Any:

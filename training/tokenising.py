@@ -1,8 +1,8 @@
 """Tokenise a data set's conversations once, with one process per core, and cache the result next to the data set.
 
 The cache key consists of the shards' checksums and everything that affects tokenisation
-(`training.piece.token_cache_key`). All attempts, processes and bases with the same tokenisation share the files, and only
-new shards are tokenised. Small data sets are tokenised in this process. Files of removed shards are deleted.
+(`training.piece.token_cache_key`): all attempts, processes and bases with the same tokenisation share the files, and
+only new shards are tokenised. Small data sets are tokenised in this process. Files of removed shards are deleted.
 """
 
 import os

@@ -126,7 +126,7 @@ def opening(
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
         chosen = [v for v in query.get("models", "").split(",") if v in known]
-        drafting = Drafting(query.get("tree", "")[: trees.LONGEST])
+        drafting = Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
         return chosen or first_targets(choices), query.get("prompt", "")[:2000], drafting
     values = [_value(run) for run in columns]
     drafting = next(

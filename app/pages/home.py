@@ -29,7 +29,7 @@ from app.widgets.formatting import figure, size
 from app.widgets.picker import live, table
 from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
-from models.starter import HEAD
+from models.starter import STARTER_HEAD
 from speculoos.errors import SpeculoosError
 from speculoos.room import nearest_existing
 from speculoos.settings import Settings
@@ -156,7 +156,7 @@ def hero(title: str, text: str) -> str:
 def first_look(session: Session) -> str:
     """Box with a link to chat with the starter's draft; "" if that is not in the list."""
     for checkpoint in queries.checkpoints(session, ready_only=True):
-        if Path(checkpoint.path).name == HEAD.name:
+        if Path(checkpoint.path).name == STARTER_HEAD.name:
             link = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
             button = link_button("Chat with the starter", link, main=True)
             return tag("div", hero("Try it", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")

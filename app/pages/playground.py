@@ -50,7 +50,7 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
         known = [value for _, value in drafts]
         draft = draft if model and base == base_name and draft in known else _first(known)
         off = targets.why_off(session, base, draft)
-    drafting = Drafting.of(last.request) if last else Drafting(query.get("tree", "")[: trees.LONGEST])
+    drafting = Drafting.of(last.request) if last else Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
     known_chat, prompt = query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
     return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, drafting)
 

@@ -13,7 +13,7 @@ from app.widgets.formatting import size
 from app.widgets.picker import table
 from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
-from models.hub_search import LONGEST, HubModel, search
+from models.hub_search import MAX_QUERY, HubModel, search
 from speculoos.errors import SpeculoosError
 
 COLUMNS = ["Model", "Parameters", "Weights", "Licence", "Downloads", "Drafts"]
@@ -35,7 +35,7 @@ class HubSearch:
         self.find = find
         with gr.Column(elem_id="models-hub") as self.all:
             example = "part of the name, such as SmolLM2"
-            self.words = one_line("Search the Hub", "models-hub-words", placeholder=example, max_length=LONGEST)
+            self.words = one_line("Search the Hub", "models-hub-words", placeholder=example, max_length=MAX_QUERY)
             with gr.Row(elem_classes="sp-buttons"):
                 self.start = gr.Button("Search", elem_id="models-hub-search", **SMALL)
             self.found = gr.HTML(elem_id="models-hub-found", js_on_load=TAKE, apply_default_css=False)

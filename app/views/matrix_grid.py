@@ -45,7 +45,11 @@ def grid(cells: Sequence[Any], names: Names) -> str:
 
 def _row(cell: Any) -> tuple[Any, ...]:
     request = cell.request
-    return request.get("base_id", ""), request.get("checkpoint_id", ""), trees.words(request.get("drafting") or {})
+    return (
+        request.get("base_id", ""),
+        request.get("checkpoint_id", ""),
+        trees.drafting_text(request.get("drafting") or {}),
+    )
 
 
 def _column(cell: Any) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from app.widgets.formatting import figure, interval
 from app.widgets.text import tag
 from app.widgets.tree_picture import tree_picture
 from models.methods import trees
-from models.methods.expectation import Expected, Measured, expected, suggested
+from models.methods.expectation import TreeEstimate, TreeMeasurements, estimate_tree, suggest_tree
 from speculoos.errors import BadInput
 from tracking.evaluations import machine_name
 from tracking.tables import Base, Checkpoint
@@ -54,7 +54,7 @@ def kept_tree_note(result: Mapping[str, Any]) -> str:
         return ""
     if result["kept"] and result.get("drafting"):
         return "The checkpoint now uses this tree."
-    return trees.NOT_KEPT
+    return trees.NOT_SAVED
 
 
 def found_tree(result: Mapping[str, Any]) -> str:
@@ -63,7 +63,7 @@ def found_tree(result: Mapping[str, Any]) -> str:
     drafting = result.get("drafting") or {}
     if drafting and "tree" not in drafting and result.get("depth"):
         return f"{result.get('nodes')} nodes, depth {result['depth']}, selected at each step"
-    return trees.words(drafting) or "none: plain decoding"
+    return trees.drafting_text(drafting) or "none: plain decoding"
 
 
 def tuned_on(result: Mapping[str, Any]) -> str:
@@ -105,9 +105,9 @@ def _with_interval(result: Mapping[str, Any], key: str, unit: str = "") -> str:
     return figure(result.get(key), unit=unit) + (f", {between}" if between else "")
 
 
-def measured_of(session: Session, checkpoint: Checkpoint) -> Measured | None:
+def measured_of(session: Session, checkpoint: Checkpoint) -> TreeMeasurements | None:
     """Measurements of its tuning, otherwise of its last evaluation, which has no step costs."""
-    return Measured.of(tuned(checkpoint)) or Measured.of(best_figures(session, checkpoint))
+    return TreeMeasurements.of(tuned(checkpoint)) or TreeMeasurements.of(best_figures(session, checkpoint))
 
 
 def first_tree(session: Session, checkpoint: Checkpoint) -> str:
@@ -116,12 +116,12 @@ def first_tree(session: Session, checkpoint: Checkpoint) -> str:
     if own:
         return tree_text(own)
     measured = measured_of(session, checkpoint)
-    return tree_text(suggested(measured)) if measured else ""
+    return tree_text(suggest_tree(measured)) if measured else ""
 
 
 def tree_text(tree: list[list[int]]) -> str:
     """The tree as text: `chain 4` or `tree 4x2x1` if possible, otherwise its paths."""
-    words = trees.words({"tree": tree})
+    words = trees.drafting_text({"tree": tree})
     return words if words.startswith(("chain", "tree ")) and not words.startswith("tree of") else str(tree)
 
 
@@ -136,13 +136,13 @@ def predicted_tree(session: Session, checkpoint: Checkpoint, text: str) -> str:
         return notice(str(error), "warn")
     if not tree:
         return notice(SHAPE_HINT, "warn")
-    result = expected(tree, measured)
+    result = estimate_tree(tree, measured)
     base = session.get_one(Base, checkpoint.base_id)
     drawn = figures(result) + warnings(result) + tree_picture(result.chances) + links(base, checkpoint, text)
     return tag("div", drawn, class_="sp-stack")
 
 
-def figures(result: Expected) -> str:
+def figures(result: TreeEstimate) -> str:
     """Tiles of τ, step time, speedup and number of nodes."""
     timed = "" if result.step_ms is not None else "not measured: tune it on this machine"
     return tiles(
@@ -155,7 +155,7 @@ def figures(result: Expected) -> str:
     )
 
 
-def warnings(result: Expected) -> str:
+def warnings(result: TreeEstimate) -> str:
     """Notices: plain decoding is faster, or some nodes have no measurements."""
     html = ""
     if result.speedup is not None and result.speedup < 1:

@@ -262,7 +262,7 @@ def export_data(
     from tracking.db import reading
     from tracking.stored import RowFiles
 
-    data_export.find_form(form)
+    data_export.find_row_converter(form)
     settings = open_home()
     with reading(settings) as session:
         row = queries.find_dataset(session, reference)

@@ -75,7 +75,7 @@ class ExportRow:
         """Raises Damaged where the checkpoint's files are not what was written."""
         from models import archive
 
-        archive.check(self.path, self.name, self.sha256, self.sums)
+        archive.check_checkpoint_files(self.path, self.name, self.sha256, self.sums)
 
     def load_base(self) -> Any:
         """In float32, as validations want it; its files are compared with what its row says."""
@@ -87,7 +87,7 @@ class ExportRow:
 def find(settings: Any, reference: str) -> ExportRow:
     """The checkpoint of that name or id. Raises NotFound, or Conflict for one that is not ready."""
     from formats.facts import CardFacts
-    from models.damage import Known
+    from models.damage import BaseChecksums
     from models.starter import installed
     from tracking import queries
     from tracking.db import reading
@@ -99,7 +99,7 @@ def find(settings: Any, reference: str) -> ExportRow:
         queries.must_be_ready(row)
         base = queries.find_base(session, row.base_id)
         facts = CardFacts.of(base, row.name, measurements(queries.evaluations(session, row.id)))
-        known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+        known = BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     files = RowFiles(settings, installed)
     return ExportRow(
         row.id, row.name, files.local(row), row.sha256, files.local(base), known, facts, ChecksumCache.of(settings)

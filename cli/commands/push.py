@@ -52,11 +52,11 @@ def push(
 
 
 def _described(row: ExportRow, parcel: "HubExport", public: bool, report: "ExportReport") -> dict[str, Any]:
-    from models.hub_push import address
+    from models.hub_push import repository_url
 
     files = parcel.files()
     return {
-        **{"repo": parcel.repo, "url": address(parcel.repo), "private": not public},
+        **{"repo": parcel.repo, "url": repository_url(parcel.repo), "private": not public},
         **{"checkpoint": row.full_name, "format": parcel.format, "for": report.servers},
         **{"base_model": row.facts.hub_id, "files": files, "bytes": sum(file["bytes"] for file in files)},
         **{"passed": report.passed, "checks": [vars(check) for check in report.checks]},

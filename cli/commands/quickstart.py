@@ -15,13 +15,13 @@ def quickstart(
 ) -> None:
     """Import prompts, answer them, train Medusa heads, measure them: four jobs, followed to the end."""
     from cli.follow import follow
-    from cli.launch.services import Services, needed_for
+    from cli.launch.services import Services, programs_for
     from ops.homes import open_home
     from speculoos.people import current_user
     from workers.jobs.quickstart import result, submit_quickstart
 
     settings = open_home()
-    with Services(settings, needed_for("io", "gpu")) as services:
+    with Services(settings, programs_for("io", "gpu")) as services:
         chain = submit_quickstart(settings, model, limit, current_user())
         for job_id in chain.job_ids:
             follow(settings, job_id, services)

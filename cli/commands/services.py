@@ -94,12 +94,12 @@ def worker(
     There REDIS_URL and DATABASE_URL name the servers that the pages use, and SPECULOOS_STORE the place for files,
     unless the home folder is shared.
     """
-    from cli.launch.workers import ready, run
+    from cli.launch.workers import check_worker_setup, run
 
     chosen = queue or name or QUEUES[0]
     if chosen not in QUEUES:
         raise BadInput(f"There is no queue {chosen!r}; the queues are {' and '.join(QUEUES)}.")
     settings = load()
-    ready(settings)
+    check_worker_setup(settings)
     os.environ["SPECULOOS_HOME"] = str(settings.home)
     return run(chosen, count, threads or None, [part.strip() for part in device.split(",") if part.strip()])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models.damage import Known
+from models.damage import BaseChecksums
 from models.starter import installed
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -24,7 +24,7 @@ class TargetRef:
     checkpoint_path: str = ""
     checkpoint_id: str = ""
     checkpoint_sha256: str = ""
-    base_known: Known = Known()
+    base_known: BaseChecksums = BaseChecksums()
     """What the row says of the base's files; nothing for a folder that is in no list."""
 
 
@@ -44,7 +44,10 @@ def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
             row = queries.find_checkpoint(session, checkpoint, base.id)
         if row:
             queries.must_be_ready(row)
-    files, known = RowFiles(settings, installed), Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    files, known = (
+        RowFiles(settings, installed),
+        BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card),
+    )
     ref = TargetRef(base.name, files.local(base), base.weights_sha256, base.id, base_known=known)
     if not row:
         return _with_folder(ref, checkpoint)

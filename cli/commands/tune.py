@@ -7,7 +7,7 @@ import typer
 from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.commands.fields import request_options
 from cli.console import Json, finish, table
-from models.methods.trees import NOT_KEPT
+from models.methods.trees import NOT_SAVED
 from speculoos.errors import BadInput
 from workers.jobs.requests import Tune
 
@@ -38,5 +38,5 @@ def tune(
     job = run_request(settings, request)
     sizes = [(nodes, f"{tau:.2f}", f"{speedup:.2f} ×") for nodes, tau, speedup in job.result["sizes"]]
     heads = ("nodes", "expected τ", "expected speedup")
-    said = (table(sizes, heads), job.result["verdict"], job.result.get("busy"), NOT_KEPT * (not job.result["kept"]))
+    said = (table(sizes, heads), job.result["verdict"], job.result.get("busy"), NOT_SAVED * (not job.result["kept"]))
     return finish({"model": model, **job.result}, as_json, "\n\n".join(filter(None, said)))

@@ -8,7 +8,7 @@ from speculoos.settings import Settings
 
 BROKER, WEB, INFERENCE, RECONCILER = "broker", "web", "inference", "reconciler"
 WORKER_GPU, WORKER_IO = "worker-gpu", "worker-io"
-ALL = (BROKER, INFERENCE, WEB, RECONCILER, WORKER_GPU, WORKER_IO)
+ALL_PROGRAMS = (BROKER, INFERENCE, WEB, RECONCILER, WORKER_GPU, WORKER_IO)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Program:
     """In the syntax of supervisord: `NAME="value",…`."""
 
 
-def programs(settings: Settings, names: tuple[str, ...] = ALL) -> list[Program]:
+def programs(settings: Settings, names: tuple[str, ...] = ALL_PROGRAMS) -> list[Program]:
     """The programs `names`, without the broker when REDIS_URL is another server."""
     return [_program(settings, name) for name in names if name != BROKER or settings.embedded_broker]
 

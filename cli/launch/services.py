@@ -6,7 +6,7 @@ from types import TracebackType
 from cli.console import say
 from cli.launch.homelock import COMMAND, UP, HomeLock
 from cli.launch.programs import BROKER, RECONCILER, programs
-from cli.launch.supervision import ProcessSupervisor, end_survivors
+from cli.launch.supervision import ProcessSupervisor, end_leftover_processes
 from ops import health
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import Settings
@@ -14,7 +14,7 @@ from speculoos.settings import Settings
 BROKER_SECONDS = 30.0
 
 
-def needed_for(*queues: str) -> tuple[str, ...]:
+def programs_for(*queues: str) -> tuple[str, ...]:
     """The programs that run jobs of these queues."""
     return (BROKER, RECONCILER, *(f"worker-{queue}" for queue in dict.fromkeys(queues)))
 
@@ -94,14 +94,14 @@ class Services:
     def _start(self) -> None:
         from speculoos.inference_token import read_inference_token
 
-        end_survivors(self.settings)
+        end_leftover_processes(self.settings)
         read_inference_token(self.settings)
         self._supervisor = ProcessSupervisor(self.settings, programs(self.settings, self.names))
         self._supervisor.start()
 
     def _check(self, supervisor: ProcessSupervisor) -> None:
         if not supervisor.alive:
-            end_survivors(self.settings)
+            end_leftover_processes(self.settings)
             supervisor.start()
         else:
             supervisor.check(self.names)

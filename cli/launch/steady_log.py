@@ -10,7 +10,7 @@ from typing import Any
 from supervisor import loggers
 
 
-class SteadyHandler(loggers.RotatingFileHandler):
+class FullDiskLogHandler(loggers.RotatingFileHandler):
     """Writes, rotates and reopens like its parent; logs the number of dropped bytes when writing works again."""
 
     def __init__(self, filename: str, mode: str = "ab", maxBytes: int = 0, backupCount: int = 0):  # noqa: N803
@@ -81,7 +81,7 @@ class SteadyHandler(loggers.RotatingFileHandler):
             os.remove(self.baseFilename)
 
 
-class Dropping:
+class ErrorIgnoringStream:
     """A text stream that ignores write errors."""
 
     def __init__(self, stream: Any):
@@ -102,4 +102,4 @@ class Dropping:
 
 def install() -> None:
     """Make supervisord use SteadyHandler for all log files in this process."""
-    loggers.RotatingFileHandler = loggers.FileHandler = SteadyHandler  # type: ignore[misc]
+    loggers.RotatingFileHandler = loggers.FileHandler = FullDiskLogHandler  # type: ignore[misc]

@@ -23,10 +23,10 @@ from speculoos.private import set_private_umask
 from speculoos.room import update_reserve
 from speculoos.settings import PROJECT_ROOT, Settings
 
-MARK = "SPECULOOS_SUPERVISED"
+HOME_VARIABLE = "SPECULOOS_SUPERVISED"
 """Environment variable with the home folder in all supervised processes, to find those left running."""
 STOP_SECONDS = 15.0
-RESTARTS, STEADY_SECONDS = 3, 60
+MAX_RESTARTS, STEADY_SECONDS = 3, 60
 STOP_TIMES = {"SPECULOOS_STOP_SECONDS": "5", "SPECULOOS_KILL_SECONDS": "1"}
 """Timeouts of a stopping worker for its child; they leave time to mark the job."""
 PR_SET_PDEATHSIG = 1
@@ -98,8 +98,8 @@ class ProcessSupervisor:
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
-                cwd=CLONE,
-                env={**STOP_TIMES, **os.environ, "SPECULOOS_HOME": str(home), MARK: str(home)},
+                cwd=PROJECT_ROOT,
+                env={**STOP_TIMES, **os.environ, "SPECULOOS_HOME": str(home), HOME_VARIABLE: str(home)},
                 start_new_session=True,  # Ctrl-C reaches only this process, which stops the programs in order
             )
 
@@ -114,15 +114,15 @@ class ProcessSupervisor:
     def check(self, names: Iterable[str]) -> None:
         """Raise Unavailable, with the last log line, when one of `names` failed to start or keeps dying early."""
         if not self.alive:
-            reason = last_words(self.settings, "supervisord") or "its log is empty"
+            reason = last_log_line(self.settings, "supervisord") or "its log is empty"
             raise Unavailable(f"The supervisor ended: {reason}", self.log_hint)
         for name, state in program_states(self.settings).items():
             pids = self._pids.setdefault(name, set())
             if state["pid"] and state["now"] - state["start"] > STEADY_SECONDS:
                 pids.clear()
             pids.update({state["pid"]} - {0})
-            if name in names and (state["statename"] == "FATAL" or len(pids) > RESTARTS):
-                reason = last_words(self.settings, name) or state["spawnerr"]
+            if name in names and (state["statename"] == "FATAL" or len(pids) > MAX_RESTARTS):
+                reason = last_log_line(self.settings, name) or state["spawnerr"]
                 raise Unavailable(f"{name} does not start: {reason}", self.log_hint)
 
     def revive(self) -> None:
@@ -138,7 +138,7 @@ class ProcessSupervisor:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS - 1)
-        end_survivors(self.settings, patience=1)
+        end_leftover_processes(self.settings, patience=1)
         if self._process:
             self._process.wait()
             self._process = None
@@ -168,26 +168,26 @@ def _rpc(settings: Settings) -> xmlrpc.client.ServerProxy:
     return xmlrpc.client.ServerProxy("http://localhost", transport=transport)
 
 
-def survivors(settings: Settings) -> list[psutil.Process]:
+def leftover_processes(settings: Settings) -> list[psutil.Process]:
     """Other processes of this home, left running by a killed supervisor."""
     home, own = str(settings.home), os.getpid()
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != own and process.environ().get(MARK) == home and process.status() != "zombie":
+            if process.pid != own and process.environ().get(HOME_VARIABLE) == home and process.status() != "zombie":
                 processes.append(process)
     return processes
 
 
-def end_survivors(settings: Settings, patience: float = STOP_SECONDS) -> int:
+def end_leftover_processes(settings: Settings, patience: float = STOP_SECONDS) -> int:
     """End the processes left by a killed `up`: first supervisord (which stops the others in order), then all with TERM
     and KILL. Returns the number of processes. Raises Unavailable when one does not end."""
-    left = survivors(settings)
+    left = leftover_processes(settings)
     count = len(left)
     _signal([p for p in left if _is_supervisor(p)], signal.SIGTERM, patience)
-    _signal(survivors(settings), signal.SIGTERM, min(patience, 8.0))
-    _signal(survivors(settings), signal.SIGKILL, 5.0)
-    if left := survivors(settings):
+    _signal(leftover_processes(settings), signal.SIGTERM, min(patience, 8.0))
+    _signal(leftover_processes(settings), signal.SIGKILL, 5.0)
+    if left := leftover_processes(settings):
         raise Unavailable(f"Process {left[0].pid} of an earlier start does not end; end it and try again.")
     return count
 
@@ -206,7 +206,7 @@ def _signal(processes: list[psutil.Process], number: int, patience: float) -> No
     psutil.wait_procs(processes, timeout=patience)
 
 
-def last_words(settings: Settings, name: str) -> str:
+def last_log_line(settings: Settings, name: str) -> str:
     """The last line of a program's log, for an error message."""
     try:
         text = (settings.home / "logs" / f"{name}.log").read_text(errors="replace")
@@ -232,7 +232,7 @@ def main() -> None:
     set_private_umask()
     config, parent = sys.argv[1:3]
     steady_log.install()
-    sys.stdout, sys.stderr = steady_log.Dropping(sys.stdout), steady_log.Dropping(sys.stderr)
+    sys.stdout, sys.stderr = steady_log.ErrorIgnoringStream(sys.stdout), steady_log.ErrorIgnoringStream(sys.stderr)
     end_with_parent(int(parent))
     supervisord.main(["-n", "-c", config])
 

@@ -11,9 +11,9 @@ from types import FrameType
 import psutil
 
 from cli.launch.homelock import COMMAND, UP, HomeLock
-from cli.launch.programs import ALL, INFERENCE, WEB, programs
+from cli.launch.programs import ALL_PROGRAMS, INFERENCE, WEB, programs
 from cli.launch.services import stop_services
-from cli.launch.supervision import ProcessSupervisor, end_survivors
+from cli.launch.supervision import ProcessSupervisor, end_leftover_processes
 from ops import health
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
@@ -56,7 +56,7 @@ def _run(settings: Settings) -> int:
         supervisor = ProcessSupervisor(settings, programs(settings))
         _say("Starting …")
         supervisor.start()
-        if wait_healthy(supervisor, ALL, stop):
+        if wait_healthy(supervisor, ALL_PROGRAMS, stop):
             with suppress(OSError):
                 print(_welcome(settings), flush=True)
             _watch(supervisor, stop)
@@ -70,7 +70,7 @@ def _run(settings: Settings) -> int:
 
 def address(settings: Settings) -> str:
     """URL of the pages, with a one-time login token if logins use tokens."""
-    return make_link(settings, settings.url) if settings.login == "token" else settings.url
+    return create_login_link(settings, settings.url) if settings.login == "token" else settings.url
 
 
 def prepare(settings: Settings) -> None:
@@ -78,7 +78,7 @@ def prepare(settings: Settings) -> None:
     from ops.homes import open_home
     from tracking.db import dispose
 
-    if count := end_survivors(settings):
+    if count := end_leftover_processes(settings):
         _say(f"Ended {count} processes left by an earlier start.")
     settings.home.mkdir(parents=True, exist_ok=True)
     open_home(settings)
@@ -104,7 +104,7 @@ def wait_healthy(supervisor: ProcessSupervisor, names: tuple[str, ...], stop: th
 def _acquire(lock: HomeLock) -> bool:
     """Acquire the lock, if necessary by handover from a command. False when another `up` holds it."""
     deadline, requested = time.monotonic() + HANDOVER_SECONDS, False
-    while not lock.acquire(UP, ALL):
+    while not lock.acquire(UP, ALL_PROGRAMS):
         holder = lock.holder()
         if holder.get("mode") == UP:
             return False
@@ -164,7 +164,7 @@ def _stop_on_signals(settings: Settings) -> threading.Event:
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             _say("Ending immediately.")
-            end_survivors(settings, patience=0)
+            end_leftover_processes(settings, patience=0)
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -187,7 +187,7 @@ def _watch(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
 
 def _restart(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
     """End leftover processes and start again; wait a little after an error, such as a full disk."""
-    end_survivors(supervisor.settings)
+    end_leftover_processes(supervisor.settings)
     try:
         supervisor.start()
     except (Unavailable, OSError) as error:

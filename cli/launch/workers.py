@@ -16,15 +16,15 @@ from speculoos.private import restrict_permissions
 from speculoos.settings import LOOPBACK, Settings
 from tracking import db, revisions
 
-PAUSE = 3.0
+RESTART_SECONDS = 3.0
 """Seconds before a worker that ended is restarted."""
-PATIENCE = 30.0
-POLL = 0.3
+STOP_TIMEOUT = 30.0
+POLL_INTERVAL = 0.3
 BROKER = "Set REDIS_URL to the Redis server that the pages use (redis://host:6379/0)."
 DATABASE = "Set DATABASE_URL to the PostgreSQL server that the pages use; SQLite cannot be shared between machines."
 
 
-def ready(settings: Settings) -> None:
+def check_worker_setup(settings: Settings) -> None:
     """Raise BadInput or Unavailable when workers cannot run: broker or database are not shared or do not answer, or the
     database has another version. Migrates SQLite only; `speculoos up` migrates a server."""
     _check_shared(settings)
@@ -76,11 +76,11 @@ def _watch(command: list[str], environments: list[dict[str, str]]) -> int:
     children = [_start(command, environment) for environment in environments]
     try:
         while True:
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
             for index, child in enumerate(children):
                 if child.poll() is not None:
                     print(f"A worker ended (status {child.returncode}) and is restarted.", file=sys.stderr)
-                    time.sleep(PAUSE)
+                    time.sleep(RESTART_SECONDS)
                     children[index] = _start(command, environments[index])
     except KeyboardInterrupt:
         return 0
@@ -96,7 +96,7 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
     for child in children:
         child.terminate()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + STOP_TIMEOUT
     for child in children:
         try:
             child.wait(max(0.0, deadline - time.monotonic()))

@@ -9,7 +9,7 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.sampling import Warp
 from decoding.tree import DraftTree
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 
 Sampling = tuple[Warp, torch.Generator, int]
 """Sampling of draft tokens: warp, random generator, the target's vocabulary size."""
@@ -22,7 +22,7 @@ class DrafterStart:
 
     prompt_ids: Sequence[int]
     token: int
-    scored: Scored
+    scored: ForwardOutput
     config: GenerateConfig
     generator: torch.Generator
 
@@ -58,6 +58,6 @@ class Drafter:
         """A tree whose root is `token`, the last emitted token."""
         return DraftTree((token,))
 
-    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
         """Receive the emitted `tokens`. `rows` are the rows of `scored` that were committed to the cache, the old root
         first; tokens[i] follows row rows[i]."""

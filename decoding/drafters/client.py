@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from decoding.drafters.base import Drafter, DrafterStart
 from decoding.tree import DraftTree
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 
 
 class ClientDrafter(Drafter):
@@ -33,5 +33,5 @@ class ClientDrafter(Drafter):
         self.kind, self.own = self.inner.kind, self.inner.own
         return self.inner.propose(token)
 
-    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
         self.inner.observe(tokens, scored, rows)

@@ -18,7 +18,7 @@ from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.target import PREFILL_ROWS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from models.methods import trees
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput, Unsupported
 
 MAX_CANDIDATES = 65_536
@@ -38,9 +38,9 @@ class DynamicTree:
         for name in ("depth", "top_k", "nodes"):
             if getattr(self, name) < (minimum := 0 if name == "depth" else 1):
                 raise BadInput(f"{name}: expected {minimum} or more, got {getattr(self, name)}.")
-        if self.depth > trees.DEEPEST or self.depth * self.top_k**2 > MAX_CANDIDATES:
+        if self.depth > trees.MAX_DEPTH or self.depth * self.top_k**2 > MAX_CANDIDATES:
             raise BadInput(
-                f"depth is at most {trees.DEEPEST}, and depth times top_k squared at most {MAX_CANDIDATES:,}; "
+                f"depth is at most {trees.MAX_DEPTH}, and depth times top_k squared at most {MAX_CANDIDATES:,}; "
                 f"got depth {self.depth}, top_k {self.top_k}."
             )
 
@@ -88,7 +88,7 @@ class EagleDrafter(Drafter):
         self.pending = [self._features(scored, slice(None))]
         self._compute_pending()
 
-    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
         self.text += tokens
         self.pending.append(self._features(scored, list(rows)))
 
@@ -147,7 +147,7 @@ class EagleDrafter(Drafter):
         self.pending = []
 
     @torch.inference_mode()
-    def _features(self, scored: Scored, rows: slice | list[int]) -> torch.Tensor:
+    def _features(self, scored: ForwardOutput, rows: slice | list[int]) -> torch.Tensor:
         return self.draft.fuse(scored.hidden[rows], scored.features[rows] if self.layers else None)
 
 

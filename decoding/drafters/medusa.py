@@ -11,7 +11,7 @@ from decoding.drafters.parts import WIDEST_TREE, TuningSpace, check_columns, is_
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 from models.runtime.linear import pack_module
 from speculoos.errors import BadInput
 
@@ -42,7 +42,7 @@ class MedusaDrafter(Drafter):
     def prefill(self, start: DrafterStart) -> None:
         self.hidden = start.scored.hidden[-1]
 
-    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
         self.hidden = scored.hidden[rows[-1]]
 
     @torch.inference_mode()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from decoding.drafters.base import Drafter, DrafterStart
 from decoding.tree import DraftTree
-from models.methods.trees import DEEPEST, MOST_NODES
-from models.runtime.interface import Scored
+from models.methods.trees import MAX_DEPTH, MAX_TREE_NODES
+from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput
 
 MAX_NGRAM = 16
@@ -25,10 +25,10 @@ class NgramDrafter(Drafter):
     def __init__(self, depth: int = 7, width: int = 1, max_ngram: int = 3, min_ngram: int = 1):
         if width < 1 or not 1 <= min_ngram <= max_ngram:
             raise BadInput("Prompt lookup: width and min_ngram must be 1 or more, and max_ngram at least min_ngram.")
-        if max_ngram > MAX_NGRAM or depth > DEEPEST or width * depth > MOST_NODES:
+        if max_ngram > MAX_NGRAM or depth > MAX_DEPTH or width * depth > MAX_TREE_NODES:
             raise BadInput(
-                f"Prompt lookup: max_ngram must be at most {MAX_NGRAM}, depth at most {DEEPEST}, "
-                f"and width times depth at most {MOST_NODES:,}."
+                f"Prompt lookup: max_ngram must be at most {MAX_NGRAM}, depth at most {MAX_DEPTH}, "
+                f"and width times depth at most {MAX_TREE_NODES:,}."
             )
         self.depth, self.width = depth, width
         self.sizes = range(max_ngram, min_ngram - 1, -1)
@@ -40,7 +40,7 @@ class NgramDrafter(Drafter):
         self.ids, self.ends = [], {}
         self._extend([*start.prompt_ids, start.token])
 
-    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
         self._extend(tokens)
 
     def propose(self, token: int) -> DraftTree:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from decoding.drafters.base import Drafter, DrafterStart
 from decoding.tree import DraftTree, TreeShape, chain_shape
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 
 
 class ReplayDrafter(Drafter):
@@ -24,7 +24,7 @@ class ReplayDrafter(Drafter):
     def prefill(self, start: DrafterStart) -> None:
         self.done, self.turn = 1, 0
 
-    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
         self.done += len(tokens)
 
     def propose(self, token: int) -> DraftTree:

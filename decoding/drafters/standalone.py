@@ -10,7 +10,7 @@ from decoding.drafters.expansion import grow_static
 from decoding.drafters.parts import MAX_TUNING_DEPTH, TuningSpace, is_fast
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 
 
 class StandaloneDrafter(Drafter):
@@ -38,7 +38,7 @@ class StandaloneDrafter(Drafter):
             self.draft.prefill(start.prompt_ids)
             self.synced = len(start.prompt_ids)
 
-    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
         self.ids += tokens
 
     def propose(self, token: int) -> DraftTree:

@@ -61,7 +61,7 @@ class BaseOutline:
 def _meta_model(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with foreign.shown(folder, weights=False) as view:
+    with foreign.sanitised_folder(folder, weights=False) as view:
         config = AutoConfig.from_pretrained(view, trust_remote_code=False, local_files_only=True)
     try:
         with META:

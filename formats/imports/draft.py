@@ -7,7 +7,7 @@ from torch import Tensor
 
 from formats.imports.base import META, BaseOutline
 from formats.imports.source import DraftSource, same_values
-from models.checkpoints import draft_class, own_tensors
+from models.checkpoints import draft_class, stored_tensors
 from speculoos.errors import BadInput, Unsupported
 
 EMBEDDINGS = "embed_tokens.weight"
@@ -37,7 +37,7 @@ def fill(
     with META:  # names and shapes, no numbers
         network = draft_class(method).from_json(config, base.base)
     filled = {}
-    for name, parameter in own_tensors(network).items():
+    for name, parameter in stored_tensors(network).items():
         value = tensors[name] if name in tensors else source.take(name, tuple(parameter.shape))
         if tuple(value.shape) != tuple(parameter.shape):
             raise BadInput(f"{source.name}: {name} has the shape {list(value.shape)}, not {list(parameter.shape)}.")

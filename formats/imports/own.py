@@ -7,7 +7,7 @@ from typing import Any
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ImportedDraft, check_size, fill
 from formats.imports.source import DraftSource
-from models.checkpoints import OWN_KEYS, read_config, verify_sums
+from models.checkpoints import SPECULOOS_KEYS, read_config, verify_sums
 from models.methods import find_method
 
 
@@ -17,7 +17,7 @@ def read(source: DraftSource, base: BaseOutline, layout: str) -> ImportedDraft:
     verify_sums(source.folder)
     method = config["speculoos_method"]
     _check_sizes(source, base, find_method(method).shares_hidden_size)
-    shape = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "dtype")}
+    shape = {key: value for key, value in config.items() if key not in (*SPECULOOS_KEYS, "dtype")}
     draft = fill(method, shape, source, base, {})
     training = config.get("training", {})
     base_sha256 = str(config.get("base_sha256", ""))

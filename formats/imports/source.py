@@ -12,7 +12,7 @@ from torch import Tensor
 from formats.imports.fields import Fields
 from formats.imports.names import SECTIONS
 from models import identity
-from models.card import licence_in
+from models.card import read_licence
 from models.hub import PICKLES
 from models.identity import FLOATS, TensorEntry
 from speculoos.errors import BadInput, Unsupported
@@ -136,7 +136,7 @@ class DraftSource:
     def licence(self) -> str:
         """The licence in its README or config."""
         stated = self.config.get("license")
-        return licence_in(self.folder) or (stated[:80] if isinstance(stated, str) else "")
+        return read_licence(self.folder) or (stated[:80] if isinstance(stated, str) else "")
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:

@@ -12,7 +12,7 @@ from formats.imports.run import Conversion
 from formats.imports.source import DraftSource
 from formats.imports.tokens import check_tokenizer
 from models import pickles
-from models.checkpoints import amend, save_draft
+from models.checkpoints import save_draft, update_draft_config
 from models.hub import last_part
 from speculoos.errors import BadInput, SpeculoosError
 
@@ -102,4 +102,4 @@ def _write(folder: Path, draft: ImportedDraft, base: BaseOutline, base_sha256: s
     info = {**draft.info, "base": base.name, "base_sha256": trained_on, "source": origin}
     save_draft(folder, draft.network, info, tensors=draft.tensors)
     if draft.drafting:
-        amend(folder, **draft.drafting)
+        update_draft_config(folder, **draft.drafting)

@@ -5,7 +5,7 @@ from typing import Any
 
 from formats.checkpoint import CheckpointFiles
 from formats.table import FLOAT
-from models.card import first
+from models.card import first_set
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
@@ -50,7 +50,7 @@ def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "use_cache": True,
-        "max_position_embeddings": int(first(base, "max_position_embeddings", "n_positions") or 2048),
+        "max_position_embeddings": int(first_set(base, "max_position_embeddings", "n_positions") or 2048),
         "bos_token_id": bos[0] if isinstance(bos, list) and bos else bos,
         "eos_token_id": base.get("eos_token_id"),
         "torch_dtype": checkpoint.dtype,

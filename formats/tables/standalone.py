@@ -2,7 +2,7 @@
 
 from formats.checkpoint import METADATA_KEYS, CheckpointFiles
 from formats.table import TensorTable, flat
-from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
+from models.identity import EXTRA_TOKENIZER_FILES, TEMPLATES, TOKENIZER_FILES
 
 
 def huggingface(checkpoint: CheckpointFiles) -> TensorTable:
@@ -10,7 +10,7 @@ def huggingface(checkpoint: CheckpointFiles) -> TensorTable:
     config = {key: value for key, value in checkpoint.config.items() if key not in METADATA_KEYS}
     fields = {key: config[key] for key in ("model_type", "vocab_size", "hidden_size") if key in config}
     free = frozenset(flat(config)) | {"architectures"}
-    names = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")
+    names = (*TOKENIZER_FILES, *TEMPLATES, *EXTRA_TOKENIZER_FILES, "tokenizer_config.json")
     return TensorTable(
         {name: (entry.shape, entry.dtype) for name, entry in checkpoint.tensors.items()},
         {**fields, "dtype": checkpoint.dtype},

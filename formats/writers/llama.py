@@ -3,7 +3,7 @@
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from models.card import first
+from models.card import first_set
 
 SHAPES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -19,7 +19,7 @@ def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[
         "model_type": "llama",
         **{name: checkpoint.config[name] for name in SHAPES},
         "num_hidden_layers": layers,
-        "max_position_embeddings": int(first(checkpoint.base, "max_position_embeddings", "n_positions") or 2048),
+        "max_position_embeddings": int(first_set(checkpoint.base, "max_position_embeddings", "n_positions") or 2048),
         "hidden_act": "silu",
         "rope_scaling": checkpoint.config.get("rope_scaling"),
         "attention_bias": False,

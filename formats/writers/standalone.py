@@ -6,18 +6,18 @@ from typing import Any
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
 from formats.plan import ExportPlan, from_entry
-from models.checkpoints import OWN_KEYS
-from models.foreign import cleaned
-from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
+from models.checkpoints import SPECULOOS_KEYS
+from models.foreign import without_unsafe_keys
+from models.identity import EXTRA_TOKENIZER_FILES, TEMPLATES, TOKENIZER_FILES
 
-TOKENIZER = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")
+TOKENIZER = (*TOKENIZER_FILES, *TEMPLATES, *EXTRA_TOKENIZER_FILES, "tokenizer_config.json")
 
 
 def huggingface(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """Tensors already have transformers' names. The generation config has no sampling settings: the caller chooses
     them for an assistant model."""
-    values = {key: value for key, value in checkpoint.config.items() if key not in (*OWN_KEYS, "torch_dtype")}
-    config = cleaned({**values, "dtype": checkpoint.dtype, "architectures": _architectures(values)})
+    values = {key: value for key, value in checkpoint.config.items() if key not in (*SPECULOOS_KEYS, "torch_dtype")}
+    config = without_unsafe_keys({**values, "dtype": checkpoint.dtype, "architectures": _architectures(values)})
     tokenizer = [path for name in TOKENIZER if (path := checkpoint.base_path / name).is_file()]
     tensors = [from_entry(entry) for entry in checkpoint.tensors.values()]
     return ExportPlan(

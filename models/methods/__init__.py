@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from models.methods.record import Method
-from models.methods.settings import Setting, TrainConfig, first_problem, settings_of
+from models.methods.settings import Setting, TrainConfig, settings_error, settings_of
 from speculoos.errors import BadInput, Unsupported
 
 Record = TypeVar("Record")
@@ -73,7 +73,7 @@ def train_config(method: str = "medusa", **settings: Any) -> TrainConfig:
         own = {name: value for name, value in settings.items() if name in schema.model_fields or name not in SETTINGS}
         return schema(method=method, **own)
     except ValidationError as error:
-        raise first_problem(error, schema) from None
+        raise settings_error(error, schema) from None
 
 
 @cache

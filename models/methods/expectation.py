@@ -14,12 +14,12 @@ from typing import Any
 from models.methods.trees import nodes
 
 Path = tuple[int, ...]
-LARGEST = 64
+MAX_SUGGESTED_NODES = 64
 """Maximum nodes, with the root, of a suggested tree."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class TreeMeasurements:
     """Measurements for estimates. `by_rank[d][r]`: rate with which rank r was accepted at depth d + 1, None if never
     drafted; `forward_ms`: by number of nodes with the root; `draft_ms[d]`: drafting to depth d + 1; both empty without
     timings."""
@@ -30,7 +30,7 @@ class Measured:
     other_ms: float = 0.0
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Measured | None":
+    def of(cls, values: Mapping[str, Any]) -> "TreeMeasurements | None":
         """From a tuning result or an evaluation's `acceptance_by_rank`; None without either."""
         shares = values.get("by_rank") or values.get("acceptance_by_rank")
         if not isinstance(shares, list) or not shares:
@@ -52,7 +52,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Expected:
+class TreeEstimate:
     """Estimates of a tree: acceptance probability of each node in order, τ, milliseconds per step and speedup over
     plain decoding (None without timings), and the number of nodes without a measured rate, which count as rejected."""
 
@@ -63,7 +63,7 @@ class Expected:
     unknown: int
 
 
-def expected(tree: Sequence[Sequence[int]], measured: Measured) -> Expected:
+def estimate_tree(tree: Sequence[Sequence[int]], measured: TreeMeasurements) -> TreeEstimate:
     """Estimates of a tree as returned by `models.methods.trees.parse`."""
     chances: dict[Path, float] = {(): 1.0}
     unknown = 0
@@ -75,28 +75,28 @@ def expected(tree: Sequence[Sequence[int]], measured: Measured) -> Expected:
     step = measured.step_ms(len(chances), max(map(len, chances)))
     plain = measured.step_ms(1, 0)
     del chances[()]
-    return Expected(chances, tau, step, tau * plain / step if step and plain else None, unknown)
+    return TreeEstimate(chances, tau, step, tau * plain / step if step and plain else None, unknown)
 
 
-def suggested(measured: Measured) -> list[list[int]]:
+def suggest_tree(measured: TreeMeasurements) -> list[list[int]]:
     """The tree with the highest expected speedup; without timings, the 16 most probable nodes."""
     timed, best, tree = bool(measured.forward_ms), 0.0, [[0]]
     for depth in range(1, len(measured.by_rank) + 1):
         chosen: list[Path] = []
         for path in _most_probable(measured, depth):
             chosen.append(path)
-            estimate = expected(chosen, measured)
+            estimate = estimate_tree(chosen, measured)
             score = estimate.speedup if timed else estimate.tau if len(chosen) <= 16 else None
             if score is not None and score > best:
                 best, tree = score, [list(each) for each in chosen]
     return sorted(tree, key=lambda path: (len(path), path))
 
 
-def _most_probable(measured: Measured, max_depth: int) -> list[Path]:
+def _most_probable(measured: TreeMeasurements, max_depth: int) -> list[Path]:
     """Nodes up to `max_depth`, most probable first; a parent always comes before its children."""
     heap = [(-1.0, 0, ())]
     paths: list[Path] = []
-    while heap and len(paths) < LARGEST:
+    while heap and len(paths) < MAX_SUGGESTED_NODES:
         chance, depth, path = heapq.heappop(heap)
         if path:
             paths.append(path)
@@ -108,7 +108,7 @@ def _most_probable(measured: Measured, max_depth: int) -> list[Path]:
     return paths
 
 
-def rising(costs: Mapping[int, float]) -> dict[int, float]:
+def non_decreasing(costs: Mapping[int, float]) -> dict[int, float]:
     """Make milliseconds by amount of work non-decreasing: each becomes the minimum of itself and all larger ones.
 
     Interference only adds time, so the time of more work is an upper bound for less work. With such costs no expected

@@ -11,19 +11,19 @@ from pydantic_core import PydanticUndefined
 
 from speculoos.errors import BadInput
 
-STORED = "stored"
+FROM_STORE = "stored"
 """Value of `hidden_states`: read all hidden states from the store, without running the base."""
 STORE_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
 # Default batch_tokens: the largest power of two in these bounds that gives at least BATCHES batches per epoch.
-MOST_BATCH_TOKENS, LEAST_BATCH_TOKENS, BATCHES = 4096, 256, 32
+MAX_BATCH_TOKENS, MIN_BATCH_TOKENS, TARGET_BATCHES = 4096, 256, 32
 # Defaults of eval_every and save_every: this many evaluations and saves per run, but fewer evaluations, at least
 # LEAST_MEASUREMENTS, if they would process more than MEASURED of the training tokens. Steps between evaluations are at
 # most MOST_BETWEEN, those between saves from LEAST_SAVE to MOST_SAVE; without a known number of steps BY_THE_CLOCK.
-MEASUREMENTS, SAVES = 20, 10
-MEASURED, LEAST_MEASUREMENTS = 0.25, 4
-MOST_BETWEEN, LEAST_SAVE, MOST_SAVE = 500, 10, 100
-BY_THE_CLOCK = 50
+TARGET_EVALUATIONS, TARGET_SAVES = 20, 10
+MAX_EVALUATED_PART, MIN_EVALUATIONS = 0.25, 4
+MAX_EVAL_INTERVAL, MIN_SAVE_INTERVAL, MAX_SAVE_INTERVAL = 500, 10, 100
+TIMED_INTERVAL = 50
 
 
 def setting(default: Any, help: str, low: float | None = None, high: float | None = None, *, label: str = "") -> Any:
@@ -37,7 +37,7 @@ def check_store_name(name: str) -> None:
         raise BadInput("hidden_states_store: expected a name of letters, digits, dots and dashes.")
 
 
-def too_long(longest: int, got: int) -> BadInput:
+def max_length_error(longest: int, got: int) -> BadInput:
     """The error for a `max_length` of `got` tokens on a base with `longest` positions."""
     return BadInput(
         f"max_length: this base takes at most {longest} tokens, got {got}.",
@@ -185,7 +185,7 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _states(self) -> "TrainConfig":
         check_store_name(self.hidden_states_store)
-        if self.hidden_states == STORED and not self.hidden_states_store:
+        if self.hidden_states == FROM_STORE and not self.hidden_states_store:
             raise BadInput("hidden_states: “stored” needs the name of a store, hidden_states_store.")
         return self
 
@@ -197,15 +197,15 @@ class TrainConfig(BaseModel):
         batches, so that there are enough steps."""
         if self.batch_tokens is not None:
             return self
-        fitting = 1 << max(int(tokens / BATCHES).bit_length() - 1, 0)
-        return self.model_copy(update={"batch_tokens": min(max(fitting, LEAST_BATCH_TOKENS), MOST_BATCH_TOKENS)})
+        fitting = 1 << max(int(tokens / TARGET_BATCHES).bit_length() - 1, 0)
+        return self.model_copy(update={"batch_tokens": min(max(fitting, MIN_BATCH_TOKENS), MAX_BATCH_TOKENS)})
 
     def for_steps(self, steps: int, held: float = 0.0) -> "TrainConfig":
         """With the defaults of `eval_every` and `save_every` for this many steps (0: unknown), if they are not set.
         `held`: tokens of an evaluation, in units of a step's tokens."""
-        interval = min(max(steps // MEASUREMENTS, 1), MOST_BETWEEN) if steps else BY_THE_CLOCK
-        interval = max(interval, min(math.ceil(held / MEASURED), steps // LEAST_MEASUREMENTS))
-        save = min(max(steps // SAVES, LEAST_SAVE), MOST_SAVE) if steps else BY_THE_CLOCK
+        interval = min(max(steps // TARGET_EVALUATIONS, 1), MAX_EVAL_INTERVAL) if steps else TIMED_INTERVAL
+        interval = max(interval, min(math.ceil(held / MAX_EVALUATED_PART), steps // MIN_EVALUATIONS))
+        save = min(max(steps // TARGET_SAVES, MIN_SAVE_INTERVAL), MAX_SAVE_INTERVAL) if steps else TIMED_INTERVAL
         defaults = {"eval_every": interval, "save_every": save}
         return self.model_copy(update={name: n for name, n in defaults.items() if getattr(self, name) is None})
 
@@ -260,7 +260,7 @@ class Setting:
         """Description of valid values."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        return WORDS.get(self.kind, "a text") + (", or nothing" if self.is_open else "")
+        return TYPE_DESCRIPTIONS.get(self.kind, "a text") + (", or nothing" if self.is_open else "")
 
     @property
     def required(self) -> bool:
@@ -276,7 +276,7 @@ class Setting:
         return f"{self.low:.10g} to {self.high:.10g}" if self.high is not None else f"{self.low:.10g} or more"
 
 
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of whole numbers"}
+TYPE_DESCRIPTIONS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of whole numbers"}
 
 
 def settings_of(config: type[BaseModel], methods: tuple[str, ...] = ()) -> list[Setting]:
@@ -284,7 +284,7 @@ def settings_of(config: type[BaseModel], methods: tuple[str, ...] = ()) -> list[
     return [_setting(name, field, methods) for name, field in config.model_fields.items() if name != "method"]
 
 
-def first_problem(
+def settings_error(
     error: ValidationError, config: type[BaseModel], owner: str = "", *, by_label: bool = False
 ) -> BadInput:
     """pydantic's errors as one sentence about the first wrong field, by its name or its label; `owner` begins a

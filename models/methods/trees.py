@@ -15,20 +15,20 @@ from typing import Any
 
 from speculoos.errors import BadInput
 
-OWN = "own"
+CHECKPOINT_OPTIONS = "own"
 """The tuned options of the checkpoint, or the defaults of its method."""
 WITHOUT_DRAFT = "ngram"
 CHAIN, TREE = re.compile(r"chain[ :]?(\d{1,2})"), re.compile(r"tree[ :]?(\d{1,2}(?:x\d{1,2})*)")
-MOST_LEAVES = 256
-MOST_NODES = 1024
+MAX_LEAVES = 256
+MAX_TREE_NODES = 1024
 """Maximum nodes of a static tree without the root, all verified in one forward."""
-DEEPEST = 32
+MAX_DEPTH = 32
 BRACKETS, LAST_COMMA = str.maketrans("()", "[]"), re.compile(r",\s*(?=\])")
 """Convert a list of tuples (vLLM) to JSON."""
-LONGEST = 20_000
+MAX_CHARACTERS = 20_000
 """Maximum characters of a tree."""
-NOT_KEPT = "The tree was not saved: the checkpoint's drafting options are unchanged."
-EXPECTED = (
+NOT_SAVED = "The tree was not saved: the checkpoint's drafting options are unchanged."
+EXPECTED_FORMS = (
     'expected own, "chain 4", "tree 4x2x1", ngram, paths such as [[0], [0, 0], [1]], or options, such as '
     '"depth 4, top_k 8, nodes 32"'
 )
@@ -37,10 +37,10 @@ EXPECTED = (
 def parse(text: str) -> dict[str, Any]:
     """Parse to options of `decoding.drafters.make_drafter`. Raises BadInput."""
     text = text.strip()
-    if text in ("", OWN):
+    if text in ("", CHECKPOINT_OPTIONS):
         return {}
-    if len(text) > LONGEST:
-        raise BadInput(f"A tree of {len(text):,} characters is longer than the limit of {LONGEST:,}.")
+    if len(text) > MAX_CHARACTERS:
+        raise BadInput(f"A tree of {len(text):,} characters is longer than the limit of {MAX_CHARACTERS:,}.")
     if text.startswith("["):
         return {"tree": _paths(text)}
     if chain := CHAIN.fullmatch(text):
@@ -61,7 +61,7 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **parsed}
 
 
-def words(drafting: Mapping[str, Any]) -> str:
+def drafting_text(drafting: Mapping[str, Any]) -> str:
     """Options in text form, up to 200 characters; "" for the checkpoint's own."""
     rest = dict(drafting)
     name = [str(rest.pop("drafter"))] if "drafter" in rest else []
@@ -83,10 +83,14 @@ def check(tree: Any) -> None:
         raise BadInput("tree: expected a list of choices, such as [[0], [0, 0], [1]].")
     if not all(path and all(type(rank) is int and rank >= 0 for rank in path) for path in tree):
         raise BadInput("tree: every choice is one or more ranks counted from 0, such as [0, 1].")
-    if deep := next((len(path) for path in tree if len(path) > DEEPEST), 0):
-        raise BadInput(f"tree: a path of {deep:,} ranks cannot be drafted; a tree is at most {DEEPEST} deep.")
-    if len(tree) > MOST_NODES or any(max(path) >= MOST_NODES for path in tree) or len(nodes(tree)) > MOST_NODES:
-        raise BadInput(f"tree: more than {MOST_NODES} nodes or ranks cannot be drafted.")
+    if deep := next((len(path) for path in tree if len(path) > MAX_DEPTH), 0):
+        raise BadInput(f"tree: a path of {deep:,} ranks cannot be drafted; a tree is at most {MAX_DEPTH} deep.")
+    if (
+        len(tree) > MAX_TREE_NODES
+        or any(max(path) >= MAX_TREE_NODES for path in tree)
+        or len(nodes(tree)) > MAX_TREE_NODES
+    ):
+        raise BadInput(f"tree: more than {MAX_TREE_NODES} nodes or ranks cannot be drafted.")
 
 
 def nodes(tree: Any) -> set[tuple[int, ...]]:
@@ -95,12 +99,12 @@ def nodes(tree: Any) -> set[tuple[int, ...]]:
 
 
 def _leaves(text: str, widths: list[int]) -> list[list[int]]:
-    if len(widths) > DEEPEST:
-        raise BadInput(f"{text[:80]}: is {len(widths):,} deep; a tree is at most {DEEPEST}.")
-    if not 1 <= (count := prod(widths)) <= MOST_LEAVES:
-        raise BadInput(f"{text}: has {count:,} leaves; a tree has 1 to {MOST_LEAVES}.")
-    if (count := sum(accumulate(widths, mul))) > MOST_NODES:
-        raise BadInput(f"{text}: has {count:,} nodes; a tree has at most {MOST_NODES:,}.")
+    if len(widths) > MAX_DEPTH:
+        raise BadInput(f"{text[:80]}: is {len(widths):,} deep; a tree is at most {MAX_DEPTH}.")
+    if not 1 <= (count := prod(widths)) <= MAX_LEAVES:
+        raise BadInput(f"{text}: has {count:,} leaves; a tree has 1 to {MAX_LEAVES}.")
+    if (count := sum(accumulate(widths, mul))) > MAX_TREE_NODES:
+        raise BadInput(f"{text}: has {count:,} nodes; a tree has at most {MAX_TREE_NODES:,}.")
     return [list(path) for path in product(*map(range, widths))]
 
 
@@ -110,7 +114,7 @@ def _paths(text: str) -> list[list[int]]:
     try:
         tree = json.loads(plain)
     except (ValueError, RecursionError):
-        raise BadInput(f"Tree {text[:80]!r}: {EXPECTED}.") from None
+        raise BadInput(f"Tree {text[:80]!r}: {EXPECTED_FORMS}.") from None
     check(tree)
     if not tree:
         raise BadInput("An empty tree drafts nothing; add at least one path, such as [[0]].")
@@ -120,14 +124,14 @@ def _paths(text: str) -> list[list[int]]:
 def _options(text: str) -> dict[str, Any]:
     options = _json(text) if text.startswith("{") else _pairs(text)
     if not isinstance(options, dict):
-        raise BadInput(f"Tree {text[:80]!r}: {EXPECTED}.")
+        raise BadInput(f"Tree {text[:80]!r}: {EXPECTED_FORMS}.")
     if "tree" in options:
         check(options["tree"])
     return options
 
 
 def _pairs(text: str) -> dict[str, Any] | None:
-    """`ngram, depth 3` or `depth 4, top_k 8`, as returned by `words`."""
+    """`ngram, depth 3` or `depth 4, top_k 8`, as returned by `drafting_text`."""
     options: dict[str, Any] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition(" ")
@@ -166,9 +170,9 @@ def _without_prefixes(choices: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [choice for choice in dict.fromkeys(choices) if choice not in prefixes]
 
 
-def typed(options: Mapping[str, Any]) -> str:
+def editable_text(options: Mapping[str, Any]) -> str:
     """Options as text that `parse` accepts: in short form if it is lossless, else as JSON."""
-    text = words(options) or OWN
+    text = drafting_text(options) or CHECKPOINT_OPTIONS
     try:
         return text if parse(text) == options else json.dumps(dict(options))
     except BadInput:

@@ -16,18 +16,18 @@ import torch
 
 from models.base import LoadedBase, has_bfloat16
 from models.runtime.linear import PackedLinear, packing_works
-from models.runtime.memory import give_back
+from models.runtime.memory import release_pages
 
 ROUNDOFF = 2.0**-8
 SLACK = 1.01
-NONE = 1 << 62
-PART = 4096
+NO_CANDIDATE = 1 << 62
+ROWS_PER_PART = 4096
 """Rows of the head converted at a time, which are in memory twice."""
-MOST = 1024
+MAX_CANDIDATES = 1024
 """Maximum candidates per row; with more, the whole head costs little more."""
 
 
-def tied_table(base: LoadedBase) -> torch.Tensor | None:
+def argmax_table(base: LoadedBase) -> torch.Tensor | None:
     """The weight for a HeadArgmax: the fp32 LM head of a base if tied to the embeddings, which stay unpacked in memory.
     None if not tied, or if the CPU has no native bfloat16."""
     table, head = base.embed_tokens.weight, base.lm_head
@@ -41,7 +41,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
     groups = Groups(logits)
-    best = first_of_each(len(logits), *groups.at_least(groups.largest))
+    best = first_token_of_rows(len(logits), *groups.at_least(groups.largest))
     return logits.argmax(dim=-1) if best is None else best
 
 
@@ -52,10 +52,10 @@ class HeadArgmax:
     def __init__(self, table: torch.Tensor):
         self.table, rounded = table, torch.empty_like(table, dtype=torch.bfloat16)
         norms, errors = [], []
-        for rows, target in zip(table.split(PART), rounded.split(PART), strict=True):
+        for rows, target in zip(table.split(ROWS_PER_PART), rounded.split(ROWS_PER_PART), strict=True):
             norms.append(rows.norm(dim=1).max())
             errors.append((rows - target.copy_(rows)).norm(dim=1).max())
-            give_back(rows)
+            release_pages(rows)
         self.max_norm = float(max(norms))
         """max ‖w‖"""
         self.max_error = float(max(errors)) + table.shape[1] * 2.0**-23 * self.max_norm
@@ -70,12 +70,12 @@ class HeadArgmax:
         largest = groups.largest.float()
         margin = self.error(hidden, rounded) + ROUNDOFF * largest.abs()
         row, token = groups.at_least(largest - 2 * SLACK * margin)
-        if len(row) > MOST * len(hidden):
+        if len(row) > MAX_CANDIDATES * len(hidden):
             return None
         logits = torch.linalg.vecdot(hidden[row], self.table[token])
         best = logits.new_full((len(hidden),), -math.inf).scatter_reduce_(0, row, logits, "amax")
         hits = (logits == best[row]).nonzero()[:, 0]
-        return first_of_each(len(hidden), row[hits], token[hits])
+        return first_token_of_rows(len(hidden), row[hits], token[hits])
 
     def error(self, hidden: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
         """Error bound e [n] of the unrounded product of `rounded` hidden states."""
@@ -99,7 +99,7 @@ class Groups:
         return row[group], member * self._tops.shape[1] + column[group]
 
 
-def first_of_each(rows: int, row: torch.Tensor, token: torch.Tensor) -> torch.Tensor | None:
+def first_token_of_rows(rows: int, row: torch.Tensor, token: torch.Tensor) -> torch.Tensor | None:
     """The smallest token of each row [rows]; None if a row has none."""
-    first = torch.full((rows,), NONE).scatter_reduce_(0, row, token, "amin")
-    return None if (first == NONE).any() else first
+    first = torch.full((rows,), NO_CANDIDATE).scatter_reduce_(0, row, token, "amin")
+    return None if (first == NO_CANDIDATE).any() else first

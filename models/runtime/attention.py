@@ -15,7 +15,7 @@ from models.runtime.interface import Inputs
 from models.varlen import attend_causally
 
 Biases = dict[int | None, torch.Tensor | None]
-NEIGHBOURS = 8
+SEQUENCES_PER_CALL = 8
 """Sequences per attention call on a CPU: fewer need more calls, more compute more masked rows."""
 
 
@@ -70,12 +70,12 @@ def layer_windows(config: Any) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
 
 
-def added_to_scores(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Additive mask: 0 where `visible`, −∞ elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
-def biases_of(
+def attention_biases(
     mask: torch.Tensor | None,
     positions: torch.Tensor,
     start: int,
@@ -90,7 +90,7 @@ def biases_of(
             biases[window] = None
             continue
         tree = torch.ones(n, n, dtype=torch.bool, device=positions.device).tril() if mask is None else mask
-        biases[window] = added_to_scores(visible_rows(tree, positions, start, window), dtype).repeat(group, 1)
+        biases[window] = additive_mask(visible_rows(tree, positions, start, window), dtype).repeat(group, 1)
     return biases
 
 
@@ -124,7 +124,7 @@ class StepView:
         owners = torch.arange(count * heads, device=device).view(-1, heads) * rows
         self._indices = (owners + positions[:, None]).flatten()
         """Indices of the new rows in the flattened [sequences · heads · rows]."""
-        size = NEIGHBOURS if device.type == "cpu" else count
+        size = SEQUENCES_PER_CALL if device.type == "cpu" else count
         self.parts = [
             _Neighbours(
                 storages, positions[at : at + size], at, max(cache.lengths[live][at : at + size]), windows, dtype
@@ -158,7 +158,7 @@ class _Neighbours:
         self.own = slice(first, first + len(positions))
         self.cached = [storage[:, self.own, :, : longest + 1].unbind() for storage in storages]
         columns, own = torch.arange(longest + 1, device=positions.device)[None], positions[:, None]
-        self.biases = {window: added_to_scores(_mask(columns, own, window), dtype)[:, None, None] for window in windows}
+        self.biases = {window: additive_mask(_mask(columns, own, window), dtype)[:, None, None] for window in windows}
 
     def attend(self, layer: int, queries: torch.Tensor, window: int | None) -> torch.Tensor:
         cached = self.cached[0][layer], self.cached[1][layer]
@@ -177,7 +177,7 @@ class RaggedView:
             if start == 0 and all(window is None or n <= window for window in windows):
                 self.parts.append(_PromptView(cache, n, sequence))
             else:
-                biases = biases_of(None, positions, start, windows, group, dtype)
+                biases = attention_biases(None, positions, start, windows, group, dtype)
                 self.parts.append(SequenceView(cache, n, biases, sequence))
 
     def attend(

@@ -13,7 +13,7 @@ import torch
 
 from speculoos.errors import Unavailable, Unsupported
 
-SMALLEST = 256
+INITIAL_ROWS = 256
 """Initial rows of a growing cache."""
 
 
@@ -76,7 +76,7 @@ class KVCache:
         if needed > self.max_length:
             raise Unavailable(f"The cache holds {self.max_length} tokens, but {needed} are needed; use a shorter text.")
         if self.keys is None:
-            self._allocate(heads, dim, dtype, device, max(2 * needed, SMALLEST) if self.grows else self.max_length)
+            self._allocate(heads, dim, dtype, device, max(2 * needed, INITIAL_ROWS) if self.grows else self.max_length)
         elif needed > self.capacity:
             self._allocate(self.keys.shape[2], self.keys.shape[4], self.keys.dtype, device, 2 * needed)
 

@@ -9,25 +9,25 @@ import torch
 from torch.nn import functional as F
 
 from models.base import LoadedBase
-from models.runtime.argmax import HeadArgmax, tied_table
-from models.runtime.attention import CacheView, RaggedView, SequenceView, StepView, biases_of
+from models.runtime.argmax import HeadArgmax, argmax_table
+from models.runtime.attention import CacheView, RaggedView, SequenceView, StepView, attention_biases
 from models.runtime.cache import KVCache
 from models.runtime.graphs import GraphedForward
-from models.runtime.interface import LOGITS, Forward, Inputs, Scored, Selection
+from models.runtime.interface import LOGITS, Forward, ForwardOutput, Inputs, Selection
 from models.runtime.norms import norm_of
 from models.runtime.rotary import base_rotations
 from models.runtime.transformers import TransformersForward
-from models.runtime.weights import heads_of, take_head, take_layers, why_not_fast
+from models.runtime.weights import heads_of, not_fast_reason, take_head, take_layers
 from speculoos.errors import Unsupported
 
 
-def fastest(base: LoadedBase) -> Forward:
-    """The fastest forward of this base: FastForward, or TransformersForward for the reason in `why_not_fast`.
+def fastest_forward(base: LoadedBase) -> Forward:
+    """The fastest forward of this base: FastForward, or TransformersForward for the reason in `not_fast_reason`.
 
     The first call may pack the base's weights; later calls return the same forward.
     """
     if base.forward is None:
-        base.forward = TransformersForward(base) if why_not_fast(base) else FastForward(base)
+        base.forward = TransformersForward(base) if not_fast_reason(base) else FastForward(base)
     return base.forward
 
 
@@ -41,11 +41,11 @@ class FastForward:
     name, ragged = "fast", True
 
     def __init__(self, base: LoadedBase):
-        if reason := why_not_fast(base):
+        if reason := not_fast_reason(base):
             raise Unsupported(f"No fast forward for this base: {reason}.")
         self.base = base
         self.heads = heads_of(base.config)
-        self.table = tied_table(base)
+        self.table = argmax_table(base)
         self.head = take_head(base)  # before the layers, since the largest matrix is temporarily in memory twice
         self.layers = take_layers(base)
         self.norm = norm_of(base.final_norm)
@@ -67,7 +67,7 @@ class FastForward:
         return None if self.table is None else HeadArgmax(self.table)
 
     @torch.inference_mode()
-    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
+    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> ForwardOutput:
         """See `models.runtime.interface.Forward`."""
         heads, base = self.heads, self.base
         cache.reserve(heads.keys, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
@@ -76,7 +76,9 @@ class FastForward:
             return self.graphs(inputs, cache, selection.layers)
         return self.compute(inputs, table[inputs.positions], self._view(inputs, cache), selection)
 
-    def compute(self, inputs: Inputs, rotation: torch.Tensor, view: CacheView, selection: Selection = LOGITS) -> Scored:
+    def compute(
+        self, inputs: Inputs, rotation: torch.Tensor, view: CacheView, selection: Selection = LOGITS
+    ) -> ForwardOutput:
         """Run all layers. rotation: complex [N, 1, dim / 2]; `view` stores keys and values and computes attention."""
         n, outputs = len(inputs.ids), {}
         x = self.head.filled_up(F.embedding(inputs.ids, self.base.embed_tokens.weight))
@@ -89,13 +91,13 @@ class FastForward:
         rows = hidden[inputs.last_rows] if selection.last_only else hidden[:n]
         best = self.argmax(rows) if selection.best_only and self.argmax is not None else None
         logits = self.head(rows) if best is None else None
-        return Scored(logits, hidden[:n], features, best)
+        return ForwardOutput(logits, hidden[:n], features, best)
 
     def _view(self, inputs: Inputs, cache: KVCache) -> CacheView:
         dtype = self.base.dtype
         if len(inputs.counts) == 1:
             start, sequence = cache.lengths[inputs.first], inputs.first
-            biases = biases_of(inputs.mask, inputs.positions, start, self.windows, self.heads.group, dtype)
+            biases = attention_biases(inputs.mask, inputs.positions, start, self.windows, self.heads.group, dtype)
             return SequenceView(cache, len(inputs.ids), biases, sequence)
         if max(inputs.counts) == 1:
             return StepView(cache, inputs, self.windows, dtype)

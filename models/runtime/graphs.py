@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from models.runtime.attention import Biases, added_to_scores, attend
+from models.runtime.attention import Biases, additive_mask, attend
 from models.runtime.cache import KVCache
-from models.runtime.interface import Inputs, Scored, Selection
+from models.runtime.interface import ForwardOutput, Inputs, Selection
 
 SMALLEST_BUCKET = 256
-LARGEST_TREE = 64
+MAX_GRAPH_ROWS = 64
 """Maximum nodes; larger forwards are prefills, where kernel launches do not dominate."""
-MOST = 48
+MAX_GRAPHS = 48
 """Maximum graphs per cache; the least recently used is evicted. Generation uses one per node count and bucket."""
 WARM_UPS = 3
 
@@ -72,7 +72,7 @@ class Buffers:
         biases = Biases()
         for window in windows:
             visible = mask if window is None else mask & (positions[None] > self.positions[:, None] - window)
-            biases[window] = added_to_scores(visible, dtype).repeat(group, 1)
+            biases[window] = additive_mask(visible, dtype).repeat(group, 1)
         return biases
 
     @property
@@ -99,15 +99,15 @@ class BucketView:
 class GraphedForward:
     """Runs `forward.compute` on buffers; on CUDA captured once per key, then replayed."""
 
-    def __init__(self, forward: Any, capture: bool = True, most: int = MOST):
+    def __init__(self, forward: Any, capture: bool = True, most: int = MAX_GRAPHS):
         self.forward, self.capture, self.most = forward, capture, most
 
     def supports(self, inputs: Inputs, selection: Selection) -> bool:
         """Whether a graph can run these inputs: few rows of the first sequence only, with logits of all rows."""
         single = len(inputs.counts) == 1 and inputs.first == 0
-        return single and len(inputs.ids) <= LARGEST_TREE and not selection.last_only
+        return single and len(inputs.ids) <= MAX_GRAPH_ROWS and not selection.last_only
 
-    def __call__(self, inputs: Inputs, cache: KVCache, layers: tuple[int, ...] = ()) -> Scored:
+    def __call__(self, inputs: Inputs, cache: KVCache, layers: tuple[int, ...] = ()) -> ForwardOutput:
         """See `models.runtime.interface.Forward`. Storage must be reserved; mutates the cache's `replays`."""
         bucket = bucket_of(cache.length + len(inputs.ids), cache.max_length)
         key = (len(inputs.ids), bucket, layers)
@@ -133,17 +133,17 @@ class _GraphReplay:
         self.rotations = forward.rotations.reach(cache.max_length)
         """Kept alive: the graph reads this table even after a longer context made the forward compute a new one."""
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.result: Scored | None = None
+        self.result: ForwardOutput | None = None
         self.nbytes = self.buffers.nbytes
         """Bytes of device memory of the buffers and the graph's memory pool."""
 
-    def __call__(self) -> Scored:
+    def __call__(self) -> ForwardOutput:
         if self.graph is None:
             return self._compute()
         self.graph.replay()
         last = self.result  # cloned: drafters keep rows, and the next replay overwrites them
         features = None if last.features is None else last.features.clone()
-        return Scored(last.logits.clone(), last.hidden.clone(), features)
+        return ForwardOutput(last.logits.clone(), last.hidden.clone(), features)
 
     def record(self) -> None:
         """Warm up on a side stream, as graph capture requires, then capture, on the current device. Rows are written
@@ -161,7 +161,7 @@ class _GraphReplay:
         self.nbytes += max(torch.cuda.memory_reserved(device) - before, 0)
         self.graph = graph
 
-    def _compute(self) -> Scored:
+    def _compute(self) -> ForwardOutput:
         forward, buffers = self.forward, self.buffers
         biases = buffers.biases(forward.windows, self.bucket, forward.heads.group, forward.base.dtype)
         view = BucketView(self.cache, buffers.rows, self.bucket, biases)

@@ -74,7 +74,7 @@ LOGITS = Selection()
 
 
 @dataclass(frozen=True)
-class Scored:
+class ForwardOutput:
     """Output of a forward for N new rows. `logits`: [N, V], or [sequences, V] with `last_only`, or None.
 
     `hidden` [N, H]: input of the LM head (after the final norm); `features` [N, k·H]: concatenated outputs of the k
@@ -99,5 +99,5 @@ class Forward(Protocol):
     """Whether sequences of a batch may have any start and number of new rows; else all start at 0, or have equal
     counts."""
 
-    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
+    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> ForwardOutput:
         """Compute the results in `selection`."""

@@ -10,10 +10,10 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from models.runtime.memory import give_back
+from models.runtime.memory import release_pages
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
-FEWEST_ROWS = 4
+MIN_ROWS = 4
 """Fewer rows are padded with zeros: oneDNN's kernels for one to three rows are up to a fifth slower."""
 
 
@@ -35,7 +35,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] → [..., out]."""
-        if x.dim() == 2 and (n := x.size(0)) < FEWEST_ROWS:
+        if x.dim() == 2 and (n := x.size(0)) < MIN_ROWS:
             return self._product(self.filled_up(x), self._packed, self.bias, "none", [], "")[:n]
         return self._product(x, self._packed, self.bias, "none", [], "")
 
@@ -51,7 +51,7 @@ class PackedLinear(nn.Module):
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`residual + self(x)`, both [n, ...], in one kernel with at least FEWEST_ROWS rows."""
-        if x.size(0) < FEWEST_ROWS:
+        if x.size(0) < MIN_ROWS:
             return self(x).add_(residual)
         return self._product_add(x, residual, self._packed, self.bias, "add")
 
@@ -59,7 +59,7 @@ class PackedLinear(nn.Module):
     def filled_up(x: torch.Tensor) -> torch.Tensor:
         """x [n, in] padded with zero rows to at least FEWEST_ROWS."""
         n = x.size(0)
-        return x if n >= FEWEST_ROWS else torch.constant_pad_nd(x, (0, 0, 0, FEWEST_ROWS - n))
+        return x if n >= MIN_ROWS else torch.constant_pad_nd(x, (0, 0, 0, MIN_ROWS - n))
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     if not usable:
         return PlainLinear(weight, bias)
     layer = PackedLinear(weight, bias)
-    give_back(weight)
+    release_pages(weight)
     return layer
 
 

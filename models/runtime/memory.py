@@ -15,7 +15,7 @@ PAGEMAP = Path("/proc/self/pagemap")
 DONT_NEED = 4  # MADV_DONTNEED, the same on every Linux
 
 
-def give_back(weight: Tensor) -> bool:
+def release_pages(weight: Tensor) -> bool:
     """Release the memory pages entirely inside `weight`; returns whether any were. Access rereads them.
 
     Only unmodified pages of mapped files are released. Does nothing for other memory, or without /proc.

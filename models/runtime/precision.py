@@ -12,13 +12,13 @@ from models.runtime.linear import Linear
 HALF = (torch.bfloat16, torch.float16)
 
 
-def exact_products(device: torch.device) -> None:
+def disable_tf32(device: torch.device) -> None:
     """Use float32 instead of TF32 for float32 products on a GPU, so that outputs can be compared token by token."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest")
 
 
-def quick_products(device: torch.device) -> None:
+def enable_tf32(device: torch.device) -> None:
     """Use TF32 for float32 products on a GPU, for training: 10 mantissa bits (bfloat16: 7)."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

@@ -11,7 +11,7 @@ import torch
 
 from models.rope import frequencies
 
-SMALLEST = 256
+INITIAL_POSITIONS = 256
 
 
 def head_dim(config: Any) -> int:
@@ -53,7 +53,7 @@ class Rotations:
     def reach(self, length: int) -> torch.Tensor:
         """The table with at least `length` positions."""
         if length > len(self.table):
-            self.table = self._compute(max(length, 2 * len(self.table), SMALLEST))
+            self.table = self._compute(max(length, 2 * len(self.table), INITIAL_POSITIONS))
         return self.table
 
 

@@ -16,16 +16,16 @@ from models.base import has_bfloat16
 from models.runtime.linear import pack
 from speculoos.files import write_json
 
-PROBE = "machine.json"
+SPEED_FILE = "machine.json"
 """File in the home folder with the result; `workers.ask.pace` reads it."""
 WIDTH, ROWS, FEW, LAYERS, TIMES = 2048, 256, 4, 8, 5
 SIZE = WIDTH * WIDTH * LAYERS
 """Number of weights."""
-WAITS = (0.0, 2.0, 5.0, 10.0)
+PROBE_DELAYS = (0.0, 2.0, 5.0, 10.0)
 """Seconds before each probe: while all processes start, the first may measure a tenth of the speed."""
 
 
-def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = WAITS) -> None:
+def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = PROBE_DELAYS) -> None:
     """Run `measure` after each of `waits` and write the best results to `file`, including earlier results in it. With
     those, only the last of `waits` is used."""
     best = _read(file)

@@ -8,7 +8,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from models.base import LoadedBase, capture_layers
 from models.runtime.attention import layer_windows, visible_rows
 from models.runtime.cache import KVCache
-from models.runtime.interface import LOGITS, Inputs, Scored, Selection
+from models.runtime.interface import LOGITS, ForwardOutput, Inputs, Selection
 
 
 class TransformersForward:
@@ -23,7 +23,7 @@ class TransformersForward:
         self._by_type = _takes_mask_by_type(base)
 
     @torch.inference_mode()
-    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
+    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> ForwardOutput:
         """See `models.runtime.interface.Forward`."""
         layout = _Padded(inputs, cache) if cache.batch > 1 else _Single(self, inputs, cache)
         final: list[torch.Tensor] = []
@@ -42,7 +42,7 @@ class TransformersForward:
             hook.remove()
         features = torch.cat([layout.real(c) for c in captured], dim=-1) if captured else None
         logits = out.logits[:, -1] if selection.last_only else layout.real(out.logits)
-        return Scored(logits, layout.real(final[0]), features)
+        return ForwardOutput(logits, layout.real(final[0]), features)
 
     def four_d(self, mask: torch.Tensor | None, positions: torch.Tensor, length: int) -> Any:
         """The attention_mask for transformers: None for causal rows, else a 4-D mask (or a dict by type)."""

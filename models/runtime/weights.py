@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from models.base import LoadedBase
-from models.families import PLAIN
+from models.families import IDENTITY_RULE
 from models.runtime.attention import layer_windows
 from models.runtime.layer import DecoderLayer, Heads
 from models.runtime.linear import Linear, PackedLinear, pack, pack_module
-from models.runtime.memory import give_back
+from models.runtime.memory import release_pages
 from models.runtime.norms import norm_of
 from models.runtime.rotary import head_dim, pair_order, paired_rows
 
@@ -22,7 +22,7 @@ FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
 FAST_ROPE = ("default", "linear", "llama3", "yarn")
 
 
-def why_not_fast(base: LoadedBase) -> str:
+def not_fast_reason(base: LoadedBase) -> str:
     """Why the fast forward does not support this base, in a few words; "" if it does."""
     config = base.config
     if config.model_type not in FAST_FAMILIES:
@@ -30,7 +30,7 @@ def why_not_fast(base: LoadedBase) -> str:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in FAST_ROPE:
         return f"rotary embeddings of type {rope} change with the length"
-    if base.logit_rule != PLAIN:
+    if base.logit_rule != IDENTITY_RULE:
         return "its logit rule is not supported"
     if getattr(config, "qk_layernorm", False):
         return "its query and key layer norms are not supported"
@@ -39,12 +39,12 @@ def why_not_fast(base: LoadedBase) -> str:
     return ""
 
 
-def pack_known(base: LoadedBase, head: bool = True) -> None:
+def pack_supported(base: LoadedBase, head: bool = True) -> None:
     """On a CPU, pack the linear layers of a frozen base of a supported family, and its LM head if `head`.
 
     The transformers forward still works, but the base can no longer be saved or trained, and its weights not be read.
     """
-    if base.device.type == "cpu" and not why_not_fast(base):
+    if base.device.type == "cpu" and not not_fast_reason(base):
         pack_module(base.model if head else base.layers)
 
 
@@ -155,7 +155,7 @@ def _cast(
 def _drop(module: nn.Module, *names: str) -> None:
     for name in names:
         if hasattr(module, name):
-            give_back(getattr(module, name).weight)
+            release_pages(getattr(module, name).weight)
             setattr(module, name, None)
 
 

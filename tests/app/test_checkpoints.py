@@ -17,7 +17,7 @@ from app.pages import compare, playground
 from app.pages.checkpoints import measure, signature
 from app.pages.playground import opening
 from app.views import checkpoint_rows, targets
-from models.starter import HEAD
+from models.starter import STARTER_HEAD
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading, writing
@@ -96,9 +96,9 @@ def test_a_damaged_checkpoint_is_not_given_away(home: Settings, base_id: str, cl
 def test_the_head_that_comes_with_the_starter_is_served_from_where_it_is_installed(
     home: Settings, base_id: str, client: TestClient
 ) -> None:
-    answer = download(client, add_checkpoint(home, base_id, path=str(HEAD)))
+    answer = download(client, add_checkpoint(home, base_id, path=str(STARTER_HEAD)))
     archive = zipfile.ZipFile(io.BytesIO(answer.content))
-    assert archive.read("SHA256SUMS") == (HEAD / "SHA256SUMS").read_bytes()
+    assert archive.read("SHA256SUMS") == (STARTER_HEAD / "SHA256SUMS").read_bytes()
 
 
 @pytest.mark.parametrize("place", ["/etc", "../outside", "link"])

@@ -16,7 +16,7 @@ from app.views import checkpoint_rows
 from app.views.draft_form import AddDraft, cloned_request, take
 from app.views.job_panel import output_links
 from models.hub import HUB_ID
-from models.published import PUBLISHED, published_for
+from models.published import PUBLISHED_DRAFTS, published_for
 from ops.retention import clean
 from ops.storage import uploads_of
 from speculoos.errors import BadInput
@@ -204,7 +204,7 @@ def test_published_drafts_of_the_base_fill_the_form_in(home: Settings, base_id: 
     request = request_of(home, DraftForm.of(source, base_id, location, [], "", ""))
     assert (request.source, request.location) == ("hub", offered.choices[0][1])
     docs = (Path(__file__).resolve().parents[2] / "docs" / "imports.md").read_text()
-    for each in PUBLISHED:
+    for each in PUBLISHED_DRAFTS:
         assert HUB_ID.fullmatch(each.location) and f"`{each.location}`" in docs
         assert each in published_for(f"{each.base}@main") and each in published_for(each.base.lower())
 

@@ -140,7 +140,7 @@ def test_at_a_glance_who_can_take_it_and_what_was_proved(home: Settings, heads: 
 def test_headers_are_read_once_until_a_file_is_another(
     home: Settings, heads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from models.checkpoints import amend
+    from models.checkpoints import update_draft_config
 
     asked, before, real = [], page(home, heads), export_rows.export_options
     monkeypatch.setattr(
@@ -149,7 +149,7 @@ def test_headers_are_read_once_until_a_file_is_another(
     assert page(home, heads) == before and not asked
     with db.reading(home) as session:
         folder = session.get_one(Checkpoint, heads).path
-    amend(folder, drafting={"depth": 2}, tuning={})
+    update_draft_config(folder, drafting={"depth": 2}, tuning={})
     page(home, heads)
     page(home, heads)
     assert len(asked) == 1
@@ -204,13 +204,13 @@ def add_copy(home: Settings, checkpoint_id: str) -> str:
 def test_an_export_of_what_the_checkpoint_was_is_offered_no_longer(
     home: Settings, heads: str, client: TestClient
 ) -> None:
-    from models.checkpoints import amend
+    from models.checkpoints import update_draft_config
 
     made(home, heads, "sglang")
     own = client.get(f"/api/checkpoints/{heads}/download").content
     with db.reading(home) as session:
         folder = session.get_one(Checkpoint, heads).path
-    amend(folder, drafting={"depth": 3}, tuning={})
+    update_draft_config(folder, drafting={"depth": 3}, tuning={})
     assert client.get(f"/api/checkpoints/{heads}/exports/sglang").status_code == 404
     assert 'data-make="sglang"' in row_of(page(home, heads), "SGLang")
     assert client.get(f"/api/checkpoints/{heads}/download").content != own

@@ -14,7 +14,7 @@ import gradio as gr
 import pytest
 
 from app.views.hub_search import HubSearch, results
-from models.hub_search import LONGEST, HubModel, search
+from models.hub_search import MAX_QUERY, HubModel, search
 from speculoos.errors import BadInput, Unavailable
 from tests.models.hub_server import HTML
 from tests.models.test_fetch import hub  # noqa: F401
@@ -84,7 +84,7 @@ def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path: Path) -> None:
     assert gone["seconds"] < 30, "a refusal is not waited for"
 
 
-@pytest.mark.parametrize("words", ["", "   ", "x" * (LONGEST + 1)])
+@pytest.mark.parametrize("words", ["", "   ", "x" * (MAX_QUERY + 1)])
 def test_what_is_no_name_is_refused_before_any_request(words: str) -> None:
     with pytest.raises(BadInput, match="type a part of a model's name"):
         search(words)

@@ -14,7 +14,7 @@ from cli.main import main
 from corpus.answered import AnsweredRow, read_answered
 from corpus.prompts import PromptRow, read_prompts
 from corpus.shards import ShardWriter
-from models.data_export import FORMS, export_file, export_lines
+from models.data_export import ROW_CONVERTERS, export_file, export_lines
 from speculoos.errors import BadInput, Damaged, SpeculoosError
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers
@@ -46,7 +46,7 @@ def conversations(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ROW_CONVERTERS)
 def test_conversations_come_in_again_as_they_were(tmp_path: Path, form: str) -> None:
     rows = export_file(conversations(tmp_path / "set"), tmp_path / "data.jsonl", form)
     records = [json.loads(line) for line in (tmp_path / "data.jsonl").read_bytes().splitlines()]
@@ -58,7 +58,7 @@ def test_conversations_come_in_again_as_they_were(tmp_path: Path, form: str) -> 
         assert (row.tools, row.category) == ([CALL], "farm")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ROW_CONVERTERS)
 def test_prompts_keep_their_reference_answers(tmp_path: Path, form: str) -> None:
     asked = [{"role": "user", "content": "one?"}, {"role": "user", "content": "two?"}]
     with ShardWriter(tmp_path / "set") as writer:

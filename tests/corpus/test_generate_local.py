@@ -18,7 +18,7 @@ from corpus.shards import ShardWriter, read_rows, read_summary
 from models.base import LoadedBase, load_base
 from models.chat import render
 from models.identity import tokenizer_sha256, weights_sha256
-from models.runtime.weights import pack_known
+from models.runtime.weights import pack_supported
 from models.tiny import make_tiny_base
 from speculoos.errors import Cancelled, Unavailable
 from speculoos.reporting import SilentReporter
@@ -99,7 +99,7 @@ def test_every_family_gives_its_own_answers(tmp_path: Path, family: str, taken: 
     if family == "gemma2":  # this one repeats the prompt's last token; line breaks alone would be an empty answer
         base.tokenizer.chat_template = base.tokenizer.chat_template.replace("assistant\n", "assistant:")
     if not taken:
-        pack_known(base)  # gemma 2 is no family we know: left as it is
+        pack_supported(base)  # gemma 2 is no family we know: left as it is
     prompts = prompt_set(tmp_path, [{"prompt": p} for p in PROMPTS[:6]])
     rows = generated(base, prompts, tmp_path / "out", batch_size=3, max_tokens=24)
     assert base.forward.name == ("fast" if taken and family != "gemma2" else "transformers")

@@ -15,7 +15,7 @@ from corpus.importing import import_prompts
 from corpus.sharding import plan_shards
 from corpus.shards import read_rows, read_summary
 from models.base import load_base, load_tokenizer
-from models.damage import dataset_damage
+from models.damage import dataset_problems
 from speculoos.errors import BadInput
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
@@ -119,7 +119,7 @@ def test_conversations_that_are_there_twice_are_taken_out(tiny_base: Path, tmp_p
     rows = list(read_rows(tmp_path / "out"))
     assert sorted(row["messages"][0]["content"] for row in rows) == ["dog", "fox"] and again["rows"] == 4
     assert (report["rows"], report["left_out"]) == (2, {"duplicate": 2}) and report["failed"] == []
-    assert read_summary(tmp_path / "out")["rows"] == 2 and dataset_damage(tmp_path / "out") == {}
+    assert read_summary(tmp_path / "out")["rows"] == 2 and dataset_problems(tmp_path / "out") == {}
 
 
 def test_the_local_base_leaves_cut_answers_out_too(tiny_base: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from corpus.sharding import (
     total_report,
 )
 from corpus.shards import ShardWriter, read_rows, shard_files, write_summary
-from models.damage import dataset_damage
+from models.damage import dataset_problems
 from speculoos.errors import Conflict
 from speculoos.reporting import SilentReporter
 from tests.tools.damage import flip
@@ -132,7 +132,7 @@ def test_the_data_set_has_every_row_in_order_with_sums_and_counts(source: Path, 
     report = write_summary(data, kind="conversations", **total_report(parts, reports))
     assert [row["id"] for row in read_rows(data)] == [row["id"] for row in read_rows(source)]
     assert (report["rows"], report["prompts"], report["tokens"], report["complete"]) == (10, 10, 30, True)
-    assert len(shard_files(data)) == 3 == len(report["shards"]) and dataset_damage(data) == {}
+    assert len(shard_files(data)) == 3 == len(report["shards"]) and dataset_problems(data) == {}
 
 
 def test_a_damaged_shard_is_found_before_it_is_part_of_the_data_set_and_made_again(
@@ -194,7 +194,7 @@ def test_what_is_there_twice_goes_from_the_whole_and_stays_gone_when_it_is_exten
     assert report["left_out"] == {"duplicate": 3} and report["failed_rows"] == 0 and report["prompts"] == 7
     write_summary(data, kind="conversations", **report)
     place(tmp_path).clear()
-    assert dataset_damage(data) == {}
+    assert dataset_problems(data) == {}
     again = finished_reports(parts, place(tmp_path), data)
     assert len(again) == len(parts) and assemble(parts, again, place(tmp_path), data) == [], "nothing is made again"
     assert total_report(parts, drop_duplicates(parts, again, data)) == report

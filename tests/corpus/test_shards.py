@@ -8,7 +8,7 @@ import pytest
 from corpus.importing import import_prompts
 from corpus.shards import ShardWriter, read_rows, write_summary
 from evaluation.questions import read_questions
-from models.damage import dataset_damage
+from models.damage import dataset_problems
 from speculoos.errors import BadInput, Damaged
 from speculoos.reporting import SilentReporter
 from speculoos.sums import CHECKSUM_FILE, ChecksumCache, read_checksums
@@ -54,10 +54,10 @@ def test_sets_without_sums_load_and_their_rows_are_counted(tmp_path: Path, read)
 
 def test_a_flipped_bit_and_a_lost_shard_are_told(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
-    assert len(read_checksums(folder)) == 3 and dataset_damage(folder, ChecksumCache(tmp_path / "sums.json")) == {}
+    assert len(read_checksums(folder)) == 3 and dataset_problems(folder, ChecksumCache(tmp_path / "sums.json")) == {}
     flip(folder / "shard-00001.jsonl", 1)
     (folder / "shard-00002.jsonl").unlink()
-    found = dataset_damage(folder, ChecksumCache(tmp_path / "sums.json"))
+    found = dataset_problems(folder, ChecksumCache(tmp_path / "sums.json"))
     assert [*found] == ["shard-00001.jsonl", "shard-00002.jsonl"] and found["shard-00002.jsonl"] == "is missing"
 
 
@@ -67,7 +67,7 @@ def test_an_unfinished_set_makes_the_rows_of_a_damaged_shard_again(tmp_path: Pat
     cut(folder / "shard-00001.jsonl")
     write(folder)
     assert sorted(int(row["id"]) for row in read_rows(folder)) == list(range(60))
-    assert dataset_damage(folder) == {}
+    assert dataset_problems(folder) == {}
 
 
 def test_a_shard_without_its_line_in_the_sums_is_whole(tmp_path: Path) -> None:

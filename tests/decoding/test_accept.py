@@ -15,7 +15,7 @@ from decoding.accept import (
 from decoding.config import GenerateConfig
 from decoding.generate import seeded_generator
 from decoding.tree import DraftTree, TreeShape
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 
 SHAPE = TreeShape((-1, 0, 0, 1, 2, 2))
 TOKENS = (7, 1, 2, 3, 4, 5)
@@ -30,7 +30,7 @@ def test_greedy_follows_the_bases_best_tokens_down_the_tree():
 def test_greedy_takes_a_row_of_logits_or_the_best_token_per_node():
     best, hidden = torch.tensor([2, 9, 5, 9, 9, 6]), torch.zeros(6, 1)
     logits = torch.nn.functional.one_hot(best, 10).float()
-    for scored in (Scored(logits, hidden), Scored(None, hidden, best_ids=best)):
+    for scored in (ForwardOutput(logits, hidden), ForwardOutput(None, hidden, best_ids=best)):
         assert GreedyRule()(DraftTree(TOKENS, SHAPE), scored) == Verification((2, 5), 6)
         assert GreedyRule().first(scored) == 6
 
@@ -48,7 +48,7 @@ def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypa
             logits = 2 * torch.randn(len(SHAPE), 8, generator=draws)
             q = {n: torch.rand(8, generator=draws, dtype=torch.float64) for n in (0, 2)} if sampled else {}
             tree = DraftTree(TOKENS, SHAPE, proposals={n: row / row.sum() for n, row in q.items()})
-            verdicts.append(rule(tree, Scored(logits, torch.zeros(6, 1))))
+            verdicts.append(rule(tree, ForwardOutput(logits, torch.zeros(6, 1))))
     assert verdicts[:60] == verdicts[60:] and len(set(verdicts)) > 10
 
 
@@ -106,7 +106,7 @@ def test_typical_takes_the_longest_path_and_among_equals_the_likelier():
 def test_typical_acceptance_changes_the_distribution():
     """The reason it is labelled lossy: improbable tokens never come out."""
     rule = make_rule(GenerateConfig(temperature=1.0, acceptance="typical"), seeded_generator(0))
-    scored = Scored(torch.tensor([[3.0, 2.5, -2.0, -3.0]]), torch.zeros(1, 1))
+    scored = ForwardOutput(torch.tensor([[3.0, 2.5, -2.0, -3.0]]), torch.zeros(1, 1))
     drawn = {rule(DraftTree((0,)), scored).token for _ in range(500)}
     assert drawn == {0, 1}
 

@@ -19,7 +19,7 @@ from decoding.tree import shape_from_choices
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 from models.standalone import StandaloneDraft
 from speculoos.errors import BadInput
 from tests.decoding.conftest import greedy, ids_of, run
@@ -213,7 +213,7 @@ def test_a_medusa_tree_deeper_than_the_heads_is_refused_and_the_default_fits_the
 
 def ngram(text, **options):
     drafter = NgramDrafter(**options)
-    drafter.prefill(DrafterStart(text[:-1], text[-1], Scored(torch.empty(0), torch.empty(0)), None, None))
+    drafter.prefill(DrafterStart(text[:-1], text[-1], ForwardOutput(torch.empty(0), torch.empty(0)), None, None))
     return drafter
 
 

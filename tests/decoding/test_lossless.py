@@ -16,7 +16,7 @@ from decoding.generate import generate
 from decoding.sampling import Warp, draw, draw_distinct
 from decoding.target import Target
 from decoding.tree import DraftTree, chain_shape, shape_from_choices
-from models.runtime.interface import Scored
+from models.runtime.interface import ForwardOutput
 
 ALARM = 1e-3
 N = 20_000
@@ -210,10 +210,10 @@ class ToyTarget(Target):
         self.table = table
 
     def prefill(self, prompt_ids, reusable=None, layers=(), best_only=False):
-        return Scored(self.table[VOCAB][None], torch.zeros(len(prompt_ids), 1))
+        return ForwardOutput(self.table[VOCAB][None], torch.zeros(len(prompt_ids), 1))
 
     def score(self, tree, layers=(), best_only=False):
-        return Scored(self.table[torch.tensor(tree.tokens)], torch.zeros(len(tree), 1))
+        return ForwardOutput(self.table[torch.tensor(tree.tokens)], torch.zeros(len(tree), 1))
 
     def commit(self, tree, nodes):
         pass

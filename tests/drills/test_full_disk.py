@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.launch.supervision import end_survivors, program_states
+from cli.launch.supervision import end_leftover_processes, program_states
 from speculoos import room
 from speculoos.settings import Settings, load
 from tests.cli.launch.test_up import start, wait_until
@@ -37,7 +37,7 @@ def small(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting
     settings = load()
     settings.home.mkdir()
     yield settings
-    end_survivors(settings, patience=0)
+    end_leftover_processes(settings, patience=0)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
 
 

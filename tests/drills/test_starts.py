@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.launch.supervision import survivors
+from cli.launch.supervision import leftover_processes
 from speculoos.settings import Settings
 from tests.drills.trainings import SETTINGS
 from tests.tools.figures import Figures, spread
@@ -45,14 +45,14 @@ def test_two_starts_at_once(up: Up, figures: Figures) -> None:
         assert set(parts(up.settings)) == set(MODULES)
         pair[1 - left].terminate()
         assert pair[1 - left].wait(40) == 0
-        assert not survivors(up.settings)
+        assert not leftover_processes(up.settings)
     figures.record(starts=2 * ROUNDS, doubled=doubled, lost=0, recovery={"start": spread(seconds)})
     assert doubled == 0
 
 
 def parts(settings: Settings) -> dict[str, int]:
     """How many processes of each kind run for this home."""
-    found = [" ".join(process.cmdline()) for process in survivors(settings)]
+    found = [" ".join(process.cmdline()) for process in leftover_processes(settings)]
     counted = {module: sum(module in words for words in found) for module in MODULES}
     return {module: count for module, count in counted.items() if count}
 

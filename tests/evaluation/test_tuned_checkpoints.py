@@ -10,7 +10,7 @@ from decoding.target import Target
 from evaluation.questions import built_in
 from evaluation.tuning import tune
 from models.base import load_base
-from models.checkpoints import amend, load_draft, save_draft, verify_sums
+from models.checkpoints import load_draft, save_draft, update_draft_config, verify_sums
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
@@ -55,7 +55,7 @@ def test_a_long_first_question_is_cut_to_the_bases_context(tiny_base):
 def test_a_tree_kept_with_a_checkpoint_is_used_unless_another_is_asked_for(tmp_path, tiny_base):
     base = load_base(tiny_base)
     folder = save_draft(tmp_path / "draft", draft_for(base, "medusa"), {"base": "tiny"})
-    amend(folder, drafting={"tree": [[0], [1]]}, tuning={"expected_tau": 1.5})
+    update_draft_config(folder, drafting={"tree": [[0], [1]]}, tuning={"expected_tau": 1.5})
     verify_sums(folder)
     assert json.loads((folder / "config.json").read_text())["tuning"] == {"expected_tau": 1.5}
     draft, target = load_draft(folder, base), Target(base, 64)

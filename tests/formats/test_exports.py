@@ -113,10 +113,10 @@ def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoin
 
 def test_a_setting_that_no_server_knows_is_refused_by_name(base, checkpoint):
     """A later version of a network must not be exported by rules that do not know it."""
-    from models.checkpoints import amend
+    from models.checkpoints import update_draft_config
 
     folder = checkpoint("eagle3")
-    amend(folder, thinks_twice=True)
+    update_draft_config(folder, thinks_twice=True)
     reasons = {option.name: option.reason for option in export_options(folder, base.path)}
     assert all("`thinks_twice`" in reasons[name] for name in EAGLE3) and reasons["own"] == ""
 
@@ -194,10 +194,12 @@ def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp
 
 
 def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_path):
-    from models.checkpoints import amend
+    from models.checkpoints import update_draft_config
 
     folder = checkpoint("eagle3")
-    amend(folder, drafting={"depth": 2, "top_k": 4, "nodes": 6}, tuning={"verdict": "6 nodes: 1.86 × plain."})
+    update_draft_config(
+        folder, drafting={"depth": 2, "top_k": 4, "nodes": 6}, tuning={"verdict": "6 nodes: 1.86 × plain."}
+    )
     build_export(folder, base, "sglang", tmp_path / "sglang")
     build_export(folder, base, "vllm", tmp_path / "vllm")
     said = (tmp_path / "sglang" / "README.md").read_text()
@@ -217,11 +219,11 @@ def test_transformers_answers_the_same_with_a_draft_for_the_starter(tmp_path):
 @pytest.mark.real
 def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(tmp_path):
     from models.base import load_base
-    from models.starter import HEAD, starter_path
+    from models.starter import STARTER_HEAD, starter_path
 
     base = load_base(starter_path())
-    assert {o.name for o in export_options(HEAD, base.path) if o.possible} == {"own", "vllm", "speculators"}
-    report = build_export(HEAD, base, "vllm", tmp_path / "out")
+    assert {o.name for o in export_options(STARTER_HEAD, base.path) if o.possible} == {"own", "vllm", "speculators"}
+    report = build_export(STARTER_HEAD, base, "vllm", tmp_path / "out")
     assert report.passed and report.figures["accepted"] > 0
 
 

@@ -17,8 +17,8 @@ from formats.export import build_export
 from formats.facts import CardFacts
 from formats.readme import readme
 from formats.report import ExportReport
-from models.checkpoints import amend, read_config
-from models.starter import HUB_ID
+from models.checkpoints import read_config, update_draft_config
+from models.starter import STARTER_HUB_ID
 from tests.formats.commands import check
 
 NAME = "he`ads` <script>alert(1)</script> $(touch marker) \n# Title\n```\n| cell | ' \" \\ _x_ [a](b)"
@@ -46,7 +46,7 @@ def written(base, checkpoint, tmp_path: Path):
         folder = checkpoint(kind)
         config = read_config(folder)
         training = {"notes": f"{NAME}\n- x\n<b>", "dataset": {"name": NAME}, "settings": {NAME: NAME}}
-        amend(folder, training={**config.get("training", {}), **training})
+        update_draft_config(folder, training={**config.get("training", {}), **training})
         facts = CardFacts(NAME, NAME, licence="mit <i>", checkpoint=NAME, measured={NAME: NAME})
         build_export(folder, base, name, tmp_path / FOLDER, facts=facts)
         return (tmp_path / FOLDER / "README.md").read_text()
@@ -114,7 +114,7 @@ def literals(program: str) -> list[str]:
 
 def test_the_card_of_a_checkpoint_shows_its_notes_as_they_are(base, checkpoint) -> None:
     folder = checkpoint("medusa")
-    amend(folder, base=NAME, training={"notes": NAME, "source": {"came from": NAME}})
+    update_draft_config(folder, base=NAME, training={"notes": NAME, "source": {"came from": NAME}})
     said = (folder / "README.md").read_text()
     found = tokens(said)
     inner = [child for token in found for child in token.children or ()]
@@ -135,7 +135,11 @@ def test_a_draft_kept_in_fp32_is_served_in_the_precision_of_its_base(kind: str, 
 
 @pytest.mark.parametrize(
     ("source", "location", "called"),
-    [("hub", "org/base", "org/base"), ("folder", "/somewhere", "PATH_OF_THE_BASE"), ("starter", HUB_ID, HUB_ID)],
+    [
+        ("hub", "org/base", "org/base"),
+        ("folder", "/somewhere", "PATH_OF_THE_BASE"),
+        ("starter", STARTER_HUB_ID, STARTER_HUB_ID),
+    ],
 )
 def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
     source: str, location: str, called: str, base, checkpoint, tmp_path: Path

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from models.card import METHODS, make_card, memory_needed, methods
-from models.families import why_not
+from models.card import METHODS, make_card, memory_needed, unsupported_reasons
+from models.families import unsupported_reason
 from models.identity import weights_sha256
 from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput
@@ -61,14 +61,14 @@ def test_memory_is_weights_plus_cache() -> None:
     ],
 )
 def test_an_unsupported_base_says_why(config: dict, reason: str) -> None:
-    assert all(reason in why for why in methods(config).values())
+    assert all(reason in why for why in unsupported_reasons(config).values())
 
 
 @pytest.mark.parametrize(
     "odd", [{"text_config": {"model_type": ["a"]}}, {"layer_types": [{}, 3]}, {"layer_types": "conv"}]
 )
 def test_a_config_that_makes_no_sense_is_no_traceback(odd: dict) -> None:
-    assert set(methods({"model_type": "llama", **odd}).values()) == {""}
+    assert set(unsupported_reasons({"model_type": "llama", **odd}).values()) == {""}
 
 
 @pytest.mark.parametrize("family", ["phi", "granite", "gemma2", "cohere"])
@@ -81,14 +81,14 @@ def test_a_bias_a_known_scale_and_a_known_cap_are_no_reason(family: str, tmp_pat
     "kind", ["qwen3_next", "qwen3_5_text", "jamba", "lfm2", "mamba", "rwkv", "minimax", "falcon_h1", "recurrent_gemma"]
 )
 def test_a_family_that_cannot_roll_back_is_refused(kind: str) -> None:
-    assert "recurrent state" in why_not({"model_type": kind})
+    assert "recurrent state" in unsupported_reason({"model_type": kind})
 
 
 @pytest.mark.parametrize(
     "kind", ["llama", "qwen3", "gemma3_text", "phi", "opt", "gpt2", "../mamba/x", "mamba/../mamba"]
 )
 def test_other_families_are_not_taken_for_recurrent_ones(kind: str) -> None:
-    assert "recurrent state" not in why_not({"model_type": kind})
+    assert "recurrent state" not in unsupported_reason({"model_type": kind})
 
 
 def test_the_licence_is_read_from_the_readme(tiny_base: Path, tmp_path: Path) -> None:

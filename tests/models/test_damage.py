@@ -7,7 +7,7 @@ import pytest
 
 from models.base import load_base
 from models.card import make_card
-from models.damage import Known, base_damage
+from models.damage import BaseChecksums, base_problems
 from speculoos.errors import Damaged
 from speculoos.sums import ChecksumCache
 from tests.models import hostile
@@ -20,25 +20,27 @@ def folder(tiny_base: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def known(folder: Path) -> Known:
+def known(folder: Path) -> BaseChecksums:
     card = make_card(folder)
-    return Known.of(card["weights_sha256"], card["tokenizer_sha256"], card)
+    return BaseChecksums.of(card["weights_sha256"], card["tokenizer_sha256"], card)
 
 
-def test_a_whole_base_loads_and_its_weights_are_hashed_once(folder: Path, known: Known, tmp_path: Path) -> None:
+def test_a_whole_base_loads_and_its_weights_are_hashed_once(folder: Path, known: BaseChecksums, tmp_path: Path) -> None:
     sums = ChecksumCache(tmp_path / "sums.json")
     load_base(folder, known=known, sums=sums)
     ((_, entry),) = json.loads((tmp_path / "sums.json").read_text()).items()
     assert entry["sum"] == known.weights_sha256
     entry["sum"] = "f" * 64  # a sum that is remembered is not taken again while size, time and inode stay
     (tmp_path / "sums.json").write_text(json.dumps({f"weights:{folder}": entry}))
-    assert "weights" in str(base_damage(folder, known, sums))
-    assert base_damage(folder, known, ChecksumCache(tmp_path / "sums.json", anew=True)) == {}
-    assert base_damage(folder, known, sums) == {}
+    assert "weights" in str(base_problems(folder, known, sums))
+    assert base_problems(folder, known, ChecksumCache(tmp_path / "sums.json", anew=True)) == {}
+    assert base_problems(folder, known, sums) == {}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "chat_template.jinja"])
-def test_512_flipped_bytes_are_told_with_the_file(folder: Path, known: Known, tmp_path: Path, name: str) -> None:
+def test_512_flipped_bytes_are_told_with_the_file(
+    folder: Path, known: BaseChecksums, tmp_path: Path, name: str
+) -> None:
     sums = ChecksumCache(tmp_path / "sums.json")
     load_base(folder, known=known, sums=sums)
     flip(folder / name)
@@ -46,36 +48,38 @@ def test_512_flipped_bytes_are_told_with_the_file(folder: Path, known: Known, tm
         load_base(folder, known=known, sums=sums)
 
 
-def test_a_cut_file_of_weights_is_told(folder: Path, known: Known) -> None:
+def test_a_cut_file_of_weights_is_told(folder: Path, known: BaseChecksums) -> None:
     cut(folder / "model.safetensors")
     with pytest.raises(Damaged, match="the weights cannot be read"):
         load_base(folder, known=known)
 
 
-def test_a_config_edited_after_the_import_is_not_trusted(folder: Path, known: Known) -> None:
+def test_a_config_edited_after_the_import_is_not_trusted(folder: Path, known: BaseChecksums) -> None:
     hostile.put(folder, "config.json", rope_theta=3.0)
     with pytest.raises(Damaged, match=r"config\.json was changed after the model was added"):
         load_base(folder, known=known)
 
 
-def test_a_file_that_came_later_or_went_is_named(folder: Path, known: Known) -> None:
+def test_a_file_that_came_later_or_went_is_named(folder: Path, known: BaseChecksums) -> None:
     (folder / "added_tokens.json").write_text("{}")
     (folder / "generation_config.json").unlink()
-    assert base_damage(folder, known) == {
+    assert base_problems(folder, known) == {
         "generation_config.json": "is missing",
         "added_tokens.json": "was not there when the model was added",
     }
 
 
-def test_a_row_of_an_earlier_version_is_checked_by_its_two_sums(folder: Path, known: Known) -> None:
-    old = Known(known.weights_sha256, known.tokenizer_sha256)
+def test_a_row_of_an_earlier_version_is_checked_by_its_two_sums(folder: Path, known: BaseChecksums) -> None:
+    old = BaseChecksums(known.weights_sha256, known.tokenizer_sha256)
     load_base(folder, known=old)
     flip(folder / "tokenizer.json", 64)
     with pytest.raises(Damaged, match="the tokenizer changed"):
         load_base(folder, known=old)
 
 
-def test_a_cache_that_cannot_be_read_or_written_costs_time_only(folder: Path, known: Known, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_read_or_written_costs_time_only(
+    folder: Path, known: BaseChecksums, tmp_path: Path
+) -> None:
     (tmp_path / "sums.json").write_text("[broken")
     load_base(folder, known=known, sums=ChecksumCache(tmp_path / "sums.json"))
     load_base(folder, known=known, sums=ChecksumCache(tmp_path / "nowhere" / "sums.json"))

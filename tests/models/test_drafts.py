@@ -9,11 +9,11 @@ import torch
 
 from models.base import load_base
 from models.checkpoints import (
-    amend,
-    draft_to_train,
     load_draft,
+    load_draft_for_training,
     read_config,
     save_draft,
+    update_draft_config,
     verify_sums,
 )
 from models.eagle import EagleDraft
@@ -21,7 +21,7 @@ from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.methods import train_config
 from models.methods.standalone import StandaloneShape, shape_of
-from models.standalone import StandaloneDraft, base_shape, spread
+from models.standalone import StandaloneDraft, base_shape, evenly_spaced_layers
 from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.sums import ChecksumCache, file_sha256
@@ -106,7 +106,7 @@ def test_saving_again_replaces_the_folder_and_bf16_halves_it(base, tmp_path):
 def test_another_base_warns_and_another_vocabulary_is_refused(base, tmp_path):
     folder = save_draft(tmp_path / "d", make("eagle", base), {"base_sha256": "a" * 64})
     assert "trained on a base" in load_draft(folder, base, "b" * 64).notices[0]
-    amend(folder, vocab_size=9)
+    update_draft_config(folder, vocab_size=9)
     with pytest.raises(Unsupported, match="vocab_size 9"):
         load_draft(folder, base)
 
@@ -141,7 +141,7 @@ def test_512_flipped_bytes_of_a_draft_are_told_instead_of_loaded(base, tmp_path)
         with pytest.raises(Damaged, match="model.safetensors is damaged"):
             load_draft(folder, base, sums=given)
     with pytest.raises(Damaged):
-        draft_to_train(folder, base, "medusa")
+        load_draft_for_training(folder, base, "medusa")
     (folder / "SHA256SUMS").unlink()
     with pytest.raises(Damaged, match="not the file that was trained"):
         load_draft(folder, base, sha256=sha256, sums=sums)
@@ -227,7 +227,7 @@ def test_a_checkpoint_from_before_biases_loads(base, tmp_path):
 @torch.no_grad()
 def test_what_is_kept_with_a_standalone_checkpoint_is_no_setting_of_its_model(base, tmp_path):
     save_draft(tmp_path / "d", StandaloneDraft.from_base(base, 1), {})
-    amend(tmp_path / "d", drafting={"depth": 2}, tuning={"verdict": "fast"})
+    update_draft_config(tmp_path / "d", drafting={"depth": 2}, tuning={"verdict": "fast"})
     draft = load_draft(tmp_path / "d", base)
     assert draft.drafting == {"depth": 2} and not {"drafting", "tuning"} & set(draft.to_json())
 
@@ -241,7 +241,7 @@ def test_a_standalone_draft_with_every_layer_is_the_base(base, tmp_path):
     folder = save_draft(tmp_path / "small", draft, {})
     small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert torch.equal(small(ids).logits, draft(ids).logits)
-    assert spread(30, 4) == [0, 10, 19, 29]
+    assert evenly_spaced_layers(30, 4) == [0, 10, 19, 29]
     with pytest.raises(BadInput, match="draft_num_layers"):
         StandaloneDraft.from_base(base, 99)
 

@@ -236,7 +236,7 @@ def test_a_pickled_model_that_cannot_be_a_base_is_refused_before_it_is_converted
     source = pickled(tiny_base, tmp_path / "theirs", 2)
     (source / "pytorch_model-00001-of-00002.bin").unlink()
     with pytest.raises(BadInput, match="lists pytorch_model-00001-of-00002.bin, which is missing"):
-        fetch_base("folder", str(source), tmp_path / "base", Silent())
+        fetch_base("folder", str(source), tmp_path / "base", SilentReporter())
     (source / "config.json").write_text('{"model_type": "oddity"}')
     (source / "pytorch_model.bin.index.json").unlink()
     with pytest.raises(Unsupported, match="'oddity' is unknown"):

@@ -51,7 +51,7 @@ def test_such_keys_are_dropped_in_nested_configs_too(tmp_path: Path) -> None:
     folder = make_tiny_base(tmp_path / "wrapped", "gemma3_text", **text)
     whole = {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"], "vision_config": {**FETCHING}}
     hostile.edit(folder / "config.json", lambda own: {**whole, "text_config": {**own, **FETCHING}, **FETCHING})
-    with foreign.shown(folder) as view:
+    with foreign.sanitised_folder(folder) as view:
         shown = (view / "config.json").read_text()
         config = AutoConfig.from_pretrained(view)
     assert "evil" not in shown and KERNEL not in shown and "vision_config" in json.loads(shown)
@@ -67,7 +67,7 @@ def test_only_the_files_that_were_hashed_are_shown(folder: Path, tmp_path: Path)
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
     for name in ("modeling_evil.py", "adapter_config.json", "custom_generate.py", "tekken.json", "processor.json"):
         (folder / name).write_text("{}")
-    with foreign.shown(folder) as view:
+    with foreign.sanitised_folder(folder) as view:
         names = {path.name for path in view.iterdir()}
         model = AutoModelForCausalLM.from_pretrained(view)
     assert weights_sha256(folder) == before and not view.exists()
@@ -129,6 +129,6 @@ def test_a_list_of_templates_may_be_the_whole_file(folder: Path) -> None:
 
 
 def test_a_plain_folder_shows_what_it_holds(tiny_base: Path) -> None:
-    with foreign.shown(tiny_base) as view:
+    with foreign.sanitised_folder(tiny_base) as view:
         assert AutoTokenizer.from_pretrained(view).chat_template == CHATML
-    foreign.check_sizes(tiny_base, foreign.plain_config(tiny_base), tensors(tiny_base))
+    foreign.check_sizes(tiny_base, foreign.read_safe_config(tiny_base), tensors(tiny_base))

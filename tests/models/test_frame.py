@@ -38,13 +38,13 @@ def test_a_frame_is_its_base_without_layers(family: str, tmp_path: Path) -> None
 
 def test_it_cannot_run_by_itself(tiny_base: Path) -> None:
     with pytest.raises(Unsupported, match="the layers of this base are not loaded"):
-        load_frame(tiny_base).forward_hidden(torch.tensor([[1, 2]]))
+        load_head_only_base(tiny_base).forward_hidden(torch.tensor([[1, 2]]))
 
 
 def test_what_is_wrong_with_a_folder_is_said_as_for_a_base(tmp_path: Path, tiny_base: Path) -> None:
-    from models.damage import Known
+    from models.damage import BaseChecksums
 
     with pytest.raises(NotFound, match="no config.json"):
         load_head_only_base(tmp_path)
     with pytest.raises(Damaged):
-        load_head_only_base(tiny_base, known=Known("00" * 32))
+        load_head_only_base(tiny_base, known=BaseChecksums("00" * 32))

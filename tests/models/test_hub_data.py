@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from models.hub import Files
-from models.hub_data import CUT, Location, choose, parts_of
+from models.hub_data import PREVIEW_BYTES, Location, choose, parts_of
 from speculoos.errors import BadInput, Unsupported
 from tests.models.hub_client import HubClient
 from tests.models.test_fetch import hub  # noqa: F401
@@ -69,7 +69,7 @@ def test_the_beginning_of_the_first_file_is_fetched_and_of_parquet_all(hub: str,
     assert made.returncode == 0, made.stderr
     parquet, long, chats, large, unclear = json.loads(made.stdout.splitlines()[-1])
     assert parquet[0].endswith(".parquet") and parquet[2] == "PAR1"
-    assert long == ["rows.jsonl", CUT, '{"me']
+    assert long == ["rows.jsonl", PREVIEW_BYTES, '{"me']
     assert chats[0] == "data/train-00000-of-00002.jsonl" and chats[1] < 1000
     assert "too large for a preview" in large and "Rows at most" in large
     assert "several parts" in unclear

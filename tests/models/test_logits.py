@@ -5,15 +5,15 @@ import torch
 from torch.nn import functional as F
 
 from models.base import load_base
-from models.families import PLAIN, LogitRule, logit_rule
-from models.logits import Head, bend, bend_, check_logits, slope
+from models.families import IDENTITY_RULE, LogitRule, logit_rule
+from models.logits import Head, apply_logit_rule, apply_logit_rule_, check_logits, logit_rule_derivative
 from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import Unsupported
 
 MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8}
 BENT = {
-    "phi": ("phi", {}, PLAIN),
+    "phi": ("phi", {}, IDENTITY_RULE),
     "granite": (*FAMILIES["granite"], LogitRule(1 / 3)),
     "gemma2": (*FAMILIES["gemma2"], LogitRule(cap=20.0)),
     "cohere": (*FAMILIES["cohere"], LogitRule(0.3)),
@@ -25,7 +25,7 @@ BENT = {
     "granitemoeshared": ("granitemoeshared", {"logits_scaling": 4.0, **MOE}, LogitRule(0.25)),
     "minicpm3": ("minicpm3", {"dim_model_base": 8, **LATENT}, LogitRule(0.25)),
     "hyperclovax": ("hyperclovax", {"logits_scaling": 4.0}, LogitRule(4.0)),
-    "gptj": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, PLAIN),
+    "gptj": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, IDENTITY_RULE),
 }
 
 
@@ -62,24 +62,26 @@ def test_a_half_precision_base_is_no_worse_than_its_rounding(tmp_path):
     check_logits(load_base(make_tiny_base(tmp_path, kind, **overrides), "bfloat16"))
 
 
-@pytest.mark.parametrize("rule", [PLAIN, LogitRule(0.3), LogitRule(cap=3.0), LogitRule(1.5, 2.0)])
+@pytest.mark.parametrize("rule", [IDENTITY_RULE, LogitRule(0.3), LogitRule(cap=3.0), LogitRule(1.5, 2.0)])
 def test_the_slope_is_the_derivative(rule):
     product = (3 * torch.randn(5, 7)).double().requires_grad_()
-    logits = bend(product, rule)
+    logits = apply_logit_rule(product, rule)
     (wanted,) = torch.autograd.grad(logits.sum(), product)
-    assert torch.allclose(slope(logits.detach(), rule) * torch.ones_like(wanted), wanted)
-    assert torch.equal(bend_(product.detach().clone(), rule), logits) and (rule != PLAIN or logits is product)
+    assert torch.allclose(logit_rule_derivative(logits.detach(), rule) * torch.ones_like(wanted), wanted)
+    assert torch.equal(apply_logit_rule_(product.detach().clone(), rule), logits) and (
+        rule != IDENTITY_RULE or logits is product
+    )
 
 
 def test_a_folded_head_is_a_plain_linear_layer():
     head, x = Head(torch.randn(9, 4), torch.randn(9), LogitRule(0.3)), torch.randn(3, 4)
     folded = head.folded()
-    assert folded.rule == PLAIN and torch.allclose(folded(x), head(x), atol=1e-6)
+    assert folded.rule == IDENTITY_RULE and torch.allclose(folded(x), head(x), atol=1e-6)
     assert Head(head.weight).folded().weight is head.weight, "nothing is copied where there is nothing to fold"
 
 
 def test_one_name_means_what_its_family_means_by_it():
     assert logit_rule({"model_type": "granite", "logits_scaling": 8.0}) == LogitRule(0.125)
     assert logit_rule({"model_type": "hyperclovax", "logits_scaling": 8.0}) == LogitRule(8.0)
-    assert logit_rule({"model_type": "llama", "logits_scaling": 8.0}) == PLAIN, "as in transformers"
-    assert logit_rule({"model_type": "gemma2", "final_logit_softcapping": None}) == PLAIN
+    assert logit_rule({"model_type": "llama", "logits_scaling": 8.0}) == IDENTITY_RULE, "as in transformers"
+    assert logit_rule({"model_type": "gemma2", "final_logit_softcapping": None}) == IDENTITY_RULE

@@ -12,26 +12,26 @@ from models.base import load_base
 from models.chat import render
 from models.checkpoints import load_draft, read_config, verify_sums
 from models.fetch import read_card
-from models.starter import HEAD, HUB_ID, starter_path
+from models.starter import STARTER_HEAD, STARTER_HUB_ID, starter_path
 
 PROMPTS = ("Write a short email to a friend about a trip to the mountains.", "What is photosynthesis? Explain briefly.")
 
 
 def test_it_is_whole_small_and_names_its_base():
-    verify_sums(HEAD)
-    config, card = read_config(HEAD), (HEAD / "README.md").read_text()
-    assert (HEAD / "model.safetensors").stat().st_size <= 20_000_000
+    verify_sums(STARTER_HEAD)
+    config, card = read_config(STARTER_HEAD), (STARTER_HEAD / "README.md").read_text()
+    assert (STARTER_HEAD / "model.safetensors").stat().st_size <= 20_000_000
     assert config["speculoos_method"] == "eagle3" and config["drafting"]
     assert config["base_sha256"] == read_card(starter_path())["weights_sha256"]
     assert config["base_sha256"] in card and "python -m benchmarks.starter_head" in card
-    assert HUB_ID in card, "what the starter is outside of the workbench"
+    assert STARTER_HUB_ID in card, "what the starter is outside of the workbench"
     assert f"| mean_accepted_length | {config['training']['figures']['mean_accepted_length']:.4g} |" in card
 
 
 @pytest.mark.real
 def test_it_drafts_what_the_starter_says():
     base = load_base(starter_path())
-    draft = load_draft(HEAD, base, read_card(starter_path())["weights_sha256"])
+    draft = load_draft(STARTER_HEAD, base, read_card(starter_path())["weights_sha256"])
     assert draft.notices == []
     target, steps, said = fast_target(base, 256), [], {}
     for options in (None, {"drafter": "none"}):

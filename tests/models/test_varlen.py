@@ -31,7 +31,7 @@ def test_real_places_are_as_with_padding(family):
     for wanted, got in zip((plain, *captured), (hidden, *found), strict=True):
         assert torch.allclose(got[real], wanted[real], atol=1e-5)
         assert not got[~real].any()
-    assert family.config._attn_implementation != varlen.NAME, "left as it was found"
+    assert family.config._attn_implementation != varlen.ATTENTION_NAME, "left as it was found"
     again, _ = family.forward_hidden(ids)
     assert torch.equal(again, plain)
 

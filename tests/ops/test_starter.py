@@ -18,7 +18,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     base.mkdir()
     (base / "card.json").write_text(json.dumps({"weights_sha256": "a" * 64}))
     monkeypatch.setenv("SPECULOOS_STARTER", str(base))
-    monkeypatch.setattr(starter, "HEAD", head)
+    monkeypatch.setattr(starter, "STARTER_HEAD", head)
     ship(head, "b" * 64)
     return head
 

@@ -13,8 +13,8 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from decoding.target import fast_target
 from models.base import load_base
-from models.checkpoints import WEIGHTS, amend, save_draft
-from models.runtime.argmax import tied_table
+from models.checkpoints import WEIGHTS, save_draft, update_draft_config
+from models.runtime.argmax import argmax_table
 from models.tiny import make_tiny_base
 from serving.catalog import ModelRef
 from serving.pool import MAX_CONTEXT, LoadedModel, ModelPool, default_budget
@@ -142,7 +142,7 @@ def test_bytes_are_those_of_the_real_storages(method: str, tmp_path: Path) -> No
 
 
 def test_a_screen_is_counted(starter_base: Any) -> None:
-    if tied_table(starter_base) is None:
+    if argmax_table(starter_base) is None:
         pytest.skip("this processor does not multiply in bfloat16")
     target = fast_target(starter_base)
     before = held_bytes(target)
@@ -218,7 +218,7 @@ def test_a_draft_that_is_tuned_while_it_is_warm_drafts_by_its_new_tree(
     first = warm.get(ref)
     before = first.drafter({})
     assert len(before.shape) > 2 and warm.get(ref).drafter({}) is before
-    amend(folder, drafting={"tree": [[0]]}, tuning={})
+    update_draft_config(folder, drafting={"tree": [[0]]}, tuning={})
     again = warm.get(ref)
     assert again.draft is first.draft, "the same weights"
     assert len(again.drafter({}).shape) == 2

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.launch.supervision import end_survivors
+from cli.launch.supervision import end_leftover_processes
 from speculoos.settings import Settings
 from tests.models.test_fetch import hub  # noqa: F401
 
@@ -19,7 +19,7 @@ SHARDS = ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"]
 @pytest.fixture
 def workbench(home: Settings) -> Iterator[Settings]:
     yield home
-    end_survivors(home, patience=0)
+    end_leftover_processes(home, patience=0)
 
 
 def speculoos(*words: str, **environment: str) -> tuple[int, dict | list, str]:

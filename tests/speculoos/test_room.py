@@ -17,7 +17,7 @@ import pytest
 
 from app.views import status_bar
 from cli.launch.programs import Program
-from cli.launch.supervision import ProcessSupervisor, end_survivors, program_states
+from cli.launch.supervision import ProcessSupervisor, end_leftover_processes, program_states
 from ops import health
 from speculoos import logs, room
 from speculoos.errors import BadInput
@@ -46,7 +46,7 @@ def small_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
     settings = load()
     private_folder(settings.run_dir)
     yield settings
-    end_survivors(settings, patience=0)
+    end_leftover_processes(settings, patience=0)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
 
 
@@ -80,11 +80,11 @@ def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home
 def test_logs_of_programs_are_rotated(small_home: Settings) -> None:
     from supervisor.loggers import LogRecord
 
-    from cli.launch.steady_log import SteadyHandler
+    from cli.launch.steady_log import FullDiskLogHandler
 
     file = small_home.home / "logs" / "x.log"
     file.parent.mkdir(parents=True)
-    handler = SteadyHandler(str(file), maxBytes=1000, backupCount=2)
+    handler = FullDiskLogHandler(str(file), maxBytes=1000, backupCount=2)
     for number in range(100):
         handler.emit(LogRecord(20, f"{number:03} {'x' * 45}\n".encode()))
     kept = sorted(file.parent.iterdir())

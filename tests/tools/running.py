@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli.launch.supervision import end_survivors, program_states, survivors
+from cli.launch.supervision import end_leftover_processes, leftover_processes, program_states
 from ops import health
 from speculoos.settings import Settings, load
 from tests.tools.ports import free_ports
@@ -93,7 +93,7 @@ class Up:
     def pid(self, name: str) -> int:
         """Process of one part now; 0 when it has none."""
         if name == SUPERVISOR:
-            return next((p.pid for p in survivors(self.settings) if _is_supervisor(p)), 0)
+            return next((p.pid for p in leftover_processes(self.settings) if _is_supervisor(p)), 0)
         return int(program_states(self.settings).get(name, {}).get("pid", 0))
 
     def kill(self, name: str) -> int:
@@ -118,7 +118,7 @@ class Up:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        end_survivors(self.settings, patience=0)
+        end_leftover_processes(self.settings, patience=0)
 
     def _words(self, which: str = "") -> Path:
         """Beside the home; where that is a disk's top folder, on the disk above."""

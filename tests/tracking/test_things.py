@@ -196,7 +196,7 @@ def test_the_zip_holds_the_checkpoint_and_its_sums_in_little_memory(
     assert most < 2 * archive.CHUNK
     with zipfile.ZipFile(target) as zipped:
         assert zipped.testzip() is None
-        kept = [name for name in archive.FILES if standalone or name != "generation_config.json"]
+        kept = [name for name in archive.CHECKPOINT_FILES if standalone or name != "generation_config.json"]
         assert zipped.namelist() == kept
         for line in zipped.read("SHA256SUMS").decode().splitlines():
             digest, name = line.split()
@@ -214,11 +214,11 @@ def test_the_written_zip_is_whole_or_absent(checkpoint: Path, tmp_path: Path) ->
 
 def test_damage_is_found_by_the_sums(checkpoint: Path) -> None:
     weights = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
-    assert archive.damage(checkpoint, weights) == {}
-    assert list(archive.damage(checkpoint, "0" * 64)) == ["model.safetensors"]
+    assert archive.checkpoint_problems(checkpoint, weights) == {}
+    assert list(archive.checkpoint_problems(checkpoint, "0" * 64)) == ["model.safetensors"]
     (checkpoint / "config.json").write_text("{ }")
     (checkpoint / "README.md").unlink()
-    found = archive.damage(checkpoint)
+    found = archive.checkpoint_problems(checkpoint)
     assert "differs" in found.pop("config.json") and found == {"README.md": "is missing"}
 
 

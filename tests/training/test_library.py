@@ -13,10 +13,10 @@ import speculoos
 from decoding.target import fast_target
 from models.base import load_base
 from models.chat import render
-from models.checkpoints import load_draft, own_tensors, verify_sums
+from models.checkpoints import load_draft, stored_tensors, verify_sums
 from models.identity import weights_sha256
 from models.runtime.linear import packing_works
-from models.runtime.weights import pack_known
+from models.runtime.weights import pack_supported
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, NotFound, Unsupported
 from training.convert import TrainableDraft, collate_rows, conversations_from, convert
@@ -69,7 +69,7 @@ def test_a_base_whose_layers_were_packed_is_refused_and_one_that_nothing_packs_i
 ):
     monkeypatch.setattr("models.runtime.linear.packing_works", lambda dtype: works and packing_works(dtype))
     base = load_base(tiny_base)
-    pack_known(base, head=False)
+    pack_supported(base, head=False)
     packed = works and packing_works(base.dtype)
     with pytest.raises(Unsupported, match="load it again to train") if packed else nullcontext():
         convert(base, method)
@@ -101,7 +101,7 @@ def trained(draft, data, folder: Path, resume: Path | None = None) -> Trainer:
 
 
 def tensors(draft) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in own_tensors(draft).items()}
+    return {name: value.detach().clone() for name, value in stored_tensors(draft).items()}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -167,6 +167,6 @@ def test_a_gathered_state_dict_is_stored_by_the_names_of_a_checkpoint(base, conv
     draft.save_pretrained(tmp_path / "not", is_main_process=False)
     assert not (tmp_path / "not").exists()
     restored = tensors(speculoos.load(tmp_path / "saved", base=base).draft)
-    assert restored.keys() == own_tensors(draft.draft).keys() and all((v == 0.25).all() for v in restored.values())
+    assert restored.keys() == stored_tensors(draft.draft).keys() and all((v == 0.25).all() for v in restored.values())
     with pytest.raises(BadInput, match="does not belong to this draft .first wrong tensor"):
         draft.load_state_dict({"odd": torch.zeros(1)})

@@ -444,10 +444,10 @@ def test_a_base_that_drafts_cannot_be_made_for_is_refused_by_name(dataset, tmp_p
     with pytest.raises(Unsupported, match="bert attends to later tokens"):
         train(config(), make_tiny_base(tmp_path / "bert", "bert"), dataset, tmp_path / "out")
     granite = make_tiny_base(tmp_path / "granite", "granite", logits_scaling=4.0)
-    monkeypatch.setattr("models.families.DIVIDED", {})
+    monkeypatch.setattr("models.families.LOGIT_DIVISORS", {})
     with pytest.raises(Unsupported, match="How granite applies logits_scaling to its logits"):
         train(config(), granite, dataset, tmp_path / "out")
-    monkeypatch.setattr("models.families.BENDING", ())
+    monkeypatch.setattr("models.families.LOGIT_KEYS", ())
     with pytest.raises(Unsupported, match="GraniteForCausalLM computes its logits .* in an unknown way"):
         train(config(), granite, dataset, tmp_path / "out")
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.eagle3 import Eagle3Draft
-from models.families import PLAIN, LogitRule
+from models.families import IDENTITY_RULE, LogitRule
 from models.logits import Head
 from models.methods import train_config
 from training.batches import collate
@@ -22,7 +22,7 @@ from training.standalone import StandaloneMethod
 
 FAMILIES = ("llama", "phi", "granite", "gemma2", "cohere")
 """A head as most have it; one with a bias; logits with a scale (two ways to write it) and with a cap."""
-RULES = (PLAIN, LogitRule(0.3), LogitRule(cap=3.0), LogitRule(1.5, 2.0))
+RULES = (IDENTITY_RULE, LogitRule(0.3), LogitRule(cap=3.0), LogitRule(1.5, 2.0))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from models.checkpoints import own_tensors
+from models.checkpoints import stored_tensors
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "recipes" / "train.ipynb"
 
@@ -22,7 +22,7 @@ def test_the_notebook_trains_resumes_restores_and_generates(tiny_base, tmp_path,
         if number == 0:
             assert small.keys() < names.keys()
             names |= {**small, "SETTINGS": {**names["SETTINGS"], "draft_vocab_size": 64}}
-    saved, restored = own_tensors(names["heads"].draft), own_tensors(names["restored"].draft)
+    saved, restored = stored_tensors(names["heads"].draft), stored_tensors(names["restored"].draft)
     assert names["trainer"].state.global_step == 2 and names["answer"].token_ids == names["plain"]
     assert saved.keys() == restored.keys()
     assert any(not torch.equal(saved[name], restored[name]) for name in saved), "the last cell trains on"

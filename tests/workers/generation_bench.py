@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from corpus.shards import read_rows, shard_files
-from models.damage import dataset_damage
+from models.damage import dataset_problems
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 from tracking import db, shards
@@ -105,7 +105,7 @@ def check_whole(bench: Bench, job: Job, count: int) -> None:
     assert report["finish"] == Counter(how for row in rows for how in row["finish"])
     assert report["tokens"] == sum(row["answer_tokens"] for row in rows)
     assert sum(part.done for part in made) == len(asked) and report["shards"] == count
-    assert dataset_damage(folder) == {} and not (folder / "parts").exists()
+    assert dataset_problems(folder) == {} and not (folder / "parts").exists()
 
 
 def sums(bench: Bench, job: Job) -> list[tuple[str, str]]:

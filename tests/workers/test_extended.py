@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from corpus.shards import read_rows
-from models.damage import dataset_damage
+from models.damage import dataset_problems
 from speculoos.settings import Settings
 from tests.workers.conftest import Bench
 from tests.workers.generation_bench import Servers, dataset, echoes, prompts, sums
@@ -44,7 +44,7 @@ def more_of(bench: Bench, job: Job) -> Job:
 def seen(bench: Bench, job: Job) -> tuple[object, ...]:
     """What people and trainings see of the set."""
     data = dataset(bench, job)
-    assert data.state == "ready" and dataset_damage(Path(data.path)) == {}
+    assert data.state == "ready" and dataset_problems(Path(data.path)) == {}
     assert data.rows == len(list(read_rows(data.path)))
     return data.rows, data.report, data.config["limit"], sums(bench, job)
 

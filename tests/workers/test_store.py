@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from corpus.shards import read_rows, read_summary
-from models.archive import damage
-from models.damage import dataset_damage
-from models.starter import HEAD
+from models.archive import checkpoint_problems
+from models.damage import dataset_problems
+from models.starter import STARTER_HEAD
 from ops import retention
 from speculoos.errors import Unavailable
 from speculoos.settings import Settings
@@ -81,7 +81,7 @@ def test_another_machine_makes_data_and_heads_and_the_first_reads_and_extends_th
 
 
 def the_first_reads(first: Bench, other: Bench, data: Dataset, heads: Checkpoint) -> None:
-    for each, wrong in ((data, dataset_damage), (heads, lambda path: damage(path, heads.sha256))):
+    for each, wrong in ((data, dataset_problems), (heads, lambda path: checkpoint_problems(path, heads.sha256))):
         assert wrong(Path(files(first).local(each))) == {}
     assert Path(heads.path).is_relative_to(first.settings.home)
     answered = {json.dumps(line["messages"]) for line in read_rows(data.path)}
@@ -102,7 +102,7 @@ def a_machine_that_did_not_make_it_extends_it(first: Bench, other: Bench, data_i
     assert {each["sha256"] for each in before} < {each["sha256"] for each in after}, "earlier answers are as they were"
     assert not is_here(other, Dataset, data_id), "what it has is the older state"
     files(other).local(row(other, Dataset, data_id))
-    assert dataset_damage(files(other).path(row(other, Dataset, data_id)), rows=data.rows) == {}
+    assert dataset_problems(files(other).path(row(other, Dataset, data_id)), rows=data.rows) == {}
 
 
 @pytest.mark.drill  # minutes, for what happens once in a home's life
@@ -203,11 +203,11 @@ def test_the_shipped_head_is_compared_and_never_travels(pair: tuple[Bench, Bench
     first, other = pair
     base = tiny(first)
     with db.writing(first.settings) as session:
-        sum_of_head = read_checksums(HEAD)["model.safetensors"]
+        sum_of_head = read_checksums(STARTER_HEAD)["model.safetensors"]
         elsewhere = {"method": "eagle3", "state": "ready", "path": "/another/installation/starter_head"}
         session.add(Checkpoint(id="c" * 32, name="starter", base_id=base, sha256=sum_of_head, **elsewhere))
         session.add(Checkpoint(id="d" * 32, name="older", base_id=base, sha256="0" * 64, **elsewhere))
-    assert files(other).local(row(other, Checkpoint, "c" * 32)) == str(HEAD)
+    assert files(other).local(row(other, Checkpoint, "c" * 32)) == str(STARTER_HEAD)
     with pytest.raises(Unavailable, match="has no starter model with the weights"):
         files(other).local(row(other, Checkpoint, "d" * 32))
 

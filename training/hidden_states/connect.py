@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.frame import HeadOnlyBase
-from models.methods.settings import STORED, TrainConfig
+from models.methods.settings import FROM_STORE, TrainConfig
 from speculoos.errors import BadInput
 from speculoos.settings import HiddenStatesServer
 from training.batches import Batch, TokenisedConversation
@@ -97,7 +97,7 @@ def _client(config: TrainConfig, location: StatesLocation, base: Any, sha256: st
 
 def _server(config: TrainConfig, location: StatesLocation, base: Any, sha256: str) -> StatesClient | None:
     """The server's client; None when only the store is used."""
-    if config.hidden_states == STORED:
+    if config.hidden_states == FROM_STORE:
         return None
     if location.server is None:
         raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")

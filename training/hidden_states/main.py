@@ -10,11 +10,11 @@ import torch
 import uvicorn
 
 from models.base import LoadedBase, load_base, native_dtype, pick_device
-from models.damage import NO_SUMS, Known, weights_sum
-from models.families import why_not
+from models.damage import NO_SUMS, BaseChecksums, weights_sum
+from models.families import unsupported_reason
 from models.logits import check_logits
-from models.runtime.precision import quick_products
-from models.runtime.weights import pack_known
+from models.runtime.precision import enable_tf32
+from models.runtime.weights import pack_supported
 from speculoos.connections import BoundedConnection
 from speculoos.errors import BadInput, Unavailable, Unsupported
 from speculoos.settings import LOOPBACK
@@ -51,7 +51,7 @@ def serve(
     device: str = "auto",
     threads: int = 0,
     limits: RequestLimits | None = None,
-    known: Known | None = None,
+    known: BaseChecksums | None = None,
     sums: ChecksumCache = NO_SUMS,
     say: Callable[[str], Any] = print,
 ) -> None:
@@ -72,16 +72,16 @@ def serve(
 
 
 def load_served_base(
-    folder: str | Path, dtype: str, device: str, known: Known | None = None, sums: ChecksumCache = NO_SUMS
+    folder: str | Path, dtype: str, device: str, known: BaseChecksums | None = None, sums: ChecksumCache = NO_SUMS
 ) -> tuple[LoadedBase, str]:
     """The base model, checked and packed as for training, and the sha256 of its weights."""
     torch_device = pick_device(device)
-    quick_products(torch_device)
+    enable_tf32(torch_device)
     base = load_base(folder, native_dtype(dtype, torch_device), str(torch_device), known, sums)
-    if reason := why_not(base.config.to_dict()):
+    if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"{folder} cannot be trained for: {reason}")
     check_logits(base)
-    pack_known(base, head=False)
+    pack_supported(base, head=False)
     return base, weights_sum(Path(folder), sums)
 
 

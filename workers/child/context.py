@@ -10,7 +10,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from models.archive import WEIGHTS
-from models.damage import Known
+from models.damage import BaseChecksums
 from speculoos import machine
 from speculoos.errors import NotFound
 from speculoos.files import total_bytes
@@ -63,9 +63,9 @@ class JobContext(JobReporter):
         return ChecksumCache.of(self.settings)
 
     @staticmethod
-    def known(base: Base) -> Known:
+    def known(base: Base) -> BaseChecksums:
         """Checksums in a base model's row, for `load_base` to verify."""
-        return Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+        return BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
 
     def publish(self, table: type[Table], row_id: str, **values: Any) -> None:
         """Update an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`. Files at its `path` are

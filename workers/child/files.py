@@ -84,7 +84,7 @@ class JobFiles:
 
     def deliver(self, table: type[Table], row_id: str, folder: str) -> StoredFolder | None:
         """Upload a row's files. Returns the stored folder to publish with the row, or None if nothing is uploaded."""
-        if self.store is None or table not in KINDS or Path(folder) in (starter.starter_path(), starter.HEAD):
+        if self.store is None or table not in KINDS or Path(folder) in (starter.starter_path(), starter.STARTER_HEAD):
             return None
         return self._retry(lambda: self.files.deliver(KINDS[table], row_id, Path(folder)))
 

@@ -103,7 +103,7 @@ class Evaluate(Request):
             "questions": (suite_title(suite) or data.name if data else suite_title(suite))[:200],
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "tree": trees.words(self.drafting),
+            "tree": trees.drafting_text(self.drafting),
             "source": self.endpoint,
         }
 

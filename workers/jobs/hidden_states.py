@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.methods.settings import STORED, TrainConfig
+from models.methods.settings import FROM_STORE, TrainConfig
 from speculoos.bounded import NO_COMPRESSION, read_limited
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import HiddenStatesServer, Settings
@@ -20,7 +20,7 @@ LARGEST = 2**20
 def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:
     """None where the base runs in the training, or nothing runs it. Raises BadInput for an unknown name."""
     name = config.hidden_states
-    if name in ("", STORED):
+    if name in ("", FROM_STORE):
         return None
     if name not in (known := settings.state_servers):
         raise BadInput(

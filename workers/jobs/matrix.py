@@ -83,7 +83,7 @@ class Matrix(Request):
         ]
         words += each("temperature", self.temperatures, [0.0]) + each("top-p", self.top_ps, [1.0])
         words += each("dtype", self.dtypes, [""])
-        words += each("tree", [trees.typed(options) for options in self.drafting], [trees.OWN])
+        words += each("tree", [trees.editable_text(options) for options in self.drafting], [trees.CHECKPOINT_OPTIONS])
         return [*words, "--limit", str(self.limit), "--max-tokens", str(self.max_tokens), *option("seed", self.seed, 0)]
 
     def _axes(self) -> tuple[Sequence[Any], ...]:
@@ -120,7 +120,7 @@ def setting_words(cell: dict[str, Any]) -> Iterator[str]:
         yield f"top-p {cell['top_p']:g}"
     if cell.get("dtype"):
         yield cell["dtype"]
-    yield trees.words(cell.get("drafting") or {}) or "own tree"
+    yield trees.drafting_text(cell.get("drafting") or {}) or "own tree"
 
 
 def suite_name(session: Session, dataset_id: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.orm import Session
 
-from models.methods.settings import Setting, first_problem, settings_of
+from models.methods.settings import Setting, settings_error, settings_of
 from speculoos.settings import Settings
 from tracking.tables import Table
 from workers.jobs.words import changed_options
@@ -89,7 +89,7 @@ class Request(BaseModel):
         try:
             super().__init__(**dict(zip(type(self).model_fields, values, strict=False)), **fields)
         except ValidationError as error:
-            raise first_problem(error, type(self), f"{self.kind}: ", by_label=True) from None
+            raise settings_error(error, type(self), f"{self.kind}: ", by_label=True) from None
 
     @classmethod
     def options(cls) -> dict[str, Setting]:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from models.methods import METHODS
 from models.methods.recipes import config_for
 from models.methods.record import DraftSize
-from models.methods.settings import TrainConfig, setting, too_long
+from models.methods.settings import TrainConfig, max_length_error, setting
 from speculoos.errors import BadInput, Conflict, Unsupported
 from speculoos.settings import Settings
 from tracking import queries
@@ -172,7 +172,7 @@ def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> Tra
     if not longest or config.max_length <= longest:
         return config
     if "max_length" in typed:
-        raise too_long(longest, config.max_length)
+        raise max_length_error(longest, config.max_length)
     return config.model_copy(update={"max_length": int(longest)})
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from cli.launch.homelock import COMMAND, HomeLock
 from cli.launch.programs import valkey_binary
-from cli.launch.services import Services, needed_for
-from cli.launch.supervision import end_survivors, survivors
+from cli.launch.services import Services, programs_for
+from cli.launch.supervision import end_leftover_processes, leftover_processes
 from cli.main import main
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers, add_base
@@ -31,7 +31,7 @@ COMMAND_LINE = [sys.executable, "-m", "cli.main"]
 @pytest.fixture
 def services_home(home: Settings) -> Iterator[Settings]:
     yield home
-    end_survivors(home, patience=0)
+    end_leftover_processes(home, patience=0)
 
 
 def speculoos(*words: str, timeout: float = 120) -> tuple[dict, str]:
@@ -50,7 +50,7 @@ def test_an_import_with_nothing_running_reports_every_row_and_leaves_nothing_beh
     assert (found["rows_read"], found["rows"], found["bad_rows"]) == (8, 5, 3)
     assert [bad["line"] for bad in found["bad"]] == [6, 7, 8]
     assert "Import mine" in progress
-    assert not survivors(services_home)
+    assert not leftover_processes(services_home)
     assert HomeLock(services_home).holder() == {}
 
 
@@ -64,7 +64,7 @@ def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(services_ho
     listed, _ = speculoos("models", "list")
     assert "heads" in [c["name"] for m in listed for c in m["checkpoints"]]
     assert Path(found["path"], "model.safetensors").is_file()
-    assert not survivors(services_home)
+    assert not leftover_processes(services_home)
 
 
 def test_a_job_that_fails_gives_its_sentence_and_exit_code(services_home: Settings, tiny_base: Path) -> None:
@@ -150,20 +150,20 @@ def _healthy(port: int) -> bool:
 
 def test_services_that_are_wanted_back_stop_and_the_lock_is_free(services_home: Settings) -> None:
     """`up` writes its wish; the command stops its services at the next `keep` and goes on waiting as a guest."""
-    with Services(services_home, needed_for("io")) as services:
+    with Services(services_home, programs_for("io")) as services:
         assert services.ours and HomeLock(services_home).holder()["mode"] == COMMAND
         wish = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         lock = HomeLock(services_home)
         lock.wish.write_text(str(wish.pid))
         services.keep()
-        assert not services.ours and not survivors(services_home)
+        assert not services.ours and not leftover_processes(services_home)
         services.keep()
         assert not services.ours, "took the home back although someone waits for it"
         wish.kill()
         wish.wait()
         services.keep()
         assert services.ours, "the one who asked is gone, so the command goes on by itself"
-    assert not survivors(services_home)
+    assert not leftover_processes(services_home)
 
 
 def test_workers_that_beat_elsewhere_are_used_and_none_is_started_beside_them(
@@ -182,9 +182,9 @@ def test_workers_that_beat_elsewhere_are_used_and_none_is_started_beside_them(
         for name in ("worker-io", "reconciler"):
             with db.writing(services_home) as session:
                 session.add(Preference(key=f"process:{name}@another-machine:7", value={"name": name}))
-        with Services(load(), needed_for("io")) as services:
+        with Services(load(), programs_for("io")) as services:
             services.keep()
-            assert not services.ours and not survivors(services_home)
+            assert not services.ours and not leftover_processes(services_home)
     finally:
         broker.terminate()
         broker.wait()
@@ -210,7 +210,7 @@ def test_ctrl_c_in_mid_job_interrupts_it_and_says_how_it_goes_on(services_home: 
     assert "goes on at the next `speculoos up`" in words_said and job.id[:8] in words_said
     with db.reading(services_home) as session:
         assert jobs.get(session, job.id).state == "INTERRUPTED"
-    assert not survivors(services_home)
+    assert not leftover_processes(services_home)
 
 
 def wait_for_port(port: int, seconds: float = 90) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.launch.programs import ALL, Program, programs
+from cli.launch.programs import ALL_PROGRAMS, Program, programs
 from cli.launch.supervision import (
     STOP_SECONDS,
     ProcessSupervisor,
-    end_survivors,
+    end_leftover_processes,
+    leftover_processes,
     program_states,
     supervisor_config,
-    survivors,
 )
 from speculoos.errors import BadInput, Unavailable
 from speculoos.private import private_folder
@@ -45,7 +45,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
     made = load()
     private_folder(made.run_dir)
     yield made
-    end_survivors(made, patience=0)
+    end_leftover_processes(made, patience=0)
     shutil.rmtree(made.run_dir, ignore_errors=True)
 
 
@@ -63,7 +63,7 @@ def test_what_dies_is_started_again(settings: Settings) -> None:
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: program_states(settings)["one"]["pid"] not in (0, first))
     supervisor.stop()
-    assert not survivors(settings)
+    assert not leftover_processes(settings)
 
 
 def test_a_program_that_keeps_dying_is_told_from_a_slow_one_by_its_last_words(settings: Settings) -> None:
@@ -104,7 +104,7 @@ def test_a_program_that_does_not_listen_is_ended_in_time(settings: Settings) -> 
     began = time.monotonic()
     supervisor.stop()
     assert time.monotonic() - began < 30, "it would sleep for 60"
-    assert not survivors(settings)
+    assert not leftover_processes(settings)
 
 
 def test_a_killed_supervisor_leaves_survivors_that_the_next_start_ends(settings: Settings) -> None:
@@ -114,9 +114,9 @@ def test_a_killed_supervisor_leaves_survivors_that_the_next_start_ends(settings:
     pid = supervisor._process.pid
     os.kill(pid, signal.SIGKILL)
     supervisor._process.wait()
-    assert len(survivors(settings)) == 2
-    assert end_survivors(settings) == 2
-    assert not survivors(settings)
+    assert len(leftover_processes(settings)) == 2
+    assert end_leftover_processes(settings) == 2
+    assert not leftover_processes(settings)
 
 
 def test_the_supervisor_ends_with_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_supervisor_ends_with_a_killed_parent(settings: Settings, tmp_path: 
     wait_until(lambda: log.exists() and "started" in log.read_text())
     parent.kill()
     parent.wait()
-    wait_until(lambda: not survivors(settings))
+    wait_until(lambda: not leftover_processes(settings))
     assert "stopped one" in log.read_text()
 
 
@@ -153,7 +153,7 @@ def test_the_broker_opens_no_port_and_is_left_out_for_another_server(
     assert broker[broker.index("--unixsocketperm") + 1] == "700"
     assert not broker[0].endswith("python")
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere:6379/0")
-    assert [p.name for p in programs(load())] == [name for name in ALL if name != "broker"]
+    assert [p.name for p in programs(load())] == [name for name in ALL_PROGRAMS if name != "broker"]
 
 
 def test_no_secret_is_in_the_configuration_or_in_a_command_line(monkeypatch: pytest.MonkeyPatch, settings) -> None:

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from cli.launch.supervision import end_survivors, program_states, survivors
+from cli.launch.supervision import end_leftover_processes, leftover_processes, program_states
 from ops.health import check
 from speculoos.settings import Settings, load
 from tests.tools.homes import add_answers, add_base
@@ -64,7 +64,7 @@ def own_ports(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setti
     monkeypatch.setenv("SPECULOOS_DEVICE", "cpu")
     settings = load()
     yield settings
-    end_survivors(settings, patience=0)
+    end_leftover_processes(settings, patience=0)
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def the_socket_and_the_token_are_private(settings: Settings) -> None:
     assert (settings.run_dir / "redis.sock").is_socket()
     token = settings.home / "secrets" / "inference-token"
     assert token.stat().st_mode & 0o777 == 0o600 and token.parent.stat().st_mode & 0o777 == 0o700
-    broker = next(p for p in survivors(settings) if "valkey" in p.name())
+    broker = next(p for p in leftover_processes(settings) if "valkey" in p.name())
     assert not [c for c in broker.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    words = " ".join(" ".join(p.cmdline()) for p in survivors(settings))
+    words = " ".join(" ".join(p.cmdline()) for p in leftover_processes(settings))
     assert token.read_text().strip() not in words
 
 
@@ -138,7 +138,7 @@ def what_is_killed_comes_back(running: Running) -> None:
 
 
 def a_killed_supervisor_is_replaced(running: Running) -> None:
-    (supervisor,) = [p for p in survivors(running.settings) if "cli.launch.supervision" in p.cmdline()]
+    (supervisor,) = [p for p in leftover_processes(running.settings) if "cli.launch.supervision" in p.cmdline()]
     supervisor.kill()
     wait_until(lambda: "restarting it" in running.output.read_text())
     wait_until(lambda: all(check(running.settings, ["web", "broker", "worker-gpu"])[n].ok for n in ("web", "broker")))
@@ -158,7 +158,7 @@ def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path) -> str:
     assert running.process.wait(30) == 0
     assert time.monotonic() - began < 15
     assert state(running.settings, job_id)[0] == "INTERRUPTED"
-    assert not survivors(running.settings)
+    assert not leftover_processes(running.settings)
     return job_id
 
 
@@ -188,7 +188,7 @@ def a_killed_up_takes_everything_along_and_the_next_one_starts(running: Running)
     finally:
         again.process.kill()
         again.process.wait()
-    assert not survivors(running.settings)
+    assert not leftover_processes(running.settings)
 
 
 def state(settings: Settings, job_id: str) -> tuple[str, int]:
@@ -207,7 +207,7 @@ def test_a_port_in_use_is_one_sentence_that_names_who_and_what_to_set(own_ports:
     assert made.returncode == 1
     words = made.stderr.strip().splitlines()[-1]
     assert f"Port {own_ports.port}" in words and f"(process {os.getpid()})" in words and "SPECULOOS_PORT" in words
-    assert not survivors(own_ports)
+    assert not leftover_processes(own_ports)
 
 
 def test_pages_for_others_need_a_password(own_ports: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,4 +215,4 @@ def test_pages_for_others_need_a_password(own_ports: Settings, monkeypatch: pyte
     made = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
     assert made.returncode == 2
     assert len(made.stderr.strip().splitlines()) == 1 and "set SPECULOOS_PASSWORD" in made.stderr
-    assert not survivors(own_ports)
+    assert not leftover_processes(own_ports)

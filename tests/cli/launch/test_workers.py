@@ -29,28 +29,28 @@ def redis_url() -> Iterator[str]:
 @pytest.mark.sqlite
 def test_what_cannot_be_shared_is_said(home: Settings, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="REDIS_URL is not set, and no `speculoos up` runs") as said:
-        workers.ready(home)
+        workers.check_worker_setup(home)
     assert "redis://host" in said.value.hint
     empty = replace(home, redis_url="redis://127.0.0.1:9/0", database_url=f"sqlite:///{tmp_path}/none.db")
     with pytest.raises(BadInput, match="there is no database in") as said:
-        workers.ready(empty)
+        workers.check_worker_setup(empty)
     assert "SQLite cannot be shared between machines" in said.value.hint and not (tmp_path / "none.db").exists()
     with pytest.raises(BadInput, match="REDIS_URL names another machine, but the database is a file of this one"):
-        workers.ready(replace(home, redis_url="redis://pages.lan:6379/0"))
+        workers.check_worker_setup(replace(home, redis_url="redis://pages.lan:6379/0"))
     with pytest.raises(Unavailable, match="The broker does not answer"):
-        workers.ready(replace(home, redis_url="redis://127.0.0.1:9/0"))
+        workers.check_worker_setup(replace(home, redis_url="redis://127.0.0.1:9/0"))
 
 
 def test_tables_of_another_version_are_left_alone(home: Settings, redis_url: str, postgres: str) -> None:
     settings = replace(home, redis_url=redis_url, database_url=postgres)
     db.upgrade(settings)
-    workers.ready(settings)
+    workers.check_worker_setup(settings)
     with db.reading(settings) as session:
         assert session.query(Base).count() == 0, "no machine but that of the pages notes its starter"
     db.downgrade(settings, "0004")
     try:
         with pytest.raises(Unavailable, match="at migration 0004, these workers need"):
-            workers.ready(settings)
+            workers.check_worker_setup(settings)
         assert db.revision(settings) == "0004"
     finally:
         db.upgrade(settings)

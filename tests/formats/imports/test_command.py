@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from app.views.checkpoint_rows import lineage, row_cells, settings_table
-from cli.launch.supervision import end_survivors, survivors
+from cli.launch.supervision import end_leftover_processes, leftover_processes
 from cli.main import main
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -30,7 +30,7 @@ from workers.timing import JobTiming
 @pytest.fixture
 def services_home(home: Settings) -> Iterator[Settings]:
     yield home
-    end_survivors(home, patience=0)
+    end_leftover_processes(home, patience=0)
 
 
 def last_json(capsys: pytest.CaptureFixture[str]) -> dict:
@@ -48,7 +48,7 @@ def test_a_published_draft_is_used_by_name_like_our_own(
     assert (found["state"], found["method"], found["base"], found["name"]) == ("ready", "eagle3", "tiny", "theirs")
     assert found["config"]["imported"]["licence"] == "mit" and found["config"]["imported"]["format"] == "eagle3"
     assert file_sha256(Path(found["path"], "model.safetensors")) == found["sha256"]
-    assert "Import theirs" in progress and not survivors(services_home)
+    assert "Import theirs" in progress and not leftover_processes(services_home)
     asked = ["generate", "--prompt", "hello", "--max-tokens", "24", "--json"]
     trace = tmp_path / "trace.jsonl"
     assert main([*asked, "--model", "tiny"]) == 0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from formats.imports.run import TargetBase, import_draft
-from models.checkpoints import amend, load_draft, read_config
+from models.checkpoints import load_draft, read_config, update_draft_config
 from models.hub import choose, choose_draft
 from speculoos.errors import BadInput, NotFound, Unsupported
 from speculoos.reporting import SilentReporter
@@ -108,7 +108,7 @@ def test_of_a_hub_repository_pickles_come_only_where_there_are_no_safetensors():
 
 def test_a_checkpoint_of_ours_comes_back_with_its_tree(imported, tmp_path, tiny_base, base):
     folder, _ = imported(writers.eagle3(draft_ids=torch.arange(3, 200, 2)))
-    amend(folder, drafting={"depth": 2, "top_k": 2, "nodes": 5}, tuning={"verdict": "fast"})
+    update_draft_config(folder, drafting={"depth": 2, "top_k": 2, "nodes": 5}, tuning={"verdict": "fast"})
     scratch = tmp_path / "again"
     scratch.mkdir()
     report = read_here(folder, tiny_base, scratch, base_sha256="c" * 64)
@@ -157,4 +157,4 @@ def test_what_is_no_pickle_is_not_called_code(text, kept_child, tmp_path, matche
     (source / "model.safetensors").unlink()
     (source / "medusa_lm_head.pt").write_text(text)
     with pytest.raises(BadInput, match=r"medusa_lm_head.pt: is not a file written by torch.save; fetch it again"):
-        import_draft("folder", str(source), matched, tmp_path / "out", Silent())
+        import_draft("folder", str(source), matched, tmp_path / "out", SilentReporter())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.checkpoints import draft_to_train, load_draft
+from models.checkpoints import load_draft, load_draft_for_training
 from models.methods import train_config
 from speculoos.reporting import SilentReporter
 from tests.formats.imports import writers
@@ -46,7 +46,7 @@ def test_a_published_draft_learns_and_keeps_its_shape(made, imported, base, tiny
 def test_a_deep_draft_learns_from_the_same_places_as_a_flat_one(imported, base, conversations):  # noqa: F811
     """With one layer both ways of unrolling must give one loss; the deep way is what further layers need."""
     folder, _ = imported(writers.eagle3(draft_ids=SOME))
-    method = Eagle3Method(settings("eagle3"), base, draft_to_train(folder, base, "eagle3"))
+    method = Eagle3Method(settings("eagle3"), base, load_draft_for_training(folder, base, "eagle3"))
     features = method.features(collate(conversations[:4]))
     flat = method(features)
     method.multi_layer = True

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from models.methods import METHODS
-from models.methods.trees import fits, parse, typed, words
+from models.methods.trees import drafting_text, editable_text, fits, parse
 from speculoos.errors import BadInput
 
 
@@ -27,27 +27,27 @@ from speculoos.errors import BadInput
 )
 def test_words_are_read(text: str, drafting: dict[str, Any]) -> None:
     assert parse(text) == drafting
-    if not words(drafting).startswith("tree of"):
-        assert parse(words(drafting)) == drafting
+    if not drafting_text(drafting).startswith("tree of"):
+        assert parse(drafting_text(drafting)) == drafting
 
 
 @pytest.mark.parametrize("drafting", [{}, {"tree": [[0], [0, 0], [1], [2], [0, 1]]}, {"depth": 4, "top_k": 8}])
 def test_what_is_typed_says_all_of_it(drafting: dict[str, Any]) -> None:
-    assert parse(typed(drafting)) == drafting
+    assert parse(editable_text(drafting)) == drafting
 
 
 def test_words_tell_trees_apart() -> None:
-    assert words({"tree": [[0], [0, 0], [0, 0, 0]]}) == "chain 3" == words({"tree": [[0, 0, 0]]})
-    assert words({"tree": [[0], [1], [0, 0], [1, 0]]}) == "tree 2x1"
+    assert drafting_text({"tree": [[0], [0, 0], [0, 0, 0]]}) == "chain 3" == drafting_text({"tree": [[0, 0, 0]]})
+    assert drafting_text({"tree": [[0], [1], [0, 0], [1, 0]]}) == "tree 2x1"
     some, other = ({"tree": tree} for tree in ([[0], [0, 0], [1]], [[0], [0, 1], [1]]))
-    assert words(some) != words(other) and words(some).startswith("tree of 3 choices")
-    assert words({"depth": 3, "drafter": "ngram"}) == "ngram, depth 3"
-    assert words({"tree": "no tree"}).startswith("tree of ?")
+    assert drafting_text(some) != drafting_text(other) and drafting_text(some).startswith("tree of 3 choices")
+    assert drafting_text({"depth": 3, "drafter": "ngram"}) == "ngram, depth 3"
+    assert drafting_text({"tree": "no tree"}).startswith("tree of ?")
 
 
 def test_a_tree_that_nobody_can_count_is_said_at_once() -> None:
     for tree in ([[10**12]], [[99_999, 99_999, 99_999]], [[float("inf")]]):
-        assert words({"tree": tree}).startswith("tree of 1 choices")
+        assert drafting_text({"tree": tree}).startswith("tree of 1 choices")
 
 
 @pytest.mark.parametrize("text", ["chain 0", "chain", "tree 0x2", "tree 99x99", "[1]", "{", "fast", "depth", "depth x"])

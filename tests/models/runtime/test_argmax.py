@@ -10,7 +10,7 @@ from decoding.drafters.plain import PlainDrafter
 from decoding.generate import generate
 from decoding.target import fast_target
 from models.base import load_base
-from models.runtime.argmax import HeadArgmax, argmax, tied_table
+from models.runtime.argmax import HeadArgmax, argmax, argmax_table
 from models.runtime.linear import packing_works
 from models.tiny import make_tiny_base
 
@@ -94,8 +94,8 @@ def test_tied_heads_are_screened_and_others_are_not(tmp_path, family, tied, monk
     monkeypatch.setattr("models.runtime.argmax.has_bfloat16", lambda device: device.type == "cpu")
     make_tiny_base(tmp_path, family, tie_word_embeddings=tied)
     base = load_base(tmp_path)
-    assert (tied_table(base) is not None) == tied
-    assert tied_table(load_base(tmp_path, dtype="bfloat16")) is None
+    assert (argmax_table(base) is not None) == tied
+    assert argmax_table(load_base(tmp_path, dtype="bfloat16")) is None
     target = fast_target(base, 128)
     config = GenerateConfig(max_tokens=40, eos_ids=frozenset())
     ids = [token.id for step in generate(target, PlainDrafter(), [5, 6, 7], config) for token in step.tokens]

@@ -10,7 +10,7 @@ from models.base import LoadedBase, load_base
 from models.runtime.forward import FastForward
 from models.runtime.graphs import GraphedForward, bucket_of
 from models.runtime.linear import PackedLinear, pack, pack_module, packing_works, product
-from models.runtime.weights import pack_known, why_not_fast
+from models.runtime.weights import not_fast_reason, pack_supported
 from models.tiny import LLAMA3_ROPE, make_tiny_base
 from speculoos.errors import Unsupported
 
@@ -125,7 +125,7 @@ def test_a_family_without_a_fast_forward_falls_back_and_says_so(tmp_path):
 
 def test_rotary_types_that_change_with_length_are_left_to_transformers(tmp_path):
     make_tiny_base(tmp_path, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
-    assert "dynamic" in why_not_fast(load_base(tmp_path))
+    assert "dynamic" in not_fast_reason(load_base(tmp_path))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -155,7 +155,7 @@ def test_a_product_takes_weights_as_they_lie(dtype):
 
 def test_a_packed_base_keeps_its_head_where_drafts_borrow_it(tiny_base):
     base, packed = load_base(tiny_base), load_base(tiny_base)
-    pack_known(packed, head=False)
+    pack_supported(packed, head=False)
     assert torch.equal(packed.lm_head.weight, base.lm_head.weight)
     assert not any(isinstance(part, nn.Linear) for part in packed.layers.modules()) or not packing_works(torch.float32)
     ids = torch.arange(5, 45).view(2, 20)

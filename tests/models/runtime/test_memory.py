@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.runtime.memory import _are_a_files, give_back
+from models.runtime.memory import _are_clean_file_pages, release_pages
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are given back on Linux only")
 
@@ -30,7 +30,7 @@ def mapped(tmp_path):
 def test_a_mapped_weight_leaves_memory_and_reads_the_same_again(mapped):
     found, wanted = mapped
     before = resident_kb()
-    assert give_back(found["a"])
+    assert release_pages(found["a"])
     assert before - resident_kb() > 24_000
     assert torch.equal(found["a"], wanted["a"]) and torch.equal(found["b"], wanted["b"])
 
@@ -38,13 +38,13 @@ def test_a_mapped_weight_leaves_memory_and_reads_the_same_again(mapped):
 def test_a_changed_weight_stays_as_it_was_changed(mapped):
     found, _ = mapped
     found["a"][1000] = 7.0
-    assert not give_back(found["a"])
+    assert not release_pages(found["a"])
     assert (found["a"][1000] == 7.0).all()
 
 
 def test_memory_of_no_file_is_left_alone():
     weight = torch.randn(2048, 1024)
     copy = weight.clone()
-    assert not give_back(weight) and torch.equal(weight, copy)
-    assert not give_back(torch.zeros(3)) and not give_back(torch.empty(2048, 1024, device="meta"))
-    assert not _are_a_files(0, 4)
+    assert not release_pages(weight) and torch.equal(weight, copy)
+    assert not release_pages(torch.zeros(3)) and not release_pages(torch.empty(2048, 1024, device="meta"))
+    assert not _are_clean_file_pages(0, 4)

@@ -21,7 +21,7 @@ def run(request: Export, context: JobContext) -> dict[str, Any]:
     row = context.usable(Checkpoint, request.checkpoint_id)
     base_row = context.usable(Base, row.base_id)
     check_export(row.path, base_row.path, request.format)
-    archive.check(row.path, row.name, row.sha256, context.sums)
+    archive.check_checkpoint_files(row.path, row.name, row.sha256, context.sums)
     source, folder = checkpoint_state(row.path), exports_folder(context.settings.home, row.id)
     base = load_base(base_row.path, "float32", "cpu", context.known(base_row), context.sums)
     making = folder / f".{context.job_id}"

@@ -102,7 +102,7 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     from evaluation.questions import built_in
     from evaluation.tuning import can_be_tuned, tune
     from models.base import decoding_dtype, load_base
-    from models.checkpoints import amend, load_draft
+    from models.checkpoints import load_draft, update_draft_config
     from workers.child.work.tune import figures_of
 
     context.log("Looking for the tree that gives the most tokens per second on this machine.")
@@ -112,7 +112,7 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     if not can_be_tuned(draft):
         return {"tuning": ""}
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
-    amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
+    update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
     return figures_of(tuned, kept=bool(tuned.drafting), job_id=context.job_id)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
-from models.checkpoints import amend
+from models.checkpoints import update_draft_config
 from speculoos.errors import Unsupported
 from speculoos.files import total_bytes
 from tracking.tables import Checkpoint, now
@@ -50,5 +50,5 @@ def _keep(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: JobConte
     """The tree in the checkpoint's config.json (its folder is replaced whole), unless this attempt is over."""
     with context.fenced():
         pass
-    amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
+    update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=total_bytes(folder))
