@@ -171,7 +171,7 @@ class TrainPage:
         """Another recipe's settings."""
         return self.advanced.fill(forms.recipe_values(method, recipe))
 
-    def asked(
+    def submission(
         self,
         base: str,
         data: list[str],
@@ -191,18 +191,18 @@ class TrainPage:
         """Estimate, warnings and command, or what is missing; the estimate in one line; what a draft vocabulary
         covers."""
         try:
-            asked = self.asked(*values)
+            submission = self.submission(*values)
             with reading(self.settings) as session:
-                return review_box(session, self.settings, asked)
+                return review_box(session, self.settings, submission)
         except SpeculoosError as error:
             return field_error_notice(error_text(error), FIELDS), in_line(error), gr.skip()
 
     def start_training(self, *values: Any) -> tuple[str, str, Any]:
         """Submit the job: (notice, where to go, what the line on narrow screens says)."""
         try:
-            asked = self.asked(*values)
-            told = {"name": asked.name, "experiment": asked.experiment or None, "user": visitor.user()}
-            job = submit_training(asked.request, measure=asked.measure, **told, settings=self.settings)[0]
+            submission = self.submission(*values)
+            told = {"name": submission.name, "experiment": submission.experiment or None, "user": visitor.user()}
+            job = submit_training(submission.request, measure=submission.measure, **told, settings=self.settings)[0]
         except SpeculoosError as error:
             return notice(error_text(error), "bad"), "", in_line(error)
         return "", f"/jobs?id={job.id}", gr.skip()
@@ -307,9 +307,9 @@ FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for
 """What a sentence about this form begins with, and the box it is about."""
 
 
-def review_box(session: Session, settings: Settings, asked: TrainSubmission) -> tuple[str, str, str]:
+def review_box(session: Session, settings: Settings, submission: TrainSubmission) -> tuple[str, str, str]:
     """The review box of a request that can be made, the estimate in one line, and what a draft vocabulary covers."""
-    request = asked.request
+    request = submission.request
     if session.get(Base, request.base_id) is None:
         raise BadInput("Base: this model is gone; choose another.")
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
@@ -318,5 +318,5 @@ def review_box(session: Session, settings: Settings, asked: TrainSubmission) -> 
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     guess = check_and_estimate(settings, request)
-    whole = notes + review(guess, command_for(request, names, asked.name, asked.flags))
+    whole = notes + review(guess, command_for(request, names, submission.name, submission.flags))
     return tag("div", whole, class_="sp-stack"), line(guess), coverage_note(sets, request.config)

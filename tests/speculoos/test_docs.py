@@ -81,9 +81,12 @@ def test_the_readme_names_only_commands_that_exist() -> None:
         assert words in groups or " ".join(words.split()[:2]) in known, words
 
 
-def path_lines() -> list[tuple[str, str]]:
+TRAIN_FORM = "From the Train form to the job's row"
+
+
+def path_lines(section: str = "A reader's path") -> list[tuple[str, str]]:
     text = (CLONE / "docs" / "architecture.md").read_text(encoding="utf-8")
-    part = text.split("## A reader's path")[1].split("\n## ")[0]
+    part = text.split(f"## {section}")[1].split("\n## ")[0]
     return re.findall(r"^\| `([^`]+\.(?:py|js))` \| `([^`]+)` \|", part, re.MULTILINE)
 
 
@@ -93,14 +96,19 @@ def test_the_readers_path_begins_with_send_and_ends_with_a_row() -> None:
     assert lines[0] == ("app/turns.py", "next_turn") and lines[-1] == ("workers/child/work/train.py", "publish")
 
 
-@pytest.mark.parametrize(("file", "name"), path_lines())
+def test_the_way_of_the_train_form_is_short() -> None:
+    lines = path_lines(TRAIN_FORM)
+    assert len(lines) <= 20 and len({file for file, _ in lines}) <= 9
+
+
+@pytest.mark.parametrize(("file", "name"), [*path_lines(), *path_lines(TRAIN_FORM)])
 def test_every_line_of_the_readers_path_is_there(file: str, name: str) -> None:
     if file.endswith(".js"):
         text = (CLONE / file).read_text(encoding="utf-8")
         assert re.search(rf"^export .*\b{name}\b", text, re.MULTILINE)
         assert name != "TokenStream" or "sp-${origin}" in text
         return
-    module = found = import_module(file.removesuffix(".py").replace("/", "."))
+    module = found = import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     for part in name.split("."):
         found = getattr(found, part)
     assert callable(found) and inspect.unwrap(found).__module__ == module.__name__  # Celery's tasks are wrapped
