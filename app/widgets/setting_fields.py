@@ -5,7 +5,6 @@ from typing import Any
 
 import gradio as gr
 
-from app.widgets.fields import one_line
 from models.methods.settings import Setting
 from workers.jobs.request import Request
 
@@ -22,7 +21,8 @@ def setting_control(setting: Setting, elem_id: str, **options: Any) -> Any:
         return gr.Number(default, precision=0 if setting.kind is int else None, elem_id=elem_id, **common)
     if isinstance(default, dict) or default is None:
         default = ""
-    return one_line(common.pop("label"), elem_id, value=box_value(default), **common)  # an empty gr.Number sends 0
+    text = {"value": box_value(default), "max_lines": 1, **common}  # also for open numbers: an empty gr.Number sends 0
+    return gr.Textbox(elem_id=elem_id, **text)
 
 
 def box_value(value: Any) -> Any:
