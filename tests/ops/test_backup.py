@@ -395,7 +395,7 @@ def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
 ) -> None:
     back_up(filled_sqlite.settings, tmp_path / "b.tar")
     code = (
-        "import os, sys; from upkeep import restore; "
+        "import os, sys; from ops import restore; "
         "restore._place = lambda places: (restore.os.makedirs(places[0][1].parent), places[0][0].rename(places[0][1]), "
         "os._exit(9)); from cli.main import main; main(['restore', sys.argv[1]])"
     )
