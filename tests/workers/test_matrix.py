@@ -29,6 +29,7 @@ from workers.ask.requests import Evaluate, Matrix
 from workers.ask.submit import request_cancel, retry, submit
 from workers.child.work import matrix as work
 
+FORKED = True
 TREES = [{"tree": [[0]]}, {"tree": [[0, 0], [1, 0]]}]
 SMALL = {"limit": 2, "max_tokens": 6, "drafting": TREES, "temperatures": [0.0, 1.0]}
 

@@ -23,6 +23,8 @@ from workers.ask.requests import Tune
 from workers.ask.submit import submit
 from workers.child.work import tune
 
+FORKED = True
+
 
 @pytest.fixture(scope="module")
 def cycle(tmp_path_factory: pytest.TempPathFactory) -> Path:
