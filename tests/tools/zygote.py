@@ -35,7 +35,8 @@ IMPORTED = (
     *("transformers.models.llama.modeling_llama", "celery.app.amqp", "celery.bin.worker", "celery.concurrency.thread"),
     *("celery.worker.components", "celery.fixups.django", "kombu.transport.redis", "redis", "sqlalchemy.orm"),
     *("sqlalchemy.dialects.sqlite", "alembic.config", "pydantic", "psutil", "httpx", "typer", "rich.progress"),
-    *("prometheus_client", "fastapi", "jinja2", "orjson", "uvicorn.protocols.http.auto", "uvicorn.lifespan.on"),
+    *("prometheus_client", "fastapi", "gradio", "jinja2", "orjson"),
+    *("uvicorn.protocols.http.auto", "uvicorn.lifespan.on"),
 )
 """Of libraries alone: modules of the project read their environment when they are imported."""
 OWN_ENVIRONMENT = ("HF_", "TRANSFORMERS_", "OMP_", "PYTHON", "LD_", "TORCH", "ACCELERATE_", "TOKENIZERS_")
