@@ -24,7 +24,7 @@ def workbench(tmp_path_factory: pytest.TempPathFactory, databases: Databases) ->
         bench.start("inference", "web")
         yield bench
     finally:
-        bench.stop()
+        bench.end()
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Furnished]:
     """The web server of a home that has some of everything. Tests leave its rows as they are."""
     made = furnish(tmp_path_factory.mktemp("furnished") / "home")
     yield made
-    made.bench.stop()
+    made.bench.end()
 
 
 @pytest.fixture(scope="session")

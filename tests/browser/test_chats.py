@@ -83,7 +83,7 @@ def test_chats_are_there_after_a_restart_of_both_servers_and_the_menu_leads_back
         answered(page, 2)
         chat = re.search(r"chat=([0-9a-f]{32})", page.url).group(1)
         page.goto("about:blank")
-        bench.stop()
+        bench.end()
         bench.start("inference", "web")
         page.goto(f"{bench.url}/plans")
         page.get_by_role("link", name="Playground", exact=True).click()
@@ -103,7 +103,7 @@ def test_chats_are_there_after_a_restart_of_both_servers_and_the_menu_leads_back
         assert asked[::2] == ["Where do bees sleep?", "And wasps?", "And ants?"]
     finally:
         page.goto("about:blank")
-        bench.stop()
+        bench.end()
 
 
 def test_chats_are_searched_named_and_deleted_after_a_second_click(page: Page, workbench: Workbench) -> None:

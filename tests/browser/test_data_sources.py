@@ -22,7 +22,7 @@ def bench(tmp_path: Path, hub: str, databases: Databases) -> Iterator[Workbench]
         made.start(*(name for name in SERVICES if name != "worker-gpu"), "web")
         yield made
     finally:
-        made.stop()
+        made.end()
 
 
 def models_of_the_hub(bench: Workbench, page: Page) -> None:

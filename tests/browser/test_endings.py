@@ -161,7 +161,7 @@ def test_twice_as_long_is_filled_in(page: Page, workbench: Workbench, ended: dic
 def workers(workbench: Workbench) -> Iterator[Workbench]:
     workbench.start(*SERVICES)
     yield workbench
-    workbench.stop(*SERVICES[::-1])
+    workbench.end(*SERVICES[::-1])
 
 
 def import_ended(workbench: Workbench, data_id: str) -> bool:

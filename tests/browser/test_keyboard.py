@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app.views.shell import NAV
+from app.views.shell import BESIDE, NAV
 from tests.browser.conftest import watch
 from tests.browser.furnished import Furnished, open_page
 
@@ -18,7 +18,6 @@ RING = """() => {
   const drawn = (style) => outlined(style) || style.boxShadow !== 'none';
   return node === document.body || around.some((each) => each && drawn(getComputedStyle(each)));
 }"""
-LISTS = ("/models", "/data", "/jobs", "/checkpoints", "/storage", "/settings", "/")
 
 
 def test_the_first_tab_leads_past_the_bar(page: Page, furnished: Furnished) -> None:
@@ -89,16 +88,6 @@ def test_the_bar_of_a_phone_says_that_it_goes_on(page: Page, furnished: Furnishe
     expect(nav).to_have_attribute("data-more", "")
 
 
-@pytest.mark.parametrize("path", LISTS)
-def test_no_table_is_cut_off_at_200_percent(page: Page, furnished: Furnished, path: str) -> None:
-    """1280 and 1024 pixels at 200 %, and a width at which tables are not cards yet."""
-    open_page(page, furnished.url + path)
-    for width in (640, 700, 512):
-        page.set_viewport_size({"width": width, "height": 450})
-        page.wait_for_timeout(100)
-        nothing_is_cut_off(page, width)
-
-
 def nothing_is_cut_off(page: Page, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     cut = page.evaluate(
@@ -123,8 +112,15 @@ def calm(browser: Browser) -> Iterator[Page]:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("path", [path for _, path in NAV])
-def test_nothing_moves_for_who_wants_no_motion(calm: Page, furnished: Furnished, path: str) -> None:
+@pytest.mark.parametrize("path", [path for _, path in (*NAV, *BESIDE)])
+def test_nothing_moves_for_who_wants_no_motion_and_no_table_is_cut_off(
+    calm: Page, furnished: Furnished, path: str
+) -> None:
+    """At 1280 and 1024 pixels and 200 %, and at a width at which tables are not cards yet."""
     open_page(calm, furnished.url + path)
     moving = "document.getAnimations().filter((a) => a.effect.getComputedTiming().activeDuration > 20).length"
     assert calm.evaluate(moving) == 0
+    for width in (640, 700, 512):
+        calm.set_viewport_size({"width": width, "height": 450})
+        calm.wait_for_timeout(100)
+        nothing_is_cut_off(calm, width)

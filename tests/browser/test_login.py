@@ -20,7 +20,7 @@ def locked(tmp_path) -> Iterator[Workbench]:
         bench.start("web")
         yield bench
     finally:
-        bench.stop()
+        bench.end()
 
 
 def test_one_logs_in_works_and_logs_out(locked: Workbench, page: Page, tmp_path: Path) -> None:
@@ -85,4 +85,4 @@ def test_a_printed_link_lets_one_browser_in_and_the_next_is_asked_for_another(
         second.close()
         page.goto("about:blank")  # or its next question would find the server gone
     finally:
-        bench.stop()
+        bench.end()

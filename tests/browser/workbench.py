@@ -3,16 +3,18 @@
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cli.launch.programs import programs
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
+from tests.tools import zygote
 from tracking import processes
 from tracking.db import reading, upgrade, writing
 from tracking.tables import Base, Checkpoint, new_id
@@ -37,7 +39,7 @@ class Workbench:
 
     settings: Settings
     env: dict[str, str]
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes] | zygote.Forked] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -48,9 +50,8 @@ class Workbench:
         private_folder(self.settings.run_dir)
         (self.settings.home / "broker").mkdir(exist_ok=True)
         for program in programs(self.settings, names):
-            log = self.log(program.name).open("ab")
-            command = list(program.command)
-            self.processes[program.name] = subprocess.Popen(command, env=self.env, cwd=CLONE, stdout=log, stderr=log)
+            with self.log(program.name).open("ab") as log:
+                self.processes[program.name] = self._begin(list(program.command), log)
         for name in names:
             self._wait(name)
 
@@ -60,9 +61,14 @@ class Workbench:
         process.kill()
         process.wait()
 
-    def stop(self, *names: str) -> None:
-        """End processes, all of them by default."""
+    def end(self, *names: str) -> None:
+        """End processes at once, all of them by default."""
         for name in names or list(self.processes)[::-1]:
+            self.kill(name)
+
+    def stop(self, *names: str) -> None:
+        """End processes in order."""
+        for name in names:
             process = self.processes.pop(name)
             process.terminate()
             try:
@@ -91,6 +97,11 @@ class Workbench:
             rows.add(row)
             rows.flush()
             return row.id
+
+    def _begin(self, command: list[str], log: BinaryIO) -> subprocess.Popen[bytes] | zygote.Forked:
+        if command[:2] == [sys.executable, "-m"]:
+            return zygote.begin(command[2], command[3:], self.env, log.fileno())
+        return subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
 
     def _wait(self, name: str) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -124,6 +135,7 @@ def make_workbench(home: Path, **env: str) -> Workbench:
         "SPECULOOS_STARTER": str(home / "no-starter"),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(CLONE),
         **QUICK,
         **env,
     }

@@ -47,7 +47,7 @@ def servers(tmp_path: Path, clean_environment: None) -> Iterator[Workbench]:
         made.start("inference", "web")
         yield made
     finally:
-        made.stop()
+        made.end()
 
 
 def ask(bench: Workbench, model: str) -> httpx.Response:

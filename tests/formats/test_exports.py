@@ -208,16 +208,26 @@ def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_
     assert '"num_speculative_tokens": 3' in (tmp_path / "vllm" / "README.md").read_text()
 
 
-@pytest.mark.real
-def test_transformers_answers_the_same_with_a_draft_for_the_starter(tmp_path):
-    from benchmarks.installed_loaders import transformers
+@pytest.fixture
+def one_prompt(monkeypatch):
+    """The starter is real in size: of the prompts the first will do."""
+    from benchmarks import installed_loaders
+    from formats import passages
 
-    (found,) = transformers(tmp_path)
+    for module in (passages, installed_loaders):
+        monkeypatch.setattr(module, "PROMPTS", passages.PROMPTS[:1])
+
+
+@pytest.mark.real
+def test_transformers_answers_the_same_with_a_draft_for_the_starter(tmp_path, one_prompt):
+    from benchmarks import installed_loaders
+
+    (found,) = installed_loaders.transformers(tmp_path)
     assert found.good and found.same_answers and found.difference <= 1e-4 and found.tensors > 50
 
 
 @pytest.mark.real
-def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(tmp_path):
+def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(tmp_path, one_prompt):
     from models.base import load_base
     from models.starter import STARTER_HEAD, starter_path
 

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import httpx
 
 from speculoos.settings import HiddenStatesServer
+from tests.tools import zygote
 from tests.tools.ports import free_ports
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -22,18 +21,18 @@ class StateProcess:
     def __init__(self, folder: Path, home: Path, *options: str, token: str = ""):
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "cli.main", "features", "serve", str(folder)]
+        self._command = ["features", "serve", str(folder)]
         self._command += ["--port", str(self.port), *options]
         self._environment = {**os.environ, "SPECULOOS_HOME": str(home), "PYTHONPATH": str(CLONE)}
         self._environment |= {"SPECULOOS_FEATURES_TOKEN": token} if token else {}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: zygote.Popen | zygote.Forked | None = None
 
     def server(self, name: str = "here", **options: object) -> HiddenStatesServer:
         """As settings.toml would name it."""
         return HiddenStatesServer(name, self.url, **options)
 
     def start(self) -> "StateProcess":
-        self.process = subprocess.Popen(self._command, env=self._environment, cwd=CLONE)
+        self.process = zygote.begin("cli.main", self._command, self._environment)
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
             assert self.process.poll() is None, "the server of hidden states ended at its start"

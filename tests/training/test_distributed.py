@@ -16,7 +16,7 @@ import json, sys, torch
 torch.set_num_threads(1)
 from speculoos.reporting import Silent
 from training import loop
-from methods import train_config
+from models.methods import train_config
 
 settings, base, data, out = json.loads(sys.argv[1])
 norms = []

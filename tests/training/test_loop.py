@@ -140,7 +140,7 @@ def test_a_small_model_with_dropout_resumes_exactly_too(tmp_path):
 KILLED = """
 import json, sys, time
 from speculoos.reporting import Silent
-from methods import train_config
+from models.methods import train_config
 from training.feature_store import FeatureStore, advice
 from training.loop import train
 import torch

@@ -30,7 +30,7 @@ WORKER = """
 import json, os, sys, torch
 from speculoos.errors import Cancelled
 from training import loop, sharding
-from methods import train_config
+from models.methods import train_config
 from tests.training.test_loop import Notebook
 
 torch.set_num_threads(1)
@@ -65,7 +65,9 @@ METHODS = {
     "eagle3": {"draft_vocab_size": 100},
     "draft": {"draft_num_layers": 2},
 }
-STEPS, HALF = 6, 3
+ANEW = "eagle3"
+"""Of this one a run that has nothing left to do is resumed too."""
+STEPS, HALF = 4, 2
 COMPARED = ("train/loss", "train/grad_norm", "eval/tau", "eval/tau_tree")
 
 
@@ -89,7 +91,7 @@ def launch(base, data, runs):
 @pytest.fixture(scope="module")
 def runs(tiny_base, dataset, tmp_path_factory):
     """The folder in which <method>-<run> lie: `whole` (DDP), `sharded`, `stopped` and `resumed` (sharded), `over`
-    (resumed when all was done), `alone` (one process, stopped) and `alone-resumed` (sharded)."""
+    (resumed when all was done, of one method), `alone` (one process, stopped) and `alone-resumed` (sharded)."""
     folder, planned = tmp_path_factory.mktemp("runs"), []
 
     def plan(method, name, sharded=True, stop_after=None, resume=None, **changes):
@@ -102,7 +104,8 @@ def runs(tiny_base, dataset, tmp_path_factory):
         plan(method, "sharded")
         plan(method, "stopped", stop_after=HALF)
         plan(method, "resumed", resume="stopped")
-        plan(method, "over", resume="sharded")
+        if method == ANEW:
+            plan(method, "over", resume="sharded")
         with pytest.raises(Cancelled):
             alone = train_config(**settings(method, accumulate=4))
             train(alone, tiny_base, dataset, folder / f"{method}-alone", reporter=Notebook(HALF))
@@ -152,10 +155,15 @@ def test_a_sharded_run_stopped_and_resumed_equals_one_that_was_not(method, runs)
         assert {n: v for n, v in row.items() if n in COMPARED} == {
             n: v for n, v in straight[0][step].items() if n in COMPARED
         }
-    assert list(second[0]) == ["4", "5", "6"]
-    assert second[2].keys() == straight[2].keys() > read(runs / f"{method}-over")[2].keys() > set()
-    for weights in (second[2], read(runs / f"{method}-over")[2]):
-        assert all(torch.equal(weight, straight[2][name]) for name, weight in weights.items())
+    assert list(second[0]) == [str(step) for step in range(HALF + 1, STEPS + 1)]
+    assert second[2].keys() == straight[2].keys()
+    assert all(torch.equal(weight, straight[2][name]) for name, weight in second[2].items())
+
+
+def test_a_sharded_run_with_nothing_left_to_do_writes_the_same_draft(runs):
+    straight, over = (read(runs / f"{ANEW}-{name}")[2] for name in ("sharded", "over"))
+    assert straight.keys() > over.keys() > set()
+    assert all(torch.equal(weight, straight[name]) for name, weight in over.items())
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -167,7 +175,7 @@ def test_states_hold_whole_tensors_for_any_number_of_processes(method, runs, tin
     values = {str(step): row for step, row in notes.values.items()}
     check_close((values, [], tensors_in(tmp_path / "out")), straight)
     check_close(read(runs / f"{method}-alone-resumed"), straight)
-    states = [runs / f"{method}-{name}" / "state-3" for name in ("stopped", "alone")]
+    states = [runs / f"{method}-{name}" / f"state-{HALF}" for name in ("stopped", "alone")]
     for file in ("draft.safetensors", "optimizer.safetensors"):
         ours, theirs = (load_file(state / file) for state in states)
         assert {n: (t.shape, t.dtype) for n, t in ours.items()} == {n: (t.shape, t.dtype) for n, t in theirs.items()}

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import redis
 
 from cli.launch.programs import valkey_binary
 from speculoos.settings import Settings, load
+from tests.tools import zygote
 from tests.tools.databases import ALL, Databases
 from tracking import db
 from tracking.tables import Job
@@ -83,9 +83,10 @@ def broker() -> Iterator[str]:
 
 
 @pytest.fixture
-def bench(home: Settings, broker: str) -> Iterator["Bench"]:
-    """A home, an empty broker, quick timing, and processes that are ended after the test."""
-    made = Bench(replace(home, redis_url=broker))
+def bench(home: Settings, broker: str, request: pytest.FixtureRequest) -> Iterator["Bench"]:
+    """A home, an empty broker, quick timing, and processes that are ended after the test. Those of a test file that is
+    about what jobs do, and says FORKED, begin in a moment (tests.tools.zygote)."""
+    made = Bench(replace(home, redis_url=broker), forked=getattr(request.module, "FORKED", False))
     redis.Redis(unix_socket_path=broker.removeprefix("redis+socket://")).flushdb()
     yield made
     made.end()
@@ -107,27 +108,28 @@ def steady(broker: str, tmp_path_factory: pytest.TempPathFactory, databases: Dat
 class Bench:
     """Starts and kills the real processes of one home."""
 
-    def __init__(self, settings: Settings, **environment: str):
-        self.settings = settings
+    def __init__(self, settings: Settings, forked: bool = False, **environment: str):
+        self.settings, self.forked = settings, forked
         settings.home.mkdir(parents=True, exist_ok=True)
         own = {"SPECULOOS_HOME": str(settings.home), "DATABASE_URL": settings.database_url}
         self.environment = {**os.environ, **QUICK, **own, "REDIS_URL": settings.redis_url, **environment}
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes] | zygote.Forked] = []
 
-    def start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, module: str, *arguments: str) -> subprocess.Popen[bytes] | zygote.Forked:
         """`python -m module …` with its output in home/<module>.log."""
-        out = (self.settings.home / f"{module}.log").open("ab")
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdout=out, stderr=out, env=self.environment
-        )
-        out.close()
+        with (self.settings.home / f"{module}.log").open("ab") as out:
+            if self.forked:
+                process = zygote.begin(module, arguments, self.environment, out.fileno())
+            else:
+                command = [sys.executable, "-m", module, *arguments]
+                process = subprocess.Popen(command, stdout=out, stderr=out, env=self.environment)
         self.processes.append(process)
         return process
 
-    def worker(self, queue: str = "io") -> subprocess.Popen[bytes]:
+    def worker(self, queue: str = "io") -> subprocess.Popen[bytes] | zygote.Forked:
         return self.start("workers.supervise.worker", queue)
 
-    def reconciler(self) -> subprocess.Popen[bytes]:
+    def reconciler(self) -> subprocess.Popen[bytes] | zygote.Forked:
         return self.start("workers.supervise.reconcile")
 
     def job(self, job_id: str) -> Job:
@@ -156,15 +158,11 @@ class Bench:
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in logs)
 
     def end(self) -> None:
+        """At once: an orderly end takes a worker seconds, and has tests of its own."""
         for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+            process.kill()
         for process in self.processes:
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait()
 
 
 def wait_until(claim: Callable[[], bool], seconds: float, what: str, detail: Callable[[], str] = lambda: "") -> None:

@@ -1,7 +1,6 @@
 """The same suite measured here, at our own inference server and at a process that answers as vLLM does: jobs, rows, and
 both sides of the page. No key is in any of them."""
 
-import os
 import subprocess
 import sys
 import time
@@ -13,8 +12,8 @@ import httpx
 import pytest
 
 from app.views import evaluation_view
-from speculoos.settings import PROJECT_ROOT
 from tests.evaluation.test_served import SERVER, TAU
+from tests.tools import zygote
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.matrix_bench import add_model, add_suites
@@ -24,6 +23,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, JobLog
 from workers.jobs.requests import Evaluate
 from workers.jobs.submit import submit
 
+FORKED = True
 OURS, THEIRS = "inference-0815-ours", "sesame-4711-theirs"
 
 
@@ -38,11 +38,7 @@ def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
     base_id, (heads,) = add_model(bench.settings, tiny_base, 1)
     file = bench.settings.home / "their-port"
     their = subprocess.Popen([sys.executable, str(SERVER), str(file), "vllm", THEIRS])
-    our = subprocess.Popen(
-        [sys.executable, "-m", "serving.main"],
-        cwd=PROJECT_ROOT,
-        env={**os.environ, **bench.environment, "OMP_NUM_THREADS": "1"},
-    )
+    our = zygote.begin("serving.main", [], bench.environment)
     try:
         wait_until(file.exists, 90, "their server")
         wait_until(lambda: answers(port), 240, "our server")
@@ -55,7 +51,7 @@ def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
         yield base_id, heads
     finally:
         for process in (their, our):
-            process.terminate()
+            process.kill()
             process.wait(30)
 
 

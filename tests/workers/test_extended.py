@@ -19,6 +19,7 @@ from workers.jobs.extend import extend
 from workers.jobs.requests import GenerateData
 from workers.jobs.submit import request_cancel, retry, submit
 
+FORKED = True
 TEXTS = [f"number {n}" for n in range(24)]
 ROWS = {"one job": None, "shards": 5}
 
@@ -26,7 +27,7 @@ ROWS = {"one job": None, "shards": 5}
 @pytest.fixture(params=ROWS)
 def generated(bench: Bench, request: pytest.FixtureRequest) -> tuple[Servers, Job]:
     """Answers to 12 of 24 prompts, made by one job or in three shards, the last of two rows."""
-    servers = echoes(bench, 0.6)
+    servers = echoes(bench, 0.3)
     request.addfinalizer(servers.end)
     bench.worker()
     bench.reconciler()

@@ -25,7 +25,7 @@ TOKEN = "hf_right"
 def connected(home: Settings, broker: str, hub: str, tmp_path: Path) -> Iterator[Bench]:  # noqa: F811
     """Workers that reach the hub of the tests, with the token of a private set."""
     environment = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": TOKEN}
-    bench = Bench(replace(home, redis_url=broker), **environment)
+    bench = Bench(replace(home, redis_url=broker), forked=True, **environment)
     bench.worker()
     bench.reconciler()
     yield bench

@@ -5,8 +5,6 @@ import json
 import re
 import shlex
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +13,11 @@ import pytest
 from cli.main import main
 from models.tiny import make_tiny_base
 from speculoos.settings import PROJECT_ROOT
-from tests.tools import cli_docs
+from tests.tools import cli_docs, zygote
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 
+FORKED = True
 MIGRATION, NEMO = PROJECT_ROOT / "docs" / "migration.md", PROJECT_ROOT / "docs" / "nemo.md"
 SMALL = {
     "train": ["max_steps=2", "batch_tokens=256", "max_length=128", "samples=0"],
@@ -122,9 +121,7 @@ def serve(bench: Bench, words: list[str]) -> None:
     """A server that runs until the end of the test."""
     out = bench.settings.home / f"{words[0]}.log"
     with out.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", *words], stdout=file, stderr=file, env=bench.environment
-        )
+        process = zygote.begin("cli.main", words, bench.environment, file.fileno())
     bench.processes.append(process)
     port = int(words[-1]) if words[-1].isdigit() else int(bench.environment["SPECULOOS_INFERENCE_PORT"])
     wait_until(lambda: accepts(port), 240, " ".join(words), out.read_text)

@@ -21,6 +21,8 @@ from tracking.tables import Base, Checkpoint, Dataset, Job, new_id
 from workers.jobs.requests import ImportPrompts, Train
 from workers.jobs.submit import submit
 
+FORKED = True
+
 
 def add_own_base(settings: Settings, tiny_base: Path) -> str:
     """A base whose files lie in the home, as those fetched from a hub do."""
@@ -73,7 +75,7 @@ def move(bench: Bench, target: Path) -> Bench:
     shutil.copytree(old, target, symlinks=True)
     shutil.rmtree(old)
     moved = replace(bench.settings, home=target, database_url=f"sqlite:///{target / 'speculoos.db'}")
-    return Bench(moved, SPECULOOS_WORK_MODULES="")
+    return Bench(moved, forked=True, SPECULOOS_WORK_MODULES="")
 
 
 def test_a_home_that_was_moved_chats_downloads_and_resumes(bench: Bench, tiny_base: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from workers.jobs.extend import extend
 from workers.jobs.requests import GenerateData
 from workers.jobs.submit import request_cancel, retry, submit
 
+FORKED = True
 TEXTS = [f"number {n}" for n in range(36)]
 """Six at a time they are more shards than a worker takes at once, so that some have not begun when one has ended."""
 
@@ -66,7 +67,7 @@ def test_killed_workers_and_a_killed_endpoint_lose_and_double_no_answer(bench: B
 
 def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(home: Settings) -> None:
     broker = Broker()
-    bench = Bench(replace(home, redis_url=broker.url))
+    bench = Bench(replace(home, redis_url=broker.url), forked=True)
     servers = echoes(bench, 0.1)
     try:
         processes = [bench.worker(), bench.reconciler()]

@@ -86,7 +86,7 @@ def test_a_note_that_leads_elsewhere_is_none(store: Store, tmp_path: Path, chang
 def pair(home: Settings, broker: str, tmp_path: Path) -> Iterator[tuple[Bench, Bench]]:
     store = f"file://{tmp_path}/store"
     more = {"SPECULOOS_STORE": store}
-    first = Bench(replace(home, redis_url=f"{broker}?virtual_host=10", store=store), **more)
+    first = Bench(replace(home, redis_url=f"{broker}?virtual_host=10", store=store), forked=True, **more)
     other = second(first, tmp_path / "other", **more)
     yield first, other
     other.end()

@@ -48,7 +48,7 @@ def pair(home: Settings, broker: str, tmp_path: Path) -> Iterator[tuple[Bench, B
     """The machine with the pages, and one with workers; nothing runs yet."""
     url = f"{broker}?virtual_host=9"
     store = f"file://{tmp_path}/store"
-    first = Bench(replace(home, redis_url=url, store=store), SPECULOOS_STORE=store)
+    first = Bench(replace(home, redis_url=url, store=store), forked=True, SPECULOOS_STORE=store)
     other = second(first, tmp_path / "other", SPECULOOS_STORE=store)
     yield first, other
     other.end()

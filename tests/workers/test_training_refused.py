@@ -56,7 +56,7 @@ def workbench(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     home = {"SPECULOOS_HOME": str(tmp_path_factory.mktemp("refusing") / "home")}
     settings = replace(load(home), redis_url=f"{broker}?virtual_host=2")
     db.upgrade(settings)
-    made = Bench(settings)
+    made = Bench(settings, forked=True)
     made.worker("gpu")
     yield made
     made.end()
@@ -159,7 +159,7 @@ def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, 
     dataset_id = add_answers(settings, base_id)
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"0" * (27 * 2**19))
-    bench = Bench(settings)
+    bench = Bench(settings, forked=True)
     try:
         bench.worker("gpu")
         job = train(settings, base_id, dataset_id)

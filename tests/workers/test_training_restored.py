@@ -11,6 +11,7 @@ from tests.workers.training_bench import submit_training
 from tracking import db, reports
 from tracking.tables import Checkpoint
 
+FORKED = True
 STEPS = 50
 
 
@@ -24,7 +25,7 @@ def test_a_training_goes_on_in_a_restored_home(bench: Bench, tiny_base: Path, tm
     other = replace(load({"SPECULOOS_HOME": str(tmp_path / "other")}), redis_url=f"{broker}?virtual_host=7")
     with (tmp_path / "home.tar").open("rb") as source:
         assert restore(other, source, "home.tar").jobs_going_on == 1
-    second = Bench(other)
+    second = Bench(other, forked=True)
     try:
         second.worker("gpu")
         done = second.wait(job.id, "SUCCEEDED", 240)

@@ -23,6 +23,8 @@ from workers.child.work import tune
 from workers.jobs.requests import Tune
 from workers.jobs.submit import submit
 
+FORKED = True
+
 
 @pytest.fixture(scope="module")
 def cycle(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,7 +20,7 @@ TRAINING = {"epochs": 0.0, "max_steps": 12, "batch_tokens": 256, "max_length": 6
 
 def second(bench: Bench, home: Path, **environment: str) -> Bench:
     """Another machine of the same database, broker and store."""
-    return Bench(replace(bench.settings, home=home), **environment)
+    return Bench(replace(bench.settings, home=home), forked=bench.forked, **environment)
 
 
 def tiny(bench: Bench) -> str:

@@ -54,7 +54,10 @@ def test_an_import_with_nothing_running_reports_every_row_and_leaves_nothing_beh
     assert HomeLock(services_home).holder() == {}
 
 
-def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(services_home: Settings, tiny_base: Path) -> None:
+def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(
+    services_home: Settings, tiny_base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speculoos = partial(in_this_process, capsys)
     base, _ = speculoos("models", "add", str(tiny_base), "--name", "tiny")
     assert base["state"] == "ready" and base["weights_sha256"] and base["card"]["vocabulary"] > 0
     add_answers(services_home, base["id"])
@@ -67,7 +70,9 @@ def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(services_ho
     assert not leftover_processes(services_home)
 
 
-def test_a_job_that_fails_gives_its_sentence_and_exit_code(services_home: Settings, tiny_base: Path) -> None:
+def test_a_job_that_fails_gives_its_sentence_and_exit_code(
+    services_home: Settings, tiny_base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data_id = add_answers(services_home, add_base(services_home, tiny_base), length=4)
     (services_home.home / "datasets" / data_id / "dataset.json").write_text('{"kind": "conversations", "rows": 41}')
     words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--json"]
@@ -77,9 +82,9 @@ def test_a_job_that_fails_gives_its_sentence_and_exit_code(services_home: Settin
     assert "failed" in error["message"] and error["code"] == "damaged"
     assert error["hint"].startswith("Make the data set again")
     assert "Traceback" not in made.stderr
-    lines, _ = speculoos("jobs", "log", "Train medusa-answers")
+    lines, _ = in_this_process(capsys, "jobs", "log", "Train medusa-answers")
     assert isinstance(lines, list)
-    shown, _ = speculoos("jobs", "show", "Train medusa-answers")
+    shown, _ = in_this_process(capsys, "jobs", "show", "Train medusa-answers")
     assert shown["state"] == "FAILED" and shown["error"] in error["message"]
 
 
@@ -98,7 +103,7 @@ def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
     assert found["tokens_per_second"] > 0 and found["plain_tokens_per_second"] > 0
     for verb in ("Import", "Generate", "Train", "Evaluate"):
         assert verb in progress
-    again = [j["name"] for j in speculoos("jobs", "list")[0]]
+    again = [j["name"] for j in in_this_process(capsys, "jobs", "list")[0]]
     assert len(again) == 4
     asked = ("generate", "--model", found["checkpoint"], "--prompt", "hello", "--max-tokens", "5")
     assert len(in_this_process(capsys, *asked)[0]["token_ids"]) == 5

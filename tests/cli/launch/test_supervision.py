@@ -127,7 +127,7 @@ def test_the_supervisor_ends_with_a_killed_parent(settings: Settings, tmp_path: 
         "import sys, time; from cli.launch.supervision import *; from speculoos.settings import load\n"
         "from cli.launch.programs import Program\n"
         f"program = Program('one', (sys.executable, {SLEEPER!r}, 'one', '0'), 'g', 1, 2)\n"
-        "Supervisor(load(), [program]).start(); time.sleep(60)"
+        "ProcessSupervisor(load(), [program]).start(); time.sleep(60)"
     )
     parent = psutil.Popen([sys.executable, "-c", code])
     log = settings.home / "logs" / "one.log"

@@ -1,0 +1,254 @@
+"""Processes of the project that begin in a moment: each is forked from one that has imported the libraries they need,
+which takes seconds. A worker's children are forked the same way; they end with their worker as real ones do.
+
+Otherwise each is what `python -m MODULE` starts: a process of its own, killed and waited for by its pid. Only its first
+environment, which others see in /proc, is not its own, so what is found by that is tested with real processes.
+"""
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+CLONE = Path(__file__).resolve().parents[2]
+WORKER, CHILD = "workers.supervise.worker", "workers.child.main"
+IMPORTED = (
+    *("torch", "safetensors.torch", "accelerate", "transformers", "transformers.generation"),
+    *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
+    *("transformers.models.llama.modeling_llama", "celery.app.amqp", "celery.bin.worker", "celery.concurrency.thread"),
+    *("celery.worker.components", "celery.fixups.django", "kombu.transport.redis", "redis", "sqlalchemy.orm"),
+    *("sqlalchemy.dialects.sqlite", "alembic.config", "pydantic", "psutil", "httpx", "typer", "rich.progress"),
+    *("prometheus_client", "fastapi", "gradio", "jinja2", "orjson"),
+    *("uvicorn.protocols.http.auto", "uvicorn.lifespan.on"),
+)
+"""Of libraries alone: modules of the project read their environment when they are imported."""
+OWN_ENVIRONMENT = ("HF_", "TRANSFORMERS_", "OMP_", "PYTHON", "LD_", "TORCH", "ACCELERATE_", "TOKENIZERS_")
+"""Variables that these libraries read when they are imported, or Python when it begins."""
+UNBUFFERED = "PYTHONUNBUFFERED"
+PR_SET_PDEATHSIG = 1
+
+
+Popen = subprocess.Popen[bytes]
+
+
+class Forked:
+    """A process, as subprocess.Popen has it."""
+
+    def __init__(self, pid: int):
+        self.pid, self.returncode, self._ended = pid, None, threading.Event()
+
+    def end(self, status: int) -> None:
+        self.returncode = status
+        self._ended.set()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Forker:
+    """The side that asks. Processes that are asked for one after the other are told of in this order."""
+
+    def __init__(self, channel: socket.socket, pid: int):
+        self._channel, self.pid = channel, pid
+        self._lock, self._begun, self._running = threading.Lock(), threading.Condition(), {}
+        self._answers: list[int] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def start(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], out: int, leads: bool
+    ) -> Forked:
+        """`python -m module …` with both outputs in the file `out`; where it `leads`, in a session of its own."""
+        asked = {"module": module, "arguments": list(arguments), "environment": dict(environment), "leads": leads}
+        asked["folder"] = os.getcwd()
+        with self._lock:
+            socket.send_fds(self._channel, [json.dumps(asked).encode()], [out])
+            with self._begun:
+                assert self._begun.wait_for(lambda: self._answers, 60), "nothing is forked any more"
+                return self._running[self._answers.pop()]
+
+    def _listen(self) -> None:
+        while said := self._channel.recv(4096):
+            what, pid, status = json.loads(said)
+            with self._begun:
+                if what == "began":
+                    self._running[pid] = Forked(pid)
+                    self._answers.append(pid)
+                    self._begun.notify()
+                else:
+                    self._running.pop(pid).end(status)
+
+
+@functools.cache
+def zygote() -> Forker:
+    """The one of this test process, which has all libraries imported."""
+    ours, theirs = _channel()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CLONE)}
+    command = [sys.executable, "-m", "tests.tools.zygote", str(theirs.fileno())]
+    process = subprocess.Popen(command, env=environment, cwd=CLONE, pass_fds=[theirs.fileno()])
+    theirs.close()
+    atexit.register(process.kill)
+    return Forker(ours, process.pid)
+
+
+def begin(module: str, arguments: Sequence[str], environment: Mapping[str, str], out: int = 1) -> Forked | Popen:
+    """`python -m module …`: forked, unless its environment is one that only a new process can have."""
+    if _fits(environment):
+        return zygote().start(module, arguments, environment, out, leads=False)
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+
+
+def _fits(environment: Mapping[str, str]) -> bool:
+    """Whether a process of this environment would import the libraries as the zygote did."""
+    mine = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CLONE)}
+    names = {name for name in (*mine, *environment) if name.startswith(OWN_ENVIRONMENT) and name != UNBUFFERED}
+    return all(mine.get(name) == environment.get(name) for name in names)
+
+
+def _channel() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+@dataclass
+class Asked:
+    """What a process that was just forked becomes."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    leads: bool
+    folder: str
+    out: int
+
+    def begin(self) -> None:
+        """As a process of its own: session, files, environment."""
+        if self.leads:
+            os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, file in enumerate((nothing, self.out, self.out)):
+            os.dup2(file, number)
+        os.closerange(3, 1024)
+        os.chdir(self.folder)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        sys.stdout.reconfigure(line_buffering=True, write_through=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def run(self) -> None:
+        """To the end of the process: what Python does then, without its unloading of every library."""
+        status = 0
+        try:
+            if self.module == WORKER and not _fork_its_children():
+                return
+            sys.argv[1:] = self.arguments
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        finally:
+            threading._shutdown()
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(status)
+
+
+def serve(channel: socket.socket) -> Asked | None:
+    """Fork what is asked for, and tell how it ended, until nobody asks any more. In a forked process, what it is."""
+    ends: dict[int, int] = {}
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    while True:
+        for file, _ in poll.poll():
+            if file in ends:
+                pid = ends.pop(file)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                poll.unregister(file)
+                os.close(file)
+                channel.send(json.dumps(["ended", pid, status]).encode())
+                continue
+            said, files, _, _ = socket.recv_fds(channel, 2**20, 1)
+            if not said:
+                return None
+            asked = Asked(**json.loads(said), out=files[0])
+            if not (pid := os.fork()):
+                asked.begin()
+                return asked
+            os.close(files[0])
+            end = os.pidfd_open(pid)
+            ends[end] = pid
+            poll.register(end, select.POLLIN)
+            channel.send(json.dumps(["began", pid, 0]).encode())
+
+
+def _fork_its_children() -> bool:
+    """A process beside this worker forks its children, as this one is forked. False in such a child, at its end."""
+    ours, theirs = _channel()
+    worker = os.getpid()
+    if not (pid := os.fork()):
+        ours.close()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == worker and (asked := serve(theirs)):
+            asked.run()
+        return False
+    theirs.close()
+    from workers.child.reporter import PARENT
+    from workers.supervise import attempt
+
+    forker = Forker(ours, pid)
+
+    def popen(command: list[str], stdin: int, stdout: Any, stderr: Any, env: dict[str, str], **more: bool) -> Forked:
+        assert command[:3] == [sys.executable, "-m", CHILD] and stdout is stderr and more == {"start_new_session": True}
+        return forker.start(CHILD, command[3:], {**env, PARENT: str(pid)}, stdout.fileno(), leads=True)
+
+    attempt.subprocess = SimpleNamespace(
+        Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+    )
+    return True
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and their end this one
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # what is never looked at again stays shared
+    if asked := serve(socket.socket(fileno=int(sys.argv[1]))):
+        asked.run()
+
+
+if __name__ == "__main__":
+    main()
