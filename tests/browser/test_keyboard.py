@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app.views.shell import BESIDE, NAV
+from app.views.shell import NAV, TAB_PAGES
 from tests.browser.conftest import watch
 from tests.browser.furnished import Furnished, open_page
 
@@ -112,7 +112,7 @@ def calm(browser: Browser) -> Iterator[Page]:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("path", [path for _, path in (*NAV, *BESIDE)])
+@pytest.mark.parametrize("path", [path for _, path in (*NAV, *TAB_PAGES)])
 def test_nothing_moves_for_who_wants_no_motion_and_no_table_is_cut_off(
     calm: Page, furnished: Furnished, path: str
 ) -> None:

@@ -225,14 +225,14 @@ def _fork_its_children() -> bool:
             asked.run()
         return False
     theirs.close()
-    from workers.child.reporter import PARENT
+    from workers.child.reporter import SUPERVISOR_PID
     from workers.supervise import attempt
 
     forker = Forker(ours, pid)
 
     def popen(command: list[str], stdin: int, stdout: Any, stderr: Any, env: dict[str, str], **more: bool) -> Forked:
         assert command[:3] == [sys.executable, "-m", CHILD] and stdout is stderr and more == {"start_new_session": True}
-        return forker.start(CHILD, command[3:], {**env, PARENT: str(pid)}, stdout.fileno(), leads=True)
+        return forker.start(CHILD, command[3:], {**env, SUPERVISOR_PID: str(pid)}, stdout.fileno(), leads=True)
 
     attempt.subprocess = SimpleNamespace(
         Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
