@@ -101,6 +101,6 @@ def test_the_hub_is_not_asked_where_it_is_switched_off() -> None:
 
 def test_a_name_that_is_taken_goes_into_the_box() -> None:
     repo, said = HubSearch.taken(SimpleNamespace(wanted="owner/name"))
-    assert repo == "owner/name" and "owner/name is in the box" in said
+    assert repo == "owner/name" and "owner/name is selected" in said
     for wanted in (HTML, "../x", 7, None):
         assert "expected owner/name" in HubSearch.taken(SimpleNamespace(wanted=wanted))[1]

@@ -70,7 +70,7 @@ def test_a_plan_beside_other_programs_says_so_first_with_its_intervals(filled):
         job = rows.get(Job, "plan")
         head = plan_view.head(rows, job)
         assert head.index("The machine was busy") < head.index("a tree of 8 is fastest")
-        assert "1.10 – 1.70×" in plan_view.shapes_table(job) and "50% of the processor" in plan_view.conditions(job)
+        assert "1.10 – 1.70×" in plan_view.shapes_table(job) and "50% of the CPU time" in plan_view.conditions(job)
 
 
 def test_the_best_of_each_column_is_framed_and_losses_have_their_own_colour():

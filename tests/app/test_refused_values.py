@@ -63,7 +63,7 @@ def test_a_fault_of_a_handler_is_one_line_that_says_where_and_no_value(
     monkeypatch.setattr(fn, "fn", fails)
     with caplog.at_level(logging.WARNING, "app.refused_values"):
         answers = [send(made, fn, [None, SECRET, *[None] * (len(fn.inputs) - 2)]) for _ in range(20)]
-    assert {answer.status for answer in answers} == {500} and "fault" in json.loads(answers[0].body)["error"]
+    assert {answer.status for answer in answers} == {500} and "bug" in json.loads(answers[0].body)["error"]
     written = "".join(capfd.readouterr())
     assert "Traceback" not in written + caplog.text and SECRET not in written + caplog.text
     assert "first_rows" in caplog.text and "ValueError at" in caplog.text and "test_refused_values.py" in caplog.text

@@ -51,11 +51,11 @@ def test_the_form_keeps_and_shows_them(home: Settings) -> None:
         limits = RulesForm(home, "limits", rules.LIMITS, "Limits", "", "soon")
     values = ["" for _ in rules.RETENTION]
     values[0] = "30"
-    assert "Kept" in form.kept(*values)
+    assert "Saved" in form.kept(*values)
     assert form.values() == values
     assert "expected a whole number" in form.kept("soon", *values[1:])
     assert form.values() == values
-    assert "Kept" in limits.kept("500", "", "", "")
+    assert "Saved" in limits.kept("500", "", "", "")
     assert (form.values(), limits.values()) == (values, ["500", "", "", ""]), "each leaves the other's alone"
     assert "expected 256 to" in limits.kept("500", "", "0", "") and limits.values()[2] == ""
 

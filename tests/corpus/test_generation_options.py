@@ -173,7 +173,7 @@ def test_a_rate_spaces_requests_by_the_clock() -> None:
         ({"temperatures": (0.0, 0.0), "samples": 2}, "temperatures above 0"),
         ({"temperatures": (0.0, 0.7), "samples": 3}, "temperatures above 0"),
         ({"samples": 2}, "temperatures above 0"),
-        ({"api": "batch"}, "expected chat or completions"),
+        ({"api": "batch"}, "expected one of chat, completions"),
         ({"api": "completions"}, "Plain completions need an endpoint"),
         ({"base_id": "", "endpoint": "e", "api": "completions"}, "Plain completions need an endpoint"),
     ],

@@ -94,7 +94,7 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from formats.export import build
+from formats.export import build_export
 from models.base import load_base
 
 def status(field):
@@ -105,10 +105,10 @@ folder, small, large, out = map(Path, sys.argv[1:])
 base = load_base(folder)
 peaks = {}
 for name in ("vllm", "medusa"):
-    build(small, base, name, out / f"warm-{name}")  # imports and first allocations
+    build_export(small, base, name, out / f"warm-{name}")  # imports and first allocations
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
-    build(large, base, name, out / name)
+    build_export(large, base, name, out / name)
     peaks[name] = status("VmHWM") - before
 print(json.dumps(peaks))
 """

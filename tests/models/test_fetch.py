@@ -29,9 +29,9 @@ from tests.models.hub_client import HubClient
 CLONE = Path(__file__).parents[2]
 HUB = """
 from models.fetch import fetch_base
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 def work(location, folder, token):
-    path, card = fetch_base("hub", location, folder, Silent(), token)
+    path, card = fetch_base("hub", location, folder, SilentReporter(), token)
     return {"path": str(path), "card": card}
 """
 

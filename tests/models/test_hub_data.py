@@ -22,11 +22,11 @@ CLONE = Path(__file__).parents[2]
 FETCH = """
 from pathlib import Path
 from models.hub_data import Location, fetch, look_up
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 def work(location, folder, token, most):
     listing = look_up(Location.parse(location), token)
     told = {"files": [*listing.files], "revision": listing.revision, "size": listing.size}
-    files = fetch(listing, Path(folder), Silent(), token)
+    files = fetch(listing, Path(folder), SilentReporter(), token)
     told["rows"] = [path.read_bytes().count(b"\\n") for _, path in zip(range(most), files)]
     return told
 """

@@ -156,8 +156,8 @@ def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pyt
 def test_an_interpreter_that_hangs_is_ended_from_outside_it() -> None:
     """A call of C code that keeps the interpreter's lock: no thread of Python runs, not even the watch."""
     code = (
-        "import re, time\nfrom serving import watch\nwatch.PATIENCE = 0.5\nwatch.EVERY_SECONDS = 0.1\n"
-        "watch.Watch(lambda: '', 0.5, print)\ntime.sleep(1)\nprint('hangs', flush=True)\n"
+        "import re, time\nfrom serving import watch\nwatch.FAILURE_GRACE_SECONDS = 0.5\nwatch.EVERY_SECONDS = 0.1\n"
+        "watch.DeviceWatch(lambda: '', 0.5, print)\ntime.sleep(1)\nprint('hangs', flush=True)\n"
         f"re.match('(a+)+$', {'a' * 64 + 'b'!r})"
     )
     made = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)

@@ -14,13 +14,13 @@ from tests.training.test_loop import SHORT
 WORKER = """
 import json, sys, torch
 torch.set_num_threads(1)
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from training import loop
 from models.methods import train_config
 
 settings, base, data, out = json.loads(sys.argv[1])
 norms = []
-class Keep(Silent):
+class Keep(SilentReporter):
     def metrics(self, step, values):
         if "train/loss" in values:
             norms.append([values["train/loss"], values["train/grad_norm"], values["train/top1_depth1"]])

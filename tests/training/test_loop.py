@@ -139,13 +139,13 @@ def test_a_small_model_with_dropout_resumes_exactly_too(tmp_path):
 
 KILLED = """
 import json, sys, time
-from speculoos.reporting import Silent
+from speculoos.reporting import SilentReporter
 from models.methods import train_config
-from training.feature_store import FeatureStore, advice
+from training.feature_store import FeatureStore, cache_advice
 from training.loop import train
 import torch
 torch.set_num_threads(1)
-class Slow(Silent):
+class Slow(SilentReporter):
     def metrics(self, step, values):
         if "train/loss" in values:
             print(json.dumps([step, values["train/loss"]]), flush=True)

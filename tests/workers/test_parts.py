@@ -282,10 +282,10 @@ SILENT_CHILD = """
 import sys, time
 from speculoos.settings import load
 from tracking import db
-from workers.child.context import Context
+from workers.child.context import JobContext
 from workers.timing import JobTiming
 db.BUSY_MILLISECONDS = 300  # else a beat waits for ten seconds
-with Context(load(), sys.argv[1], 1, JobTiming(poll_seconds=0.1, lease_seconds=0.5)):
+with JobContext(load(), sys.argv[1], 1, JobTiming(poll_seconds=0.1, lease_seconds=0.5)):
     print("started", flush=True)
     time.sleep(60)
 """

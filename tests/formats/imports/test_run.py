@@ -124,8 +124,8 @@ HUB = """
 import json, sys
 from pathlib import Path
 from formats.imports.run import TargetBase, import_draft
-from speculoos.reporting import Silent
-print(json.dumps(import_draft("hub", "tests/tiny", TargetBase(Path(sys.argv[1]), "tiny"), Path(sys.argv[2]), Silent())))
+from speculoos.reporting import SilentReporter
+print(json.dumps(import_draft("hub", "tests/tiny", TargetBase(Path(sys.argv[1]), "tiny"), Path(sys.argv[2]), SilentReporter())))
 """
 
 
