@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_private_umask()
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: processes that were started are stopped in order
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: stops started processes in order
     try:
         return int(app(arguments, prog_name="speculoos", standalone_mode=False) or 0)
     except _click.exceptions.NoArgsIsHelpError as help_text:

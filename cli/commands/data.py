@@ -28,9 +28,9 @@ def import_file(
     ] = "",
     name: Name = "",
     answered: Annotated[
-        bool, typer.Option("--answered", help="Keep the responses as training data; --model names the model that generated them.")
+        bool, typer.Option("--answered", help="Keep the responses, which --model generated, as training data.")
     ] = False,
-    model: Annotated[str, typer.Option(help="Base model that generated the responses, or an equal one; with --answered.")] = "",
+    model: Annotated[str, typer.Option(help="Base model of the responses (or an equal one); with --answered.")] = "",
     columns: Annotated[list[str] | None, typer.Option("--field", help=FIELDS_HELP)] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the files of a data set on the Hub without downloading them.")
@@ -257,7 +257,7 @@ def export_data(
         str, typer.Option("--format", help="messages ({role, content}), or conversations ({from, value}, ShareGPT).")
     ] = "messages",
     shard_rows: Annotated[
-        int | None, typer.Option(min=1, help="Write files of this many rows into the folder --output instead of one file.")
+        int | None, typer.Option(min=1, help="Write files of this many rows into the folder --output.")
     ] = None,
     as_json: Json = False,
 ) -> None:

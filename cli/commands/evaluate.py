@@ -53,7 +53,7 @@ def evaluate(
     result = {"model": ref.name, "questions": len(rows), "max_tokens": request.max_tokens}
     result |= measure(settings, ref, rows, request, device or settings.device)
     if result["shared_with"]:
-        say(f"{result['shared_with']} used the device at the same time: speeds are too low, and the speedup is not exact.")
+        say(f"The device was shared with {result['shared_with']}: speeds are too low, and the speedup is not exact.")
     return _finish(result, as_json)
 
 

@@ -28,11 +28,12 @@ def export(
         ),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="own, or a server's format (see --list). Writes a folder, or a zip if --out ends with .zip.")
+        str,
+        typer.Option("--format", help="own, or a server's format: see --list. A zip if --out ends with .zip."),
     ] = "own",
-    listing: Annotated[bool, typer.Option("--list", help="List the formats, and why the checkpoint does not fit the others.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the formats and whether they fit.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Write files that fail validation as well; README and exit code show the failure.")
+        bool, typer.Option("--force", help="Write files that fail validation too; README and exit code show it.")
     ] = False,
     estimate: EstimateOnly = False,
     as_json: Json = False,

@@ -6,7 +6,7 @@ import typer
 
 from cli.console import say
 
-app = typer.Typer(no_args_is_help=True, help="Server of a base model's hidden states, for trainings in other processes.")
+app = typer.Typer(no_args_is_help=True, help="Server of hidden states for trainings in other processes.")
 
 
 @app.command()

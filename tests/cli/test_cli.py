@@ -430,7 +430,7 @@ def test_evaluate_gives_the_fixed_shape_on_a_question_file(
     assert main([*words, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[-1])["shared_with"] == "a measurement"
-    assert "a measurement used the device" in shown.err
+    assert "shared with a measurement" in shown.err
     assert main(["evaluate", "--model", "tiny", "--questions", "/nowhere.jsonl"]) == 2
     assert "no such file" in capsys.readouterr().err
 
