@@ -1,1 +1,1 @@
-"""The command line: `speculoos`, its commands, and what starts the processes of the workbench."""
+"""The command line: `speculoos`, its commands, and the launcher of the workbench processes."""

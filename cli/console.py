@@ -1,4 +1,4 @@
-"""What a command prints: results on standard output (with --json one object, the last line), all else on the other."""
+"""Output of commands: the result on standard output (with --json one object, the last line), messages on stderr."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")
 
 
 def listed(help: str) -> typer.Typer:
-    """Commands about things of one kind, which are listed when no command is named."""
+    """A command group that runs its `list` command when no subcommand is given."""
     app = typer.Typer(invoke_without_command=True, help=help)
 
     @app.callback()
@@ -26,13 +26,13 @@ def listed(help: str) -> typer.Typer:
     return app
 
 
-def say(words: str) -> None:
-    """Progress and remarks, on standard error."""
-    print(words, file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Print a message to standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def finish(result: Mapping[str, Any] | Sequence[Any], as_json: bool, text: str = "") -> None:
-    """The result: `text` for people, or JSON."""
+    """Print the result, as JSON or as `text`."""
     if as_json:
         print(json.dumps(result, ensure_ascii=False, default=str), flush=True)
     elif text:
@@ -40,7 +40,7 @@ def finish(result: Mapping[str, Any] | Sequence[Any], as_json: bool, text: str =
 
 
 def fail(error: SpeculoosError, as_json: bool) -> int:
-    """One sentence on standard error (with --json also an object on standard output); returns the exit code."""
+    """Print an error to standard error (with --json also as an object to standard output); returns the exit code."""
     say(f"{error} {error.hint}".strip())
     if as_json:
         print(json.dumps({"error": {"code": error.code, "message": str(error), "hint": error.hint}}), flush=True)
@@ -48,7 +48,7 @@ def fail(error: SpeculoosError, as_json: bool) -> int:
 
 
 def table(rows: Iterable[Sequence[Any]], heads: Sequence[str]) -> str:
-    """Columns as wide as their contents; one line saying so when there is no row."""
+    """Rows as aligned columns; "(none)" without rows."""
     cells = [[str(cell) if cell is not None else "" for cell in row] for row in rows]
     if not cells:
         return "(none)"

@@ -1,4 +1,4 @@
-"""Submitting a job from a command and following it to its end: progress on standard error, its error as ours."""
+"""Submits jobs from a command and follows them: progress on standard error; a failed job raises its error."""
 
 import time
 from collections.abc import Callable
@@ -21,19 +21,21 @@ POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
 
 
 def run_request(settings: Settings, request: Request, name: str = "", wait: bool = True) -> Job:
-    """Submit what this account asks for, its output called `name`, and follow it; see `run_jobs`."""
-    asked = {"name": name, "user": current_user(), "settings": settings}
-    (job,) = run_jobs(settings, lambda: [submit(request, **asked)], request.runs_on, wait)
+    """Submit `request` for the current user, with output name `name`, and follow it; see `run_jobs`."""
+    user = current_user()
+    (job,) = run_jobs(
+        settings, lambda: [submit(request, name=name, user=user, settings=settings)], request.runs_on, wait
+    )
     return job
 
 
-def run_jobs(settings: Settings, submitted: Callable[[], list[Job]], queue: str, wait: bool) -> list[Job]:
-    """Submit jobs and follow them: always when this command has to start the services itself, else if `wait`.
+def run_jobs(settings: Settings, submit_jobs: Callable[[], list[Job]], queue: str, wait: bool) -> list[Job]:
+    """Submit jobs and follow them with `wait`, or if this command has to start the services itself.
 
-    Returns the rows as they are at the end. Raises what a job failed with.
+    Returns their last rows. Raises JobFailed or Cancelled like `follow`.
     """
     with Services(settings, programs_for(queue)) as services:
-        jobs = submitted()
+        jobs = submit_jobs()
         if not (wait or services.ours):
             say("Submitted; `speculoos jobs list` shows it, --wait follows it.")
             return jobs
@@ -41,9 +43,9 @@ def run_jobs(settings: Settings, submitted: Callable[[], list[Job]], queue: str,
 
 
 def follow(settings: Settings, job_id: str, services: Services | None = None) -> Job:
-    """Until the job ends. Raises JobFailed for FAILED, Cancelled for CANCELLED.
+    """Print progress until the job ends. Raises JobFailed for FAILED, Cancelled for CANCELLED.
 
-    Ctrl-C stops following: a job of services that are ours is interrupted and goes on at the next start.
+    Ctrl-C stops following. A job of services that this command started is interrupted and resumes at the next start.
     """
     view = _View()
     try:
@@ -57,29 +59,31 @@ def follow(settings: Settings, job_id: str, services: Services | None = None) ->
                 return _ended(job)
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        where = "It goes on at the next `speculoos up`" if services and services.ours else "It goes on without you"
-        raise Cancelled(f"{where}; `speculoos jobs cancel {job_id[:8]}` gives it up.") from None
+        ours = services and services.ours
+        state = "The job resumes at the next `speculoos up`" if ours else "The job continues in the background"
+        raise Cancelled(f"{state}; `speculoos jobs cancel {job_id[:8]}` cancels it.") from None
 
 
 class _View:
-    """Prints what changed since the last look."""
+    """Prints new log lines and changed progress."""
 
     def __init__(self) -> None:
         self.last_log = 0
         self.line = self.state = ""
-        self.said = 0.0
+        self.printed_at = 0.0
 
     def show(self, job: Job, lines: list) -> None:
-        for line in lines:
-            self.last_log = line.id
-            say(line.message if line.level == "info" else f"{line.level}: {line.message}")
-        words, now = _words(job), time.monotonic()
-        if words != self.line and (job.state != self.state or now - self.said >= LINE_SECONDS or job.done == job.total):
-            self.line, self.state, self.said = words, job.state, now
-            say(words)
+        for row in lines:
+            self.last_log = row.id
+            say(row.message if row.level == "info" else f"{row.level}: {row.message}")
+        line, now = _progress_line(job), time.monotonic()
+        due = job.state != self.state or now - self.printed_at >= LINE_SECONDS or job.done == job.total
+        if line != self.line and due:
+            self.line, self.state, self.printed_at = line, job.state, now
+            say(line)
 
 
-def _words(job: Job) -> str:
+def _progress_line(job: Job) -> str:
     if job.state == JobState.INTERRUPTED and job.shards:  # between its last shard and the attempt that collects them
         return f"{job.name}: collecting results"
     if job.state != JobState.RUNNING or not job.unit:
@@ -95,4 +99,4 @@ def _ended(job: Job) -> Job:
         return job
     if job.state == JobState.CANCELLED:
         raise Cancelled(f"“{job.name}” was cancelled. {job.error}".strip())
-    raise JobFailed(job.error_code, f"“{job.name}” failed: {job.error or 'it left no word'}", job.hint)
+    raise JobFailed(job.error_code, f"“{job.name}” failed: {job.error or 'no reason was recorded'}", job.hint)

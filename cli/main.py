@@ -1,4 +1,4 @@
-"""The `speculoos` command: names its parts and turns errors into one sentence. The work is in cli/commands."""
+"""The `speculoos` command: registers the commands of cli/commands and prints errors as one sentence."""
 
 import errno
 import os
@@ -47,16 +47,37 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="The workbench for speculative decoding: train drafts, watch them draft, measure them, take them away.",
+    help="Workbench for speculative decoding: train draft models, watch them draft, evaluate and export them.",
 )
 COMMANDS = (
-    *(services.up, services.doctor, services.login_link, quickstart.quickstart, train.train, generate.generate),
-    *(evaluate.evaluate, matrix.matrix, plan.plan, tune.tune, export.export, push.push, verify.verify),
-    *(services.serve, services.worker, backup.backup, backup.restore, cleanup.cleanup),
+    services.up,
+    services.doctor,
+    services.login_link,
+    quickstart.quickstart,
+    train.train,
+    generate.generate,
+    evaluate.evaluate,
+    matrix.matrix,
+    plan.plan,
+    tune.tune,
+    export.export,
+    push.push,
+    verify.verify,
+    services.serve,
+    services.worker,
+    backup.backup,
+    backup.restore,
+    cleanup.cleanup,
 )
 GROUPS = {
-    **{"models": models, "data": data, "endpoints": endpoints, "features": features, "jobs": jobs},
-    **{"experiments": experiments, "keys": keys, "replay": replay},
+    "models": models,
+    "data": data,
+    "endpoints": endpoints,
+    "features": features,
+    "jobs": jobs,
+    "experiments": experiments,
+    "keys": keys,
+    "replay": replay,
 }
 for command in COMMANDS:
     app.command(cls=train.TrainCommand if command is train.train else None)(command)
@@ -67,14 +88,14 @@ for kind in own_kinds():
     app.command(kind.kind.replace("_", "-"))(kind_command(kind))
 
 MEND = {
-    errno.EROFS: "Make it writable, or name another place; SPECULOOS_HOME names the home.",
-    errno.ENOSPC: "Make room on the disk that holds the home, or on that of the file to be written.",
+    errno.EROFS: "Make it writable, or use another folder; SPECULOOS_HOME sets the home folder.",
+    errno.ENOSPC: "Free some space on the disk of the home folder, or on that of the file to write.",
 }
-"""What to do about what a disk says."""
+"""errno of a disk error → hint."""
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(value: bool) -> None:
+    if value:
         print(f"speculoos {version('speculoos')}")
         raise typer.Exit
 
@@ -85,17 +106,17 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options that stand before a command's name."""
+    """Options before the command name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Nothing a user does leads to a traceback."""
+    """Run one command; returns the exit code. Errors are printed as one sentence, without a traceback."""
     set_private_umask()
-    words = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in words
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is stopped in order
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: stops started processes in order
     try:
-        return int(app(words, prog_name="speculoos", standalone_mode=False) or 0)
+        return int(app(arguments, prog_name="speculoos", standalone_mode=False) or 0)
     except _click.exceptions.NoArgsIsHelpError as help_text:
         print(help_text.format_message())
         return 0
@@ -116,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("SPECULOOS_DEBUG"):
             traceback.print_exc()
         what = f"{type(error).__name__}: {error}"
-        said = f"speculoos met an error it does not know ({what}); please report it, with what SPECULOOS_DEBUG=1 shows."
-        return fail(Unexpected(said), as_json)
+        message = f"Unexpected error ({what}); please report it with the traceback that SPECULOOS_DEBUG=1 prints."
+        return fail(Unexpected(message), as_json)
 
 
 def _usage(error: _click.exceptions.ClickException) -> BadInput:

@@ -1,4 +1,4 @@
-"""speculoos backup, speculoos restore: a home as one archive, and back."""
+"""`speculoos backup` and `speculoos restore`: a home as one archive."""
 
 import sys
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.settings import Settings, load
 
 STANDARD = "-"
-"""The file name that means standard output or input."""
+"""File name for standard output or input."""
 
 
 def backup(
@@ -22,7 +22,7 @@ def backup(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Write the database and all files into one archive, while the workbench runs."""
+    """Write the database and all files into one archive; the workbench may run meanwhile."""
     from ops.backup import back_up, stream
     from ops.homes import open_home
 
@@ -35,7 +35,7 @@ def backup(
     else:
         report = back_up(settings, Path(file).expanduser().resolve(), secrets=secrets, say=say)
     for item in report.wrong:
-        say(f"Was damaged before, and is so in the archive: {item}.")
+        say(f"Damaged before the backup, and in the archive as well: {item}.")
     for item in report.outside:
         say(f"Outside the home, so not in the archive: {item}.")
     if not secrets:
@@ -65,7 +65,7 @@ def restore(
     finally:
         lock.release()
     for item in [*report.wrong, *report.outside]:
-        say(f"Not whole in the archive: {item}.")
+        say(f"Incomplete in the archive: {item}.")
     text = f"Restored {report.rows:,} rows and {report.files:,} files to {settings.home}, as of {report.made_at}."
     more = f" {report.jobs_going_on} jobs resume at the next `speculoos up`." if report.jobs_going_on else ""
     finish(asdict(report), as_json, text + more)
@@ -73,7 +73,8 @@ def restore(
 
 
 def _refuse_running(settings: Settings) -> None:
-    """Raises Conflict while processes beat on this database (other containers hold no lock of this machine)."""
+    """Raises Conflict while processes with a heartbeat use this database (other containers do not hold this machine's
+    lock)."""
     from ops.health import exists
     from tracking import processes
     from tracking.db import reading
@@ -83,6 +84,6 @@ def _refuse_running(settings: Settings) -> None:
             alive = [row for row in processes.alive(session) if exists(row.key, settings.home)]
             running = [row.value.get("name", row.key) for row in alive]
     except Unavailable:
-        return  # no tables yet; any other trouble shows again
+        return  # no tables yet; any other problem appears again later
     if running:
-        raise Conflict(f"The workbench runs ({', '.join(running)}); stop it, then restore.")
+        raise Conflict(f"The workbench is running ({', '.join(running)}); stop it, then restore.")

@@ -1,4 +1,4 @@
-"""speculoos data: prompts that were imported and conversations that were generated from them."""
+"""`speculoos data`: imported prompts and the conversations generated from them."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,62 +24,62 @@ SHOWN_BAD = 20
 @request_options(ImportPrompts, "limit", "suite")
 def import_file(
     file: Annotated[
-        str, typer.Argument(help="JSONL, JSON, CSV or parquet file, or a data set on the hub: hub:OWNER/NAME[:SPLIT].")
+        str, typer.Argument(help="JSONL, JSON, CSV or parquet file, or a data set on the Hub: hub:OWNER/NAME[:SPLIT].")
     ] = "",
     name: Name = "",
     answered: Annotated[
-        bool, typer.Option("--answered", help="Keep the answers: data to train on, written by --model or its equal.")
+        bool, typer.Option("--answered", help="Keep the responses, which --model generated, as training data.")
     ] = False,
-    model: Annotated[str, typer.Option(help="Base model that wrote the answers; with --answered.")] = "",
-    fields: Annotated[list[str] | None, typer.Option("--field", help=FIELDS_HELP)] = None,
+    model: Annotated[str, typer.Option(help="Base model of the responses (or an equal one); with --answered.")] = "",
+    columns: Annotated[list[str] | None, typer.Option("--field", help=FIELDS_HELP)] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Of a data set on the hub: say what would be fetched, and fetch nothing.")
+        bool, typer.Option("--dry-run", help="List the files of a data set on the Hub without downloading them.")
     ] = False,
     estimate: EstimateOnly = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Read a file of prompts, or with --answered of conversations; rows that cannot be used are reported by line and
-    left out. A suite (--suite) must be whole and in its own form."""
+    """Import a file of prompts, or of conversations with --answered. Unusable rows are skipped and reported by line. A
+    suite (--suite) must be complete and in its own format."""
     from cli.commands.targets import base_id
     from cli.follow import run_request
     from ops.homes import open_home
 
     if answered != bool(model):
-        raise BadInput("Say --answered together with --model BASE, the model that wrote the answers.")
+        raise BadInput("Use --answered together with --model BASE, the model that generated the responses.")
     suite = _suite(options["suite"], answered)
     settings = open_home()
     if file.startswith(HUB):
         if suite:
-            raise BadInput("A suite is read from its own file, or fetched when none is named; leave the hub's id out.")
-        given = _on_the_hub(settings, file, as_json, dry_run)
+            raise BadInput("A suite is read from its own file, or downloaded without a file; leave the Hub id out.")
+        fields = _hub_data(settings, file, as_json, dry_run)
     elif dry_run:
-        raise BadInput("--dry-run is for data sets on the hub, hub:OWNER/NAME; a file is read where it lies.")
+        raise BadInput("--dry-run is for data sets on the Hub, hub:OWNER/NAME; a local file is not copied.")
     else:
-        given = _here(file, suite)
+        fields = _local_file(file, suite)
     if dry_run:
         return None
-    given |= {"limit": options["limit"], "fields": _fields(fields, suite)}
+    fields |= {"limit": options["limit"], "fields": _mapping(columns, suite)}
     if answered:
-        request: Request = ImportAnswered(base_id=base_id(settings, model), **given)
+        request: Request = ImportAnswered(base_id=base_id(settings, model), **fields)
     else:
-        request = ImportPrompts(**given, suite=suite)
+        request = ImportPrompts(**fields, suite=suite)
     if estimate:
         return show_estimate(settings, request, as_json)
     result = describe(settings, run_request(settings, request, name).request["dataset_id"])
-    return finish(result, as_json, _imported(result))
+    return finish(result, as_json, _summary(result))
 
 
-def _fields(pairs: list[str] | None, suite: str) -> dict[str, str]:
+def _mapping(pairs: list[str] | None, suite: str) -> dict[str, str]:
     from corpus.mapping import parse_mapping
 
     if pairs and suite:
-        raise BadInput("A suite is read in its own form; leave --field out.")
+        raise BadInput("A suite is read in its own format; leave --field out.")
     return parse_mapping(pairs or ())
 
 
-def _here(file: str, suite: str) -> dict[str, Any]:
-    """Where the file is; nowhere for a suite of the hub."""
+def _local_file(file: str, suite: str) -> dict[str, Any]:
+    """Request fields of a file; an empty path for a suite from the Hub."""
     if suite and not file:
         return {"path": ""}
     path = Path(file).expanduser().resolve()
@@ -94,12 +94,12 @@ def _suite(name: str, answered: bool) -> str:
     if name and name not in SUITES:
         raise BadInput(f"--suite {name}: there is no such suite; known are {', '.join(SUITES)}.")
     if name and answered:
-        raise BadInput("A suite has questions alone; leave --answered out.")
+        raise BadInput("A suite contains only prompts; leave --answered out.")
     return name
 
 
-def _on_the_hub(settings: Settings, text: str, as_json: bool, only_say: bool) -> dict[str, Any]:
-    """Say which files would be fetched."""
+def _hub_data(settings: Settings, text: str, as_json: bool, dry_run: bool) -> dict[str, Any]:
+    """Request fields of a data set on the Hub; prints its files."""
     from models.hub_data import Location, look_up
 
     location = Location.parse(text)
@@ -107,9 +107,9 @@ def _on_the_hub(settings: Settings, text: str, as_json: bool, only_say: bool) ->
     files = [{"name": name, "bytes": size} for name, (size, _) in listing.files.items()]
     lines = [f"{listing.repo} at {listing.revision[:12]}: {len(files)} files, {listing.size / 1e6:,.1f} MB"]
     lines += [f"  {each['bytes'] / 1e6:>10,.1f} MB  {each['name']}" for each in files]
-    if only_say:
-        found = {"repo": listing.repo, "revision": listing.revision, "bytes": listing.size, "files": files}
-        finish(found, as_json, "\n".join(lines))
+    if dry_run:
+        result = {"repo": listing.repo, "revision": listing.revision, "bytes": listing.size, "files": files}
+        finish(result, as_json, "\n".join(lines))
     else:
         say("\n".join(lines))
     return {"path": str(location), "original_name": location.title}
@@ -117,10 +117,10 @@ def _on_the_hub(settings: Settings, text: str, as_json: bool, only_say: bool) ->
 
 @app.command()
 def add_builtin(
-    name: Annotated[str, typer.Argument(help="quickstart-prompts or built-in-questions; none: list them.")] = "",
+    name: Annotated[str, typer.Argument(help="quickstart-prompts or built-in-questions; empty: list them.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Add a set that comes with the workbench, once: prompts to begin with, or the questions drafts are measured on."""
+    """Add a data set that is included in the workbench, once: prompts for a first draft, or evaluation prompts."""
     from cli.follow import run_jobs
     from ops.homes import open_home
     from speculoos.people import current_user
@@ -130,19 +130,20 @@ def add_builtin(
 
     settings = open_home()
     with reading(settings) as session:
-        here = added_sets(session)
+        added = added_sets(session)
     if not name:
-        sets = [{"name": b.name, "rows": b.rows, "dataset_id": here.get(b.name, "")} for b in BUILT_IN.values()]
-        rows = [(each["name"], each["rows"], "here" if each["dataset_id"] else "not added") for each in sets]
+        sets = [{"name": b.name, "rows": b.rows, "dataset_id": added.get(b.name, "")} for b in BUILT_IN.values()]
+        rows = [(each["name"], each["rows"], "added" if each["dataset_id"] else "not added") for each in sets]
         return finish(sets, as_json, table(rows, ("name", "rows", "")))
     find_built_in(name)
-    said = f"“{name}” is here already.\n" if name in here else ""
-    if name not in here:
-        asked = {"user": current_user(), "settings": settings}
-        (job,) = run_jobs(settings, lambda: [add(name, **asked).job], "io", wait=True)
-        here[name] = job.request["dataset_id"]
-    result = describe(settings, here[name])
-    return finish({**result, "already": bool(said)}, as_json, said + _imported(result))
+    already = name in added
+    if not already:
+        user = current_user()
+        (job,) = run_jobs(settings, lambda: [add(name, user=user, settings=settings).job], "io", wait=True)
+        added[name] = job.request["dataset_id"]
+    result = describe(settings, added[name])
+    message = f"“{name}” was added before.\n" if already else ""
+    return finish({**result, "already": already}, as_json, message + _summary(result))
 
 
 @app.command()
@@ -150,7 +151,7 @@ def add_builtin(
 def generate(
     prompts: Annotated[str, typer.Option(help="Data set of prompts.")],
     model: Annotated[
-        str, typer.Option(help="Base model that answers; with --endpoint the one it serves, for exact token ids.")
+        str, typer.Option(help="Base model that generates; with --endpoint the model it serves, for exact token ids.")
     ] = "",
     name: Name = "",
     estimate: EstimateOnly = False,
@@ -158,14 +159,14 @@ def generate(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Answer prompts with a base model (or an endpoint): the training data for its draft."""
+    """Generate responses to prompts with a base model or an endpoint, as training data for a draft."""
     from cli.follow import run_request
     from ops.homes import open_home
     from tracking import queries
     from tracking.db import reading
 
     if not (model or options["endpoint"]):
-        raise BadInput("Name the model that answers: --model NAME, or --endpoint NAME.")
+        raise BadInput("Choose the model that generates the responses: --model NAME, or --endpoint NAME.")
     settings = open_home()
     with reading(settings) as session:
         source_id = queries.find_dataset(session, prompts).id
@@ -179,36 +180,41 @@ def generate(
 @app.command()
 def extend(
     reference: Reference,
-    samples: Annotated[int | None, typer.Option(min=1, help="Answers each prompt shall have.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Prompts that shall be answered.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Responses per prompt in total.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts with responses in total.")] = None,
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
-    """Generate more into a data set: further answers to each prompt, or answers to further prompts."""
+    """Add responses to a data set: more responses per prompt, or responses to more prompts."""
     from cli.follow import run_jobs
     from ops.homes import open_home
     from speculoos.people import current_user
     from tracking import queries
     from tracking.db import reading
-    from workers.jobs import extend as asking
+    from workers.jobs.extend import extend as extend_dataset
 
     settings = open_home()
     with reading(settings) as session:
         row = queries.find_dataset(session, reference)
         queue = "io" if (row.config or {}).get("endpoint") else "gpu"
-    wanted = {"samples": samples, "limit": limit, "user": current_user(), "settings": settings}
-    (job,) = run_jobs(settings, lambda: [asking.extend(row.id, **wanted)], queue, wait=wait)
+    user = current_user()
+    (job,) = run_jobs(
+        settings,
+        lambda: [extend_dataset(row.id, samples=samples, limit=limit, user=user, settings=settings)],
+        queue,
+        wait=wait,
+    )
     _generated(settings, job, as_json)
 
 
 def _generated(settings, job, as_json: bool) -> None:  # noqa: ANN001
-    found = {**describe(settings, job.request["dataset_id"]), **shards_of(settings, job)}
-    found = {"job": job.id, "job_state": job.state, **found}
-    finish(found, as_json, figures({k: v for k, v in found.items() if k not in ("bad", "report", "failed")}))
+    dataset = describe(settings, job.request["dataset_id"])
+    result = {"job": job.id, "job_state": job.state, **dataset, **shards_of(settings, job)}
+    finish(result, as_json, figures({k: v for k, v in result.items() if k not in ("bad", "report", "failed")}))
 
 
 def shards_of(settings, job) -> dict[str, int]:  # noqa: ANN001
-    """Into how many shards a generation is divided (one is not divided), and how many of them are done."""
+    """Number of shards of a generation (1: not divided), and of finished ones."""
     from tracking import shards
     from tracking.db import reading
 
@@ -238,7 +244,7 @@ def show(reference: Reference, as_json: Json = False) -> None:
     from ops.homes import open_home
 
     result = describe(open_home(), reference)
-    finish(result, as_json, _imported(result))
+    finish(result, as_json, _summary(result))
 
 
 @app.command("export")
@@ -251,11 +257,11 @@ def export_data(
         str, typer.Option("--format", help="messages ({role, content}), or conversations ({from, value}, ShareGPT).")
     ] = "messages",
     shard_rows: Annotated[
-        int | None, typer.Option(min=1, help="Write files of so many rows into the folder --output, not one file.")
+        int | None, typer.Option(min=1, help="Write files of this many rows into the folder --output.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a data set as one JSONL file, all its shards put together; `data import` reads it again."""
+    """Write a data set as one JSONL file, which `data import` can read."""
     from models import data_export
     from ops.homes import open_home
     from tracking import queries
@@ -270,8 +276,8 @@ def export_data(
     target = (output or Path()).expanduser().resolve()
     if shard_rows:
         files = data_export.export_shards(RowFiles(settings).local(row), target, shard_rows, form)
-        found = {"path": str(target), "format": form, "files": [path.name for path in files]}
-        return finish(found, as_json, f"{target}: {len(files):,} files of at most {shard_rows:,} rows")
+        result = {"path": str(target), "format": form, "files": [path.name for path in files]}
+        return finish(result, as_json, f"{target}: {len(files):,} files of at most {shard_rows:,} rows")
     if target.is_dir():
         target = target / data_export.file_name(row.name)
     rows = data_export.export_file(RowFiles(settings).local(row), target, form)
@@ -282,7 +288,7 @@ def export_data(
 @app.command("rm")
 def remove(
     reference: Reference,
-    force: Annotated[bool, typer.Option("--force", help="Delete it although something was made from it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete it even if other rows depend on it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete a data set with its files."""
@@ -293,7 +299,7 @@ def remove(
 
 
 def describe(settings, reference: str) -> dict:  # noqa: ANN001
-    """A data set as JSON: its row, with the counts of its report beside it."""
+    """A data set as JSON: its row and the counts of its report."""
     from ops.homes import columns
     from tracking import queries
     from tracking.db import reading
@@ -305,12 +311,11 @@ def describe(settings, reference: str) -> dict:  # noqa: ANN001
     return {**row, "rows_read": report.get("rows_read", row["rows"] + row["bad_rows"]), **counts, "report": report}
 
 
-def _imported(result: dict) -> str:
-    bad = result.get("bad") or []
+def _summary(result: dict) -> str:
     lines = [f"{result['name']}: {result['rows_read']} rows read, {result['rows']} good, {result['bad_rows']} bad"]
     if "answer_tokens" in result:
-        lines.append(f"  {result['answer_tokens']:,} answer tokens, {result['cut_answers']} answers cut by a limit")
-    lines += [f"  line {row['line']}: {row['reason']}" for row in bad[:SHOWN_BAD]]
-    return "\n".join(
-        lines + ([f"  … and {result['bad_rows'] - SHOWN_BAD} more"] if result["bad_rows"] > SHOWN_BAD else [])
-    )
+        lines.append(f"  {result['answer_tokens']:,} response tokens, {result['cut_answers']} responses cut by a limit")
+    lines += [f"  line {row['line']}: {row['reason']}" for row in (result.get("bad") or [])[:SHOWN_BAD]]
+    if result["bad_rows"] > SHOWN_BAD:
+        lines.append(f"  … and {result['bad_rows'] - SHOWN_BAD} more")
+    return "\n".join(lines)

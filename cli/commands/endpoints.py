@@ -1,4 +1,4 @@
-"""speculoos endpoints: the OpenAI-compatible servers of settings.toml, added and removed without an editor."""
+"""`speculoos endpoints`: adds and removes OpenAI-compatible servers in settings.toml."""
 
 import json
 import re
@@ -14,56 +14,63 @@ from cli.console import Json, finish, listed, say, table
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Endpoint, check_endpoint, load
 
-app = listed("Servers that answer and that are measured: the [endpoints.NAME] tables of settings.toml.")
+app = listed("Servers that generate or are evaluated: the [endpoints.NAME] tables of settings.toml.")
 NAME, VARIABLE = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-Name = Annotated[str, typer.Argument(help="Name by which pages and commands choose it.")]
-RESTART = "Services that run read settings.toml at their next start."
+Name = Annotated[str, typer.Argument(help="Name of the endpoint in pages and commands.")]
+RESTART = "Restart the services to apply the change; they read settings.toml when they start."
 
 
 @app.command()
 def add(
     name: Name,
     url: Annotated[
-        list[str], typer.Option(help="Base URL, such as http://host:8000/v1; once for each of several equal servers.")
+        list[str], typer.Option(help="Base URL, such as http://host:8000/v1; repeat it for several equal servers.")
     ],
     key_env: Annotated[
-        str, typer.Option(help="Environment variable that holds the API key. The key itself is never stored.")
+        str, typer.Option(help="Environment variable with the API key. The key itself is never stored.")
     ] = "",
-    model: Annotated[str, typer.Option(help="Model to ask for; default: named each time.")] = "",
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once to each server.")] = Endpoint.concurrency,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")] = Endpoint.timeout,
-    retries: Annotated[int, typer.Option(min=0, help="Further tries of a failed request.")] = Endpoint.retries,
+    model: Annotated[str, typer.Option(help="Default model name in requests.")] = "",
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests per server.")] = Endpoint.concurrency,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of a request in seconds.")] = Endpoint.timeout,
+    retries: Annotated[int, typer.Option(min=0, help="Retries of a failed request.")] = Endpoint.retries,
     requests_per_minute: Annotated[
-        int, typer.Option(min=0, help="Most requests a minute to each server; 0 for no limit.")
+        int, typer.Option(min=0, help="Maximum requests per minute and server; 0: no limit.")
     ] = Endpoint.requests_per_minute,
     as_json: Json = False,
 ) -> None:
     """Add a server to settings.toml."""
     if not NAME.fullmatch(name):
         raise BadInput(f"Endpoint name {name!r}: use up to 64 letters, digits, dashes and underscores.")
-    if key_env and not VARIABLE.fullmatch(key_env):  # may be a key by mistake, so it is not repeated
-        raise BadInput("--key-env: expected the name of an environment variable, such as TEAM_KEY; never a key.")
+    if key_env and not VARIABLE.fullmatch(key_env):  # may be a key by mistake, so the message does not repeat it
+        raise BadInput("--key-env: expected the name of an environment variable, such as TEAM_KEY, not a key.")
     if any("@" in urlsplit(each).netloc for each in url):
-        raise BadInput("--url: leave user and password out; name the variable that holds the key with --key-env.")
-    given = {"model": model, "concurrency": concurrency, "timeout": timeout, "retries": retries}
-    given |= {"key_env": key_env, "requests_per_minute": requests_per_minute}
-    endpoint = Endpoint(name, url[0] if len(url) == 1 else url, **given)
+        raise BadInput("--url: leave user and password out; set the variable with the key by --key-env.")
+    endpoint = Endpoint(
+        name,
+        url[0] if len(url) == 1 else url,
+        model=model,
+        concurrency=concurrency,
+        timeout=timeout,
+        retries=retries,
+        key_env=key_env,
+        requests_per_minute=requests_per_minute,
+    )
     check_endpoint(endpoint, f"Endpoint {name}:")
     settings = load()
     if name in settings.endpoints:
-        raise BadInput(f"There is an endpoint {name!r} already; remove it first: speculoos endpoints rm {name}.")
+        raise BadInput(f"The endpoint {name!r} already exists; remove it first: speculoos endpoints rm {name}.")
     file = settings.home / "settings.toml"
     before = file.read_text(encoding="utf-8") if file.exists() else ""
     _write(file, "\n\n".join(filter(None, [before.rstrip("\n"), _table(endpoint)])) + "\n")
     say(RESTART)
     if key_env and not endpoint.key:
-        say(f"The variable {key_env} is not set here; set it where the services start.")
+        say(f"The variable {key_env} is not set in this shell; set it where the services start.")
     finish(_entry(endpoint), as_json, f"Added {name} to {file}.")
 
 
 @app.command("list")
 def list_endpoints(as_json: Json = False) -> None:
-    """Every endpoint, and whether its key's variable is set."""
+    """List the endpoints, and whether the variable of each key is set."""
     entries = [_entry(each) for each in load().endpoints.values()]
     rows = [(each["name"], ", ".join(each["urls"]), each["model"], _key(each)) for each in entries]
     finish(entries, as_json, table(rows, ("name", "url", "model", "key")))
@@ -71,7 +78,7 @@ def list_endpoints(as_json: Json = False) -> None:
 
 @app.command("rm")
 def remove(name: Name, as_json: Json = False) -> None:
-    """Take an endpoint out of settings.toml."""
+    """Remove an endpoint from settings.toml."""
     settings = load()
     if name not in settings.endpoints:
         known = ", ".join(settings.endpoints) or "none yet"
@@ -79,17 +86,17 @@ def remove(name: Name, as_json: Json = False) -> None:
     file = settings.home / "settings.toml"
     before = file.read_text(encoding="utf-8")
     text = _without(before, name)
-    wanted = tomllib.loads(before)
-    del wanted["endpoints"][name]
-    if {"endpoints": {}, **_parsed(text)} != wanted:  # written in another style, as an inline table, say
-        raise BadInput(f"{file}: the endpoint {name!r} is not in a table of its own; remove it with an editor.")
+    expected = tomllib.loads(before)
+    del expected["endpoints"][name]
+    if {"endpoints": {}, **_parsed(text)} != expected:  # in another style, such as an inline table
+        raise BadInput(f"{file}: the endpoint {name!r} is not in its own table; remove it with an editor.")
     _write(file, text)
     say(RESTART)
     finish({"name": name, "removed": True}, as_json, f"Removed {name}.")
 
 
 def _table(endpoint: Endpoint) -> str:
-    """As TOML, without what is at its default."""
+    """As TOML, without fields that have their default."""
     lines = [f"[endpoints.{endpoint.name}]"]
     for key, field in Endpoint.__dataclass_fields__.items():
         if key != "name" and (value := getattr(endpoint, key)) != field.default:
@@ -98,7 +105,7 @@ def _table(endpoint: Endpoint) -> str:
 
 
 def _without(text: str, name: str) -> str:
-    """The file's text without the table of that name; comments above the next table stay."""
+    """The file's text without the table of endpoint `name`; comments above the next table remain."""
     head = re.compile(rf'\s*\[\s*endpoints\s*\.\s*(["\']?){re.escape(name)}\1\s*\]')
     kept, above, skipping = [], [], False
     for line in text.splitlines(keepends=True):
@@ -117,7 +124,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all, through a link, with the rights that the file has. Raises BadInput for what is no TOML."""
+    """Write atomically; follows a symbolic link and keeps the file's mode. Raises BadInput for invalid TOML."""
     from speculoos.files import new_path
 
     try:
@@ -133,9 +140,9 @@ def _write(file: Path, text: str) -> None:
 
 
 def _entry(endpoint: Endpoint) -> dict[str, Any]:
-    """Without the key."""
-    named = {key: getattr(endpoint, key) for key in Endpoint.__dataclass_fields__ if key != "url"}
-    return {**named, "urls": endpoint.urls, "key_set": bool(endpoint.key)}
+    """The endpoint as JSON, without the key."""
+    fields = {key: getattr(endpoint, key) for key in Endpoint.__dataclass_fields__ if key != "url"}
+    return {**fields, "urls": endpoint.urls, "key_set": bool(endpoint.key)}
 
 
 def _key(entry: dict[str, Any]) -> str:

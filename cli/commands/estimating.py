@@ -1,4 +1,4 @@
-"""What `--estimate` prints in place of doing the work: time, disk and memory, from the request alone."""
+"""`--estimate`: prints the time, disk and memory that a request would take."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -17,26 +17,31 @@ EstimateOnly = Annotated[
 
 
 def show_estimate(settings: Settings, request: "Request", as_json: bool) -> None:
-    """Check the request as a submit would, and print what it will take. Raises what a submit raises."""
+    """Check the request like `submit` and print its estimate. Raises the same errors as `submit`."""
     from workers.jobs.submit import check_and_estimate
 
-    found = check_and_estimate(settings, request)
+    guess = check_and_estimate(settings, request)
     result = {
-        **{"kind": request.kind, "seconds": _whole(found.seconds), "longest_seconds": _whole(found.longest)},
-        **{"disk_bytes": _whole(found.disk), "memory_bytes": _whole(found.memory), "steps": found.steps},
-        **{"rests_on": found.basis, "warnings": found.warnings},
+        "kind": request.kind,
+        "seconds": _rounded(guess.seconds),
+        "longest_seconds": _rounded(guess.longest),
+        "disk_bytes": _rounded(guess.disk),
+        "memory_bytes": _rounded(guess.memory),
+        "steps": guess.steps,
+        "rests_on": guess.basis,
+        "warnings": guess.warnings,
     }
     shown = {
-        "time": f"about {timedelta(seconds=round(found.seconds))}" if found.seconds is not None else "unknown",
-        "at most": str(timedelta(seconds=round(found.longest))) if found.longest else "",
-        "steps": f"{found.steps:,} {found.rhythm}" if found.steps else "",
-        "disk": f"{found.disk / 1e6:,.1f} MB",
-        "memory": f"{found.memory / 1e6:,.0f} MB",
-        "rests on": found.basis,
+        "time": f"about {timedelta(seconds=round(guess.seconds))}" if guess.seconds is not None else "unknown",
+        "at most": str(timedelta(seconds=round(guess.longest))) if guess.longest else "",
+        "steps": f"{guess.steps:,} {guess.rhythm}" if guess.steps else "",
+        "disk": f"{guess.disk / 1e6:,.1f} MB",
+        "memory": f"{guess.memory / 1e6:,.0f} MB",
+        "based on": guess.basis,
     }
     text = figures({name: value for name, value in shown.items() if value})
-    finish(result, as_json, "\n".join([text, *found.warnings]))
+    finish(result, as_json, "\n".join([text, *guess.warnings]))
 
 
-def _whole(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)

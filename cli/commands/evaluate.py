@@ -1,4 +1,4 @@
-"""speculoos evaluate: acceptance and speed on questions, measured in this process, or of what an endpoint serves."""
+"""`speculoos evaluate`: acceptance and speed on prompts, of a draft in this process or of an endpoint."""
 
 import os
 from dataclasses import replace
@@ -19,7 +19,7 @@ from workers.jobs.evaluate import Evaluate, check_sampling
 @request_options(Evaluate)
 def evaluate(
     model: Annotated[
-        str, typer.Option(help="Base model: a name, BASE@CHECKPOINT, or a folder; with --endpoint what that serves.")
+        str, typer.Option(help="Base model: a name, BASE@CHECKPOINT, or a folder; with --endpoint the model it serves.")
     ] = "",
     checkpoint: CheckpointOption = "",
     questions: Annotated[str, typer.Option(help="Prompt file, or a data set's name; default the built-in set.")] = "",
@@ -29,16 +29,16 @@ def evaluate(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Measure drafting against plain decoding: the same questions, step by step in turns."""
+    """Compare speculative with plain decoding on the same prompts, with interleaved steps."""
     from cli.commands.targets import resolve
     from models.methods import trees
     from ops.homes import open_home
     from workers.jobs.parsing import parse_settings
 
     if options["endpoint"] and (draft or options["dtype"]):
-        raise BadInput("A server drafts as it was started; leave --draft and --dtype out.")
+        raise BadInput("A server sets its own draft and precision; leave --draft and --dtype out.")
     if not (model or options["endpoint"]):
-        raise BadInput("Name what to measure: --model NAME, or --endpoint NAME.")
+        raise BadInput("Choose what to measure: --model NAME, or --endpoint NAME.")
     request = Evaluate(**options, drafting=trees.read_options(parse_settings(draft or ())))
     check_sampling([request.temperature], [request.top_p], [request.dtype])
     settings = open_home()
@@ -53,7 +53,7 @@ def evaluate(
     result = {"model": ref.name, "questions": len(rows), "max_tokens": request.max_tokens}
     result |= measure(settings, ref, rows, request, device or settings.device)
     if result["shared_with"]:
-        say(f"Measured beside {result['shared_with']}: the speeds are lower than alone, the ratio is not exact.")
+        say(f"The device was shared with {result['shared_with']}: speeds are too low, and the speedup is not exact.")
     return _finish(result, as_json)
 
 
@@ -65,8 +65,8 @@ def _finish(result: dict[str, Any], as_json: bool) -> None:
 
 
 def measure(settings: Any, ref: Any, questions: list[dict[str, Any]], request: Evaluate, device: str) -> dict[str, Any]:
-    """Load base and draft, and run `evaluation.acceptance.evaluate` on them, holding the device so that jobs wait.
-    `shared_with` names what held it already."""
+    """Run `evaluation.acceptance.evaluate` on base and draft, with the device lease, so that jobs wait. `shared_with`
+    names the process that held the lease before."""
     from cli.commands.targets import load_target
     from evaluation.acceptance import AcceptanceSampling
     from evaluation.acceptance import evaluate as run
@@ -89,7 +89,7 @@ def measure(settings: Any, ref: Any, questions: list[dict[str, Any]], request: E
 
 
 def measure_endpoint(settings: Any, request: Evaluate) -> dict[str, Any]:
-    """Measure an endpoint in a job, which stores the result."""
+    """Evaluate an endpoint in a job, which stores the result."""
     from cli.follow import run_request
     from tracking.db import reading
     from tracking.tables import Evaluation
@@ -101,23 +101,23 @@ def measure_endpoint(settings: Any, request: Evaluate) -> dict[str, Any]:
 
 
 def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[str, str]:
-    """Ids of what an endpoint serves and of the question set, "" for what was not named."""
+    """Ids of the model that an endpoint serves and of the prompt set; "" if not specified."""
     from tracking import queries
     from tracking.db import reading
 
-    found = {"base_id": "", "checkpoint_id": "", "dataset_id": ""}
+    ids = {"base_id": "", "checkpoint_id": "", "dataset_id": ""}
     with reading(settings) as session:
         if model:
             base, draft = queries.find_model(session, model)
             draft = queries.find_checkpoint(session, checkpoint, base.id) if checkpoint else draft
-            found |= {"base_id": base.id, "checkpoint_id": draft.id if draft else ""}
+            ids |= {"base_id": base.id, "checkpoint_id": draft.id if draft else ""}
         if questions and questions != BUILT_IN_SUITE_NAME:
-            found["dataset_id"] = queries.find_dataset(session, questions).id
-    return found
+            ids["dataset_id"] = queries.find_dataset(session, questions).id
+    return ids
 
 
 def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, Any]]:
-    """Rows with `messages` from a file, a data set of this home, or the built-in set."""
+    """Prompts (rows with `messages`) from a file, a data set of this home, or the built-in set."""
     from cli.commands.targets import dataset
     from evaluation.questions import built_in, read_questions
 

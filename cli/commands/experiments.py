@@ -1,4 +1,4 @@
-"""speculoos experiments: named groups of jobs, and how the drafts trained in one were measured."""
+"""`speculoos experiments`: named groups of jobs with the evaluations of their drafts."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ FIGURES = ("suite", "questions", "temperature", "tree", "dtype", "tau", "speedup
 
 @app.command("list")
 def list_experiments(as_json: Json = False) -> None:
-    """Every experiment, newest first, with the number of its jobs."""
+    """List the experiments, newest first, with the number of jobs."""
     from ops.homes import columns, open_home
     from tracking import experiments
     from tracking.db import reading
@@ -30,7 +30,7 @@ def list_experiments(as_json: Json = False) -> None:
 
 @app.command()
 def show(reference: Annotated[str, typer.Argument(help="Name or id of an experiment.")], as_json: Json = False) -> None:
-    """One experiment: its jobs in order, and the newest evaluation of each draft."""
+    """Show the jobs of an experiment in order, and the newest evaluation of each draft."""
     from ops.homes import columns, open_home
     from tracking import experiments, queries, trainings
     from tracking.db import reading
@@ -38,10 +38,9 @@ def show(reference: Annotated[str, typer.Argument(help="Name or id of an experim
     with reading(open_home()) as session:
         row = queries.find_experiment(session, reference)
         jobs = experiments.jobs_of(session, row.id)
-        found = {
-            each.job.id: each for each in trainings.with_rows(session, [j for j in jobs if j.kind == trainings.KIND])
-        }
-        entries = [_job(job, found.get(job.id)) for job in jobs]
+        rows = trainings.with_rows(session, [job for job in jobs if job.kind == trainings.KIND])
+        by_job = {training.job.id: training for training in rows}
+        entries = [_job(job, by_job.get(job.id)) for job in jobs]
         result = {**columns(row), "jobs": entries}
     heads = ("id", "kind", "state", "name", "τ", "speedup", "measured on")
     text = "\n".join(filter(None, [result["name"], result["note"], table([_cells(each) for each in entries], heads)]))
@@ -49,13 +48,19 @@ def show(reference: Annotated[str, typer.Argument(help="Name or id of an experim
 
 
 def _job(job: Any, training: Any) -> dict[str, Any]:
-    """The job; of a training also what it read, what it made, and its evaluations, newest first."""
+    """The job as JSON; for a training with base, data, draft and its evaluations, newest first."""
     entry = {key: getattr(job, key) for key in ("id", "kind", "state", "name", "created_at", "finished_at", "error")}
     if training is None:
         return entry
     measured = [{"id": each.id, **{key: getattr(each, key) for key in FIGURES}} for each in training.evaluations]
-    made = {"draft": training.name, "base": training.base.name if training.base else "", "data": training.data}
-    return {**entry, **made, "settings": job.request.get("settings", {}), "evaluations": measured}
+    return {
+        **entry,
+        "draft": training.name,
+        "base": training.base.name if training.base else "",
+        "data": training.data,
+        "settings": job.request.get("settings", {}),
+        "evaluations": measured,
+    }
 
 
 def _cells(entry: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""speculoos export: a checkpoint as the zip the pages offer, or in the format of a server."""
+"""`speculoos export`: writes a checkpoint as a zip, or in the format of a server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,20 +24,21 @@ def export(
             "--out",
             "--output",
             "-o",
-            help="File or folder to write; default MODEL-CHECKPOINT.zip here, for a server's format a folder here.",
+            help="File or folder to write; default: ./MODEL-CHECKPOINT.zip, or a folder for a server's format.",
         ),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="own, or a server's: see --list. A folder, or a zip where --out ends so.")
+        str,
+        typer.Option("--format", help="own, or a server's format: see --list. A zip if --out ends with .zip."),
     ] = "own",
-    listing: Annotated[bool, typer.Option("--list", help="Only say which formats can take it, and why not.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the formats and whether they fit.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Write what failed its validation too; its README and the exit code say so.")
+        bool, typer.Option("--force", help="Write files that fail validation too; README and exit code show it.")
     ] = False,
     estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> int:
-    """Write a checkpoint as a zip with its sums, or in a server's format, compared with what that server reads."""
+    """Write a checkpoint as a zip with checksums, or in a server's format, which is validated by loading it again."""
     from formats import OWN, find_format
     from ops.homes import open_home
     from workers.jobs.requests import Export
@@ -56,7 +57,7 @@ def export(
 
 @dataclass(frozen=True)
 class ExportRow:
-    """A checkpoint that is ready, and its base, as their rows say."""
+    """A checkpoint that is ready, with its base model, from their rows."""
 
     id: str
     name: str
@@ -72,20 +73,20 @@ class ExportRow:
         return f"{self.facts.name}@{self.name}"
 
     def check(self) -> None:
-        """Raises Damaged where the checkpoint's files are not what was written."""
+        """Raises Damaged if the checkpoint's files have changed."""
         from models import archive
 
         archive.check_checkpoint_files(self.path, self.name, self.sha256, self.sums)
 
     def load_base(self) -> Any:
-        """In float32, as validations want it; its files are compared with what its row says."""
+        """The base model in float32, for validations. Raises Damaged if its files have changed."""
         from models.base import load_base
 
         return load_base(self.base_path, "float32", "cpu", self.base_known, self.sums)
 
 
 def find(settings: Any, reference: str) -> ExportRow:
-    """The checkpoint of that name or id. Raises NotFound, or Conflict for one that is not ready."""
+    """The checkpoint with this name or id. Raises NotFound, or Conflict if it is not ready."""
     from formats.facts import CardFacts
     from models.damage import BaseChecksums
     from models.starter import installed
@@ -111,7 +112,7 @@ def _list(row: ExportRow, as_json: bool) -> int:
 
     choices = [option.to_json() for option in export_options(row.path, row.base_path)]
     rows = [(o["name"], "yes" if o["possible"] else "no", o["reason"] or o["for"]) for o in choices]
-    finish(choices, as_json, table(rows, ("format", "possible", "for, or why not")))
+    finish(choices, as_json, table(rows, ("format", "possible", "servers, or reason")))
     return 0
 
 
@@ -140,9 +141,9 @@ def _server(row: ExportRow, form: str, output: Path | None, force: bool, as_json
     check_export(row.path, row.base_path, form, target)
     row.check()
     report = build_export(row.path, row.load_base(), form, target, ConsoleReporter(), row.facts, force)
-    finish({**_written(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _words(target, report))
+    finish({**_written(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _summary(target, report))
     if not report.passed:
-        say(f"It failed its validation and should not be served: {' '.join(report.failures)}")
+        say(f"Validation failed; this export should not be served: {' '.join(report.failures)}")
     return 0 if report.passed else 1
 
 
@@ -151,10 +152,10 @@ def _written(target: Path) -> dict[str, Any]:
     return {"path": str(target), "bytes": sum(path.stat().st_size for path in files)}
 
 
-def _words(target: Path, report: "ExportReport") -> str:
-    return "\n".join([f"{target}, for {report.servers}", *checks(report), "How to serve it: README.md there."])
+def _summary(target: Path, report: "ExportReport") -> str:
+    return "\n".join([f"{target}, for {report.servers}", *checks(report), "README.md in it says how to serve it."])
 
 
 def checks(report: "ExportReport") -> list[str]:
-    """A line for every check of a validation."""
+    """One line per check of a validation."""
     return [f"  {'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}" for check in report.checks]

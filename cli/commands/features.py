@@ -1,4 +1,4 @@
-"""speculoos features: the server that runs a base for trainings elsewhere."""
+"""`speculoos features`: a server of hidden states for trainings in other processes."""
 
 from typing import Annotated
 
@@ -6,24 +6,24 @@ import typer
 
 from cli.console import say
 
-app = typer.Typer(no_args_is_help=True, help="Hidden states of a base, for trainings in other processes.")
+app = typer.Typer(no_args_is_help=True, help="Server of hidden states for trainings in other processes.")
 
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="Base model: a name, or a folder.")],
+    model: Annotated[str, typer.Argument(help="Base model: a name or a folder.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other than loopback needs SPECULOOS_FEATURES_TOKEN.")
+        str, typer.Option(help="Address to listen on; addresses other than loopback require SPECULOOS_FEATURES_TOKEN.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 7862,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")] = 7862,
     dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 where products in it run natively.")
+        str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 if the hardware supports it.")
     ] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of the processor; 0 for all.")] = 0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one request, padding included.")] = 65_536,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a request, including padding.")] = 65_536,
 ) -> None:
-    """Serve a base's hidden states; a training names the server in its setting hidden_states."""
+    """Serve a base model's hidden states; the setting hidden_states of a training selects the server."""
     from cli.commands.targets import is_folder, resolve
     from ops.homes import open_home
     from speculoos.settings import load
@@ -32,11 +32,10 @@ def serve(
     from training.hidden_states.request import RequestLimits
 
     settings = load() if is_folder(model) else open_home()
-    place = ServerAddress(host, port, settings.features_token)
     ref = resolve(settings, model)
     serve(
         ref.base_path,
-        place,
+        ServerAddress(host, port, settings.features_token),
         name=ref.name,
         dtype=dtype,
         device=device or settings.device,

@@ -1,4 +1,4 @@
-"""Command options made from the fields of a job kind, so that help, default and bounds stand in one place."""
+"""Command options generated from the fields of a job kind, with their help, default and bounds."""
 
 import inspect
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from workers.jobs.request import Request
 
 
 def request_options(kind: type[Request], *names: str, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """Decorator for a command: its `**options` become one option for each field in `names` (all by default)."""
+    """Decorator of a command: its `**options` become one option per field in `names` (default: all)."""
     settings = kind.options()
-    chosen = [settings[name] for name in names or settings if name not in skip]
+    selected = [settings[name] for name in names or settings if name not in skip]
 
     def decorate(command: Any) -> Any:
         signature = inspect.signature(command)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         end = next((i for i, p in enumerate(own) if p.name in ("estimate", "wait", "as_json")), len(own))
-        parameters = [*own[:end], *map(_parameter, chosen), *own[end:]]
+        parameters = [*own[:end], *map(_parameter, selected), *own[end:]]
         keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         command.__signature__ = signature.replace(parameters=keyword_only)
         return command
@@ -38,7 +38,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     elif setting.kind in (int, float):
         option = typer.Option(flag, help=setting.help, min=setting.low, max=setting.high)
         annotation = setting.kind | None if setting.is_open else setting.kind
-    else:  # text, also of lists: the field's class parses it
+    else:  # text, also for lists: the request class parses it
         option = typer.Option(flag, help=setting.help)
         annotation = str
         default = ",".join(map(str, default)) if isinstance(default, list | tuple) else default or ""
@@ -49,11 +49,11 @@ def _parameter(setting: Setting) -> inspect.Parameter:
 
 
 def kind_command(kind: type[Request]) -> Callable[..., None]:
-    """A command for a job kind that has none of its own: every field is an option."""
+    """A command for a job kind registered by the operator, with one option per field."""
 
     @request_options(kind)
     def command(
-        name: Annotated[str, typer.Option(help="Name of what the job makes.")] = "",
+        name: Annotated[str, typer.Option(help="Name of the output.")] = "",
         estimate: EstimateOnly = False,
         wait: Wait = False,
         as_json: Json = False,

@@ -1,4 +1,4 @@
-"""speculoos jobs: what is queued, what runs, what ended and why."""
+"""`speculoos jobs`: lists, follows, cancels and retries jobs."""
 
 from typing import Annotated
 
@@ -6,17 +6,17 @@ import typer
 
 from cli.console import Json, Wait, figures, finish, listed, table
 
-app = listed("Jobs: queued, running and ended.")
-Reference = Annotated[str, typer.Argument(help="A job's id, the first characters of it, or its name.")]
+app = listed("Queued, running and ended jobs.")
+Reference = Annotated[str, typer.Argument(help="Id of a job (or its first characters), or its name.")]
 HIDDEN = ("child", "owner", "lease_until", "version", "work")
 
 
 @app.command("list")
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Newest first, with the place in the queue and what a job waits for."""
+    """List jobs, newest first, with the queue position and what a job waits for."""
     from ops.homes import open_home
     from tracking import listing
     from tracking.db import reading
@@ -30,7 +30,7 @@ def list_jobs(
 
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
-    """One job: its request, its result, its newest figures."""
+    """Show a job: its request, result and latest metrics."""
     result = _describe(reference)
     finish(result, as_json, figures({k: v for k, v in result.items() if v not in (None, "", {}, [])}))
 
@@ -38,10 +38,10 @@ def show(reference: Reference, as_json: Json = False) -> None:
 @app.command()
 def log(
     reference: Reference,
-    lines: Annotated[int, typer.Option(min=1, help="Most lines to show.")] = 200,
+    lines: Annotated[int, typer.Option(min=1, help="Maximum number of lines.")] = 200,
     as_json: Json = False,
 ) -> None:
-    """The job's log, newest lines last."""
+    """Print the log of a job, newest lines last."""
     from ops.homes import open_home
     from tracking import jobs, reports
     from tracking.db import reading
@@ -54,45 +54,43 @@ def log(
 
 @app.command()
 def cancel(reference: Reference, as_json: Json = False) -> None:
-    """Ask a job to stop; what it finished is kept."""
+    """Cancel a job; its finished output is kept."""
     from workers.jobs.submit import request_cancel
 
-    settings, found = _find(reference)
-    job = request_cancel(found.id, settings)
-    words = "cancelled" if job.state == "CANCELLED" else "asked to stop"
-    finish(_describe(job.id), as_json, f"{job.name}: {words}.")
+    settings, row = _find(reference)
+    job = request_cancel(row.id, settings)
+    state = "cancelled" if job.state == "CANCELLED" else "stopping"
+    finish(_describe(job.id), as_json, f"{job.name}: {state}.")
 
 
 @app.command()
 def retry(reference: Reference, wait: Wait = False, as_json: Json = False) -> None:
-    """Queue a failed or cancelled job again; it goes on from its last checkpoint or shard."""
+    """Queue a failed or cancelled job again; it resumes from its last checkpoint or shard."""
     from cli.follow import run_jobs
     from workers.jobs import submit
 
-    settings, found = _find(reference)
-    (job,) = run_jobs(settings, lambda: [submit.retry(found.id, settings)], found.queue, wait=wait)
+    settings, row = _find(reference)
+    (job,) = run_jobs(settings, lambda: [submit.retry(row.id, settings)], row.queue, wait=wait)
     finish(_describe(job.id), as_json, f"{job.name}: {job.state.lower()}.")
 
 
 @app.command()
 def follow(reference: Reference, as_json: Json = False) -> None:
-    """Follow a job to its end, starting a worker for it when none runs."""
+    """Follow a job to its end; starts a worker for it if none is running."""
     from cli.follow import run_jobs
 
-    settings, found = _find(reference)
-    (job,) = run_jobs(settings, lambda: [found], found.queue, wait=True)
+    settings, row = _find(reference)
+    (job,) = run_jobs(settings, lambda: [row], row.queue, wait=True)
     finish(_describe(job.id), as_json, f"{job.name}: {job.state.lower()}.")
 
 
 @app.command("rm")
 def remove(
     reference: Reference,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete it although things it made still refer to it.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete it even if its output still refers to it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Forget an ended job with its log and charts; what it made stays."""
+    """Delete an ended job with its log and charts; its output is kept."""
     from cli.commands.removing import remove_row
     from tracking import jobs
 

@@ -1,4 +1,4 @@
-"""speculoos keys: who may use the inference server beside this home's own token."""
+"""`speculoos keys`: API keys of the inference server, besides the token of the home."""
 
 from typing import Annotated
 
@@ -6,12 +6,12 @@ import typer
 
 from cli.console import Json, finish, listed, say, table
 
-app = listed("Keys for the inference server, one for each client.")
+app = listed("API keys of the inference server, one per client.")
 
 
 @app.command()
-def add(name: Annotated[str, typer.Argument(help="Who or what will use it.")], as_json: Json = False) -> None:
-    """Make a key and print it, this once: only its sha256 is kept."""
+def add(name: Annotated[str, typer.Argument(help="User or client of the key.")], as_json: Json = False) -> None:
+    """Create a key and print it. It cannot be shown again: only its sha256 is stored."""
     from ops.homes import open_home
     from tracking import keys
     from tracking.db import writing
@@ -19,15 +19,15 @@ def add(name: Annotated[str, typer.Argument(help="Who or what will use it.")], a
     with writing(open_home()) as session:
         key, secret = keys.make_key(session, name)
         result = keys.key_view(key)
-    say(f"The key of {key.name!r}; it will not be shown again:")
+    say(f"The key of {key.name!r}; it cannot be shown again:")
     finish({**result, "key": secret}, as_json, secret)
 
 
 @app.command("list")
 def list_keys(
-    revoked: Annotated[bool, typer.Option("--revoked", help="Show revoked ones too.")] = False, as_json: Json = False
+    revoked: Annotated[bool, typer.Option("--revoked", help="Include revoked keys.")] = False, as_json: Json = False
 ) -> None:
-    """Every key: how it begins, when it was made and last used."""
+    """List the keys: first characters, creation time and last use."""
     from ops.homes import open_home
     from tracking import keys
     from tracking.db import reading
@@ -42,7 +42,7 @@ def list_keys(
 def revoke(
     reference: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of a key.")], as_json: Json = False
 ) -> None:
-    """End a key; whoever uses it is refused within a second."""
+    """Revoke a key; requests with it are rejected within a second."""
     from ops.homes import open_home
     from tracking import keys
     from tracking.db import writing

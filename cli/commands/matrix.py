@@ -1,4 +1,4 @@
-"""speculoos matrix: evaluations of every combination of models, suites, temperatures and trees, each a job."""
+"""`speculoos matrix`: evaluates every combination of models, suites, temperatures and trees, each in a job."""
 
 from typing import Annotated, Any
 
@@ -13,22 +13,22 @@ from workers.jobs.matrix import Matrix
 
 @request_options(Matrix, "limit", "max_tokens", "seed")
 def matrix(
-    model: Annotated[list[str], typer.Option(help="Base model or BASE@CHECKPOINT; once for each.")],
-    suite: Annotated[list[str] | None, typer.Option(help="Data set of questions, or built_in; once for each.")] = None,
-    temperature: Annotated[list[float] | None, typer.Option(help="0 is greedy; once for each.")] = None,
-    top_p: Annotated[list[float] | None, typer.Option(help="Once for each; counts above temperature 0.")] = None,
+    model: Annotated[list[str], typer.Option(help="Base model or BASE@CHECKPOINT; may be repeated.")],
+    suite: Annotated[list[str] | None, typer.Option(help="Data set of prompts, or built_in; may be repeated.")] = None,
+    temperature: Annotated[list[float] | None, typer.Option(help="0 is greedy; may be repeated.")] = None,
+    top_p: Annotated[list[float] | None, typer.Option(help="Used above temperature 0; may be repeated.")] = None,
     tree: Annotated[
         list[str] | None,
-        typer.Option(help='own, "chain 4", "tree 4x2x1", ngram, or options as JSON; once for each.'),
+        typer.Option(help='own, "chain 4", "tree 4x2x1", ngram, or options as JSON; may be repeated.'),
     ] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Precision of base and draft; once for each.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Precision of base and draft; may be repeated.")] = None,
     name: Annotated[str, typer.Option(help="Name of the job.")] = "",
-    estimate: Annotated[bool, typer.Option("--estimate", help="Say how many evaluations and how long, only.")] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Only estimate number and time.")] = False,
     wait: Wait = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Measure every combination. What was measured stays when it is stopped or killed, and it goes on from there."""
+    """Evaluate every combination. Finished evaluations are kept when the job stops; a retry continues from there."""
     from cli.follow import run_request
     from ops.homes import open_home
 
@@ -47,36 +47,36 @@ def matrix(
 def request_of(
     settings: Settings, models: list[str], suites: list[str], trees: list[str], options: dict[str, Any]
 ) -> Any:
-    """Names as the ids they mean. Raises NotFound and BadInput."""
+    """The request with names replaced by ids. Raises NotFound and BadInput."""
     from models.methods.trees import parse
     from tracking import queries
     from tracking.db import reading
 
     with reading(settings) as session:
-        found = [queries.find_model(session, model) for model in models]
-        rows = [{"base_id": base.id, "checkpoint_id": draft.id if draft else ""} for base, draft in found]
+        pairs = [queries.find_model(session, model) for model in models]
+        rows = [{"base_id": base.id, "checkpoint_id": draft.id if draft else ""} for base, draft in pairs]
         sets = ["" if suite == BUILT_IN_SUITE_NAME else queries.find_dataset(session, suite).id for suite in suites]
     drafting = {"drafting": [parse(tree) for tree in trees]} if trees else {}
     return Matrix(models=rows, suites=sets, **drafting, **options)
 
 
 def expected(settings: Settings, request: Any) -> dict[str, Any]:
-    """How many cells, and what they take: `longest_seconds` where a busy machine makes them repeat their questions."""
+    """Number of cells and their time; `longest_seconds` if a busy machine makes evaluations repeat their prompts."""
     from tracking.db import reading
-    from workers.jobs import estimates
-    from workers.jobs import matrix as asking
+    from workers.jobs.estimates import estimate
+    from workers.jobs.matrix import cells, left_out
 
     with reading(settings) as session:
         request.check(session)
-        cells, missing = len(asking.cells(session, request)), asking.left_out(session, request)
-        found = estimates.estimate(session, request, settings.home)
-    times = {"seconds": found.seconds, "longest_seconds": found.longest}
+        count, missing = len(cells(session, request)), left_out(session, request)
+        guess = estimate(session, request, settings.home)
+    times = {"seconds": guess.seconds, "longest_seconds": guess.longest}
     times = {key: round(seconds) if seconds is not None else None for key, seconds in times.items()}
-    return {"evaluations": cells, "left_out": missing, **times, "rests_on": found.basis}
+    return {"evaluations": count, "left_out": missing, **times, "rests_on": guess.basis}
 
 
 def described(settings: Settings, job: Any) -> dict[str, Any]:
-    """The job, how many cells are measured, and their figures."""
+    """The job as JSON, with the number of finished evaluations and their results."""
     from sqlalchemy import select
 
     from tracking import shards
@@ -88,6 +88,6 @@ def described(settings: Settings, job: Any) -> dict[str, Any]:
     with reading(settings) as session:
         rows = list(session.scalars(select(Evaluation).where(*ready).order_by(Evaluation.created_at, Evaluation.id)))
         tally = shards.tally(session, job.id)
-    asked = ("id", "name", "suite", "questions", "temperature", "top_p", "tree", "dtype")
-    cells = [{key: getattr(row, key) for key in (*asked, *FIGURES)} for row in rows]
+    keys = ("id", "name", "suite", "questions", "temperature", "top_p", "tree", "dtype", *FIGURES)
+    cells = [{key: getattr(row, key) for key in keys} for row in rows]
     return {"job": job.id, "job_state": job.state, "cells": tally.total, "measured": len(rows), "evaluations": cells}

@@ -1,4 +1,4 @@
-"""speculoos models: the base models of this home and the checkpoints trained for them."""
+"""`speculoos models`: base models and their checkpoints."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.console import Json, figures, finish, listed, table
 from speculoos.errors import BadInput
 
-app = listed("Base models and the checkpoints trained for them.")
+app = listed("Base models and their checkpoints.")
 Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
 SOURCES = ("hub", "folder", "gguf", "starter")
 DRAFT_SOURCES = ("folder", "hub")
@@ -17,7 +17,7 @@ DRAFT_SOURCES = ("folder", "hub")
 
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
-    """Every base model with its folder, and its checkpoints."""
+    """List the base models with their folders and checkpoints."""
     from ops.homes import open_home
     from tracking import queries
     from tracking.db import reading
@@ -26,8 +26,14 @@ def list_models(as_json: Json = False) -> None:
         bases, checkpoints = queries.bases(session), queries.checkpoints(session)
     entries = [
         {
-            **{"name": b.name, "path": b.path, "state": b.state, "source": b.source, "location": b.location},
-            **{"id": b.id, "weights_sha256": b.weights_sha256, "parameters": b.card.get("parameters")},
+            "name": b.name,
+            "path": b.path,
+            "state": b.state,
+            "source": b.source,
+            "location": b.location,
+            "id": b.id,
+            "weights_sha256": b.weights_sha256,
+            "parameters": b.card.get("parameters"),
             "checkpoints": [_checkpoint(c) for c in checkpoints if c.base_id == b.id],
         }
         for b in bases
@@ -43,13 +49,13 @@ def list_models(as_json: Json = False) -> None:
 def add(
     location: Annotated[str, typer.Argument(help="Hub id, folder, GGUF file, or `starter`.")],
     source: Annotated[
-        str, typer.Option(help="hub, folder, gguf or starter; default: what the location looks like.")
+        str, typer.Option(help="hub, folder, gguf or starter; default: detected from the location.")
     ] = "",
-    name: Annotated[str, typer.Option(help="Name to list it under.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the model.")] = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
-    """Bring a base model here: fetch, convert, hash, write its card."""
+    """Add a base model: download or convert it, hash its files, write its card."""
     from cli.follow import run_request
     from ops.homes import open_home
     from workers.jobs.requests import FetchModel
@@ -66,17 +72,17 @@ def add(
 
 @app.command("add-draft")
 def add_draft(
-    location: Annotated[str, typer.Argument(help="Folder of a published draft, or its hub id.")],
-    model: Annotated[str, typer.Option(help="Base model it was trained for, by name or id.")],
+    location: Annotated[str, typer.Argument(help="Folder of a published draft, or its Hub id.")],
+    model: Annotated[str, typer.Option(help="Base model that the draft was trained for: a name or id.")],
     name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
-    source: Annotated[str, typer.Option(help="folder or hub; default: what the location looks like.")] = "",
+    source: Annotated[str, typer.Option(help="folder or hub; default: detected from the location.")] = "",
     layout: Annotated[
-        str, typer.Option("--format", help="How the draft is laid out, such as vllm-eagle3; default: detected.")
+        str, typer.Option("--format", help="Format of the draft, such as vllm-eagle3; default: detected.")
     ] = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
-    """Bring a published draft here as a checkpoint: Medusa, EAGLE, or any small model with the same tokens."""
+    """Add a published draft as a checkpoint: Medusa, EAGLE, or a small model with the same vocabulary."""
     from cli.commands.targets import base_id
     from cli.follow import run_request
     from ops.homes import open_home
@@ -94,7 +100,7 @@ def add_draft(
 
 
 def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, str]:
-    """(where it comes from, its id or whole path there)."""
+    """(source, Hub id or absolute path)."""
     source = source or _guess_source(location)
     if source not in known:
         raise BadInput(f"--source {source}: expected one of {', '.join(known)}.")
@@ -104,7 +110,7 @@ def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, s
 
 
 def _guess_source(location: str) -> str:
-    """starter, gguf, folder or hub, from how the location looks and what is on disk."""
+    """starter, gguf, folder or hub, by the form of the location and the files on disk."""
     path = Path(location).expanduser()
     if location == "starter":
         return "starter"
@@ -115,14 +121,14 @@ def _guess_source(location: str) -> str:
 
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
-    """The card of a base model, or how a checkpoint was trained and what it reached."""
+    """Show the card of a base model, or the training and the results of a checkpoint."""
     from tracking import queries
 
     _show(lambda session: queries.find_model(session, reference), as_json)
 
 
 def _show(find, as_json: bool) -> None:  # noqa: ANN001
-    """The row of a base or of its checkpoint: `find(session)` gives (base, checkpoint or None)."""
+    """Print the row of a base model or checkpoint; `find(session)` returns (base, checkpoint or None)."""
     from ops.homes import columns, open_home
     from tracking.db import reading
 
@@ -136,7 +142,7 @@ def _show(find, as_json: bool) -> None:  # noqa: ANN001
 def rename(
     reference: Reference, name: Annotated[str, typer.Argument(help="The new name.")], as_json: Json = False
 ) -> None:
-    """Give a model or a checkpoint another name; files stay where they are."""
+    """Rename a model or checkpoint; its files do not move."""
     from ops.homes import open_home
     from tracking import changes, queries
     from tracking.db import writing
@@ -151,15 +157,15 @@ def rename(
 @app.command("rm")
 def remove(
     reference: Reference,
-    force: Annotated[bool, typer.Option("--force", help="Delete what depends on it too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete rows that depend on it as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a model or a checkpoint with its files (a folder of your own stays)."""
+    """Delete a model or checkpoint with its files; a folder outside the home is kept."""
     from cli.commands.removing import remove_row
     from tracking import queries
 
-    def find(rows):  # noqa: ANN001, ANN202
-        base, checkpoint = queries.find_model(rows, reference)
+    def find(session):  # noqa: ANN001, ANN202
+        base, checkpoint = queries.find_model(session, reference)
         return checkpoint or base
 
     remove_row(find, force, as_json)

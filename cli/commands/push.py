@@ -1,4 +1,4 @@
-"""speculoos push: a checkpoint in a server's format, into a repository of the hub."""
+"""`speculoos push`: uploads a checkpoint in a server's format to a repository of the Hub."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 def push(
     checkpoint: Annotated[str, typer.Argument(help="MODEL@CHECKPOINT, a checkpoint's name or its id.")],
-    repo: Annotated[str, typer.Option(help="OWNER/NAME on the hub; made where there is none.")],
-    form: Annotated[str, typer.Option("--format", help="own, or a server's: see `speculoos export --list`.")] = "own",
+    repo: Annotated[str, typer.Option(help="OWNER/NAME on the Hub; created if it does not exist.")],
+    form: Annotated[str, typer.Option("--format", help="own, or a format of `speculoos export --list`.")] = "own",
     public: Annotated[
-        bool, typer.Option("--public/--private", help="Whether everybody may read it; private unless --public.")
+        bool, typer.Option("--public/--private", help="Visibility of a new repository; default private.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Make and validate the files and list them; asks no network.")
+        bool, typer.Option("--dry-run", help="Create, validate and list the files without network access.")
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Put a checkpoint into a repository of the Hugging Face hub: the files of `speculoos export`, validated first."""
+    """Upload the files of `speculoos export` to a repository of the Hugging Face Hub, after validation."""
     from formats import find_format
     from formats.push import HubExport
     from models.hub_push import check_access, check_repository
@@ -35,42 +35,49 @@ def push(
     settings = open_home()
     row = find(settings, checkpoint)
     form = find_format(form).name
-    parcel = HubExport(settings.home, row.id, row.path, row.base_path, form, repo, row.facts)
-    parcel.check()
+    export = HubExport(settings.home, row.id, row.path, row.base_path, form, repo, row.facts)
+    export.check()
     if not dry_run:
         check_access(repo, public)
     row.check()
-    report = parcel.make(row.load_base, ConsoleReporter())
-    found = _described(row, parcel, public, report)
+    report = export.make(row.load_base, ConsoleReporter())
+    result = _described(row, export, public, report)
     if dry_run:
-        finish({**found, "dry_run": True}, as_json, _listing(found, report))
+        finish({**result, "dry_run": True}, as_json, _listing(result, report))
         return 0
-    pushed = parcel.send(public)
-    words = f"{pushed.url} holds {row.full_name} for {found['for']} (commit {pushed.commit[:12]})."
-    finish({**found, "dry_run": False, "commit": pushed.commit}, as_json, words)
+    pushed = export.send(public)
+    text = f"{pushed.url} holds {row.full_name} for {result['for']} (commit {pushed.commit[:12]})."
+    finish({**result, "dry_run": False, "commit": pushed.commit}, as_json, text)
     return 0
 
 
-def _described(row: ExportRow, parcel: "HubExport", public: bool, report: "ExportReport") -> dict[str, Any]:
+def _described(row: ExportRow, export: "HubExport", public: bool, report: "ExportReport") -> dict[str, Any]:
     from models.hub_push import repository_url
 
-    files = parcel.files()
+    files = export.files()
     return {
-        **{"repo": parcel.repo, "url": repository_url(parcel.repo), "private": not public},
-        **{"checkpoint": row.full_name, "format": parcel.format, "for": report.servers},
-        **{"base_model": row.facts.hub_id, "files": files, "bytes": sum(file["bytes"] for file in files)},
-        **{"passed": report.passed, "checks": [vars(check) for check in report.checks]},
+        "repo": export.repo,
+        "url": repository_url(export.repo),
+        "private": not public,
+        "checkpoint": row.full_name,
+        "format": export.format,
+        "for": report.servers,
+        "base_model": row.facts.hub_id,
+        "files": files,
+        "bytes": sum(file["bytes"] for file in files),
+        "passed": report.passed,
+        "checks": [vars(check) for check in report.checks],
     }
 
 
-def _listing(found: dict[str, Any], report: "ExportReport") -> str:
-    rows = [(file["name"], f"{file['bytes']:,}", file["sha256"][:12]) for file in found["files"]]
-    kind = "private" if found["private"] else "public"
+def _listing(result: dict[str, Any], report: "ExportReport") -> str:
+    rows = [(file["name"], f"{file['bytes']:,}", file["sha256"][:12]) for file in result["files"]]
+    kind = "private" if result["private"] else "public"
     return "\n".join(
         [
             table(rows, ("file", "bytes", "sha256")),
             *checks(report),
-            f"Dry run: these {found['bytes'] / 1e6:,.1f} MB for {found['for']} would go to {found['url']}, made {kind} "
-            "unless it is there; files of other names stay. Nothing was sent.",
+            f"Dry run: would upload {result['bytes'] / 1e6:,.1f} MB for {result['for']} to {result['url']} ({kind} if "
+            "it is created); files with other names are kept. Nothing was sent.",
         ]
     )

@@ -1,4 +1,4 @@
-"""speculoos quickstart: the whole way on the starter model, prompts to measured heads, in minutes."""
+"""`speculoos quickstart`: from prompts to evaluated Medusa heads on the starter model, in minutes."""
 
 import shlex
 from typing import Annotated
@@ -9,11 +9,11 @@ from cli.console import Json, figures, finish, say
 
 
 def quickstart(
-    model: Annotated[str, typer.Option(help="Base model to go the way with.")] = "starter",
-    limit: Annotated[int | None, typer.Option(min=1, help="Answer only the first prompts; default all.")] = None,
+    model: Annotated[str, typer.Option(help="Base model.")] = "starter",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first prompts; default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Import prompts, answer them, train Medusa heads, measure them: four jobs, followed to the end."""
+    """Import prompts, generate responses, train and evaluate Medusa heads: four jobs, followed to the end."""
     from cli.follow import follow
     from cli.launch.services import Services, programs_for
     from ops.homes import open_home

@@ -1,4 +1,4 @@
-"""Deleting a listed thing from the command line: the row first, its files after the commit."""
+"""Deletes a row from the command line, and its files after the commit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from tracking.db import writing
 
 
 def remove_row(find: Callable[[Session], Any], force: bool, as_json: bool) -> None:
-    """Delete what `find` finds. Raises Conflict saying what depends on it, unless `force`."""
+    """Delete the row that `find` returns. Raises Conflict with its dependents, unless `force`."""
     settings = open_home()
     with writing(settings) as session:
         row = find(session)

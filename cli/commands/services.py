@@ -1,4 +1,4 @@
-"""speculoos up, doctor, serve, worker: the processes themselves."""
+"""`speculoos up`, `doctor`, `login-link`, `serve` and `worker`."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ QUEUES = ("gpu", "io")
 
 
 def up() -> int:
-    """Start everything and keep it running until Ctrl-C; prints the address of the pages."""
+    """Start all services and run them until Ctrl-C; prints the URL of the pages."""
     from cli.launch.up import up as run
 
     return run(load())
@@ -25,11 +25,11 @@ def up() -> int:
 
 def doctor(
     bundle: Annotated[
-        Path | None, typer.Option("--bundle", help="Also write a zip for a bug report, without secrets and texts.")
+        Path | None, typer.Option("--bundle", help="Also write a zip for a bug report, without secrets and prompts.")
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Check every part and say what to do about those that are not well."""
+    """Check every part of the installation; prints a hint for each that fails."""
     from ops.health import check
 
     settings = load()
@@ -43,27 +43,26 @@ def doctor(
         from ops.bundle import write_bundle
 
         write_bundle(settings, bundle.expanduser().resolve(), parts)
-        say(f"{bundle}: for a bug report; secrets and texts are left out, but look it through.")
+        say(f"{bundle}: for a bug report, without secrets, prompts and responses; check it before you share it.")
     result = {"healthy": healthy, "parts": {name: part.to_json() for name, part in parts.items()}}
-    finish(result, as_json, "\n".join([*lines, "Everything is well." if healthy else "Not everything is well."]))
+    finish(result, as_json, "\n".join([*lines, "All checks passed." if healthy else "Some checks failed."]))
     return 0 if healthy else 1
 
 
 def login_link(as_json: Json = False) -> None:
-    """Print a link that lets one browser into the pages, once, within a day."""
-
+    """Print a link that logs one browser in; it works once, within a day."""
     settings = load()
     link = create_login_link(settings, settings.url) if settings.asks_login else settings.url
     finish({"url": link, "once": settings.asks_login}, as_json, link)
     if not settings.asks_login:
-        say("These pages ask for no login; SPECULOOS_LOGIN=token makes them.")
+        say("These pages require no login; set SPECULOOS_LOGIN=token to require one.")
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback asks for the token too.")] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback requires the token.")] = "",
     port: Annotated[int, typer.Option(help="Port; default SPECULOOS_INFERENCE_PORT or 7861.")] = 0,
 ) -> int:
-    """The inference server alone: OpenAI's protocol, with the trace of speculation in every chunk."""
+    """Run only the inference server: an OpenAI-compatible API with a trace of speculation in every chunk."""
     from ops.homes import open_home
 
     settings = open_home()
@@ -81,25 +80,25 @@ def serve(
 def worker(
     name: Annotated[str, typer.Argument(metavar="[QUEUE]", help="The same as --queue.")] = "",
     queue: Annotated[
-        str, typer.Option(help="gpu (generates, trains, evaluates; default) or io (imports, downloads).")
+        str, typer.Option(help="gpu (generation, training, evaluation; default) or io (imports, downloads).")
     ] = "",
     count: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
     device: Annotated[
-        str, typer.Option(help="Device: cpu, cuda or cuda:N; several, comma-separated, are dealt out.")
+        str, typer.Option(help="cpu, cuda or cuda:N; several, comma-separated, are distributed over the workers.")
     ] = "",
-    threads: Annotated[int, typer.Option(help="Jobs at once of each; default 1 for gpu, 4 for io.")] = 0,
+    threads: Annotated[int, typer.Option(help="Concurrent jobs per worker; default 1 for gpu, 4 for io.")] = 0,
 ) -> int:
-    """Workers alone, without pages: beside `speculoos up`, or on another machine that sees the same Redis and database.
+    """Run only workers: in addition to `speculoos up`, or on another machine with the same Redis and database.
 
-    There REDIS_URL and DATABASE_URL name the servers that the pages use, and SPECULOOS_STORE the place for files,
+    On another machine REDIS_URL and DATABASE_URL must be those of the pages, and SPECULOOS_STORE the store for files,
     unless the home folder is shared.
     """
     from cli.launch.workers import check_worker_setup, run
 
-    chosen = queue or name or QUEUES[0]
-    if chosen not in QUEUES:
-        raise BadInput(f"There is no queue {chosen!r}; the queues are {' and '.join(QUEUES)}.")
+    queue = queue or name or QUEUES[0]
+    if queue not in QUEUES:
+        raise BadInput(f"There is no queue {queue!r}; the queues are {' and '.join(QUEUES)}.")
     settings = load()
     check_worker_setup(settings)
     os.environ["SPECULOOS_HOME"] = str(settings.home)
-    return run(chosen, count, threads or None, [part.strip() for part in device.split(",") if part.strip()])
+    return run(queue, count, threads or None, [part.strip() for part in device.split(",") if part.strip()])

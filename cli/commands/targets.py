@@ -1,4 +1,4 @@
-"""Which base, draft and data set a command names: rows of this home, or folders on disk."""
+"""Resolves models, checkpoints and data sets of commands: rows of this home, or folders on disk."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from tracking.stored import RowFiles
 
 @dataclass(frozen=True)
 class TargetRef:
-    """Where the files are. `name` is `base` or `base@checkpoint`; ids are empty for folders that are in no list."""
+    """Paths of base and checkpoint. `name` is `base` or `base@checkpoint`; ids are empty for folders without a row."""
 
     name: str
     base_path: str
@@ -25,38 +25,41 @@ class TargetRef:
     checkpoint_id: str = ""
     checkpoint_sha256: str = ""
     base_known: BaseChecksums = BaseChecksums()
-    """What the row says of the base's files; nothing for a folder that is in no list."""
+    """Checksums from the row of the base model; empty for a folder without a row."""
 
 
 def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
     """`model` is a name, `base@checkpoint`, an id or a folder; `checkpoint` a name, an id or a folder.
 
-    Raises NotFound, or Conflict for one that is not ready.
+    Raises NotFound, or Conflict for a row that is not ready.
     """
     if is_folder(model):
         return _with_folder(TargetRef(model, str(Path(model).expanduser().resolve())), checkpoint)
     with reading(settings) as session:
         base, row = queries.find_model(session, model)
         if row and checkpoint:
-            raise BadInput(f"--model {model} names a checkpoint already; leave --checkpoint out.")
+            raise BadInput(f"--model {model} contains a checkpoint; leave --checkpoint out.")
         queries.must_be_ready(base)
         if checkpoint and not is_folder(checkpoint):
             row = queries.find_checkpoint(session, checkpoint, base.id)
         if row:
             queries.must_be_ready(row)
-    files, known = (
-        RowFiles(settings, installed),
-        BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card),
-    )
+    files = RowFiles(settings, installed)
+    known = BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     ref = TargetRef(base.name, files.local(base), base.weights_sha256, base.id, base_known=known)
     if not row:
         return _with_folder(ref, checkpoint)
-    draft = {"checkpoint_path": files.local(row), "checkpoint_id": row.id, "checkpoint_sha256": row.sha256}
-    return replace(ref, name=f"{base.name}@{row.name}", **draft)
+    return replace(
+        ref,
+        name=f"{base.name}@{row.name}",
+        checkpoint_path=files.local(row),
+        checkpoint_id=row.id,
+        checkpoint_sha256=row.sha256,
+    )
 
 
 def is_folder(reference: str) -> bool:
-    """Whether a reference is meant as a folder: it looks like a path and there is one."""
+    """Whether a reference has the form of a path and the folder exists."""
     return ("/" in reference or reference.startswith(".")) and Path(reference).expanduser().is_dir()
 
 
@@ -64,19 +67,19 @@ def _with_folder(ref: TargetRef, checkpoint: str) -> TargetRef:
     if not checkpoint:
         return ref
     if not is_folder(checkpoint):
-        raise BadInput(f"--checkpoint {checkpoint}: for a model given as a folder, give the checkpoint's folder too.")
+        raise BadInput(f"--checkpoint {checkpoint}: with a folder as --model, use the folder of the checkpoint too.")
     path = str(Path(checkpoint).expanduser().resolve())
     return replace(ref, name=f"{ref.name}@{path}", checkpoint_path=path)
 
 
 def base_id(settings: Settings, reference: str) -> str:
-    """The id of a base by its name or id. Raises NotFound."""
+    """The id of a base model with this name or id. Raises NotFound."""
     with reading(settings) as session:
         return queries.find_base(session, reference).id
 
 
 def dataset(settings: Settings, reference: str) -> tuple[Path, str]:
-    """(where a data set's files are, its name). Raises NotFound, or Conflict for one that is not ready."""
+    """(folder, name) of a data set. Raises NotFound, or Conflict if it is not ready."""
     with reading(settings) as session:
         row = queries.find_dataset(session, reference)
         queries.must_be_ready(row)
@@ -84,8 +87,8 @@ def dataset(settings: Settings, reference: str) -> tuple[Path, str]:
 
 
 def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, Any]:
-    """The base on `device` in the precision of the settings, and its draft or None; their files are compared with what
-    the rows say."""
+    """The base model on `device` in the precision of the settings, and its draft or None. Raises Damaged for changed
+    files."""
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft
     from speculoos.sums import ChecksumCache

@@ -1,4 +1,4 @@
-"""speculoos train: a draft for a base model, by a method's settings or a recipe."""
+"""`speculoos train`: trains a draft for a base model, with the settings of a method or a recipe."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -15,15 +15,15 @@ from workers.jobs.requests import Train
 
 
 class TrainCommand(TyperCommand):
-    """Whose help lists the recipes and, for `train METHOD --help`, every setting of that method or recipe."""
+    """A command whose help lists the recipes, or for `train METHOD --help` all settings of that method or recipe."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the words for the help, which is shown before arguments are read."""
+        """Store the arguments for the help, which is printed before they are parsed."""
         ctx.meta["words"] = list(args)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Below the options."""
+        """Help below the options."""
         from models.methods.recipes import list_recipes
 
         recipes = {recipe.name: recipe for recipe in list_recipes()}
@@ -34,13 +34,13 @@ class TrainCommand(TyperCommand):
             formatter.write_paragraph()
             formatter.write_text("`speculoos train METHOD --help`, or a recipe's name, lists all settings for --set.")
             return
-        chosen = recipes[what].config() if what in recipes else train_config(what)
+        config = recipes[what].config() if what in recipes else train_config(what)
         with formatter.section(f"Settings of {what}, for --set key=value"):
-            formatter.write_dl(list(settings_help(chosen)))
+            formatter.write_dl(list(settings_help(config)))
 
 
 def settings_help(config: Any) -> Iterable[tuple[str, str]]:
-    """(key=value, what it does and what it may be) of every setting; the value is the one `config` has."""
+    """(key=value, help and bounds) of every setting, with the values of `config`."""
     from models.methods.settings import settings_of
 
     for each in settings_of(type(config)):
@@ -52,21 +52,19 @@ def settings_help(config: Any) -> Iterable[tuple[str, str]]:
 
 @request_options(Train)
 def train(
-    what: Annotated[str, typer.Argument(help=f"A method ({', '.join(METHODS)}), or a recipe's name or file.")],
-    model: Annotated[str, typer.Option(help="Base model to draft for.")],
+    what: Annotated[str, typer.Argument(help=f"Method ({', '.join(METHODS)}), or name or file of a recipe.")],
+    model: Annotated[str, typer.Option(help="Base model of the draft.")],
     data: Annotated[list[str], typer.Option(help="Data set of conversations; may be repeated.")],
     name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
-    experiment: Annotated[str, typer.Option(help="Experiment it belongs to, made if it is new.")] = "",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting as key=value; may be repeated.")
-    ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Then evaluate it on the built-in questions.")] = False,
+    experiment: Annotated[str, typer.Option(help="Experiment of the job; created if it does not exist.")] = "",
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Setting as key=value; may be repeated.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Then evaluate it on the built-in prompts.")] = False,
     estimate: EstimateOnly = False,
     wait: Wait = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Train a draft; the base stays frozen. `train METHOD --help` lists the method's settings."""
+    """Train a draft; the base model stays frozen. `train METHOD --help` lists the settings of a method."""
     from cli.follow import run_jobs
     from formats.refusals import no_server_reason
     from ops.homes import open_home
@@ -86,33 +84,49 @@ def train(
         say(unserved)
     if estimate:
         return show_estimate(home, request, as_json)
-    told = {"name": name, "experiment": experiment.strip() or None, "user": current_user(), "settings": home}
-    job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), "gpu", wait=wait)
+    user = current_user()
+    job, *_ = run_jobs(
+        home,
+        lambda: submit_training(
+            request, measure=measure, name=name, experiment=experiment.strip() or None, user=user, settings=home
+        ),
+        "gpu",
+        wait=wait,
+    )
     with reading(home) as session:
         row = queries.find_checkpoint(session, job.request["checkpoint_id"])
         metrics = last_metrics(session, job.id)
-    fields = {"name": row.name, "id": row.id, "state": row.state, "path": row.path, "step": row.step}
-    result = {"checkpoint": f"{model}@{row.name}", **fields, "job": job.id, "job_state": job.state, "metrics": metrics}
+    result = {
+        "checkpoint": f"{model}@{row.name}",
+        "name": row.name,
+        "id": row.id,
+        "state": row.state,
+        "path": row.path,
+        "step": row.step,
+        "job": job.id,
+        "job_state": job.state,
+        "metrics": metrics,
+    }
     return finish({**result, "settings": row.config}, as_json, figures(result))
 
 
 def make_request(
     what: str, base_id: str, dataset_ids: list[str], changes: dict[str, Any], *, recipe: str = "", **options: Any
 ) -> Train:
-    """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
+    """The Train request with the recipe's settings, overridden by `changes`. Raises BadInput for invalid settings."""
     from models.methods.recipes import is_built_in, load_recipe
 
     if what not in METHODS:
         recipe, what = what, ""
     start = load_recipe(recipe) if recipe else {}
-    chosen = {**start, **({"method": what} if what else {}), **changes}
-    config = train_config(**chosen)
-    if foreign := [name for name in changes if name not in type(config).model_fields]:
+    settings = {**start, **({"method": what} if what else {}), **changes}
+    config = train_config(**settings)
+    if unknown := [name for name in changes if name not in type(config).model_fields]:
         raise BadInput(
-            f"--set {foreign[0]}: {config.method} has no such setting; see `speculoos train {config.method} --help`."
+            f"--set {unknown[0]}: {config.method} has no such setting; see `speculoos train {config.method} --help`."
         )
-    kept = changes if is_built_in(recipe) else chosen  # the job reads a built-in recipe again
-    values = {key: value for key, value in config.to_json().items() if key in kept and key != "method"}
+    stored = changes if is_built_in(recipe) else settings  # the job reads a built-in recipe again
+    values = {key: value for key, value in config.to_json().items() if key in stored and key != "method"}
     first, *more = dataset_ids
     return Train(
         method=config.method,

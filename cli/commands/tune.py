@@ -1,4 +1,4 @@
-"""speculoos tune: the tree with which a checkpoint gives the most tokens a second here, found by a job."""
+"""`speculoos tune`: finds the tree with the most tokens per second for a checkpoint, in a job."""
 
 from typing import Annotated, Any
 
@@ -15,12 +15,12 @@ from workers.jobs.requests import Tune
 @request_options(Tune)
 def tune(
     model: Annotated[str, typer.Argument(help="BASE@CHECKPOINT.")],
-    questions: Annotated[str, typer.Option(help="A data set's name; default the end of the built-in set.")] = "",
+    questions: Annotated[str, typer.Option(help="Name of a data set; default: the end of the built-in set.")] = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Find the tree that is fastest on this machine, and whether plain decoding is faster than any."""
+    """Find the fastest tree on this machine, and whether plain decoding is faster than every tree."""
     from cli.follow import run_request
     from ops.homes import open_home
     from tracking import queries
@@ -30,7 +30,7 @@ def tune(
     with reading(settings) as session:
         base, draft = queries.find_model(session, model)
         if draft is None:
-            raise BadInput(f"{model}: name the draft too, as BASE@CHECKPOINT.")
+            raise BadInput(f"{model}: expected BASE@CHECKPOINT, got a base model.")
         data = queries.find_dataset(session, questions).id if questions else ""
     request = Tune(base_id=base.id, checkpoint_id=draft.id, dataset_id=data, **options)
     if estimate:
@@ -38,5 +38,5 @@ def tune(
     job = run_request(settings, request)
     sizes = [(nodes, f"{tau:.2f}", f"{speedup:.2f} ×") for nodes, tau, speedup in job.result["sizes"]]
     heads = ("nodes", "expected τ", "expected speedup")
-    said = (table(sizes, heads), job.result["verdict"], job.result.get("busy"), NOT_SAVED * (not job.result["kept"]))
-    return finish({"model": model, **job.result}, as_json, "\n\n".join(filter(None, said)))
+    parts = (table(sizes, heads), job.result["verdict"], job.result.get("busy"), NOT_SAVED * (not job.result["kept"]))
+    return finish({"model": model, **job.result}, as_json, "\n\n".join(filter(None, parts)))

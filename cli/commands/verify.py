@@ -1,4 +1,4 @@
-"""speculoos verify: are the files of models, checkpoints and data sets still what they were?"""
+"""`speculoos verify`: compares the files of models, checkpoints and data sets with their checksums."""
 
 from typing import Annotated
 
@@ -9,18 +9,18 @@ from cli.console import Json, finish
 
 def verify(
     references: Annotated[
-        list[str] | None, typer.Argument(help="Models, MODEL@CHECKPOINT or data sets; default everything.")
+        list[str] | None, typer.Argument(help="Models, MODEL@CHECKPOINT or data sets; default: all.")
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Take the sums of all files anew and say which are damaged and what to do; exit code 1 when any is."""
+    """Hash all files again and list the damaged ones with a hint; exit code 1 if there are any."""
     from ops.homes import open_home
     from ops.verify import check
 
     findings = check(open_home(), references or ())
     damaged = [one for one in findings if one.damage]
     lines = [f"BAD {one.sentence()}" if one.damage else f"ok  {one.kind} {one.name}" for one in findings]
-    end = f"{len(damaged)} of {len(findings)} damaged." if damaged else f"{len(findings)} checked, all whole."
+    end = f"{len(damaged)} of {len(findings)} damaged." if damaged else f"{len(findings)} checked, none damaged."
     result = {"healthy": not damaged, "checked": len(findings), "things": [one.to_json() for one in findings]}
     finish(result, as_json, "\n".join([*lines, end]))
     return 1 if damaged else 0

@@ -80,7 +80,7 @@ def test_endpoints_are_added_listed_and_removed(
     assert "TEAM_KEY is set" in shown and "none needed" in shown and "sk-secret" not in shown + file.read_text()
 
     for refused, says in (
-        (words, "There is an endpoint 'team' already"),
+        (words, "The endpoint 'team' already exists"),
         (["endpoints", "add", "a b", "--url", "http://a"], "use up to 64 letters"),
         (["endpoints", "add", "x", "--url", "ftp://a"], "expected http"),
         (["endpoints", "add", "x", "--url", "http://me:sk-other@a"], "leave user and password out"),
@@ -153,7 +153,7 @@ def test_the_help_of_train_lists_recipes_and_the_settings_of_a_method(capsys: py
         (["models", "show", "nothing"], "There is no model 'nothing'"),
         (["jobs", "show", "nothing"], "There is no job 'nothing'"),
         (["data", "import", "/nowhere/x.jsonl"], "there is no such file"),
-        (["data", "generate", "--prompts", "p"], "Name the model that answers"),
+        (["data", "generate", "--prompts", "p"], "Choose the model that generates"),
         (["generate", "--model", "nothing", "--prompt", "x"], "There is no model 'nothing'"),
         (["evaluate", "--model", "nothing"], "There is no model 'nothing'"),
         (["export", "nothing"], "There is no checkpoint 'nothing'"),
@@ -430,7 +430,7 @@ def test_evaluate_gives_the_fixed_shape_on_a_question_file(
     assert main([*words, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[-1])["shared_with"] == "a measurement"
-    assert "Measured beside a measurement" in shown.err
+    assert "shared with a measurement" in shown.err
     assert main(["evaluate", "--model", "tiny", "--questions", "/nowhere.jsonl"]) == 2
     assert "no such file" in capsys.readouterr().err
 
@@ -479,12 +479,12 @@ def test_the_installed_command_says_nothing_but_its_sentence(home: Settings) -> 
 
 
 def test_a_divided_job_between_its_shards_and_its_end_is_not_called_interrupted() -> None:
-    from cli.follow import _words
+    from cli.follow import _progress_line
 
     job = Job(name="Measure heads", kind="matrix", queue="gpu", state="INTERRUPTED", shards=4)
-    assert _words(job) == "Measure heads: collecting results"
+    assert _progress_line(job) == "Measure heads: collecting results"
     job.shards = 0
-    assert _words(job) == "Measure heads: interrupted"
+    assert _progress_line(job) == "Measure heads: interrupted"
 
 
 def test_train_says_first_that_no_server_reads_such_a_draft(home, tmp_path, capsys):

@@ -267,7 +267,7 @@ def test_while_the_workbench_runs_nothing_is_restored(
     with db.writing(load()) as session:
         processes.beat(session, "web")
     assert main(["restore", str(tmp_path / "b.tar")]) == 1
-    assert "The workbench runs (web)" in capsys.readouterr().err
+    assert "The workbench is running (web)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["cut", "cut at a member", "flipped", "no tar", "other tar", "gz cut"])

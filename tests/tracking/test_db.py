@@ -244,7 +244,7 @@ def test_a_home_on_a_full_disk_is_opened_once_the_reserve_is_given_up(
         while True:
             ballast.write(b"0" * 4096)
     assert main(["endpoints", "add", "x", "--url", "http://a"]) == 1
-    assert "No space left on device. Make room on the disk that holds the home" in capsys.readouterr().err
+    assert "No space left on device. Free some space on the disk of the home folder" in capsys.readouterr().err
     with pytest.raises(Unavailable, match="The disk that holds the database .* is full; make room there"):
         read(full)
     assert read(full) == []

@@ -113,7 +113,7 @@ def test_every_command_that_asks_for_a_job_estimates_it(
         assert (found["disk_bytes"], found["steps"]) == (round(expected.disk), expected.steps), command
     assert main(["train", "medusa", "--model", "tiny", "--data", "a", "--estimate"]) == 0
     shown = capsys.readouterr().out
-    assert "time" in shown and "about 0:" in shown and "memory" in shown and "rests on" in shown
+    assert "time" in shown and "about 0:" in shown and "memory" in shown and "based on" in shown
     assert main(["tune", "tiny@h", "--questions", "gone", "--estimate"]) == 2
     with reading(asked) as session:
         assert not list(session.scalars(select(Job)))

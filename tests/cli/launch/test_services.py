@@ -212,7 +212,7 @@ def test_ctrl_c_in_mid_job_interrupts_it_and_says_how_it_goes_on(services_home: 
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "goes on at the next `speculoos up`" in words_said and job.id[:8] in words_said
+    assert "resumes at the next `speculoos up`" in words_said and job.id[:8] in words_said
     with db.reading(services_home) as session:
         assert jobs.get(session, job.id).state == "INTERRUPTED"
     assert not leftover_processes(services_home)
