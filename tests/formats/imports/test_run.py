@@ -125,7 +125,8 @@ import json, sys
 from pathlib import Path
 from formats.imports.run import TargetBase, import_draft
 from speculoos.reporting import SilentReporter
-print(json.dumps(import_draft("hub", "tests/tiny", TargetBase(Path(sys.argv[1]), "tiny"), Path(sys.argv[2]), SilentReporter())))
+base = TargetBase(Path(sys.argv[1]), "tiny")
+print(json.dumps(import_draft("hub", "tests/tiny", base, Path(sys.argv[2]), SilentReporter())))
 """
 
 
