@@ -84,7 +84,7 @@ def test_endpoints_are_added_listed_and_removed(
         (["endpoints", "add", "a b", "--url", "http://a"], "use up to 64 letters"),
         (["endpoints", "add", "x", "--url", "ftp://a"], "expected http"),
         (["endpoints", "add", "x", "--url", "http://me:sk-other@a"], "leave user and password out"),
-        (["endpoints", "add", "x", "--url", "http://a", "--key-env", "sk-other"], "never a key"),
+        (["endpoints", "add", "x", "--url", "http://a", "--key-env", "sk-other"], "not a key"),
         (["endpoints", "rm", "x"], "known are: old, team"),
     ):
         assert main(refused) in (1, 2)

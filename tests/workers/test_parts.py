@@ -330,7 +330,7 @@ def test_the_last_line_of_a_log_skips_our_own_headers(tmp_path: Path) -> None:
 
 def test_light_modules_of_workers_import_without_torch() -> None:
     light = (
-        *("celery_app", "ask.submit", "ask.requests", "child.main", "child.context"),
+        *("celery_app", "jobs.submit", "jobs.requests", "child.main", "child.context"),
         *("supervise.tasks", "supervise.attempt", "supervise.reconcile", "supervise.worker"),
     )
     code = f"import sys\n{''.join(f'import workers.{m}{chr(10)}' for m in light)}print('torch' in sys.modules)"
