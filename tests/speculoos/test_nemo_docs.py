@@ -27,7 +27,7 @@ def test_every_command_is_one_that_the_program_takes(command: str) -> None:
     if names == ["export"] and not values["listing"]:
         assert FORMATS[values["form"]].layout("eagle3")
     if names == ["data", "import"]:
-        assert parse_mapping(values["fields"]) == {"prompt": "input"}
+        assert parse_mapping(values["columns"]) == {"prompt": "input"}
 
 
 def test_the_way_goes_from_one_command_to_the_next() -> None:
