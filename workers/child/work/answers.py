@@ -76,7 +76,7 @@ def _base_checksums(request: GenerateData, context: JobContext) -> dict[str, str
 
 
 def place_of(request: GenerateData, context: JobContext) -> ShardFolder:
-    """Folder for the finished shards of a generation: in the store, if configured, so that any machine can read them."""
+    """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
     if store := context.files.store:
         return StoreShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
     return LocalShardFolder(context.dataset_folder(request.dataset_id) / PARTS)
