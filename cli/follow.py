@@ -47,24 +47,24 @@ def follow(settings: Settings, job_id: str, services: Services | None = None) ->
 
     Ctrl-C stops following. A job of services that this command started is interrupted and resumes at the next start.
     """
-    view = _View()
+    printer = _ProgressPrinter()
     try:
         while True:
             if services:
                 services.keep()
             with reading(settings) as session:
                 job = get(session, job_id)
-                view.show(job, logs(session, job_id, view.last_log))
+                printer.show(job, logs(session, job_id, printer.last_log))
             if job.state in FINISHED:
-                return _ended(job)
+                return _check_succeeded(job)
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        ours = services and services.ours
-        state = "The job resumes at the next `speculoos up`" if ours else "The job continues in the background"
+        interrupted = services and services.ours
+        state = "The job resumes at the next `speculoos up`" if interrupted else "The job continues in the background"
         raise Cancelled(f"{state}; `speculoos jobs cancel {job_id[:8]}` cancels it.") from None
 
 
-class _View:
+class _ProgressPrinter:
     """Prints new log lines and changed progress."""
 
     def __init__(self) -> None:
@@ -84,17 +84,17 @@ class _View:
 
 
 def _progress_line(job: Job) -> str:
-    if job.state == JobState.INTERRUPTED and job.shards:  # between its last shard and the attempt that collects them
+    if job.state == JobState.INTERRUPTED and job.shards:  # all shards ended; the next attempt merges them
         return f"{job.name}: collecting results"
     if job.state != JobState.RUNNING or not job.unit:
         return f"{job.name}: {job.state.lower()}"
-    of = f"/{job.total}" if job.total else ""
-    known = job.eta_seconds and "left" not in job.progress_note
-    left = f", {timedelta(seconds=int(job.eta_seconds or 0))} left" if known else ""
-    return f"{job.name}: {job.done}{of} {job.unit}{left} {job.progress_note}".rstrip()
+    total = f"/{job.total}" if job.total else ""
+    has_eta = job.eta_seconds and "left" not in job.progress_note
+    left = f", {timedelta(seconds=int(job.eta_seconds or 0))} left" if has_eta else ""
+    return f"{job.name}: {job.done}{total} {job.unit}{left} {job.progress_note}".rstrip()
 
 
-def _ended(job: Job) -> Job:
+def _check_succeeded(job: Job) -> Job:
     if job.state == JobState.SUCCEEDED:
         return job
     if job.state == JobState.CANCELLED:

@@ -47,16 +47,16 @@ def import_file(
 
     if answered != bool(model):
         raise BadInput("Use --answered together with --model BASE, the model that generated the responses.")
-    suite = _suite(options["suite"], answered)
+    suite = _check_suite(options["suite"], answered)
     settings = open_home()
     if file.startswith(HUB):
         if suite:
             raise BadInput("A suite is read from its own file, or downloaded without a file; leave the Hub id out.")
-        fields = _hub_data(settings, file, as_json, dry_run)
+        fields = _hub_fields(settings, file, as_json, dry_run)
     elif dry_run:
         raise BadInput("--dry-run is for data sets on the Hub, hub:OWNER/NAME; a local file is not copied.")
     else:
-        fields = _local_file(file, suite)
+        fields = _file_fields(file, suite)
     if dry_run:
         return None
     fields |= {"limit": options["limit"], "fields": _mapping(columns, suite)}
@@ -78,7 +78,7 @@ def _mapping(pairs: list[str] | None, suite: str) -> dict[str, str]:
     return parse_mapping(pairs or ())
 
 
-def _local_file(file: str, suite: str) -> dict[str, Any]:
+def _file_fields(file: str, suite: str) -> dict[str, Any]:
     """Request fields of a file; an empty path for a suite from the Hub."""
     if suite and not file:
         return {"path": ""}
@@ -88,7 +88,7 @@ def _local_file(file: str, suite: str) -> dict[str, Any]:
     return {"path": str(path), "original_name": path.name}
 
 
-def _suite(name: str, answered: bool) -> str:
+def _check_suite(name: str, answered: bool) -> str:
     from speculoos.suites import SUITES
 
     if name and name not in SUITES:
@@ -98,7 +98,7 @@ def _suite(name: str, answered: bool) -> str:
     return name
 
 
-def _hub_data(settings: Settings, text: str, as_json: bool, dry_run: bool) -> dict[str, Any]:
+def _hub_fields(settings: Settings, text: str, as_json: bool, dry_run: bool) -> dict[str, Any]:
     """Request fields of a data set on the Hub; prints its files."""
     from models.hub_data import Location, look_up
 
@@ -136,14 +136,14 @@ def add_builtin(
         rows = [(each["name"], each["rows"], "added" if each["dataset_id"] else "not added") for each in sets]
         return finish(sets, as_json, table(rows, ("name", "rows", "")))
     find_built_in(name)
-    already = name in added
-    if not already:
+    existed = name in added
+    if not existed:
         user = current_user()
         (job,) = run_jobs(settings, lambda: [add(name, user=user, settings=settings).job], "io", wait=True)
         added[name] = job.request["dataset_id"]
     result = describe(settings, added[name])
-    message = f"“{name}” was added before.\n" if already else ""
-    return finish({**result, "already": already}, as_json, message + _summary(result))
+    message = f"“{name}” was added before.\n" if existed else ""
+    return finish({**result, "already": existed}, as_json, message + _summary(result))
 
 
 @app.command()
@@ -174,7 +174,7 @@ def generate(
     request = GenerateData(source_id=source_id, base_id=base_id, **options)
     if estimate:
         return show_estimate(settings, request, as_json)
-    return _generated(settings, run_request(settings, request, name, wait), as_json)
+    return _print_job(settings, run_request(settings, request, name, wait), as_json)
 
 
 @app.command()
@@ -204,17 +204,17 @@ def extend(
         queue,
         wait=wait,
     )
-    _generated(settings, job, as_json)
+    _print_job(settings, job, as_json)
 
 
-def _generated(settings, job, as_json: bool) -> None:  # noqa: ANN001
+def _print_job(settings, job, as_json: bool) -> None:  # noqa: ANN001
     dataset = describe(settings, job.request["dataset_id"])
     result = {"job": job.id, "job_state": job.state, **dataset, **shards_of(settings, job)}
     finish(result, as_json, figures({k: v for k, v in result.items() if k not in ("bad", "report", "failed")}))
 
 
 def shards_of(settings, job) -> dict[str, int]:  # noqa: ANN001
-    """Number of shards of a generation (1: not divided), and of finished ones."""
+    """Number of shards of a generation (1 if it is not divided), and of finished shards."""
     from tracking import shards
     from tracking.db import reading
 

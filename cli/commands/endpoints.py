@@ -61,7 +61,7 @@ def add(
         raise BadInput(f"The endpoint {name!r} already exists; remove it first: speculoos endpoints rm {name}.")
     file = settings.home / "settings.toml"
     before = file.read_text(encoding="utf-8") if file.exists() else ""
-    _write(file, "\n\n".join(filter(None, [before.rstrip("\n"), _table(endpoint)])) + "\n")
+    _write(file, "\n\n".join(filter(None, [before.rstrip("\n"), _toml_table(endpoint)])) + "\n")
     say(RESTART)
     if key_env and not endpoint.key:
         say(f"The variable {key_env} is not set in this shell; set it where the services start.")
@@ -72,7 +72,7 @@ def add(
 def list_endpoints(as_json: Json = False) -> None:
     """List the endpoints, and whether the variable of each key is set."""
     entries = [_entry(each) for each in load().endpoints.values()]
-    rows = [(each["name"], ", ".join(each["urls"]), each["model"], _key(each)) for each in entries]
+    rows = [(each["name"], ", ".join(each["urls"]), each["model"], _key_state(each)) for each in entries]
     finish(entries, as_json, table(rows, ("name", "url", "model", "key")))
 
 
@@ -85,7 +85,7 @@ def remove(name: Name, as_json: Json = False) -> None:
         raise NotFound(f"There is no endpoint {name!r} in settings.toml; known are: {known}.")
     file = settings.home / "settings.toml"
     before = file.read_text(encoding="utf-8")
-    text = _without(before, name)
+    text = _without_table(before, name)
     expected = tomllib.loads(before)
     del expected["endpoints"][name]
     if {"endpoints": {}, **_parsed(text)} != expected:  # in another style, such as an inline table
@@ -95,8 +95,8 @@ def remove(name: Name, as_json: Json = False) -> None:
     finish({"name": name, "removed": True}, as_json, f"Removed {name}.")
 
 
-def _table(endpoint: Endpoint) -> str:
-    """As TOML, without fields that have their default."""
+def _toml_table(endpoint: Endpoint) -> str:
+    """The endpoint as a TOML table, without fields that have their default."""
     lines = [f"[endpoints.{endpoint.name}]"]
     for key, field in Endpoint.__dataclass_fields__.items():
         if key != "name" and (value := getattr(endpoint, key)) != field.default:
@@ -104,16 +104,16 @@ def _table(endpoint: Endpoint) -> str:
     return "\n".join(lines)
 
 
-def _without(text: str, name: str) -> str:
+def _without_table(text: str, name: str) -> str:
     """The file's text without the table of endpoint `name`; comments above the next table remain."""
     head = re.compile(rf'\s*\[\s*endpoints\s*\.\s*(["\']?){re.escape(name)}\1\s*\]')
-    kept, above, skipping = [], [], False
+    remaining, above, skipping = [], [], False
     for line in text.splitlines(keepends=True):
         skipping = bool(head.match(line)) or (skipping and not line.lstrip().startswith("["))
         if not skipping:
-            kept += [*above, line]
+            remaining += [*above, line]
         above = [*above, line] if skipping and line.lstrip()[:1] in ("", "#") else []
-    return "".join(kept)
+    return "".join(remaining)
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _entry(endpoint: Endpoint) -> dict[str, Any]:
     return {**fields, "urls": endpoint.urls, "key_set": bool(endpoint.key)}
 
 
-def _key(entry: dict[str, Any]) -> str:
+def _key_state(entry: dict[str, Any]) -> str:
     if not entry["key_env"]:
         return "none needed"
     return f"{entry['key_env']} is {'set' if entry['key_set'] else 'not set'}"

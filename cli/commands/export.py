@@ -46,13 +46,13 @@ def export(
     settings = open_home()
     row = find(settings, checkpoint)
     if listing:
-        return _list(row, as_json)
+        return _list_formats(row, as_json)
     if estimate:
         show_estimate(settings, Export(row.id, find_format(form).name), as_json)
         return 0
     if find_format(form).name == OWN:
-        return _own(row, output, as_json)
-    return _server(row, form, output, force, as_json)
+        return _export_own(row, output, as_json)
+    return _export_for_server(row, form, output, force, as_json)
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,16 @@ def find(settings: Any, reference: str) -> ExportRow:
     )
 
 
-def _list(row: ExportRow, as_json: bool) -> int:
+def _list_formats(row: ExportRow, as_json: bool) -> int:
     from formats.options import export_options
 
     choices = [option.to_json() for option in export_options(row.path, row.base_path)]
-    rows = [(o["name"], "yes" if o["possible"] else "no", o["reason"] or o["for"]) for o in choices]
+    rows = [(each["name"], "yes" if each["possible"] else "no", each["reason"] or each["for"]) for each in choices]
     finish(choices, as_json, table(rows, ("format", "possible", "servers, or reason")))
     return 0
 
 
-def _own(row: ExportRow, output: Path | None, as_json: bool) -> int:
+def _export_own(row: ExportRow, output: Path | None, as_json: bool) -> int:
     from formats.export import check_zip_target
     from models import archive
 
@@ -132,7 +132,7 @@ def _own(row: ExportRow, output: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _server(row: ExportRow, form: str, output: Path | None, force: bool, as_json: bool) -> int:
+def _export_for_server(row: ExportRow, form: str, output: Path | None, force: bool, as_json: bool) -> int:
     from formats.export import build_export, check_export
     from models import archive
 
@@ -141,13 +141,13 @@ def _server(row: ExportRow, form: str, output: Path | None, force: bool, as_json
     check_export(row.path, row.base_path, form, target)
     row.check()
     report = build_export(row.path, row.load_base(), form, target, ConsoleReporter(), row.facts, force)
-    finish({**_written(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _summary(target, report))
+    finish({**_file_info(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _summary(target, report))
     if not report.passed:
         say(f"Validation failed; this export should not be served: {' '.join(report.failures)}")
     return 0 if report.passed else 1
 
 
-def _written(target: Path) -> dict[str, Any]:
+def _file_info(target: Path) -> dict[str, Any]:
     files = [target] if target.is_file() else [path for path in target.iterdir() if path.is_file()]
     return {"path": str(target), "bytes": sum(path.stat().st_size for path in files)}
 

@@ -56,8 +56,9 @@ def request_of(
         pairs = [queries.find_model(session, model) for model in models]
         rows = [{"base_id": base.id, "checkpoint_id": draft.id if draft else ""} for base, draft in pairs]
         sets = ["" if suite == BUILT_IN_SUITE_NAME else queries.find_dataset(session, suite).id for suite in suites]
-    drafting = {"drafting": [parse(tree) for tree in trees]} if trees else {}
-    return Matrix(models=rows, suites=sets, **drafting, **options)
+    if trees:
+        options = {**options, "drafting": [parse(tree) for tree in trees]}
+    return Matrix(models=rows, suites=sets, **options)
 
 
 def expected(settings: Settings, request: Any) -> dict[str, Any]:
@@ -69,10 +70,10 @@ def expected(settings: Settings, request: Any) -> dict[str, Any]:
     with reading(settings) as session:
         request.check(session)
         count, missing = len(cells(session, request)), left_out(session, request)
-        guess = estimate(session, request, settings.home)
-    times = {"seconds": guess.seconds, "longest_seconds": guess.longest}
+        estimated = estimate(session, request, settings.home)
+    times = {"seconds": estimated.seconds, "longest_seconds": estimated.longest}
     times = {key: round(seconds) if seconds is not None else None for key, seconds in times.items()}
-    return {"evaluations": count, "left_out": missing, **times, "rests_on": guess.basis}
+    return {"evaluations": count, "left_out": missing, **times, "rests_on": estimated.basis}
 
 
 def described(settings: Settings, job: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def plan(
     """Predict the throughput of chains, trees and standalone drafts from the cost of steps on a machine."""
     fields = PlanRequest(base_id="", **options)  # checks the options
     if estimate:
-        return _estimated(model, questions, machine, options, as_json)
+        return _show_estimate(model, questions, machine, options, as_json)
 
     from evaluation.costs import read_costs
     from evaluation.planner import PlanOptions, predict_plan
@@ -46,13 +46,13 @@ def plan(
     if costs and (curves or "@" not in model):
         result = predict_plan(costs, curves)  # the base model may be too large for this machine
     else:
-        result = _measured(model, costs, curves, choices, (questions, fields.limit), device)
+        result = _measure_plan(model, costs, curves, choices, (questions, fields.limit), device)
     if keep:
         write_json(keep.expanduser(), result["costs"])
     return finish({"model": model, **result}, as_json, words(result))
 
 
-def _estimated(model: str, questions: str, machine: Path | None, options: dict[str, Any], as_json: bool) -> None:
+def _show_estimate(model: str, questions: str, machine: Path | None, options: dict[str, Any], as_json: bool) -> None:
     """Print the estimate of a plan; with the costs of another machine nothing is measured."""
     from cli.commands.evaluate import served
     from ops.homes import open_home
@@ -63,7 +63,7 @@ def _estimated(model: str, questions: str, machine: Path | None, options: dict[s
     show_estimate(settings, PlanRequest(**ids, **options, costs=costs), as_json)
 
 
-def _measured(
+def _measure_plan(
     model: str, costs: Any, curves: Any, choices: Any, prompts: tuple[str, int], device: str
 ) -> dict[str, Any]:
     """The plan of a model of this home, with the device lease, so that jobs wait. `prompts`: (set, limit)."""
@@ -113,7 +113,7 @@ def words(result: dict[str, Any]) -> str:
     heads = ("drafting", "τ", "step ms", "drafting ms", *(f"tokens/s at batch {batch}" for batch in batches))
     parts = [table(rows, heads)]
     if result["standalone"]:
-        parts.append(_standalone(result["standalone"]))
+        parts.append(_standalone_table(result["standalone"]))
     return "\n\n".join(filter(None, (*parts, result["verdict"], result.get("busy"))))
 
 
@@ -124,7 +124,7 @@ def _row(shape: dict[str, Any], batches: list[str]) -> tuple[Any, ...]:
     return (shape["name"], f"{shape['tau']:.2f}", f"{one['step_ms']:.1f}", f"{one['draft_ms']:.1f}", *cells)
 
 
-def _standalone(rows: list[dict[str, Any]]) -> str:
+def _standalone_table(rows: list[dict[str, Any]]) -> str:
     width = rows[0].get("hidden_size")
     heads = (
         f"layers of hidden size {width}" if width else "standalone layers",
@@ -134,7 +134,7 @@ def _standalone(rows: list[dict[str, Any]]) -> str:
     )
     cells = []
     for row in rows:
-        needed = "never faster" if row["needed_acceptance"] is None else f"{row['needed_acceptance']:.0%}"
+        required = "never faster" if row["needed_acceptance"] is None else f"{row['needed_acceptance']:.0%}"
         speeds = (f"{at['speedup']:.2f} ×" for at in row["speedups"].values())
-        cells.append((row["layers"], f"{row['token_ms']:.2f}", needed, *speeds))
+        cells.append((row["layers"], f"{row['token_ms']:.2f}", required, *speeds))
     return table(cells, heads)

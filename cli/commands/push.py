@@ -41,7 +41,7 @@ def push(
         check_access(repo, public)
     row.check()
     report = export.make(row.load_base, ConsoleReporter())
-    result = _described(row, export, public, report)
+    result = _as_json(row, export, public, report)
     if dry_run:
         finish({**result, "dry_run": True}, as_json, _listing(result, report))
         return 0
@@ -51,7 +51,7 @@ def push(
     return 0
 
 
-def _described(row: ExportRow, export: "HubExport", public: bool, report: "ExportReport") -> dict[str, Any]:
+def _as_json(row: ExportRow, export: "HubExport", public: bool, report: "ExportReport") -> dict[str, Any]:
     from models.hub_push import repository_url
 
     files = export.files()

@@ -82,7 +82,7 @@ def run_draft(
     """Evaluate a draft on recorded responses: τ and the projected speed. The base model is needed only for drafts that
     read its hidden states."""
     if estimate:
-        return _estimated(file, draft, limit, as_json)
+        return _show_estimate(file, draft, limit, as_json)
 
     from cli.commands.targets import is_folder, resolve
     from corpus.recordings import read_recordings
@@ -98,17 +98,17 @@ def run_draft(
     ref = None if draft == NGRAM or is_folder(draft) else resolve(settings, draft)
     recordings = read_recordings(file, prompts, limit, raw)
     opened = _open(settings, draft, ref, model, drafting, device or settings.device)
-    done = replay(recordings, opened.target, opened.make, ConsoleReporter(), limit, max_tokens)
+    replayed = replay(recordings, opened.target, opened.make, ConsoleReporter(), limit, max_tokens)
     costs = costs or opened.costs()
-    done, speed = project_times(done, costs) if costs else (done, {})
-    result = replay_figures(done, opened.target.base.tokenizer) | speed
-    result["replayed"] = {"file": name, "rows": len(done.rows), "drafting": drafting, "draft": draft}
+    replayed, speed = project_times(replayed, costs) if costs else (replayed, {})
+    result = replay_figures(replayed, opened.target.base.tokenizer) | speed
+    result["replayed"] = {"file": name, "rows": len(replayed.rows), "drafting": drafting, "draft": draft}
     if ref is not None and ref.base_id and keep:
-        result |= _store(settings, ref, result, done, opened.target.base.tokenizer, drafting, options["show"])
+        result |= _store(settings, ref, result, replayed, opened.target.base.tokenizer, drafting, options["show"])
     return finish(result, as_json, figures({key: result[key] for key in PRINTED if result.get(key) not in (None, [])}))
 
 
-def _estimated(data: Path, draft: str, limit: int | None, as_json: bool) -> None:
+def _show_estimate(data: Path, draft: str, limit: int | None, as_json: bool) -> None:
     """Print the estimate of a checkpoint on a data set of this home."""
     from cli.commands.evaluate import served
     from ops.homes import open_home
@@ -152,7 +152,7 @@ def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, A
 
 
 def _store(
-    settings: Any, ref: Any, result: dict[str, Any], done: Any, tokenizer: Any, drafting: dict[str, Any], show: int
+    settings: Any, ref: Any, result: dict[str, Any], replayed: Any, tokenizer: Any, drafting: dict[str, Any], show: int
 ) -> dict[str, Any]:
     """Store the evaluation, and the first `show` responses as chats; returns its id and their URLs."""
     from evaluation.replay import playground_answer
@@ -162,7 +162,7 @@ def _store(
     source = result["replayed"]["file"]
     config = {"replay": source, "drafting": drafting}
     name = f"{ref.name} on {source}"
-    answers = [playground_answer(row, tokenizer, source) for row in done.rows[:show]]
+    answers = [playground_answer(row, tokenizer, source) for row in replayed.rows[:show]]
     with writing(settings) as session:
         row = replays.save_evaluation(session, name, ref.base_id, ref.checkpoint_id, config, result)
         runs = replays.save_responses(session, ref.name, answers)

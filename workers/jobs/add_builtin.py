@@ -1,4 +1,4 @@
-"""Adding a built-in set as a data set, once. No torch."""
+"""Adds a built-in set as a data set, once. No torch."""
 
 from dataclasses import dataclass
 
@@ -16,36 +16,35 @@ from workers.jobs.submit import submit
 
 @dataclass(frozen=True)
 class Added:
-    """The data set's id, and the job that makes it where nobody had asked for it before."""
+    """The data set's id, and the job that imports it; None if it was added before."""
 
     dataset_id: str
     job: Job | None = None
 
 
 def added_sets(session: Session) -> dict[str, str]:
-    """{name: data set's id} of the built-in sets that were added, under whichever name, and did not fail."""
+    """{name: data set's id} of the built-in sets that were added, under any name, and did not fail."""
     columns = select(Dataset.id, Dataset.config).where(Dataset.kind == "prompts", Dataset.state != "failed")
-    found: dict[str, str] = {}
+    added: dict[str, str] = {}
     for row_id, config in session.execute(columns.order_by(Dataset.created_at.desc())):
         if name := built_in_of(config):
-            found[name] = row_id
-    return found
+            added[name] = row_id
+    return added
 
 
 def add(name: str, *, experiment: str | None = None, user: str = "", settings: Settings) -> Added:
-    """Make a data set of built-in set `name`, once: where it is here, or on its way, that one is named. Raises BadInput
-    for an unknown name."""
+    """Add built-in set `name`, or return the data set if it was added before. Raises BadInput for an unknown name."""
     built_in = find_built_in(name)
     with db.reading(settings) as session:
-        known, other = added_sets(session).get(name), find_named(session, Dataset, name)
-    if known:
-        return Added(known)
-    common = {"experiment": experiment, "user": user, "settings": settings}
+        existing, same_name = added_sets(session).get(name), find_named(session, Dataset, name)
+    if existing:
+        return Added(existing)
+    new_name = "" if same_name else name
     try:
-        job = submit(built_in.request(), name="" if other else name, like=name, **common)
-    except Conflict:  # somebody was faster by a moment
+        job = submit(built_in.request(), name=new_name, like=name, experiment=experiment, user=user, settings=settings)
+    except Conflict:  # another user added it at the same time
         with db.reading(settings) as session:
-            if known := added_sets(session).get(name):
-                return Added(known)
+            if existing := added_sets(session).get(name):
+                return Added(existing)
         raise
     return Added(job.request["dataset_id"], job)

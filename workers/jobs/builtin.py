@@ -1,4 +1,4 @@
-"""Sets that come with the workbench, for who has no file at hand: on the Data page, added once. No torch."""
+"""Built-in prompt sets, which the Data page offers to add. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ PROMPTS, QUESTIONS = "quickstart-prompts", "built-in-questions"
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A set that lies in the clone: what it is called as a data set, and what it is for."""
+    """A file of the repository that can be added as a data set."""
 
     name: str
     title: str
@@ -28,7 +28,7 @@ class BuiltIn:
         return _rows(self.file)
 
     def request(self) -> ImportPrompts:
-        """The job that makes a data set of it, on whichever machine."""
+        """The request that imports it; any machine can run it."""
         return ImportPrompts(path=PREFIX + self.name, original_name=f"{self.name}.jsonl")
 
 
@@ -54,22 +54,22 @@ BUILT_IN = {
 
 
 def find_built_in(name: str) -> BuiltIn:
-    """Raises BadInput, saying which there are."""
+    """The set with this name. Raises BadInput with the known names."""
     if name not in BUILT_IN:
         raise BadInput(f"There is no built-in set {name!r}; there are {' and '.join(BUILT_IN)}.")
     return BUILT_IN[name]
 
 
 def built_in_of(config: Mapping[str, Any] | None) -> str:
-    """Which built-in set an import with this request read whole; "" for other files."""
+    """Name of the built-in set that an import with this config read completely; "" for other files."""
     config = config or {}
     name = config.get("original_name", "").removesuffix(".jsonl")
-    whole = name in BUILT_IN and config.get("limit") is None
-    return name if whole and _is_of(BUILT_IN[name], config.get("path", "")) else ""
+    complete = name in BUILT_IN and config.get("limit") is None
+    return name if complete and _is_path_of(BUILT_IN[name], config.get("path", "")) else ""
 
 
-def _is_of(built_in: BuiltIn, path: str) -> bool:
-    """Whether an import read it: by its name, or, in rows of earlier versions, by its file in any clone."""
+def _is_path_of(built_in: BuiltIn, path: str) -> bool:
+    """Whether an import's path refers to the set: by name, or in rows of earlier versions by the file in any clone."""
     return path == PREFIX + built_in.name or path.endswith(f"/{built_in.file.parent.name}/{built_in.file.name}")
 
 

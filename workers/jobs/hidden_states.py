@@ -1,5 +1,4 @@
-"""The server and the folder that a training names for its hidden states, and whether that server runs its base. No
-torch here."""
+"""The hidden states server and store folder of a training, and the check that the server runs its base. No torch."""
 
 import json
 from pathlib import Path
@@ -14,11 +13,12 @@ from tracking.tables import Base
 
 SECONDS = 10.0
 LARGEST = 2**20
-"""Bytes of what a server says of its base."""
+"""Maximum response size in bytes."""
 
 
 def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:
-    """None where the base runs in the training, or nothing runs it. Raises BadInput for an unknown name."""
+    """The server of a training; None if the training runs the base or reads stored states. Raises BadInput for an
+    unknown name."""
     name = config.hidden_states
     if name in ("", FROM_STORE):
         return None
@@ -32,60 +32,62 @@ def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer |
 
 
 def store_folder(settings: Settings, name: str) -> Path | None:
-    """Where the hidden states of the store `name` are kept; None for ""."""
+    """Folder of the hidden states store `name`; None for ""."""
     return settings.hidden_states_folder / name if name else None
 
 
 def check_server(settings: Settings, config: TrainConfig, base_id: str) -> None:
-    """Raises BadInput or Unavailable where the server of hidden states that a training names does not answer, or runs
-    another base. Serving engines say nothing about their weights: the training compares their tokens."""
+    """Raises BadInput or Unavailable if the hidden states server of a training does not respond, or runs another base.
+    vLLM and SGLang do not report their weights; for these the training compares tokens."""
     server = find_server(settings, config)
     if server is None:
         return
     with reading(settings) as session:
         base = session.get(Base, base_id)
-        known = (base.weights_sha256, base.card or {}) if base else ("", {})
-    _compare(server.name, _facts(server), *known)
+        expected = (base.weights_sha256, base.card or {}) if base else ("", {})
+    _compare(server.name, _server_facts(server), *expected)
 
 
-def _facts(server: HiddenStatesServer) -> dict[str, Any]:
-    """What the server says of its base; {} of an engine that answers."""
+def _server_facts(server: HiddenStatesServer) -> dict[str, Any]:
+    """The server's description of its base; {} for vLLM and SGLang. Raises Unavailable or BadInput."""
     import httpx
 
-    own = server.kind == "speculoos"
+    is_speculoos = server.kind == "speculoos"
     path = {"speculoos": "/v1/base", "vllm": "/v1/models", "sglang": "/health"}[server.kind]
     headers = NO_COMPRESSION | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
-    where = f"The server of hidden states “{server.name}”"
+    title = f"The server of hidden states “{server.name}”"
     try:
         with httpx.stream("GET", server.root + path, headers=headers, timeout=SECONDS) as response:
             content = read_limited(response, LARGEST)
-        facts = json.loads(content or b"") if own and response.status_code == 200 else {}
+        facts = json.loads(content or b"") if is_speculoos and response.status_code == 200 else {}
     except httpx.HTTPError as error:
         raise Unavailable(
-            f"{where} does not answer ({type(error).__name__}).", "Start it, or choose another."
+            f"{title} does not answer ({type(error).__name__}).", "Start it, or choose another."
         ) from None
     except ValueError:
         facts = None
     if response.status_code in (401, 403):
         raise BadInput(
-            f"{where} refuses us ({response.status_code}).", f"Set {server.key_env or 'key_env in settings.toml'}."
+            f"{title} refuses us ({response.status_code}).",
+            f"Set {server.key_env or 'key_env in settings.toml'}.",
         )
     if response.status_code >= 400 or content is None or not isinstance(facts, dict):
-        raise BadInput(f"{where} is none of kind {server.kind} ({response.status_code} for {path}); check its url.")
+        raise BadInput(f"{title} is none of kind {server.kind} ({response.status_code} for {path}); check its url.")
     return facts
 
 
 def _compare(name: str, facts: dict[str, Any], weights_sha256: str, card: dict[str, Any]) -> None:
-    """What is not known yet, of a base that is still being fetched, is compared when the training begins."""
+    """Raises BadInput for another base. Unknown values, of a base that is still downloading, are compared when the
+    training starts."""
     pairs = (
         ("vocabulary", facts.get("vocab_size"), card.get("vocabulary")),
         ("hidden size", facts.get("hidden_size"), card.get("hidden_size")),
         ("sha256 of the weights", facts.get("base_sha256"), weights_sha256),
     )
-    for words, served, wanted in pairs if facts else ():
-        if wanted and served != wanted:
+    for label, served, expected in pairs if facts else ():
+        if expected and served != expected:
             raise BadInput(
-                f"The server of hidden states “{name}” runs another base: its {words} is {str(served)[:12]}, that of "
-                f"the base trained for {str(wanted)[:12]}.",
+                f"The server of hidden states “{name}” runs another base: its {label} is {str(served)[:12]}, that of "
+                f"the base trained for {str(expected)[:12]}.",
                 "Serve the base that is trained for, or choose another server.",
             )

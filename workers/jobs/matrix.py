@@ -1,7 +1,6 @@
-"""Job kind `matrix`: evaluations of every combination of models, suites, temperatures and trees, each a job. No torch.
+"""Job kind `matrix`: evaluates every combination of models, suites, temperatures and trees, each in a job. No torch.
 
-The same request gives the same cells in the same order with the same ids, so that planning again after a kill finds
-what was measured before.
+The same request gives the same cells in the same order with the same ids, so that a retry finds the measured cells.
 """
 
 import hashlib
@@ -24,9 +23,9 @@ from workers.jobs.request import Namer, Request
 from workers.jobs.words import each, option
 
 MOST = 1000
-"""Cells of a matrix: each is a job, and a cell in the grid of its page."""
+"""Maximum number of cells; each is a job and a cell of the grid on the page."""
 MOST_COMBINED = 50 * MOST
-"""Combinations, including those that are left out: a form that is being filled in goes through all of them."""
+"""Maximum number of combinations including the left out ones; a form enumerates all of them on every change."""
 
 
 class Matrix(Request):
@@ -68,7 +67,7 @@ class Matrix(Request):
             raise BadInput(f"This would be {count:,} evaluations; a matrix has {MOST:,} at most. Take fewer of each.")
 
     def default_name(self, session: Session) -> str:
-        return f"{_many(len(self.models), 'model')} on {_many(len(self.suites), 'suite')}"
+        return f"{_count_of(len(self.models), 'model')} on {_count_of(len(self.suites), 'suite')}"
 
     def cells(self, session: Session) -> list[Evaluate]:
         return cells(session, self)
@@ -91,19 +90,19 @@ class Matrix(Request):
 
 
 def cells(session: Session, request: Matrix, matrix_id: str = "") -> list[Evaluate]:
-    """The evaluations of a matrix; with the id of its job each has the id of its row. Left out: what a checkpoint's
-    method cannot draft, trees for a base alone, and a top-p where nothing is sampled."""
-    made = {json.dumps(cell.to_json(), sort_keys=True): cell for cell in _combined(session, request)}
-    return [_identified(cell, key, matrix_id) for key, cell in made.items()]
+    """The evaluations of a matrix; with `matrix_id`, the id of its job, each has the id of its row. Left out are trees
+    that the checkpoint's method does not support, trees without a checkpoint, and values of top-p at temperature 0."""
+    unique = {json.dumps(cell.to_json(), sort_keys=True): cell for cell in _combinations(session, request)}
+    return [_with_ids(cell, key, matrix_id) for key, cell in unique.items()]
 
 
 def left_out(session: Session, request: Matrix) -> int:
-    """How many combinations cannot be."""
-    asked = (request.models, request.suites, request.drafting, request.dtypes)
-    hot = sum(temperature > 0 for temperature in set(request.temperatures))
-    chances = hot * len(set(request.top_ps)) + (len(set(request.temperatures)) - hot)
-    others = prod(len({json.dumps(value, sort_keys=True) for value in values}) for values in asked)
-    return chances * others - len(cells(session, request))
+    """Number of combinations that are left out."""
+    axes = (request.models, request.suites, request.drafting, request.dtypes)
+    sampled = sum(temperature > 0 for temperature in set(request.temperatures))
+    samplings = sampled * len(set(request.top_ps)) + (len(set(request.temperatures)) - sampled)
+    others = prod(len({json.dumps(value, sort_keys=True) for value in values}) for values in axes)
+    return samplings * others - len(cells(session, request))
 
 
 def cell_name(session: Session, cell: Evaluate) -> str:
@@ -114,7 +113,7 @@ def cell_name(session: Session, cell: Evaluate) -> str:
 
 
 def setting_words(cell: dict[str, Any]) -> Iterator[str]:
-    """Temperature, top-p and precision where they are not the usual ones, and the tree."""
+    """Temperature, top-p and precision if not the default, and the tree."""
     yield f"T {cell.get('temperature', 0.0):g}"
     if cell.get("top_p", 1.0) != 1:
         yield f"top-p {cell['top_p']:g}"
@@ -124,7 +123,7 @@ def setting_words(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def suite_name(session: Session, dataset_id: str) -> str:
-    """The suite's title; of a prompt set of one's own, its name."""
+    """Title of the suite, or name of another data set. Raises NotFound."""
     if not dataset_id:
         return suite_title(BUILT_IN_SUITE_NAME)
     data = session.get(Dataset, dataset_id)
@@ -133,7 +132,7 @@ def suite_name(session: Session, dataset_id: str) -> str:
     return suite_title((data.config or {}).get("suite") or "") or data.name
 
 
-def _combined(session: Session, request: Matrix) -> Iterator[Evaluate]:
+def _combinations(session: Session, request: Matrix) -> Iterator[Evaluate]:
     methods = {model.get("checkpoint_id") or "": _method(session, model) for model in request.models}
     for model, drafting, suite, temperature, top_p, dtype in product(*request._axes()):
         checkpoint_id = model.get("checkpoint_id") or ""
@@ -155,7 +154,7 @@ def _combined(session: Session, request: Matrix) -> Iterator[Evaluate]:
 
 
 def _method(session: Session, model: dict[str, str]) -> str:
-    """Of the checkpoint, "" for a base alone. Raises BadInput where the two do not belong together."""
+    """Method of the checkpoint; "" without one. Raises NotFound, or BadInput for a checkpoint of another base."""
     if not model.get("checkpoint_id"):
         return ""
     checkpoint = session.get(Checkpoint, model["checkpoint_id"])
@@ -166,12 +165,12 @@ def _method(session: Session, model: dict[str, str]) -> str:
     return checkpoint.method
 
 
-def _identified(cell: Evaluate, key: str, matrix_id: str) -> Evaluate:
+def _with_ids(cell: Evaluate, key: str, matrix_id: str) -> Evaluate:
     if not matrix_id:
         return cell
     evaluation_id = hashlib.sha256(f"{matrix_id}/{key}".encode()).hexdigest()[:32]
     return cell.changed(matrix_id=matrix_id, evaluation_id=evaluation_id)
 
 
-def _many(count: int, noun: str) -> str:
+def _count_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,9 +1,9 @@
-"""How fast work of a kind gets done here: as past jobs did it, else as a probe of the machine says. No torch.
+"""Speed of a kind of work on this machine, from past jobs or from a probe of the machine. No torch.
 
-A job's row keeps how much work it was counted as when it was asked for (`Job.work`), so that what it took tells the
-pace of the next, with all that the count leaves out: answers that end early, padding, evaluations on the way. The
-time before the work began does not count (`START`), and the probe bounds the pace: past jobs of another base count only
-where the base is about as large and the pace agrees with the probe.
+A job's row stores the work that was estimated at submission (`Job.work`). Its duration then gives the pace of later
+jobs, including what the estimate ignores: answers that end early, padding, evaluations during training. The time before
+the work began is subtracted (`START`), and the probe bounds the pace: past jobs of another base are used only if the
+base has a similar size and the pace agrees with the probe.
 """
 
 import json
@@ -20,34 +20,34 @@ from workers.jobs import sizes
 from workers.jobs.request import FixedWork, Request
 
 START_SECONDS = {"gpu": 6.0, "io": 0.5}
-"""For the process to start and what it needs to load; `Rate.loading` comes on top of it."""
+"""Seconds to start the process and load its files, by queue; `Rate.loading` is added."""
 LOOKED_AT = 200
-"""Past jobs of a kind that are looked through."""
+"""Maximum number of past jobs to read."""
 COUNTED = 3
-"""Of those the latest whose pace counts, in their median."""
+"""Number of latest matching jobs whose median pace is used."""
 PROBE = "machine.json"
-"""In the home; the inference server writes it at each of its starts (`models.runtime.speed`)."""
+"""File in the home, which the inference server writes at every start (`models.runtime.speed`)."""
 OPERATIONS, MEMORY = 1e11, 2e10
-"""A processor's operations a second in matrix products, and bytes it reads, where no probe has run yet."""
+"""Operations per second in matrix products and bytes read per second of a CPU, before a probe has run."""
 TUNING_SHARE = 0.4
-"""`Rate.share` of a tuning, measured like all shares with the starter on two cores (docs/log.md)."""
+"""`Rate.share` of a tuning, measured with the starter model on two cores like all shares (docs/log.md)."""
 LEAST_WORK = 0.1
-"""Of a past job's time, its work at the least: where starting takes less here than START_SECONDS says."""
+"""Minimum share of work in a past job's time, in case its start took less than START_SECONDS."""
 START = "start_seconds"
-"""In a job's result: seconds from its start until the models were loaded (`workers.child.reporter.JobReporter`)."""
+"""Key in a job's result: seconds from its start until the models were loaded (`workers.child.reporter.JobReporter`)."""
 TELLING = {True: 0.2, False: 0.75}
-"""Of a past job's time, its work at the least for its pace to count: where START was measured, and where it was not."""
+"""Minimum share of work in a past job's time for its pace to be used, by whether START was measured."""
 SAME_BASE, OTHER_BASE = 30.0, 2.0
-"""Factors by which the pace of past jobs may differ from the probe's: with the same base, with another one."""
+"""Maximum factors between the pace of past jobs and of the probe: with the same base, with another base."""
 LIKE_SIZE = 4.0
-"""Between the parameters of two bases, the factor up to which one says something about the other."""
+"""Maximum factor between the parameter counts of two bases for their paces to be comparable."""
 USUAL_SECONDS = 0.5
-"""Of work at that speed, counted with what a past job of this kind did: a small file takes as long as its start."""
+"""Seconds of work at `Rate.bytes` that are added to each past job, as small files take little beyond the start."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """`rate`: work a second; `basis`: what says so; `fixed`: seconds that do not grow with the work."""
+    """`rate`: work per second; `basis`: its source, for people; `fixed`: seconds that do not grow with the work."""
 
     rate: float
     basis: str
@@ -55,23 +55,23 @@ class Pace:
 
 
 def pace(session: Session, request: Request, home: Path, fixed_work: FixedWork) -> Pace | None:
-    """The pace of a request's kind: of the latest jobs like it, else of the machine; None for an endpoint's first.
-    `fixed_work`: what the request does besides."""
+    """The pace of a request: from the latest similar jobs, or from the probe; None for the first job of an endpoint.
+    `fixed_work`: work that does not grow with the request."""
     past = _past(session, request)
     if not request.rate.share or getattr(request, "endpoint", ""):
-        return _by_past_jobs(request, past)
+        return _pace_without_probe(request, past)
     probe = _Probe.read(home)
     expected = request.rate.share * getattr(probe, request.rate.unit)
-    besides = fixed_seconds(request, fixed_work, home) - START_SECONDS[request.queue]
-    told = [found for job in past if (found := _told(session, job, request, besides))]
-    same = [each for each in told if each.same_base]
-    starts = [each.start for each in same if each.measured][:COUNTED]
-    fixed = (statistics.median(starts) if starts else START_SECONDS[request.queue]) + besides
-    rates = [each.rate for each in same if each.telling][:COUNTED]
+    extra = fixed_seconds(request, fixed_work, home) - START_SECONDS[request.queue]
+    samples = [sample for job in past if (sample := _past_pace(session, job, request, extra))]
+    same_base = [sample for sample in samples if sample.same_base]
+    starts = [sample.start for sample in same_base if sample.start_measured][:COUNTED]
+    fixed = (statistics.median(starts) if starts else START_SECONDS[request.queue]) + extra
+    rates = [sample.rate for sample in same_base if sample.usable][:COUNTED]
     factor = SAME_BASE
     if not rates:
         factor = OTHER_BASE if probe.measured else SAME_BASE
-        others = (each.rate for each in told if each.telling and 1 / LIKE_SIZE <= each.scale <= LIKE_SIZE)
+        others = (sample.rate for sample in samples if sample.usable and 1 / LIKE_SIZE <= sample.scale <= LIKE_SIZE)
         rates = [rate for rate in others if expected / factor <= rate <= expected * factor][:COUNTED]
     if not rates:
         return Pace(expected, probe.basis, fixed)
@@ -79,16 +79,16 @@ def pace(session: Session, request: Request, home: Path, fixed_work: FixedWork) 
     return Pace(rate, _basis(rates), fixed)
 
 
-def _by_past_jobs(request: Request, past: list[Job]) -> Pace | None:
-    """Of work that no probe measures: files, and endpoints."""
+def _pace_without_probe(request: Request, past: list[Job]) -> Pace | None:
+    """Pace of work that the probe does not measure: files and endpoints."""
     fixed = START_SECONDS[request.queue] + request.rate.loading
-    own = request.to_json()
-    past = ([job for job in past if _same(job.request, own, ("base_id",))] or past)[:COUNTED]
+    fields = request.to_json()
+    past = ([job for job in past if _are_equal(job.request, fields, ("base_id",))] or past)[:COUNTED]
     if past:
-        taken = [_seconds(job) for job in past]
-        fixed = min(fixed, (1 - LEAST_WORK) * min(taken))
+        durations = [_seconds(job) for job in past]
+        fixed = min(fixed, (1 - LEAST_WORK) * min(durations))
         usual, least = (USUAL_SECONDS * request.rate.bytes, USUAL_SECONDS) if request.rate.bytes else (0.0, 0.05)
-        worked = [max(seconds - fixed, 0.0) for seconds in taken]
+        worked = [max(seconds - fixed, 0.0) for seconds in durations]
         rates = [(job.work + usual) / (seconds + least) for job, seconds in zip(past, worked, strict=True)]
         return Pace(statistics.median(rates), _basis(rates), fixed)
     if getattr(request, "endpoint", "") or not request.rate.bytes:
@@ -101,39 +101,39 @@ def _basis(rates: list[float]) -> str:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What a past job says. `rate`: work a second; `start`: seconds before its work, `measured` or not; `telling`:
-    whether enough of its time was work; `scale`: parameters of its base by those of the request's."""
+class _PastPace:
+    """Pace of a past job. `rate`: work per second; `start`: seconds before its work; `usable`: whether enough of its
+    time was work; `scale`: parameters of its base divided by those of the request's base."""
 
     rate: float
     start: float
-    measured: bool
-    telling: bool
+    start_measured: bool
+    usable: bool
     same_base: bool
     scale: float
 
 
-def _told(session: Session, job: Job, request: Request, besides: float) -> _Told | None:
-    """None where the job's base is gone. `besides`: seconds that the request takes besides its start and its work,
-    which grow with the base."""
+def _past_pace(session: Session, job: Job, request: Request, extra: float) -> _PastPace | None:
+    """Pace of a past job; None if its base was deleted. `extra`: seconds of the request besides start and work, which
+    grow with the base."""
     scale, same_base = 1.0, job.request.get("base_id") == request.base_id
     if not same_base:
-        base, own = (session.get(Base, row_id) for row_id in (job.request.get("base_id"), request.base_id))
-        if not (base and own and sizes.parameters(base) and sizes.parameters(own)):
+        past, current = (session.get(Base, row_id) for row_id in (job.request.get("base_id"), request.base_id))
+        if not (past and current and sizes.parameters(past) and sizes.parameters(current)):
             return None
-        scale = sizes.parameters(base) / sizes.parameters(own)
+        scale = sizes.parameters(past) / sizes.parameters(current)
     seconds, start = _seconds(job), job.result.get(START)
     measured = start is not None
     start = min(float(start) if measured else START_SECONDS[job.queue], seconds)
-    apart = min(besides * scale, (1 - LEAST_WORK) * (seconds - start))
-    worked = seconds - start - apart
-    telling = worked > 0 and worked >= TELLING[measured] * (seconds - apart)
+    extra = min(extra * scale, (1 - LEAST_WORK) * (seconds - start))
+    worked = seconds - start - extra
+    usable = worked > 0 and worked >= TELLING[measured] * (seconds - extra)
     rate = job.work * _passes(session, job) / max(worked, 0.05)
-    return _Told(rate, start, measured, telling, same_base, scale)
+    return _PastPace(rate, start, measured, usable, same_base, scale)
 
 
 def _passes(session: Session, job: Job) -> int:
-    """How often an evaluation asked its questions: more than once where the machine was busy."""
+    """How many times an evaluation ran its questions: more than once if the machine was busy; 1 for other jobs."""
     row = session.get(Evaluation, job.request.get("evaluation_id") or "")
     return max(int((row.result or {}).get("passes") or 1), 1) if row else 1
 
@@ -144,41 +144,42 @@ def _seconds(job: Job) -> float:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Operations and bytes a second, of packed weights and of those that drafts learn with (`models.runtime.speed`)."""
+    """Operations and bytes per second with packed weights (`multiplies`, `reads`) and with trainable weights (`learns`,
+    `trainable_reads`); see `models.runtime.speed`."""
 
     multiplies: float = OPERATIONS
     reads: float = MEMORY
     learns: float = OPERATIONS
-    lies: float = MEMORY
+    trainable_reads: float = MEMORY
     basis: str = "arithmetic, before anything was measured"
     measured: bool = False
 
     @classmethod
     def read(cls, home: Path) -> "_Probe":
-        """Arithmetic's where nothing was measured, or nothing that can be read; an older probe knows packed weights."""
+        """The probe of a home; defaults without a readable file. Older files have only figures of packed weights."""
         try:
-            found = json.loads((home / PROBE).read_text(encoding="utf-8"))
-            operations, memory = found["operations_per_second"], found["bytes_per_second"]
+            values = json.loads((home / PROBE).read_text(encoding="utf-8"))
+            operations, memory = values["operations_per_second"], values["bytes_per_second"]
         except (OSError, ValueError, KeyError, TypeError):
             return cls()
-        learns = found.get("learned_operations_per_second", operations)
-        lies = found.get("learned_bytes_per_second", memory)
-        return cls(operations, memory, learns, lies, "a short probe of this machine", True)
+        learns = values.get("learned_operations_per_second", operations)
+        trainable_reads = values.get("learned_bytes_per_second", memory)
+        return cls(operations, memory, learns, trainable_reads, "a short probe of this machine", True)
 
 
 def fixed_seconds(request: Request, fixed_work: FixedWork, home: Path) -> float:
-    """What does not grow with the work: before the first row, step or answer, and `fixed_work`."""
+    """Seconds that do not grow with the work: the start, and `fixed_work`."""
     start = START_SECONDS[request.queue] + request.rate.loading
     if fixed_work == FixedWork():
         return start
     probe = _Probe.read(home)
     tuning = fixed_work.tuning / (TUNING_SHARE * probe.reads)
-    return start + tuning + fixed_work.base / probe.reads + fixed_work.draft / probe.lies
+    return start + tuning + fixed_work.base / probe.reads + fixed_work.draft / probe.trainable_reads
 
 
 def _past(session: Session, request: Request) -> list[Job]:
-    """The latest jobs like `request`, of any base."""
-    done = session.scalars(
+    """The latest successful jobs like `request`, of any base."""
+    jobs = session.scalars(
         select(Job)
         .where(
             Job.kind == request.kind, Job.state == JobState.SUCCEEDED, Job.work > 0, Job.attempt == 1, Job.shards == 0
@@ -186,15 +187,15 @@ def _past(session: Session, request: Request) -> list[Job]:
         .order_by(Job.finished_at.desc())
         .limit(LOOKED_AT)
     )
-    own = request.to_json()
-    return [job for job in done if _same(job.request, own, ("method", "endpoint")) and not _cut(job)]
+    fields = request.to_json()
+    return [job for job in jobs if _are_equal(job.request, fields, ("method", "endpoint")) and not _hit_time_limit(job)]
 
 
-def _same(one: dict, other: dict, keys: tuple[str, ...]) -> bool:
+def _are_equal(one: dict, other: dict, keys: tuple[str, ...]) -> bool:
     return all((one.get(key) or "") == (other.get(key) or "") for key in keys)
 
 
-def _cut(job: Job) -> bool:
-    """Whether the clock ended it: its time then says nothing of its work."""
+def _hit_time_limit(job: Job) -> bool:
+    """Whether the time limit ended the job, so that its duration does not depend on its work."""
     minutes = job.request.get("max_minutes") or (job.request.get("settings") or {}).get("max_minutes")
     return bool(minutes) and _seconds(job) > 0.9 * 60 * minutes

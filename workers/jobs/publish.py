@@ -1,4 +1,4 @@
-"""Ringing the doorbell: sending the ids of jobs that may start. A failure is no loss, the reconciler sends again."""
+"""Sends the ids of jobs that may start to the broker. After a failure the reconciler sends them again."""
 
 import logging
 
@@ -14,7 +14,7 @@ SENDING = (OperationalError, OSError)
 
 
 def publish(settings: Settings, waiting: list[Job]) -> int:
-    """Send each job's id to its queue and remember when; returns how many were sent before the broker failed."""
+    """Send each job's id to its queue and record the time; returns the number sent before an error of the broker."""
     if not waiting:
         return 0
     app = make_app(settings.redis_url)
@@ -32,7 +32,7 @@ def publish(settings: Settings, waiting: list[Job]) -> int:
 
 
 def publish_ready(settings: Settings) -> int:
-    """Send every job that may start now and whose message was not sent yet."""
+    """Send every job that may start now and was not sent yet."""
     with db.reading(settings) as session:
         waiting = [job for job in jobs.publishable(session) if not job.published_at]
     return publish(settings, waiting)

@@ -1,6 +1,6 @@
-"""The quickstart chain: prompts → answers → Medusa heads → figures, as four jobs of one experiment. No torch.
+"""The quickstart: prompts → answers → Medusa heads → evaluation, as four jobs of one experiment. No torch.
 
-The Home page's button and `speculoos quickstart` both submit it; `result` reads what it came to.
+The Home page's button and `speculoos quickstart` submit it; `result` reads the figures.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from workers.jobs.submit import submit
 RECIPE = "quickstart"
 HEADS_NAME = "quickstart"
 STORE = "quickstart"
-"""Keeps the hidden states of the answers from when they are made, so that training runs the base no second time."""
+"""Stores the hidden states during generation, so that the training does not run the base again."""
 ANSWERS = {"max_tokens": 144, "batch_size": 64, "max_minutes": 3.7, "hidden_states_store": STORE}
 QUESTIONS = {"limit": 24, "max_tokens": 96}
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The jobs of one quickstart, first to last, and what they make."""
+    """The jobs of a quickstart in order, and the ids of their outputs."""
 
     experiment: str
     job_ids: tuple[str, ...]
@@ -40,7 +40,7 @@ class Chain:
 
 
 def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None = None, user: str = "") -> Chain:
-    """Submit the chain on `base` with the first `limit` prompts for `user`. Raises NotFound where the starter is
+    """Submit the chain on `base` with the first `limit` prompts for `user`. Raises NotFound if the starter model is
     missing."""
     with db.writing(settings) as session:
         if base == STARTER and ensure_starter(session, settings) is None:
@@ -50,34 +50,34 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     experiment = f"quickstart {datetime.now():%Y-%m-%d %H:%M:%S}"
     recipe = load_recipe(RECIPE)
     common: dict[str, Any] = {"experiment": experiment, "settings": settings, "user": user}
-    prompts = add_builtin.add(PROMPTS, **common)  # imported once, used by every later quickstart
+    prompts = add_builtin.add(PROMPTS, **common)  # imported once, reused by later quickstarts
     answers = submit(GenerateData(source_id=prompts.dataset_id, base_id=row.id, limit=limit, **ANSWERS), **common)
-    changes = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)
+    changes = {k: v for k, v in recipe.items() if k != "method"} | _reduced_sizes(row, recipe)
     changes["hidden_states_store"] = STORE
     training = Train(
         method=recipe["method"], base_id=row.id, dataset_id=answers.request["dataset_id"], settings=changes
     )
     trained = submit(training, like=HEADS_NAME, **common)
     checkpoint_id = trained.request["checkpoint_id"]
-    figures = submit(Evaluate(base_id=row.id, checkpoint_id=checkpoint_id, **QUESTIONS), **common)
-    done = tuple(job.id for job in (prompts.job, answers, trained, figures) if job)
-    return Chain(experiment, done, row.id, checkpoint_id, figures.request["evaluation_id"])
+    evaluated = submit(Evaluate(base_id=row.id, checkpoint_id=checkpoint_id, **QUESTIONS), **common)
+    job_ids = tuple(job.id for job in (prompts.job, answers, trained, evaluated) if job)
+    return Chain(experiment, job_ids, row.id, checkpoint_id, evaluated.request["evaluation_id"])
 
 
 def result(settings: Settings, chain: Chain) -> dict[str, Any]:
-    """What the chain measured, once its last job SUCCEEDED: the object `speculoos quickstart --json` prints."""
+    """The figures that `speculoos quickstart --json` prints. Raises Conflict until the last job SUCCEEDED."""
     with db.reading(settings) as session:
         last = jobs.get(session, chain.job_ids[-1])
         if last.state != "SUCCEEDED":
             raise Conflict(f"The quickstart has not finished: “{last.name}” is {last.state.lower()}.")
         checkpoint = session.get_one(Checkpoint, chain.checkpoint_id)
-        measured = session.get_one(Evaluation, chain.evaluation_id).result
+        figures = session.get_one(Evaluation, chain.evaluation_id).result
         model = queries.model_name(session, chain.base_id, checkpoint.id)
-    return {"checkpoint": model, "path": checkpoint.path, "experiment": chain.experiment, **measured}
+    return {"checkpoint": model, "path": checkpoint.path, "experiment": chain.experiment, **figures}
 
 
-def _fitting(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
-    """What the recipe must leave out of its sizes for a smaller base, so that a test model goes the same way."""
+def _reduced_sizes(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the recipe that are too large for `base`, reduced to those of the base."""
     sizes = {"max_length": base.card.get("max_length"), "draft_vocab_size": base.card.get("vocabulary")}
     values = {"max_length": SETTINGS["max_length"].default, **recipe}
     return {key: int(size) for key, size in sizes.items() if size and size < values.get(key, 0)}

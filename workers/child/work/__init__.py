@@ -1,1 +1,1 @@
-"""What each kind of job does: `run(request, context)` in a module called like the kind, imported when it is needed."""
+"""The work of each job kind: `run(request, context)` in a module named after the kind, imported on demand."""

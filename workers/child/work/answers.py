@@ -1,4 +1,4 @@
-"""What generations, whole or in shards, have in common: who answers, with which options, into which folders."""
+"""Shared code of whole and sharded generations: the answering model, its options and the output folders."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -17,11 +17,11 @@ from workers.jobs.hidden_states import store_folder
 from workers.jobs.requests import Evaluate, GenerateData
 
 PARTS = "parts"
-"""In a data set's folder: shards that are not part of it yet."""
+"""Subfolder of a data set with shards that have not been merged yet."""
 
 
 def options_of(request: GenerateData) -> GenerateOptions:
-    """How answers are made."""
+    """The generation options of a request."""
     return GenerateOptions(
         **{f.name: getattr(request, f.name) for f in fields(GenerateOptions) if hasattr(request, f.name)}
     )
@@ -30,13 +30,13 @@ def options_of(request: GenerateData) -> GenerateOptions:
 def answer(
     request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
-    """Answer what is not answered yet of data set `source` into `folder`; returns the report."""
-    by = _by_endpoints if request.endpoint else _by_base
-    return by(request, context, source, folder, options)
+    """Generate the missing answers to data set `source` into `folder`; returns the report."""
+    generate = _generate_remote if request.endpoint else _generate_local
+    return generate(request, context, source, folder, options)
 
 
 def must_have_rows(report: dict[str, Any]) -> None:
-    """Raises BadInput where every conversation was left out: there is nothing to learn from."""
+    """Raises BadInput if every conversation was left out."""
     if not report["rows"] and report["left_out"]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report["left_out"].items())
         raise BadInput(
@@ -46,7 +46,7 @@ def must_have_rows(report: dict[str, Any]) -> None:
 
 
 def publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
-    """Fill the data set's row, fenced; before that, the preview its page shows."""
+    """Write the preview for the data set's page, then fill its row, fenced."""
     from workers.child.work.previews import write_preview
 
     path = str(context.dataset_folder(request.dataset_id))
@@ -54,20 +54,21 @@ def publish(request: GenerateData, context: JobContext, rows: int, report: dict[
         write_preview(context, Path(path), context.usable(Base, request.base_id).path)
     counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
     report = {**report, **count_lengths(path)}
-    made = {"state": "ready", "path": path, "report": report, "config": request.to_json()}
-    context.publish(Dataset, request.dataset_id, **made, **counts)
+    config = request.to_json()
+    context.publish(Dataset, request.dataset_id, state="ready", path=path, report=report, config=config, **counts)
 
 
 def author_of(request: GenerateData, context: JobContext) -> dict[str, str]:
-    """Who answers, in what changes no answer when it is the same: sums of the base, or the model's name there."""
+    """Identity of the answering model: checksums of the base, or endpoint and model name. Equal identities give equal
+    answers."""
     if not request.endpoint:
-        return _sums(request, context)
+        return _base_checksums(request, context)
     models = [request.endpoint_model or endpoint.model for endpoint in endpoints_of(request, context)]
-    return {"endpoint": request.endpoint, "model": ",".join(sorted(set(models))), **_sums(request, context)}
+    return {"endpoint": request.endpoint, "model": ",".join(sorted(set(models))), **_base_checksums(request, context)}
 
 
-def _sums(request: GenerateData, context: JobContext) -> dict[str, str]:
-    """Of the base that answers, or that the endpoint serves; none where that is not said."""
+def _base_checksums(request: GenerateData, context: JobContext) -> dict[str, str]:
+    """Checksums of the base that answers or that the endpoint serves; empty if the request names no base."""
     if not request.base_id:
         return {}
     base = context.ready(Base, request.base_id)
@@ -75,19 +76,19 @@ def _sums(request: GenerateData, context: JobContext) -> dict[str, str]:
 
 
 def place_of(request: GenerateData, context: JobContext) -> ShardFolder:
-    """Where finished shards of this generation land: in the store, where there is one, for any machine to take."""
+    """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
     if store := context.files.store:
         return StoreShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
     return LocalShardFolder(context.dataset_folder(request.dataset_id) / PARTS)
 
 
 def work_of(key: str, request: GenerateData, context: JobContext) -> Path:
-    """Where the rows of shard `key` gather until it is whole, for all its attempts."""
+    """Folder for the rows of shard `key` until the shard is complete, shared by all attempts."""
     return context.dataset_folder(request.dataset_id) / PARTS / f"{key}.work"
 
 
 def endpoints_of(request: GenerateData | Evaluate, context: JobContext) -> list[Endpoint]:
-    """The endpoints a request names. Raises BadInput for one that settings.toml does not know."""
+    """The endpoints of a request. Raises BadInput for a name that is not in settings.toml."""
     known = context.settings.endpoints
     names = [name.strip() for name in request.endpoint.split(",") if name.strip()]
     for name in names:
@@ -99,7 +100,7 @@ def endpoints_of(request: GenerateData | Evaluate, context: JobContext) -> list[
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def _by_base(
+def _generate_local(
     request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     from corpus.generate_local import generate_local, generation_dtype
@@ -111,22 +112,22 @@ def _by_base(
     device = take_device(context)
     base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
     context.begin()
-    where = store_folder(context.settings, request.hidden_states_store)
-    keep = StatesStore(where, row.weights_sha256, base.dtype, base.hidden_size) if where else None
-    return generate_local(base, source, folder, options, context, row.card or None, keep)
+    states_folder = store_folder(context.settings, request.hidden_states_store)
+    states = StatesStore(states_folder, row.weights_sha256, base.dtype, base.hidden_size) if states_folder else None
+    return generate_local(base, source, folder, options, context, row.card or None, states)
 
 
-def _by_endpoints(
+def _generate_remote(
     request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     from corpus.generate_remote import generate_remote
 
-    endpoints, served = endpoints_of(request, context), _served(request, context)
-    return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, served)
+    endpoints, base = endpoints_of(request, context), _served_base(request, context)
+    return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, base)
 
 
-def _served(request: GenerateData, context: JobContext) -> ServedBase | None:
-    """The base that the endpoint serves, where that is said."""
+def _served_base(request: GenerateData, context: JobContext) -> ServedBase | None:
+    """The base that the endpoint serves, if the request names it."""
     if not request.base_id:
         return None
     from models.tokenizer import load_tokenizer, read_eos_ids

@@ -1,4 +1,4 @@
-"""Which device this worker computes on, by the name its lease has, and the models that are loaded onto it."""
+"""Takes the device lease of a job and loads models onto the device."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from workers.child.context import JobContext
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """A base and, where there is a checkpoint, its draft and its row, on the device that the job holds."""
+    """A base model on the leased device; with a checkpoint also its draft and its row."""
 
     device: str
     dtype: str
@@ -24,8 +24,8 @@ class LoadedModels:
 
 
 def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtype: str = "") -> LoadedModels:
-    """Bring the files, take the device, then load; `dtype` "" as the settings say. Raises NotFound or Conflict where a
-    row cannot be used, Damaged where files are not as they were."""
+    """Download the files, take the device, then load; `dtype` "" uses the settings. Raises NotFound or Conflict if a
+    row cannot be used, Damaged if files have changed."""
     base_row = context.usable(Base, base_id)
     row = context.usable(Checkpoint, checkpoint_id) if checkpoint_id else None
     device = take_device(context)

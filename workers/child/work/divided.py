@@ -1,4 +1,4 @@
-"""What bodies of divided jobs have in common: how they end when shards did not end well."""
+"""Shared code of divided jobs: failed shards."""
 
 from speculoos.errors import JobFailed
 from tracking import shards
@@ -6,10 +6,10 @@ from workers.child.context import JobContext
 
 
 def check_shards(context: JobContext, noun: str = "shards were not made") -> None:
-    """Raises JobFailed, saying how many did not end well and why the first did not, with its code."""
+    """Raises JobFailed if shards failed, with their number and the error, code and hint of the first."""
     with context.session() as session:
         failed, tally = shards.failed(session, context.job_id), shards.tally(session, context.job_id)
     if failed:
         first = failed[0]
-        how = f"{len(failed)} of {tally.total} {noun}; number {first.number + 1}: {first.error}"
-        raise JobFailed(first.error_code, how, first.hint or "Retry makes those again; the others are kept.")
+        message = f"{len(failed)} of {tally.total} {noun}; number {first.number + 1}: {first.error}"
+        raise JobFailed(first.error_code, message, first.hint or "Retry makes those again; the others are kept.")

@@ -1,5 +1,5 @@
-"""Job `evaluate`: acceptance and speed of a base with a checkpoint (or another drafter), while it holds the device; or
-of what an endpoint serves."""
+"""Job `evaluate`: acceptance and speed of a base with a checkpoint or another drafter, on the leased device; or of an
+endpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,18 +21,19 @@ OF_CHECKPOINT = (
     "plain_tokens_per_second",
     "identical_to_plain",
 )
-"""Figures that the checkpoint's row keeps too, as the last measured ones."""
+"""Figures that are also stored in the checkpoint's row, replacing those of its last evaluation."""
 
 
 def run(request: Evaluate, context: JobContext) -> dict[str, Any]:
-    """Measure, and fill the evaluation's row and, for how the checkpoint is used, the checkpoint's figures."""
+    """Measure and fill the evaluation's row; with usual options (`is_usual`) also the checkpoint's figures."""
     for table, row_id in ((Base, request.base_id), (Checkpoint, request.checkpoint_id)):
         if row_id:
             context.ready(table, row_id)
-    if known := _begin(request, context):
-        return brief(request.evaluation_id, known)
+    if earlier := _begin(request, context):
+        return brief(request.evaluation_id, earlier)
     questions = asked_questions(request, context)
-    result = _of_endpoint(request, context, questions) if request.endpoint else _here(request, context, questions)
+    measure = _evaluate_endpoint if request.endpoint else _evaluate_local
+    result = measure(request, context, questions)
     context.publish(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
     if is_usual(request):
         context.add_figures(request.checkpoint_id, {**_figures(result), "measured_on": THIS_INSTALLATION})
@@ -40,7 +41,7 @@ def run(request: Evaluate, context: JobContext) -> dict[str, Any]:
 
 
 def brief(evaluation_id: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the job's row says of a result."""
+    """The job's result: the evaluation's id and main figures."""
     return {"evaluation_id": evaluation_id, **_figures(result)}
 
 
@@ -49,13 +50,13 @@ def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_usual(request: Evaluate) -> bool:
-    """Whether the figures are those of the checkpoint as people use it: greedy, its own tree, this engine."""
-    own = not (request.drafting or request.dtype or request.endpoint or request.matrix_id)
-    return bool(request.checkpoint_id) and own and request.temperature == 0
+    """Whether the checkpoint is measured as usually used: greedy, with its own tree, in this engine."""
+    defaults = not (request.drafting or request.dtype or request.endpoint or request.matrix_id)
+    return bool(request.checkpoint_id) and defaults and request.temperature == 0
 
 
 def _begin(request: Evaluate, context: JobContext) -> dict[str, Any]:
-    """Make the row of a matrix's cell, or take it over from an attempt before; the result where it is there already."""
+    """Create the row of a matrix cell, or take it over from an earlier attempt; returns its result if it has one."""
     with context.fenced() as session:
         row = session.get(Evaluation, request.evaluation_id)
         if row is None:
@@ -68,28 +69,36 @@ def _begin(request: Evaluate, context: JobContext) -> dict[str, Any]:
         return {}
 
 
-def _here(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
+def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
     from evaluation.acceptance import AcceptanceSampling, evaluate
     from workers.child.work.devices import load_models
 
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
     for notice in getattr(loaded.draft, "notices", []):
         context.log(str(notice), "warning")
-    how = "plain and with drafting, step by step in turns"
-    context.log(f"Measuring {len(questions)} questions on {loaded.device}, {how}.")
+    order = "plain and with drafting, step by step in turns"
+    context.log(f"Measuring {len(questions)} questions on {loaded.device}, {order}.")
     sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
-    given = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
-    return evaluate(loaded.base, loaded.draft, questions, context, **given)
+    return evaluate(
+        loaded.base,
+        loaded.draft,
+        questions,
+        context,
+        max_tokens=request.max_tokens,
+        options=request.drafting,
+        sampling=sampling,
+    )
 
 
-def _of_endpoint(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
+def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
     from evaluation.served import ServedRequest, evaluate_served
     from workers.child.work.answers import endpoints_of
 
     endpoint = endpoints_of(request, context)[0]
-    asked = ServedRequest(request.max_tokens, request.temperature, request.top_p, request.seed)
+    options = ServedRequest(request.max_tokens, request.temperature, request.top_p, request.seed)
     context.log(f"Asking {endpoint.name} {len(questions)} questions, one after the other.")
-    names = {"model": request.endpoint_model, "plain_model": request.plain_model}
-    result = evaluate_served(endpoint, questions, context, asked, **names)
-    known = known_secrets(context.settings)
-    return {**result, "failed": [{**row, "reason": redact(row["reason"], known)} for row in result["failed"]]}
+    result = evaluate_served(
+        endpoint, questions, context, options, model=request.endpoint_model, plain_model=request.plain_model
+    )
+    secrets = known_secrets(context.settings)
+    return {**result, "failed": [{**row, "reason": redact(row["reason"], secrets)} for row in result["failed"]]}

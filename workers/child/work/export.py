@@ -1,4 +1,4 @@
-"""Job `export`: a checkpoint in a server's format, compared with what that server reads, zipped for download."""
+"""Job `export`: writes a checkpoint in a server's format, validates it, and zips it for download."""
 
 import shutil
 from typing import Any
@@ -16,27 +16,27 @@ from workers.jobs.requests import Export
 
 
 def run(request: Export, context: JobContext) -> dict[str, Any]:
-    """Write, validate and zip it; zip and report lie under exports/ of the home. On the processor, beside what else
-    goes on. Fails with the reason when the validation does."""
+    """Write, validate and zip the checkpoint; zip and report are stored under exports/ of the home. Runs on the CPU,
+    next to other jobs. Fails if the validation fails."""
     row = context.usable(Checkpoint, request.checkpoint_id)
     base_row = context.usable(Base, row.base_id)
     check_export(row.path, base_row.path, request.format)
     archive.check_checkpoint_files(row.path, row.name, row.sha256, context.sums)
     source, folder = checkpoint_state(row.path), exports_folder(context.settings.home, row.id)
     base = load_base(base_row.path, "float32", "cpu", context.known(base_row), context.sums)
-    making = folder / f".{context.job_id}"
-    shutil.rmtree(making, ignore_errors=True)  # of an attempt that was killed
+    temporary = folder / f".{context.job_id}"
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed attempt
     try:
-        # the folder in the zip is called as the file will be that a browser saves
-        named = archive.archive_name(base_row.name, row.name).removesuffix(".zip")
-        zipped = making / f"{named}-{request.format}.zip"
+        # the folder in the zip has the name of the downloaded file
+        name = archive.archive_name(base_row.name, row.name).removesuffix(".zip")
+        zipped = temporary / f"{name}-{request.format}.zip"
         with context.session() as session:
             facts = CardFacts.of(base_row, row.name, measurements(queries.evaluations(session, row.id)))
         report = build_export(row.path, base, request.format, zipped, context, facts)
         stored = store_export(zipped, folder / f"{request.format}.zip", source, report.to_json())
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     result = {"checkpoint_id": row.id, "format": request.format, "bytes": stored.bytes, "figures": report.figures}
     if not context.files.deliver_export(row.id, source, stored):
         return result
-    return {**result, "source": source, "report": report.to_json()}  # for pages on machines that have no such zip
+    return {**result, "source": source, "report": report.to_json()}  # for pages on machines without the zip

@@ -1,4 +1,4 @@
-"""Job `fetch_model`: a base model is brought here and its card made."""
+"""Job `fetch_model`: downloads a base model and creates its card."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from workers.jobs.fetch_model import NO_PATH, FetchModel
 
 
 def run(request: FetchModel, context: JobContext) -> dict[str, Any]:
-    """Fetch, hash, and fill the base's row with its path, identity and card."""
+    """Download, hash, and fill the base's row with path, checksums and card."""
     folder = context.model_folder(request.base_id)
     folder.parent.mkdir(parents=True, exist_ok=True)
     location = given(request, context)
@@ -29,7 +29,7 @@ def run(request: FetchModel, context: JobContext) -> dict[str, Any]:
 
 
 def given(request: FetchModel, context: JobContext) -> str:
-    """The location, on this machine; a folder of another one comes to where the model shall be."""
+    """The location on this machine; a folder of another machine is downloaded to the model's folder."""
     if request.source in NO_PATH:
         return request.location
     return context.files.bring_path(request.location, context.model_folder(request.base_id))

@@ -1,7 +1,7 @@
-"""Job `generate_data`: answers to a prompt set, by the local base or through endpoints of the operator.
+"""Job `generate_data`: answers to a prompt set, by the local base or through endpoints.
 
-A small one is answered here. A larger one is divided into shards, which are jobs of their own; when they have ended
-this job comes here again, and puts together what they made.
+A small set is answered in this job. A larger one is divided into shards, each a job of its own; when all have ended,
+this job runs again and merges them.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from workers.jobs.generate_data import SHARD_ROWS, GenerateData
 
 
 def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division:
-    """Answer what is not answered yet and fill the data set's row. What is finished stays usable after a stop."""
+    """Generate the missing answers and fill the data set's row. Finished rows can be used after a cancel."""
     source, folder = context.usable(Dataset, request.source_id).path, context.dataset_folder(request.dataset_id)
     context.files.bring_output(Dataset, request.dataset_id, folder)
     extends = extends_usable(request, context, folder)
@@ -41,24 +41,24 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
     if extends:
         extending.finish_extension(work, folder)
     if report.get("complete", True):
-        context.progress(report["rows"], report["rows"], "rows")  # also where an attempt found everything done
+        context.progress(report["rows"], report["rows"], "rows")  # also if nothing was left to do
     publish(request, context, report["rows"], report)
     return {"dataset_id": request.dataset_id, **report}
 
 
 def extends_usable(request: GenerateData, context: JobContext, folder: Path) -> bool:
-    """Whether the data set has rows that people may use, and which therefore stay as they are until all of the further
-    ones are there: one that was finished, or that is asked for more than it was made for."""
+    """Whether the data set has usable rows, which then stay unchanged until all new rows exist: it was finished, or the
+    request has more samples or prompts than it was made with."""
     with context.session() as session:
         data = session.get_one(Dataset, request.dataset_id)
-        rows, made_for = data.rows, data.config or {}
-    asks_more = any(made_for.get(key) != getattr(request, key) for key in ("samples", "limit"))
-    return rows > 0 and (asks_more or bool(read_summary(folder)))
+        rows, config = data.rows, data.config or {}
+    changed = any(config.get(key) != getattr(request, key) for key in ("samples", "limit"))
+    return rows > 0 and (changed or bool(read_summary(folder)))
 
 
 def is_divided(request: GenerateData, source: str, folder: Path) -> bool:
-    """Whether there are more answers to make than one shard has. A clock that ends it is one job's, and what one job
-    began in `folder` one goes on with."""
+    """Whether there are more answers than fit in a shard. A time limit, or unsharded rows in `folder` to continue, keep
+    the work in one job."""
     answers = count_answers(source, options_of(request))
     large = request.max_minutes is None and answers > (request.shard_rows or SHARD_ROWS)
     return large and not has_unsharded_rows(folder)

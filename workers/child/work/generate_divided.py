@@ -1,4 +1,4 @@
-"""A generation in shards: its plan, and the data set that is put together once they have ended."""
+"""A generation in shards: the plan, and the merge into the data set after they have ended."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,12 +26,12 @@ from workers.jobs.requests import GenerateData, GenerateShard
 Reports = Mapping[str, Mapping[str, Any]]
 AS_IT_WAS = "Stopped at your request; the data set is as it was before, and a retry goes on from here."
 MOST = 10_000
-"""Shards of a generation: each is a row, and a square on its page."""
+"""Maximum number of shards; each is a row and a square on the job's page."""
 
 
 def run(request: GenerateData, context: JobContext, source: str, extends: bool) -> dict[str, Any] | Division:
-    """The shards that are still to be made, or the finished data set's report. Raises JobFailed when some did not
-    end well, Cancelled after putting together what there is; a set that it `extends` stays as it was then."""
+    """The missing shards, or the report of the finished data set. Raises JobFailed if shards failed; after a cancel
+    merges the finished rows and raises Cancelled, but leaves a data set that it `extends` unchanged."""
     options, place = options_of(request), place_of(request, context)
     author = author_of(request, context)
     parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
@@ -46,16 +46,22 @@ def run(request: GenerateData, context: JobContext, source: str, extends: bool) 
     check_shards(context)
     if len(reports) < len(parts):
         return _division(request, parts, reports)
-    if wrong := assemble(parts, reports, place, folder):
-        context.log(f"{len(wrong)} finished shards are damaged and are made again.", "warning")
+    if damaged := assemble(parts, reports, place, folder):
+        context.log(f"{len(damaged)} finished shards are damaged and are made again.", "warning")
         return _division(request, parts, finished_reports(parts, place, folder))
     if request.unique:
         reports = drop_duplicates(parts, reports, folder)
     report = total_report(parts, reports)
     must_have_rows(report)
-    identity = {"base_sha256": author.get("weights_sha256", ""), "tokenizer_sha256": author.get("tokenizer_sha256", "")}
-    config = {**asdict(options), "endpoint": request.endpoint, "model": request.endpoint_model}
-    write_summary(folder, kind="conversations", source=Path(source).name, **identity, config=config, **report)
+    write_summary(
+        folder,
+        kind="conversations",
+        source=Path(source).name,
+        base_sha256=author.get("weights_sha256", ""),
+        tokenizer_sha256=author.get("tokenizer_sha256", ""),
+        config={**asdict(options), "endpoint": request.endpoint, "model": request.endpoint_model},
+        **report,
+    )
     brief = {**report, "shards": len(parts)}
     publish(request, context, report["rows"], brief)
     place.clear()
@@ -69,20 +75,20 @@ def _check_count(parts: Sequence[ShardPart]) -> None:
 
 
 def _division(request: GenerateData, parts: Sequence[ShardPart], reports: Reports) -> Division:
-    made = [Shard(_request(request, part), part.rows, reports.get(part.key)) for part in parts]
-    return Division(GenerateShard.kind, request.runs_on, "rows", made)
+    rows = [Shard(_request(request, part), part.rows, reports.get(part.key)) for part in parts]
+    return Division(GenerateShard.kind, request.runs_on, "rows", rows)
 
 
 def _request(request: GenerateData, part: ShardPart) -> dict[str, Any]:
-    whole = {**request.to_json(), "samples": 1, "shard_rows": None, "limit": part.rows, "unique": False}
-    return GenerateShard(**whole, key=part.key, first=part.first, first_sample=part.sample).to_json()
+    fields = {**request.to_json(), "samples": 1, "shard_rows": None, "limit": part.rows, "unique": False}
+    return GenerateShard(**fields, key=part.key, first=part.first, first_sample=part.sample).to_json()
 
 
 def _stopped(request: GenerateData, context: JobContext, parts: Sequence[ShardPart], reports: Reports) -> Cancelled:
-    """Put together what there is, also of shards that were not finished."""
+    """Merge the finished rows, including those of unfinished shards; returns the error to raise."""
     folder, place = context.dataset_folder(request.dataset_id), place_of(request, context)
-    if wrong := assemble(parts, reports, place, folder):
-        reports = {key: report for key, report in reports.items() if key not in {part.key for part in wrong}}
+    if damaged := assemble(parts, reports, place, folder):
+        reports = {key: report for key, report in reports.items() if key not in {part.key for part in damaged}}
         assemble(parts, reports, place, folder)
     works = {part.key: work_of(part.key, request, context) for part in parts if part.key not in reports}
     add_unfinished(parts, works, folder)

@@ -1,4 +1,4 @@
-"""Job `generate_shard`: one shard of a generation. It lands whole, or what is finished waits for the next attempt."""
+"""Job `generate_shard`: one shard of a generation. Finished rows of a failed attempt are kept for the next."""
 
 import shutil
 from typing import Any
@@ -12,30 +12,30 @@ from workers.jobs.requests import GenerateShard
 
 
 def run(request: GenerateShard, context: JobContext) -> dict[str, Any]:
-    """Answer the shard's prompts and bring them to where the others are; one that is there already is left alone."""
+    """Answer the shard's prompts and store it with the other shards, unless it is stored already."""
     place = place_of(request, context)
     report = place.report(request.key)
     if report is None:
         source, options = context.usable(Dataset, request.source_id).path, options_of(request)
         work = work_of(request.key, request, context)
-        made = answer(request, context, source, work, options)
-        with context.fenced():  # nobody lands what is another attempt's by now
+        summary = answer(request, context, source, work, options)
+        with context.fenced():  # an outdated attempt must not store the shard
             pass
-        report = store_shard(work, source, options, made, request.key, place)
+        report = store_shard(work, source, options, summary, request.key, place)
         shutil.rmtree(work, ignore_errors=True)
-        _tell_whole(context, report)
+        _log_to_parent(context, report)
     context.progress(report["prompts"], report["prompts"], "rows")
     return report
 
 
-def _tell_whole(context: JobContext, report: dict[str, Any]) -> None:
-    """A line in the log of the job this is a shard of, which people read."""
+def _log_to_parent(context: JobContext, report: dict[str, Any]) -> None:
+    """Add a line to the log of the parent job."""
     failed = len(report["failed"])
     left_out = f", {failed} left out" if failed else ""
     with context.session() as session:
         shard = jobs.get(session, context.job_id)
         if shard.parent_id:
-            whole = jobs.get(session, shard.parent_id)
-            made = f"{report['rows']:,} rows, {report['tokens']:,} tokens{left_out}"
-            said = f"Shard {shard.number + 1} of {whole.shards}: {made}."
-            reports.add_log(session, whole.id, whole.attempt, said)
+            parent = jobs.get(session, shard.parent_id)
+            counts = f"{report['rows']:,} rows, {report['tokens']:,} tokens{left_out}"
+            message = f"Shard {shard.number + 1} of {parent.shards}: {counts}."
+            reports.add_log(session, parent.id, parent.attempt, message)

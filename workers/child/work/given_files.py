@@ -1,4 +1,4 @@
-"""The files an import reads: one here, one that comes with the workbench, or those of a data set on the hub."""
+"""The input files of an import: a local file, a built-in set, or the files of a data set on the Hub."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from workers.jobs.import_prompts import BUILT_IN_PREFIX, HUB, ImportFile
 
 @dataclass(frozen=True)
 class InputFile:
-    """Files to read, their bytes where they are not one file here, and what the report says of where they came from."""
+    """Files to read; `size` in bytes unless they are one local file; `origin` for the report."""
 
     files: Files
     size: int | None = None
@@ -26,10 +26,10 @@ class InputFile:
 
 @contextmanager
 def given_files(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
-    """What the request names. Fetched files go when they have been read, or turned out to be none that can be."""
+    """The files of a request. Downloaded files are deleted after reading, or if they are invalid."""
     if request.path.startswith(HUB):
-        with _fetched(request, context) as given:
-            yield given
+        with _downloaded(request, context) as files:
+            yield files
     elif request.path.startswith(BUILT_IN_PREFIX):
         yield InputFile(builtin.find_built_in(request.path.removeprefix(BUILT_IN_PREFIX)).file)
     else:
@@ -37,11 +37,11 @@ def given_files(request: ImportFile, context: JobContext) -> Iterator[InputFile]
 
 
 @contextmanager
-def _fetched(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
-    """From the hub, each file when its turn comes; what is here after a break is kept for the next attempt."""
-    token, place = context.settings.hf_token, context.dataset_folder(request.dataset_id)
+def _downloaded(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
+    """Files of the Hub, each downloaded when it is read. An interrupted attempt leaves them for the next one."""
+    token, target = context.settings.hf_token, context.dataset_folder(request.dataset_id)
     listing = look_up(Location.parse(request.path), token)
-    folder = place.with_name(f".{place.name}.partial")
+    folder = target.with_name(f".{target.name}.partial")
     origin = {"repo": listing.repo, "revision": listing.revision, "files": len(listing.files)}
     try:
         yield InputFile(fetch(listing, folder, context, token), listing.size, origin)
@@ -51,10 +51,10 @@ def _fetched(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_upload(request: ImportFile, given: InputFile, context: JobContext) -> None:
-    """One that was uploaded is ours to remove, and so is what was brought here for this job."""
-    if not isinstance(given.files, str):
+def remove_upload(request: ImportFile, input_file: InputFile, context: JobContext) -> None:
+    """Delete an uploaded file, and the local copy of another machine's file."""
+    if not isinstance(input_file.files, str):
         return
     if request.delete_after:
-        Path(given.files).unlink(missing_ok=True)
-    context.files.forget_path(request.path, given.files)
+        Path(input_file.files).unlink(missing_ok=True)
+    context.files.forget_path(request.path, input_file.files)

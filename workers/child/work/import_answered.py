@@ -1,4 +1,4 @@
-"""Job `import_answered`: a file of answered conversations becomes a data set that can be trained on at once."""
+"""Job `import_answered`: imports a file of answered conversations as training data."""
 
 from functools import partial
 from typing import Any
@@ -17,13 +17,19 @@ COUNTED = ("tokens", "answer_tokens", "cut_answers")
 
 
 def run(request: ImportAnswered, context: JobContext) -> dict[str, Any]:
-    """Read, render and tokenise the file as its base would have, and fill the data set's row; returns the counts."""
+    """Render and tokenize the file with the base's template, and fill the data set's row; returns the counts."""
     base, folder = context.usable(Base, request.base_id), context.dataset_folder(request.dataset_id)
     tokenizer = load_tokenizer(base.path)
     masking = partial(mask_conversation, tokenizer=tokenizer, eos_ids=read_eos_ids(base.path, tokenizer))
-    identity = {"base_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
-    with readable(request), given_files(request, context) as given:
-        asked = options(request, given, context)
-        report = import_answered(given.files, folder, masking, context, **asked, **identity)
+    with readable(request), given_files(request, context) as source:
+        report = import_answered(
+            source.files,
+            folder,
+            masking,
+            context,
+            **options(request, source, context),
+            base_sha256=base.weights_sha256,
+            tokenizer_sha256=base.tokenizer_sha256,
+        )
     write_preview(context, folder, base.path)
-    return publish(request, context, folder, report, given) | {key: report[key] for key in COUNTED}
+    return publish(request, context, folder, report, source) | {key: report[key] for key in COUNTED}

@@ -1,4 +1,4 @@
-"""Job `import_draft`: a published draft becomes a checkpoint of a base that is here."""
+"""Job `import_draft`: imports a published draft as a checkpoint of a base."""
 
 import shutil
 from pathlib import Path
@@ -12,14 +12,14 @@ from workers.jobs.requests import ImportDraft
 
 
 def run(request: ImportDraft, context: JobContext) -> dict[str, Any]:
-    """Fetch, read, write the checkpoint, and fill its row."""
+    """Download and convert the draft, write the checkpoint, and fill its row."""
     base = context.usable(Base, request.base_id)
     folder = context.checkpoint_folder(request.checkpoint_id)
     refused = (base.card or {}).get("methods") or {}
-    matched = TargetBase(Path(base.path), base.name, base.weights_sha256, refused, CardFacts.of(base).hub_id)
+    target = TargetBase(Path(base.path), base.name, base.weights_sha256, refused, CardFacts.of(base).hub_id)
     token, source = context.settings.hf_token, "hub" if request.source == "hub" else "folder"
     location = request.location if source == "hub" else context.files.bring_path(request.location)
-    report = import_draft(source, location, matched, folder, context, token, request.layout)
+    report = import_draft(source, location, target, folder, context, token, request.layout)
     publish(request, context, report, folder)
     if request.source == "upload":
         remove_upload(Path(request.location), context.settings.home / "uploads")
@@ -29,14 +29,14 @@ def run(request: ImportDraft, context: JobContext) -> dict[str, Any]:
 
 
 def remove_upload(folder: Path, uploads: Path) -> None:
-    """The folder in which a page gathered what was uploaded, which lies in one of its own."""
+    """Delete the parent of an uploaded folder, if it lies in `uploads`."""
     if folder.parent.parent == uploads:
         shutil.rmtree(folder.parent, ignore_errors=True)
 
 
 def publish(request: ImportDraft, context: JobContext, report: dict[str, Any], folder: Path) -> None:
-    """Fill the checkpoint's row, fenced. Its config says where it came from and what there is to know about that."""
-    told = {key: report[key] for key in ("format", "title", "origin", "licence", "notices")}
+    """Fill the checkpoint's row, fenced; its config records the origin."""
+    imported = {key: report[key] for key in ("format", "title", "origin", "licence", "notices")}
     facts = {key: report[key] for key in ("method", "base_sha256", "figures")}
-    config = {**request.to_json(), "imported": told}
+    config = {**request.to_json(), "imported": imported}
     context.publish_checkpoint(request.checkpoint_id, folder, config=config, **facts)

@@ -1,4 +1,4 @@
-"""Job `import_prompts`: a prompt file, or a suite's, becomes a data set."""
+"""Job `import_prompts`: imports a prompt file or a suite as a data set."""
 
 import tempfile
 from collections.abc import Iterator
@@ -23,54 +23,60 @@ def run(request: ImportPrompts, context: JobContext) -> dict[str, Any]:
     folder = context.dataset_folder(request.dataset_id)
     read = _suite if request.suite else _prompts
     with readable(request):
-        report, given = read(request, context, folder)
-    return publish(request, context, folder, report, given)
+        report, source = read(request, context, folder)
+    return publish(request, context, folder, report, source)
 
 
 def _prompts(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
-    with given_files(request, context) as given:
-        return import_prompts(given.files, folder, context, **options(request, given, context)), given
+    with given_files(request, context) as source:
+        return import_prompts(source.files, folder, context, **options(request, source, context)), source
 
 
 def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
-    """Strictly in the suite's form, from the file or from the hub."""
+    """Import a suite in its own format, from the file or from the Hub."""
     check_suite(request.suite)
-    asked = {"original_name": request.original_name, "limit": request.limit}
+    name, limit = request.original_name, request.limit
     if request.path:
-        with given_files(request, context) as given:
-            return import_suite(str(given.files), folder, context, request.suite, **asked), given
+        with given_files(request, context) as source:
+            path = str(source.files)
+            return import_suite(path, folder, context, request.suite, original_name=name, limit=limit), source
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-hub-", dir=folder.parent) as place:
-        path, origin = _fetched(request.suite, context, Path(place))
-        report = import_suite(path, folder, context, request.suite, **{**asked, "original_name": path.name})
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-hub-", dir=folder.parent) as download:
+        file, origin = _download_suite(request.suite, context, Path(download))
+        report = import_suite(file, folder, context, request.suite, original_name=file.name, limit=limit)
         return report, InputFile((), origin=origin)
 
 
-def _fetched(suite: str, context: JobContext, place: Path) -> tuple[Path, dict[str, Any]]:
-    """The suite's file of the hub, and where that is there."""
-    wanted = SUITES[suite]
-    form = f"Give its file instead: {wanted.form}."
-    if wanted.hub is None:
-        raise BadInput(f"{wanted.title} is not fetched from the hub.", form)
-    repo, file = wanted.hub
+def _download_suite(suite_name: str, context: JobContext, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The suite's file from the Hub, and its origin."""
+    suite = SUITES[suite_name]
+    hint = f"Give its file instead: {suite.form}."
+    if suite.hub is None:
+        raise BadInput(f"{suite.title} is not fetched from the hub.", hint)
+    repo, file = suite.hub
     context.log(f"Fetching {file} of {repo} …")
     try:
         listing = look_up_file(repo, file, context.settings.hf_token)
-        (path,) = fetch(listing, place, context, context.settings.hf_token)
+        (path,) = fetch(listing, folder, context, context.settings.hf_token)
         return path, {"repo": repo, "revision": listing.revision, "file": file}
     except SpeculoosError as error:
-        raise Unavailable(f"{wanted.title} could not be fetched. {error}", form) from None
+        raise Unavailable(f"{suite.title} could not be fetched. {error}", hint) from None
 
 
-def options(request: ImportPrompts | ImportAnswered, given: InputFile, context: JobContext) -> dict[str, Any]:
-    """How files are read."""
-    limits = {"limit": request.limit, "max_rows": context.settings.max_rows}
-    return {"original_name": request.original_name, "size": given.size, "mapping": request.fields, **limits}
+def options(request: ImportPrompts | ImportAnswered, source: InputFile, context: JobContext) -> dict[str, Any]:
+    """Keyword arguments of `corpus.importing.import_prompts` and `import_answered`."""
+    return {
+        "original_name": request.original_name,
+        "size": source.size,
+        "mapping": request.fields,
+        "limit": request.limit,
+        "max_rows": context.settings.max_rows,
+    }
 
 
 @contextmanager
 def readable(request: ImportPrompts | ImportAnswered) -> Iterator[None]:
-    """A file that means more than the memory holds is said to be one."""
+    """Turns MemoryError into OutOfMemory with the name of the file."""
     try:
         yield
     except MemoryError:
@@ -79,11 +85,15 @@ def readable(request: ImportPrompts | ImportAnswered) -> Iterator[None]:
 
 
 def publish(
-    request: ImportPrompts | ImportAnswered, context: JobContext, folder: Path, report: dict[str, Any], given: InputFile
+    request: ImportPrompts | ImportAnswered,
+    context: JobContext,
+    folder: Path,
+    report: dict[str, Any],
+    source: InputFile,
 ) -> dict[str, Any]:
-    """Fill the data set's row, remove an upload; returns the counts."""
-    report = report if given.origin is None else {**report, "hub": given.origin}
+    """Fill the data set's row and delete an upload; returns the counts."""
+    report = report if source.origin is None else {**report, "hub": source.origin}
     counts = {"rows": report["rows"], "bad_rows": report["bad_rows"]}
     context.publish(Dataset, request.dataset_id, state="ready", path=str(folder), report=report, **counts)
-    remove_upload(request, given, context)
+    remove_upload(request, source, context)
     return {"dataset_id": request.dataset_id, "rows_read": report["rows_read"], **counts}

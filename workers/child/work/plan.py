@@ -1,4 +1,4 @@
-"""Job `plan`: what drafting would give, from what steps cost here or on a given machine, while it holds the device."""
+"""Job `plan`: predicts the speed of drafting from the cost of steps on the leased device or on another machine."""
 
 from typing import Any
 
@@ -11,13 +11,17 @@ from workers.jobs.requests import PlanRequest
 
 
 def run(request: PlanRequest, context: JobContext) -> dict[str, Any]:
-    """The prediction."""
+    """Measure what the prediction needs; returns the plan."""
     costs = Costs.from_json(request.costs, "The figures of the other machine") if request.costs else None
     questions = asked_questions(request, context)
     loaded = load_models(context, request.base_id, request.checkpoint_id)
-    sizes = {"max_tokens": request.max_tokens, "draft_hidden_size": request.draft_hidden_size}
-    choices = PlanOptions(tuple(request.batches), tuple(request.layers), **sizes)
+    choices = PlanOptions(
+        tuple(request.batches),
+        tuple(request.layers),
+        max_tokens=request.max_tokens,
+        draft_hidden_size=request.draft_hidden_size,
+    )
     context.log(f"Planning on {loaded.device} with {len(questions)} questions.")
-    found = plan(loaded.base, loaded.draft, questions, context, costs=costs, choices=choices)
-    context.log(found["verdict"])
-    return found
+    result = plan(loaded.base, loaded.draft, questions, context, costs=costs, choices=choices)
+    context.log(result["verdict"])
+    return result

@@ -1,6 +1,6 @@
-"""`preview.json` in a data set folder: the first conversations as tokens saw them, the loss mask visible.
+"""`preview.json` in a data set folder: the tokens of the first conversations with their loss mask.
 
-Written at the end of the job that made the data, so that the web needs no tokenizer.
+Written at the end of the job that made the data, so that the web server needs no tokenizer.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ NAME = "preview.json"
 
 
 def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
-    """Write it; a preview that cannot be made is a line in the log and no reason to fail."""
+    """Write the preview; an error is logged and does not fail the job."""
     try:
         write_json(folder / NAME, {"rows": preview(folder, base_path, ROWS)})
     except (SpeculoosError, OSError, ValueError) as error:

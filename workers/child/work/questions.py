@@ -1,4 +1,4 @@
-"""The questions of a request: a data set's, else the built-in ones."""
+"""The questions of a request: those of its data set, or the built-in ones."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from workers.jobs.requests import Evaluate, PlanRequest, Tune
 def asked_questions(
     request: Evaluate | PlanRequest | Tune, context: JobContext, last: bool = False
 ) -> list[dict[str, Any]]:
-    """At most `request.limit` of them; of the built-in ones the `last` where that is asked for.
+    """At most `request.limit` questions; with `last` the last of the built-in ones.
 
-    Raises NotFound or Conflict where the data set cannot be used.
+    Raises NotFound or Conflict if the data set cannot be used.
     """
     if not request.dataset_id:
         return built_in()[-request.limit :] if last else built_in(request.limit)

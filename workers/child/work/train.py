@@ -1,4 +1,4 @@
-"""Job `train`: a draft for a base model. Each attempt writes under its own folder and goes on from the last state."""
+"""Job `train`: trains a draft. Each attempt has its own folder and resumes from the last checkpoint."""
 
 import shutil
 from dataclasses import replace
@@ -23,17 +23,17 @@ from workers.jobs.train import Train, fit_length, require_method
 
 TUNING_NOTE = "looking for the tree that is fastest here"
 TUNING_QUESTIONS = 6
-"""Of the built-in set, from its end: evaluations take them from its start."""
+"""Taken from the end of the built-in set; evaluations use its start."""
 
 
 def run(request: Train, context: JobContext) -> dict[str, Any]:
-    """Train, publish the checkpoint's row, and remove what earlier attempts left."""
+    """Train, publish the checkpoint's row, and delete the folders of earlier attempts."""
     base = context.usable(Base, request.base_id)
-    sets = [context.usable(Dataset, row_id) for row_id in request.dataset_ids]
+    datasets = [context.usable(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
     settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
     config = fitted(config_for(request.method, request.recipe, settings), request, base, context)
-    elsewhere = StatesLocation(
+    states = StatesLocation(
         find_server(context.settings, config), store_folder(context.settings, config.hidden_states_store)
     )
     folder = context.checkpoint_folder(request.checkpoint_id)
@@ -41,17 +41,17 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
     config = batches_of(config, resume)
-    if unserved := no_server_reason(request.method, base.path):
-        context.log(unserved, "warning")
+    if reason := no_server_reason(request.method, base.path):
+        context.log(reason, "warning")
     take_device(context)
-    info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in sets)}
-    known, paths = context.known(base), [data.path for data in sets]
-    told = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
-    reached = read_facts(resume)["step"] if resume else -1
-    with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, told, reached):
-        result = train(config, base.path, paths, folder, resume, context, info, known, context.sums, elsewhere)
-    follows = "" if config.hidden_states else TUNING_NOTE
-    context.progress(result.step, result.step, "steps", follows)  # also where an attempt resumed at the last step
+    info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in datasets)}
+    known, paths = context.known(base), [data.path for data in datasets]
+    tracked = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
+    last_step = read_facts(resume)["step"] if resume else -1
+    with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, tracked, last_step):
+        result = train(config, base.path, paths, folder, resume, context, info, known, context.sums, states)
+    note = "" if config.hidden_states else TUNING_NOTE
+    context.progress(result.step, result.step, "steps", note)  # also if the attempt resumed at the last step
     publish(context, request.checkpoint_id, base, result)
     if config.hidden_states:
         context.log("No tree was tuned: the base runs elsewhere.")
@@ -65,7 +65,7 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
 
 
 def fitted(config: TrainConfig, request: Train, base: Base, context: JobContext) -> TrainConfig:
-    """The settings with a `max_length` that nobody typed cut to the base's; the log says so."""
+    """The settings with the default `max_length` reduced to the base's maximum, with a log line."""
     fit = fit_length(config, request.settings, base)
     if fit is not config:
         context.log(f"max_length: {fit.max_length} tokens in place of {config.max_length}, as this base takes no more.")
@@ -73,15 +73,14 @@ def fitted(config: TrainConfig, request: Train, base: Base, context: JobContext)
 
 
 def batches_of(config: TrainConfig, resume: Path | None) -> TrainConfig:
-    """The settings with the batches that the training began with: earlier versions had others where none were asked
-    for."""
+    """The settings with the `batch_tokens` of the resumed checkpoint, as earlier versions had other defaults."""
     if resume is None or config.batch_tokens is not None:
         return config
     return config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
 
 
 def given_draft(request: Train, context: JobContext) -> dict[str, str]:
-    """The draft that is trained further, on this machine: a checkpoint of ours, or a folder."""
+    """Local path of the draft to continue from: a checkpoint of this home, or a folder; empty if none is set."""
     if not (path := request.settings.get("draft_path")):
         return {}
     with context.session() as session:
@@ -90,15 +89,15 @@ def given_draft(request: Train, context: JobContext) -> dict[str, str]:
 
 
 def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
-    """The newest whole state of this job's attempts, the latest attempt first; the log says what was passed over."""
-    state = latest_undamaged_resume_point(folders, lambda said: context.log(said, "warning"))
+    """The newest undamaged checkpoint of the attempts in `folders`, latest first; damaged ones are logged."""
+    state = latest_undamaged_resume_point(folders, lambda message: context.log(message, "warning"))
     if state is None and any(latest_resume_point(folder) for folder in folders):
         context.log("No whole state is left, so the training starts from the beginning.", "warning")
     return state
 
 
 def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dict[str, Any]:
-    """Find the tree that is fastest on this machine and keep it with the checkpoint; returns figures for its row."""
+    """Find the fastest tree on this machine and store it in the checkpoint; returns the figures for its row."""
     from evaluation.questions import built_in
     from evaluation.tuning import can_be_tuned, tune
     from models.base import decoding_dtype, load_base
@@ -119,5 +118,10 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
 
 def publish(context: JobContext, checkpoint_id: str, base: Base, result: TrainResult) -> None:
     """Fill the checkpoint's row, fenced."""
-    facts = {"step": result.step, "figures": result.figures, "base_sha256": base.weights_sha256}
-    context.publish_checkpoint(checkpoint_id, Path(result.folder), **facts)
+    context.publish_checkpoint(
+        checkpoint_id,
+        Path(result.folder),
+        step=result.step,
+        figures=result.figures,
+        base_sha256=base.weights_sha256,
+    )

@@ -1,5 +1,5 @@
-"""Job `tune`: the tree with which a checkpoint is fastest on this device. The finding goes into the checkpoint's row,
-the tree, where it pays, into its files. Nothing is half done: a killed attempt's measurement is made again."""
+"""Job `tune`: finds the fastest tree of a checkpoint on this device. The figures are stored in the checkpoint's row, a
+tree that is faster also in its files. A killed attempt measures again."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from workers.jobs.requests import Tune
 
 
 def run(request: Tune, context: JobContext) -> dict[str, Any]:
-    """Tune, and keep what was found."""
-    questions = asked_questions(request, context, last=True)  # evaluations take the first ones
+    """Tune and store the result."""
+    questions = asked_questions(request, context, last=True)  # evaluations use the first ones
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
     if not can_be_tuned(loaded.draft):
         raise Unsupported(f"Drafts of the method {loaded.draft.method} have nothing to tune.")
@@ -25,9 +25,9 @@ def run(request: Tune, context: JobContext) -> dict[str, Any]:
     tuned = tune(loaded.base, loaded.draft, questions, context, max_tokens=request.max_tokens, counts=True)
     context.log(tuned.plan.verdict)
     folder = Path(loaded.checkpoint.path)
-    kept = request.keep and bool(tuned.drafting) and _is_ours(folder, context)
+    kept = request.keep and bool(tuned.drafting) and _is_in_home(folder, context)
     if kept:
-        _keep(request.checkpoint_id, folder, tuned, context)
+        _save(request.checkpoint_id, folder, tuned, context)
     elif request.keep and tuned.drafting:
         context.log("The tree is not kept in the checkpoint's files: they lie outside the home.", "warning")
     figures = figures_of(tuned, kept, context.job_id)
@@ -36,18 +36,18 @@ def run(request: Tune, context: JobContext) -> dict[str, Any]:
 
 
 def figures_of(tuned: TunedDraft, kept: bool, job_id: str) -> dict[str, Any]:
-    """What a checkpoint's row says of its tuning: `tuning` in words, `tuned` in numbers."""
-    found = {**tuned.finding(), "kept": kept, "at": now().isoformat(timespec="seconds"), "job_id": job_id}
-    return {"tuning": tuned.plan.verdict, "tuned": found}
+    """Tuning figures of a checkpoint's row: `tuning` is the verdict, `tuned` the numbers."""
+    numbers = {**tuned.finding(), "kept": kept, "at": now().isoformat(timespec="seconds"), "job_id": job_id}
+    return {"tuning": tuned.plan.verdict, "tuned": numbers}
 
 
-def _is_ours(folder: Path, context: JobContext) -> bool:
-    """Whether the files belong to this home; those that come with the installation belong to all."""
+def _is_in_home(folder: Path, context: JobContext) -> bool:
+    """Whether the files lie in this home; those of the installation are shared and stay unchanged."""
     return folder.resolve().is_relative_to(context.settings.home.resolve())
 
 
-def _keep(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: JobContext) -> None:
-    """The tree in the checkpoint's config.json (its folder is replaced whole), unless this attempt is over."""
+def _save(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: JobContext) -> None:
+    """Write the tree to the checkpoint's config.json (replaces its folder), unless this attempt is outdated."""
     with context.fenced():
         pass
     update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
