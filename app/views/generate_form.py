@@ -132,8 +132,8 @@ class GenerateForm:
     @show_errors(tone="warn")
     def _review_html(self, session: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
         request = generate_request(data_id, **form)
-        command = command_for(request, names(session), name.strip())
-        return review(estimate(session, request, self.settings.home), command)
+        result = estimate(session, request, self.settings.home)
+        return review(result, command_for(request, names(session), name.strip()))
 
     def _start(self, data_id: str, name: str, *values: Any) -> tuple[str, str]:
         form = dict(zip(self.inputs, values, strict=True))
