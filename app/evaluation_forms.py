@@ -1,5 +1,4 @@
-"""What is in the forms of the evaluations page, as the requests they mean, and back. Raises BadInput in the words of
-the page."""
+"""Conversion between values of the forms on the evaluations page and requests. Raises BadInput with the label."""
 
 from typing import Any
 
@@ -11,16 +10,16 @@ from workers.jobs.evaluate import HOTTEST
 from workers.jobs.requests import Evaluate, Matrix, from_json
 
 BUILT_IN = "built-in"
-"""The choice of the built-in questions: a dropdown takes no empty value for one of several."""
+"""Value of the built-in questions: a multiselect dropdown does not accept an empty value."""
 PAIR = ":"
-"""Between the ids of base and checkpoint in a choice."""
+"""Separator of base id and checkpoint id in the value of a choice."""
 MOST_VALUES = 50
 
 
 def matrix_request(
     models: list[str] | None, suites: list[str] | None, temperatures: str, tree_lines: str, limit: Any, max_tokens: Any
 ) -> Matrix:
-    """Every combination of what was chosen."""
+    """Request for every combination of the selected values. Raises BadInput."""
     if not models:
         raise BadInput("Models: choose a base or a checkpoint, or several.")
     if not suites:
@@ -43,7 +42,7 @@ def served_request(
     limit: Any,
     max_tokens: Any,
 ) -> Evaluate:
-    """A suite asked of an endpoint."""
+    """Request to evaluate an endpoint on a suite. Raises BadInput."""
     values = {"endpoint_model": model, "plain_model": plain_model, "limit": limit, "max_tokens": max_tokens}
     if not endpoint:
         raise BadInput("Server: choose an endpoint; the operator names them in settings.toml.")
@@ -58,25 +57,25 @@ def served_request(
 
 
 def cloned(kind: str, request: dict[str, Any]) -> tuple[str, list[Any]] | None:
-    """The form, `matrix` or `served`, and the values of its fields by which it says all that a job was asked for; None
-    where it cannot (a seed, top-p or precision, which commands alone can give), and for other kinds of jobs."""
+    """The form (`matrix` or `served`) and field values that reproduce the request of a job; None if the form cannot
+    express it (seed, top-p and precision are command-line only), and for other kinds of jobs."""
     try:
-        asked = from_json(kind, request) if kind in (Evaluate.kind, Matrix.kind) else None
-        if isinstance(asked, Evaluate) and asked.endpoint:
-            values = served_values(asked)
-            said = served_request(*values) == asked.changed(evaluation_id="", matrix_id="")
-            return ("served", values) if said else None
-        whole_matrix = as_matrix(asked) if isinstance(asked, Evaluate) else asked
-        if not isinstance(whole_matrix, Matrix):
+        original = from_json(kind, request) if kind in (Evaluate.kind, Matrix.kind) else None
+        if isinstance(original, Evaluate) and original.endpoint:
+            values = served_values(original)
+            is_same = served_request(*values) == original.changed(evaluation_id="", matrix_id="")
+            return ("served", values) if is_same else None
+        matrix = as_matrix(original) if isinstance(original, Evaluate) else original
+        if not isinstance(matrix, Matrix):
             return None
-        values = matrix_values(whole_matrix)
-        return ("matrix", values) if matrix_request(*values) == _plain(whole_matrix) else None
-    except (BadInput, KeyError, TypeError):  # a row of another version
+        values = matrix_values(matrix)
+        return ("matrix", values) if matrix_request(*values) == _with_all_ids(matrix) else None
+    except (BadInput, KeyError, TypeError):  # a request of another version
         return None
 
 
 def as_matrix(request: Evaluate) -> Matrix:
-    """One evaluation as a matrix of one cell."""
+    """An evaluation as a matrix of one cell."""
     return Matrix(
         models=[{"base_id": request.base_id, "checkpoint_id": request.checkpoint_id}],
         suites=[request.dataset_id],
@@ -91,7 +90,7 @@ def as_matrix(request: Evaluate) -> Matrix:
 
 
 def matrix_values(request: Matrix) -> list[Any]:
-    """The fields of `matrix_request`."""
+    """Arguments of `matrix_request` for a request."""
     return [
         [f"{model['base_id']}{PAIR}{model.get('checkpoint_id') or ''}" for model in request.models],
         [suite or BUILT_IN for suite in request.suites],
@@ -103,34 +102,34 @@ def matrix_values(request: Matrix) -> list[Any]:
 
 
 def served_values(request: Evaluate) -> list[Any]:
-    """The fields of `served_request`."""
+    """Arguments of `served_request` for a request."""
     serves = f"{request.base_id}{PAIR}{request.checkpoint_id}" if request.base_id else ""
-    named = [request.endpoint, request.endpoint_model, request.plain_model, serves]
-    return [*named, request.dataset_id or BUILT_IN, request.limit, request.max_tokens]
+    server = [request.endpoint, request.endpoint_model, request.plain_model, serves]
+    return [*server, request.dataset_id or BUILT_IN, request.limit, request.max_tokens]
 
 
-def _plain(request: Matrix) -> Matrix:
-    """With every model written out."""
+def _with_all_ids(request: Matrix) -> Matrix:
+    """The request with both ids set for every model."""
     models = [{"base_id": m["base_id"], "checkpoint_id": m.get("checkpoint_id") or ""} for m in request.models]
     return request.changed(models=models)
 
 
 def pair(choice: str) -> tuple[str, str]:
-    """(base id, checkpoint id or "") of a choice."""
+    """(base id, checkpoint id or "") of a choice's value."""
     base_id, _, checkpoint_id = choice.partition(PAIR)
     return base_id, checkpoint_id
 
 
 def lines(label: str, text: str | None) -> list[str]:
-    """The lines of a box that say something, each once."""
-    found = list(dict.fromkeys(line.strip() for line in (text or "").splitlines() if line.strip()))
-    if len(found) > MOST_VALUES:
+    """Non-empty lines without duplicates. Raises BadInput if there are too many."""
+    result = list(dict.fromkeys(line.strip() for line in (text or "").splitlines() if line.strip()))
+    if len(result) > MOST_VALUES:
         raise BadInput(f"{label}: at most {MOST_VALUES} are taken.")
-    return found
+    return result
 
 
 def numbers(label: str, text: str | None, low: float, high: float) -> list[float]:
-    """`0, 0.7, 1` as numbers, each once."""
+    """Parse `0, 0.7, 1`, without duplicates. Raises BadInput."""
     values = [value for value in (text or "").replace(";", ",").split(",") if value.strip()]
     if not values or len(values) > MOST_VALUES:
         raise BadInput(f"{label}: expected one number or several, such as 0, 1.")

@@ -1,6 +1,6 @@
-"""What is in a form, as the request it means, and back. Pure functions: empty boxes, typed numbers, chosen names.
+"""Conversion between form values and requests. Pure functions.
 
-Raises BadInput with the control's name in the words of the page.
+Raise BadInput with the label of the control in the message.
 """
 
 import math
@@ -20,17 +20,17 @@ ENDPOINT = "endpoint:"
 SOURCES = {"Hub id": "hub", "Local folder": "folder", "GGUF file": "gguf", "Starter model": "starter"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 PRIVATE = ("secrets", "logs", "broker", "speculoos.db", "settings.toml")
-"""What the home keeps for itself: pages neither read it by its path nor hand it out."""
+"""Internal entries of the home folder, which pages neither read by path nor serve."""
 SYSTEM = ("/proc", "/sys", "/dev")
 ENDPOINT_FIELDS = ("endpoint_model", "api")
-"""Fields of a generation that only endpoints have."""
+"""Fields of a generation that apply to endpoints only."""
 GENERATE_FIELDS = tuple(name for name in GenerateData.options() if name != "endpoint")
-"""Fields with a control of their own in the form that generates; the model and the endpoint are one control."""
+"""Fields with their own control in the generation form; the model and the endpoint share one control."""
 OWN_SETTINGS = "No recipe: all settings at their default"
 
 
 def fetch_request(settings: Settings, source: str, location: str) -> FetchModel:
-    """A base model to bring here."""
+    """Request to fetch a base model. Raises BadInput."""
     kind, location = SOURCES[source], location.strip()
     if kind == "starter":
         return FetchModel(source="starter", location="starter")
@@ -47,7 +47,7 @@ def fetch_request(settings: Settings, source: str, location: str) -> FetchModel:
 
 
 def hub_id(text: str) -> str:
-    """`owner/name` or `owner/name@revision`, also out of the page's address. Raises BadInput for anything else."""
+    """`owner/name` or `owner/name@revision`, also from the URL of the hub page. Raises BadInput for anything else."""
     name = text.removeprefix("https://").removeprefix("huggingface.co/").strip("/")
     if not HUB_ID.fullmatch(name) or ".." in name:
         raise BadInput(f"Hub id: expected owner/name, such as HuggingFaceTB/SmolLM2-135M-Instruct, got {text[:80]!r}.")
@@ -64,8 +64,8 @@ def import_request(
     suite: str = "",
     fields: dict[str, str] | None = None,
 ) -> ImportPrompts | ImportAnswered:
-    """Prompts of a file or of a data set on the hub, conversations that base `answered_by` (an id) answered ("" when
-    none was chosen), or the questions of a suite; without a file the hub's."""
+    """Request to import prompts from a file or a hub data set, conversations answered by base `answered_by` (an id; ""
+    if none is selected), or the questions of a suite (from the hub if no file is set). Raises BadInput."""
     if answered_by == "":
         raise BadInput("Answered by: choose the base model that wrote the answers, or one equal to it.")
     if hub.strip() and (upload or path.strip()):
@@ -74,28 +74,28 @@ def import_request(
         raise BadInput("A suite is read from its own file, or fetched where both boxes are empty; leave the hub's out.")
     if hub.strip():
         location = hub_location(hub)
-        given: dict[str, Any] = {"path": str(location), "original_name": location.title}
+        values: dict[str, Any] = {"path": str(location), "original_name": location.title}
     elif suite and not (upload or path.strip()):
-        given = {"path": ""}
+        values = {"path": ""}
     else:
         file = import_file(settings, upload, path)
-        given = {"path": str(file), "original_name": file.name, "delete_after": bool(upload)}
-    said = {name: column for name, column in (fields or {}).items() if column}
-    if said and not suite and not {"prompt", "messages"} & set(said):
+        values = {"path": str(file), "original_name": file.name, "delete_after": bool(upload)}
+    columns = {name: column for name, column in (fields or {}).items() if column}
+    if columns and not suite and not {"prompt", "messages"} & set(columns):
         raise BadInput("Fields: say which one holds the prompt, or the messages.")
-    given |= {"limit": limit or None, "fields": {} if suite else said}
-    return ImportAnswered(base_id=answered_by, **given) if answered_by else ImportPrompts(**given, suite=suite)
+    values |= {"limit": limit or None, "fields": {} if suite else columns}
+    return ImportAnswered(base_id=answered_by, **values) if answered_by else ImportPrompts(**values, suite=suite)
 
 
 def hub_location(text: str) -> Location:
-    """What was typed into the box for the hub. Raises BadInput."""
+    """Parse the text of the hub box. Raises BadInput."""
     if not text.strip():
         raise BadInput("Data set on the hub: say which one, as owner/name; the box is empty.")
     return Location.parse(text)
 
 
 def import_file(settings: Settings, upload: str | None, path: str) -> Path:
-    """An upload (ours to remove), or a file that lies on the server."""
+    """Path of the upload, or of a file on the server. Raises BadInput."""
     if upload:
         return Path(upload)
     if not path.strip():
@@ -107,15 +107,15 @@ def import_file(settings: Settings, upload: str | None, path: str) -> Path:
 
 
 def readable(settings: Settings, text: str) -> Path:
-    """A path that pages may name: any on one's own machine, only the home folder where others may come in; never
-    what the home keeps for itself, nor another's upload."""
+    """Resolve a path that pages may read: any path on a private server, only the home folder on a shared one; never
+    internal entries of the home folder or uploads. Raises BadInput."""
     try:
         path = (settings.home / Path(text).expanduser()).resolve()
         path.exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, the home of nobody
+    except (OSError, ValueError, RuntimeError):  # too long, NUL byte, unknown user after ~
         raise BadInput(f"Path: {text[:80]!r} cannot be the path of a file here.") from None
-    own = [settings.home / name for name in (*PRIVATE, "uploads")]
-    if any(path.is_relative_to(place) for place in (*own, *SYSTEM)):
+    internal = [settings.home / name for name in (*PRIVATE, "uploads")]
+    if any(path.is_relative_to(folder) for folder in (*internal, *SYSTEM)):
         raise BadInput(f"Path: {path} is not for pages; give a file of yours, or upload it.")
     if settings.is_shared and not path.is_relative_to(settings.home):
         raise BadInput(f"Path: only files under {settings.home} can be named here; copy it there, or upload it.")
@@ -123,8 +123,10 @@ def readable(settings: Settings, text: str) -> Path:
 
 
 def generate_request(source_id: str, who: str | None = "", served: str | None = "", **values: Any) -> GenerateData:
-    """Answers for the prompts `source_id`. `who`: a base's id, or ENDPOINT and an endpoint's name, which serves base
-    `served`; `values`: the other controls by field."""
+    """Request to generate answers for the prompts `source_id`. Raises BadInput.
+
+    `who`: id of a base, or ENDPOINT + name of an endpoint that serves base `served`; `values`: other controls by field.
+    """
     if not who:
         raise BadInput("Model or endpoint: choose which one answers.")
     endpoint = who.removeprefix(ENDPOINT) if who.startswith(ENDPOINT) else ""
@@ -135,7 +137,7 @@ def generate_request(source_id: str, who: str | None = "", served: str | None = 
 
 
 def generate_form(request: GenerateData) -> dict[str, Any]:
-    """The form's values for a request: what cloning fills in."""
+    """Form values for a request, used for cloning."""
     who = f"{ENDPOINT}{request.endpoint}" if request.endpoint else request.base_id
     fields = {name: box_value(getattr(request, name)) for name in GENERATE_FIELDS}
     return {"who": who, "served": request.base_id if request.endpoint else "", **fields}
@@ -144,8 +146,10 @@ def generate_form(request: GenerateData) -> dict[str, Any]:
 def train_request(
     base_id: str, dataset_ids: str | list[str], method: str, recipe: str, values: dict[str, Any]
 ) -> Train:
-    """A draft to train, on one data set or on several together. `values` are the advanced settings' boxes; only what
-    differs from the recipe is kept."""
+    """Request to train a draft on one or several data sets. Raises BadInput.
+
+    `values`: controls of the advanced settings; only values that differ from the recipe are stored.
+    """
     if not base_id:
         raise BadInput("Base: choose the model to draft for.")
     first, *more = [dataset_ids] if isinstance(dataset_ids, str) else dataset_ids or [""]
@@ -161,21 +165,21 @@ def train_request(
 
 
 def box_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Boxes as settings: an emptied number box means the default."""
+    """Values of controls as settings: an empty number box means the default."""
     return {name: SETTINGS[name].default if value is None else value for name, value in values.items()}
 
 
 def recipe_values(method: str, recipe: str) -> dict[str, Any]:
-    """The advanced settings' boxes for a recipe (or for the defaults); those of other methods at their default."""
-    named = {} if not recipe or recipe == OWN_SETTINGS else read_recipe(recipe).settings
-    config = train_config(**{**named, "method": method}).to_json()
+    """Values of the advanced settings for a recipe (or the defaults); settings of other methods at their default."""
+    overrides = {} if not recipe or recipe == OWN_SETTINGS else read_recipe(recipe).settings
+    config = train_config(**{**overrides, "method": method}).to_json()
     return {name: box_value(config.get(name, setting.default)) for name, setting in SETTINGS.items()}
 
 
 def whole(
     label: str, value: float | str | None, low: int = 0, high: int | None = None, default: int | None = None
 ) -> int | None:
-    """A whole number from a box, `default` when it is empty. Raises BadInput."""
+    """Parse a whole number, `default` if the box is empty. Raises BadInput."""
     if value in (None, ""):
         return default
     try:
@@ -189,7 +193,7 @@ def whole(
 
 
 def number(label: str, value: float | str | None, low: float, high: float, default: float) -> float:
-    """A number from a box, `default` when it is empty. Raises BadInput."""
+    """Parse a number, `default` if the box is empty. Raises BadInput."""
     if value in (None, ""):
         return default
     try:

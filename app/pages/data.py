@@ -1,4 +1,4 @@
-"""The data page: prompts that came in, conversations that were generated; `?id=` opens one."""
+"""The Data page: imported prompts and generated conversations; `?id=` opens one data set."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,21 +30,21 @@ SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
 
 def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of data sets under the filter `which`."""
-    shown = page_of(session, filtered_query(queries.dataset_query(SHOWN.get(which, "")), which), place)
-    return data_view.data_table(shown.rows, filtered=is_filtered(which)) + pager("data", shown, which)
+    rows_page = page_of(session, filtered_query(queries.dataset_query(SHOWN.get(which, "")), which), place)
+    return data_view.data_table(rows_page.rows, filtered=is_filtered(which)) + pager("data", rows_page, which)
 
 
 def hint(session: Session, query: Mapping[str, str]) -> str:
-    """What to do for someone who comes from a model."""
+    """Notice about the next step after a link from a model (`?base=`)."""
     base = session.get(Base, query["base"]) if query.get("base") else None
     return notice(f"Choose the prompts that “{base.name}” shall answer, or import some.", "info") if base else ""
 
 
 def row_signature(session: Session, data_id: str) -> str:
-    """Changes when the data set does; while it is being made, when its job or the queue does. Others leave whoever
-    reads its rows alone."""
-    asked = select(Dataset.name, Dataset.state, Dataset.rows, Dataset.note, Job.version, Job.state)
-    row = session.execute(asked.outerjoin(Job, Job.id == Dataset.job_id).where(Dataset.id == data_id)).one_or_none()
+    """Changes with the data set; while it is pending, also with its job and the queue. Other changes do not refresh
+    the open page."""
+    query = select(Dataset.name, Dataset.state, Dataset.rows, Dataset.note, Job.version, Job.state)
+    row = session.execute(query.outerjoin(Job, Job.id == Dataset.job_id).where(Dataset.id == data_id)).one_or_none()
     if row and row[1] == "pending":
         return f"{row}{listing.signature(session)}"
     return str(row and (*row[:4], row[5]))
@@ -70,7 +70,7 @@ def build(settings: Settings) -> None:
 
 
 class DataPanel:
-    """One data set: how making it goes, counts, rows left out, its first rows, and answering it."""
+    """Details of one data set: progress, counts, rows left out, first rows, and the forms that generate answers."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
@@ -90,7 +90,7 @@ class DataPanel:
         self.generate.follow(self.facts)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
-        """Values of `live`: of a set that failed nothing can be started."""
+        """Values of `live`."""
         facts, distributions = data_view.details(data, names(session)), data_view.distributions(data)
         figures = [head(session, data), facts, distributions, data_view.bad_rows(data)]
         forms = [*self.generate.live_view(data), *self.extend.live_view(session, data)]
@@ -113,15 +113,15 @@ def head(session: Session, data: Dataset) -> str:
 
 
 def next_step(data: Dataset) -> str:
-    """What conversations are for, and the rows as one file."""
+    """Links to train on the data set and to download it."""
     links = ""
     if data.kind == "conversations" and data.state != "failed":
         link = f"/train?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
         links = link_button("Train a draft on it", link, main=True)
     if data.state == "ready":
         links += "".join(
-            link_button(words, f"/api/datasets/{data.id}/{form}", download=True, title=about)
-            for form, words, about in DOWNLOADS
+            link_button(label, f"/api/datasets/{data.id}/{layout}", download=True, title=about)
+            for layout, label, about in DOWNLOADS
         )
     return tag("div", links, class_="sp-link-row") if links else ""
 

@@ -1,5 +1,7 @@
-"""The evaluations page: every measurement as a leaderboard that sorts and narrows, and what measures more. What is
-shown is in the address; `?id=` opens one, `?clone=` fills a form in as it was for a job."""
+"""The Evaluations page: a leaderboard with filters and sorting, and forms that start evaluations.
+
+The URL holds the state of the view; `?id=` opens one evaluation, `?clone=` prefills a form from a job.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,12 +63,12 @@ NOW = "(_, ...rest) => [window.location.search, ...rest]"
 
 
 def now(session: Session, row_id: str) -> str:
-    """What a page remembers of what it shows."""
-    shown = board.signature(session)
+    """Signature of the displayed rows, compared by the poll."""
+    signature = board.signature(session)
     if row_id:
         query = select(Evaluation.state, Job.version).outerjoin(Job, Job.id == Evaluation.job_id)
-        shown += f".{session.execute(query.where(Evaluation.id == row_id)).one_or_none()}"
-    return f"{row_id}|{shown}"
+        signature += f".{session.execute(query.where(Evaluation.id == row_id)).one_or_none()}"
+    return f"{row_id}|{signature}"
 
 
 def build(settings: Settings) -> None:
@@ -76,7 +78,7 @@ def build(settings: Settings) -> None:
 
 
 class EvaluationsPage:
-    """The components. Everything that is shown follows from the address."""
+    """The components. The URL determines all that is displayed."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -107,38 +109,38 @@ class EvaluationsPage:
         return dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
 
     def wire(self) -> None:
-        """Opening, clicks, filters, the poll, and what Manage does."""
+        """Attach the events: load, clicks, filters, poll, Manage."""
         outputs = [*self.frame, *self.boxes]
         on_load(self.open_address, [*outputs, *self.matrix.opens, *self.server.opens, *self.manage.outputs])
         for listed in (self.table, self.back):
             listed.pick(
                 self.pick, self.search, [*outputs, *self.manage.outputs], js=NOW, trigger_mode="always_last", **QUIET
             )
-        typed = on_typing(self.boxes, self.narrow, [self.search, *self.boxes], [*outputs, self.address], NOW)
-        typed.then(None, self.address, None, js=REMEMBER, api_visibility="private")
+        event = on_typing(self.boxes, self.narrow, [self.search, *self.boxes], [*outputs, self.address], NOW)
+        event.then(None, self.address, None, js=REMEMBER, api_visibility="private")
         seen = {"chosen": "evaluations-chosen", "seen": "evaluations-seen"}
         on_change("evaluations", self.poll, [self.chosen, self.shown, self.seen], self.live, **seen)
         self.manage.wire(self.redraw, [self.chosen, self.shown], outputs)
         on_event_open(self.one.steps, self.show_steps, self.chosen, self.steps_said, self.steps_target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """What the address asks for, with the choices of the forms."""
+        """The view of the URL, with the choices of the forms."""
         query = {key: str(value) for key, value in request.query_params.items()}
-        further = [*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]
+        other_outputs = [*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]
         return self._read(
             lambda session: [*view_of(session, query), *self._forms(session, query), *self._managed(session, query)],
-            len(further),
+            len(other_outputs),
         )
 
     def _forms(self, session: Session, query: Mapping[str, str]) -> list[Any]:
-        """What there is to measure; `?clone=` fills the form in as it was for that job."""
+        """Choices of the forms; `?clone=` prefills one of them from that job."""
         job = session.get(Job, query["clone"][:64]) if query.get("clone") else None
         form, values = (cloned(job.kind, job.request) if job else None) or ("", None)
         matrix = self.matrix.opened(session, values if form == "matrix" else None)
         return [*matrix, *self.server.opened(session, values if form == "served" else None)]
 
     def pick(self, search: str) -> list[Any]:
-        """What the address says after a click, or after the browser's back button."""
+        """The view of the URL after a click or the back button of the browser."""
         query = _fields(search)
         return self._read(
             lambda session: [*view_of(session, query), *self._managed(session, query)],
@@ -146,21 +148,21 @@ class EvaluationsPage:
         )
 
     def narrow(self, search: str, *values: Any) -> list[Any]:
-        """What the filters say, from its beginning, and its address."""
-        chosen = {key: str(value or "") for key, value in zip((*FILTERS, "sort"), values, strict=True)}
-        view = LeaderboardView.of({**_fields(search), **chosen})
+        """The first page of the filtered list, and its URL."""
+        filters = {key: str(value or "") for key, value in zip((*FILTERS, "sort"), values, strict=True)}
+        view = LeaderboardView.of({**_fields(search), **filters})
         return self._read(
             lambda session: [*view_of(session, dict(parse_qsl(view.query()))), leaderboard.address(view)],
             len(self.boxes) + 1,
         )
 
     def redraw(self, row_id: str, shown: str) -> list[Any]:
-        """After saving or deleting."""
+        """The view after a save or delete."""
         query = {**_fields(shown), "id": row_id}
         return self._read(lambda session: view_of(session, query), len(self.boxes))
 
     def poll(self, row_id: str, shown: str, seen: str) -> Any:
-        """What changed since `seen`."""
+        """Values of `live` if something changed since `seen`."""
         try:
             with reading(self.settings) as session:
                 if now(session, row_id) == seen:
@@ -171,30 +173,30 @@ class EvaluationsPage:
 
     @show_errors("")
     def show_steps(self, row_id: str, event: gr.EventData) -> tuple[str, str]:
-        """Run one of its prompts again, with the model's probabilities: (what went wrong, where to see it)."""
-        chat, refused = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
-        return (notice(refused, "bad"), "") if refused else ("", f"/playground?chat={chat}")
+        """Run one of its prompts again and record probabilities: (error notice, URL to open)."""
+        chat, error = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
+        return (notice(error, "bad"), "") if error else ("", f"/playground?chat={chat}")
 
     def _managed(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         return self.manage.view(row_of(session, query))
 
-    def _read(self, draw: Callable[[Session], list[Any]], further: int) -> list[Any]:
-        """Values of the frame and of so many `further` outputs; where rows cannot be read why, and nothing changed."""
+    def _read(self, draw: Callable[[Session], list[Any]], other_count: int) -> list[Any]:
+        """Values of the frame and `other_count` further outputs; if reading fails, an error notice and no updates."""
         try:
             with reading(self.settings) as session:
                 return draw(session)
         except SpeculoosError as error:
-            return ["", "", notice(str(error), "bad"), *[gr.skip()] * (len(self.frame) - 3 + further)]
+            return ["", "", notice(str(error), "bad"), *[gr.skip()] * (len(self.frame) - 3 + other_count)]
 
 
 def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:
     """Values of the frame and of the boxes."""
     view, row = LeaderboardView.of(query), row_of(session, query)
-    lost = bool(query.get("id")) and row is None
-    problem = notice("This evaluation is gone; it was deleted, or the address is wrong.", "warn") if lost else ""
-    place = query.get("from", "")[:64]
-    back = leaderboard.address(view, **{"from": place})
-    head = [row.id if row else "", view.query(**{"from": place}), problem]
+    is_missing = bool(query.get("id")) and row is None
+    problem = notice("This evaluation is gone; it was deleted, or the address is wrong.", "warn") if is_missing else ""
+    start = query.get("from", "")[:64]
+    back = leaderboard.address(view, **{"from": start})
+    head = [row.id if row else "", view.query(**{"from": start}), problem]
     head += [gr.Column(visible=row is None), gr.Column(visible=row is not None)]
     head += [pick("evaluations", "", safe("← All evaluations"), class_="sp-back", href=back)]
     return [*head, *drawn(session, query), *_boxes(session, view)]
@@ -206,10 +208,10 @@ def drawn(session: Session, query: Mapping[str, str]) -> list[Any]:
     seen = now(session, row.id if row else "")
     if row:
         return [seen, gr.skip(), gr.skip(), gr.skip(), evaluation_view.view(session, row)]
-    shown = page_of(session, view.select(), query.get("from", "")[:64])
-    names = leaderboard.names_of(session, shown.rows)
-    listed = leaderboard.leaderboard(shown, names, view)
-    return [seen, leaderboard.download_links(view, shown.total), listed, leaderboard.chart(shown.rows, names, view), ""]
+    page = page_of(session, view.select(), query.get("from", "")[:64])
+    names = leaderboard.names_of(session, page.rows)
+    table = leaderboard.leaderboard(page, names, view)
+    return [seen, leaderboard.download_links(view, page.total), table, leaderboard.chart(page.rows, names, view), ""]
 
 
 def row_of(session: Session, query: Mapping[str, str]) -> Evaluation | None:
@@ -217,15 +219,15 @@ def row_of(session: Session, query: Mapping[str, str]) -> Evaluation | None:
 
 
 def _boxes(session: Session, view: LeaderboardView) -> list[Any]:
-    """The filters with what there is to narrow to; what the address asks for is a choice too."""
-    found = board.filter_choices(session)
-    boxes = [_box(ALL + found[key], getattr(view, key)) for key in FILTERS]
-    return [*boxes, _box([(words, key) for key, words in SORTS.items()], view.sort)]
+    """The filters with their choices, which include the current value."""
+    choices = board.filter_choices(session)
+    boxes = [_box(ALL + choices[key], getattr(view, key)) for key in FILTERS]
+    return [*boxes, _box([(label, key) for key, label in SORTS.items()], view.sort)]
 
 
 def _box(choices: list[tuple[str, str]], value: str) -> gr.Dropdown:
-    known = value in {each for _, each in choices}
-    return gr.Dropdown(choices if known else [*choices, (value, value)], value=value)
+    is_listed = value in {choice for _, choice in choices}
+    return gr.Dropdown(choices if is_listed else [*choices, (value, value)], value=value)
 
 
 def _fields(search: str) -> dict[str, str]:

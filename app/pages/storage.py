@@ -95,9 +95,9 @@ class StoragePage:
         self.round = block(elem_id="storage-round")
         self.chore_said = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
-            look = gr.Button("Preview cleanup", elem_id="storage-look", **SMALL)
-            clean = gr.Button("Clean up now", elem_id="storage-clean", **SMALL)
-            again = gr.Button("Measure again", elem_id="storage-count", **SMALL)
+            preview = gr.Button("Preview cleanup", elem_id="storage-look", **SMALL)
+            cleanup = gr.Button("Clean up now", elem_id="storage-clean", **SMALL)
+            measure = gr.Button("Measure again", elem_id="storage-count", **SMALL)
         section("Largest things", "Open one to see what depends on it, and to delete it.")
         self.things = picker("storage-things", main=True)
         section("Leftovers", "Files and folders of the home folder that are not in use and unchanged for a day.")
@@ -105,12 +105,12 @@ class StoragePage:
         with gr.Row(elem_classes="sp-buttons"):
             sweep = gr.Button("Delete leftovers …", elem_id="storage-sweep", **SMALL)
         warning = notice("They are deleted for good. Nothing on these pages uses them.", "warn")
-        sure, _, really = confirmation_dialog("storage-sweep", "Delete for good", "Keep them", warning)
-        look.click(self.look, None, self.chore_said, **QUIET)
-        clean.click(self.clean, None, self.chore_said, **QUIET)
-        again.click(self.count, None, self.overview, **QUIET)
-        sweep.click(lambda: gr.Column(visible=True), None, sure, **QUIET)
-        really.click(self.sweep, None, [self.chore_said, sure], **QUIET)
+        dialog, _, confirm = confirmation_dialog("storage-sweep", "Delete for good", "Keep them", warning)
+        preview.click(self.look, None, self.chore_said, **QUIET)
+        cleanup.click(self.clean, None, self.chore_said, **QUIET)
+        measure.click(self.count, None, self.overview, **QUIET)
+        sweep.click(lambda: gr.Column(visible=True), None, dialog, **QUIET)
+        confirm.click(self.sweep, None, [self.chore_said, dialog], **QUIET)
 
     def _build_detail(self) -> None:
         self.back = picker("storage-back")
@@ -137,16 +137,16 @@ class StoragePage:
         except SpeculoosError as error:
             row_id, html, problem = "", "", notice(error_text(error), "warn")
         back = pick("storage", "", "← All storage", class_="sp-back") if row_id else ""
-        shown = (gr.Column(visible=not row_id), gr.Column(visible=bool(row_id)))
-        return [row_id, *shown, problem, back, html, gr.Column(visible=False)]
+        columns = (gr.Column(visible=not row_id), gr.Column(visible=bool(row_id)))
+        return [row_id, *columns, problem, back, html, gr.Column(visible=False)]
 
     def thing_html(self, row_id: str) -> str:
         """Details of one row with what depends on it. Raises NotFound."""
         with reading(self.settings) as session:
             kind, row = find(session, row_id)
-            used = changes.dependents(session, row)
+            dependents = changes.dependents(session, row)
             path = str(self.settings.home / row.path) if row.path else ""
-        return storage_view.row_details(storage.thing(self.settings, kind, row), path, used)
+        return storage_view.row_details(storage.thing(self.settings, kind, row), path, dependents)
 
     def draw(self) -> list[Any]:
         """Values of the outputs of the poll."""
@@ -155,12 +155,12 @@ class StoragePage:
         if survey is None:
             words = self.surveys.problem or MEASURING
             return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
-        shown = [
+        views = [
             storage_view.overview(survey),
             storage_view.parts(survey, rules.current_settings(self.settings)),
             storage_view.rows_table(survey),
         ]
-        return [self.signature(), *shown, storage_view.leftovers(survey.leftovers, str(self.settings.home)), *tail]
+        return [self.signature(), *views, storage_view.leftovers(survey.leftovers, str(self.settings.home)), *tail]
 
     def poll(self, seen: str) -> Any:
         """Values of `drawn` if something changed since `seen`."""
@@ -196,11 +196,11 @@ class StoragePage:
         words = self._remove(retention.sweep, "Deleting leftovers …", "There are no leftovers.")
         return words, gr.Column(visible=False)
 
-    def _remove(self, act: Callable[[Settings], Any], what: str, nothing: str) -> str:
-        """Run `act` in the background, then measure again."""
+    def _remove(self, action: Callable[[Settings], Any], what: str, nothing: str) -> str:
+        """Run `action` in the background, then measure again."""
 
         def work() -> str:
-            words = retention.in_words(act(self.settings))
+            words = retention.in_words(action(self.settings))
             self.surveys.count()
             return f"Deleted {words}." if words else nothing
 

@@ -1,4 +1,4 @@
-"""The train page: base, data, method and recipe, what it will take, start. `?base=`, `?data=`, `?clone=` fill it in."""
+"""The Train page: base, data, method, recipe, estimate, start. `?base=`, `?data=` and `?clone=` prefill the form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ from workers.jobs.submit import check_and_estimate, submit_training
 
 FEW_ROWS = 50
 FIRST = next(iter(METHODS))
-"""The method a newcomer meets."""
+"""Method selected by default."""
 MEASURE = ("--measure",)
-"""What the command has to be told for an evaluation to follow."""
+"""Command-line flag for an evaluation after the training."""
 LONGEST = 100
-"""Most times as long as before that an address may ask for."""
+"""Maximum factor of `?longer=`."""
 
 
 def build(settings: Settings) -> None:
@@ -48,7 +48,7 @@ def build(settings: Settings) -> None:
 
 @dataclass(frozen=True)
 class TrainSubmission:
-    """A filled-in form: the training, and what is not part of it."""
+    """Values of the form: the training request and options outside of it."""
 
     request: Train
     name: str
@@ -57,13 +57,13 @@ class TrainSubmission:
 
     @property
     def flags(self) -> list[str]:
-        """Of the command that does the same."""
-        belongs = ["--experiment", self.experiment] if self.experiment else []
-        return [*(MEASURE if self.measure else ()), *belongs]
+        """Flags of the equivalent command."""
+        experiment = ["--experiment", self.experiment] if self.experiment else []
+        return [*(MEASURE if self.measure else ()), *experiment]
 
 
 class TrainPage:
-    """The form, step by step on the left; what it comes to on the right."""
+    """The form on the left, the review on the right."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -89,8 +89,8 @@ class TrainPage:
         step(2, "Data", "Conversations whose answers this base wrote: one set, or several together.")
         self.data = dropdown([], label="Data", show_label=False, elem_id="train-data", multiselect=True, value=[])
         step(3, "Method and recipe", "What kind of draft, and how thoroughly it learns.")
-        named = [(method.title, name) for name, method in METHODS.items()]
-        self.method = gr.Radio(named, value=FIRST, label="Method", show_label=False, elem_id="train-method")
+        methods = [(method.title, name) for name, method in METHODS.items()]
+        self.method = gr.Radio(methods, value=FIRST, label="Method", show_label=False, elem_id="train-method")
         self.method_note = block(method_note(FIRST), elem_id="train-method-note")
         recipes = recipe_choices(FIRST)
         self.recipe = dropdown(recipes, value=usual(FIRST), label="Recipe", elem_id="train-recipe")
@@ -112,63 +112,64 @@ class TrainPage:
         self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
 
     def wire(self) -> None:
-        """Loading, filling in, the review that follows every change, the start."""
+        """Attach the events: load, edits (which update the review), start."""
         groups = list(self.advanced.groups.values())
         on_load(self.open_address, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
-        seen = (self.review_now, self.values, self.reviewed)
-        typed = (self.base, self.data, self.name, self.experiment, self.measure)
-        on_typing((*typed, *self.advanced.inputs), *seen)
-        chosen = [self.recipe, self.method_note, *groups, *self.advanced.inputs]
-        self.method.input(self.choose_method, self.method, chosen, **QUIET).then(*seen, **QUIET)
+        review_update = (self.review_now, self.values, self.reviewed)
+        edited = (self.base, self.data, self.name, self.experiment, self.measure)
+        on_typing((*edited, *self.advanced.inputs), *review_update)
+        method_outputs = [self.recipe, self.method_note, *groups, *self.advanced.inputs]
+        self.method.input(self.choose_method, self.method, method_outputs, **QUIET).then(*review_update, **QUIET)
         self.recipe.input(self.choose_recipe, [self.method, self.recipe], self.advanced.inputs, **QUIET).then(
-            *seen, **QUIET
+            *review_update, **QUIET
         )
-        starts = [self.start.click, self.start_here.click]
-        gr.on(starts, self.start_training, self.values, [self.said, self.target, self.line], **QUIET).then(
+        start_events = [self.start.click, self.start_here.click]
+        gr.on(start_events, self.start_training, self.values, [self.said, self.target, self.line], **QUIET).then(
             None, self.target, None, js=GO, api_visibility="private"
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """Fill the form in as the address asks."""
+        """Fill in the form from the URL."""
         query = {key: str(value)[:200] for key, value in request.query_params.items()}
         try:
             with reading(self.settings) as session:
-                return self._opened(session, query)
+                return self._initial_values(session, query)
         except SpeculoosError as error:
-            width = len(self.values) + len(self.advanced.groups) + 1 + len(self.reviewed)
-            return [*[gr.skip()] * width, notice(error_text(error), "bad")]
+            count = len(self.values) + len(self.advanced.groups) + 1 + len(self.reviewed)
+            return [*[gr.skip()] * count, notice(error_text(error), "bad")]
 
-    def _opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
-        start = request_of_job(session, query.get("clone", "")) or request_of_address(session, query)
+    def _initial_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:
+        initial = request_of_job(session, query.get("clone", "")) or request_of_address(session, query)
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
-        base, data = choices.valid_choice(bases, start.base_id), choices.valid_choices(sets, start.dataset_ids)
-        recipe = start.recipe or forms.OWN_SETTINGS
-        values = forms.recipe_values(start.method, start.recipe) | {k: box_value(v) for k, v in start.settings.items()}
+        base, data = choices.valid_choice(bases, initial.base_id), choices.valid_choices(sets, initial.dataset_ids)
+        recipe = initial.recipe or forms.OWN_SETTINGS
+        values = forms.recipe_values(initial.method, initial.recipe)
+        values |= {k: box_value(v) for k, v in initial.settings.items()}
         values |= longer(values, query.get("longer", ""))
-        belongs = experiment_of(session, query)
+        experiment = experiment_of(session, query)
         main = [
             gr.Dropdown(bases, value=base),
             gr.Dropdown(sets, value=data),
-            start.method,
-            gr.Dropdown(recipe_choices(start.method), value=recipe),
+            initial.method,
+            gr.Dropdown(recipe_choices(initial.method), value=recipe),
             "",
-            gr.Dropdown(experiments.names(session), value=belongs),
+            gr.Dropdown(experiments.names(session), value=experiment),
             True,
         ]
-        filled = self.advanced.fill(values)
-        seen = self.review_now(base, data, start.method, recipe, "", belongs, True, *filled)
-        shown = self.advanced.show(start.method)
-        return [*main, *filled, *shown, method_note(start.method), *seen, missing(bases, sets)]
+        advanced = self.advanced.fill(values)
+        reviewed = self.review_now(base, data, initial.method, recipe, "", experiment, True, *advanced)
+        groups = self.advanced.show(initial.method)
+        return [*main, *advanced, *groups, method_note(initial.method), *reviewed, missing(bases, sets)]
 
     def choose_method(self, method: str) -> list[Any]:
-        """Another method: its recipes, its settings."""
+        """Recipes and settings of the selected method."""
         recipe = usual(method)
         recipes = gr.Dropdown(recipe_choices(method), value=recipe)
         values = self.advanced.fill(forms.recipe_values(method, recipe))
         return [recipes, method_note(method), *self.advanced.show(method), *values]
 
     def choose_recipe(self, method: str, recipe: str) -> list[Any]:
-        """Another recipe's settings."""
+        """Settings of the selected recipe."""
         return self.advanced.fill(forms.recipe_values(method, recipe))
 
     def submission(
@@ -182,14 +183,13 @@ class TrainPage:
         measure: bool,
         *values: Any,
     ) -> TrainSubmission:
-        """What the form asks for, of the values of its controls."""
+        """Parse the values of the controls. Raises BadInput."""
         settings = self.advanced.named(values, method)
         request = forms.train_request(base or "", data or [], method, recipe, settings)
         return TrainSubmission(request, name.strip(), (experiment or "").strip(), bool(measure))
 
     def review_now(self, *values: Any) -> tuple[str, str, Any]:
-        """Estimate, warnings and command, or what is missing; the estimate in one line; what a draft vocabulary
-        covers."""
+        """Estimate, warnings and command, or the error; the estimate in one line; coverage of the draft vocabulary."""
         try:
             submission = self.submission(*values)
             with reading(self.settings) as session:
@@ -198,49 +198,55 @@ class TrainPage:
             return field_error_notice(error_text(error), FIELDS), in_line(error), gr.skip()
 
     def start_training(self, *values: Any) -> tuple[str, str, Any]:
-        """Submit the job: (notice, where to go, what the line on narrow screens says)."""
+        """Submit the job: (notice, URL to open, text of the line on narrow screens)."""
         try:
             submission = self.submission(*values)
-            told = {"name": submission.name, "experiment": submission.experiment or None, "user": visitor.user()}
-            job = submit_training(submission.request, measure=submission.measure, **told, settings=self.settings)[0]
+            job = submit_training(
+                submission.request,
+                measure=submission.measure,
+                name=submission.name,
+                experiment=submission.experiment or None,
+                user=visitor.user(),
+                settings=self.settings,
+            )[0]
         except SpeculoosError as error:
             return notice(error_text(error), "bad"), "", in_line(error)
         return "", f"/jobs?id={job.id}", gr.skip()
 
 
 def in_line(error: SpeculoosError) -> str:
-    """What is wrong, where the estimate stands in one line."""
+    """The error in place of the one-line estimate."""
     return tag("p", safe(error_text(error)), class_="sp-review-line")
 
 
 def step(number: int, title: str, text: str) -> None:
-    """The head of a numbered part of the form."""
+    """Heading of a numbered part of the form."""
     mark = tag("span", safe(number), class_="sp-step-number", aria_hidden="true")
-    words = tag("h2", safe(title)) + (tag("p", safe(text), class_="sp-lead") if text else "")
-    block(tag("div", mark + tag("div", words), class_="sp-step-head"))
+    text_html = tag("h2", safe(title)) + (tag("p", safe(text), class_="sp-lead") if text else "")
+    block(tag("div", mark + tag("div", text_html), class_="sp-step-head"))
 
 
 def method_note(method: str) -> str:
-    """The method's trade-offs in a line, and what can serve its drafts."""
+    """Trade-offs of the method, and the servers that support its drafts."""
     servers = [record.servers(method) for record in FORMATS.values() if record.name != OWN and record.layout(method)]
     served = f" Can be downloaded for {'; '.join(servers)}." if servers else ""
     return tag("p", safe(METHODS[method].about + served), class_="sp-lead")
 
 
 def recipe_choices(method: str) -> list[tuple[str, str]]:
-    """Recipes of a method, with what they are about."""
+    """Recipes of a method with their descriptions."""
     choices = [(f"{r.name}: {r.about}", r.name) for r in list_recipes(method)]
     return [*choices, (forms.OWN_SETTINGS, forms.OWN_SETTINGS)]
 
 
 def usual(method: str) -> str:
-    """The recipe a newcomer should take."""
+    """Default recipe of a method."""
     names = [r.name for r in list_recipes(method)]
     return next((n for n in names if n.endswith("standard")), names[0] if names else forms.OWN_SETTINGS)
 
 
 def request_of_job(session: Session, job_id: str) -> Train | None:
-    """The request of a training job to do again with changes."""
+    """Request of a training job to clone; None if there is no such job."""
     job = session.get(Job, job_id) if job_id else None
     if job is None or job.kind != "train":
         return None
@@ -251,24 +257,24 @@ def request_of_job(session: Session, job_id: str) -> Train | None:
 
 
 def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
-    """What the address asks for; data decides its base unless one is named."""
-    asked = [session.get(Dataset, row_id) for row_id in query.get("data", "").split(",") if row_id]
-    first, *more = [data.id for data in asked if data] or [""]
-    writer = asked[0].base_id if asked and asked[0] else ""
+    """Request from the URL; the base defaults to the one that wrote the answers of the first data set."""
+    sets = [session.get(Dataset, row_id) for row_id in query.get("data", "").split(",") if row_id]
+    first, *more = [data.id for data in sets if data] or [""]
+    writer = sets[0].base_id if sets and sets[0] else ""
     method = query["method"] if query.get("method") in METHODS else FIRST
     base = query.get("base") or writer or ""
     return Train(method, base, first, recipe=usual(method), more_dataset_ids=more)
 
 
 def longer(values: Mapping[str, Any], times: str) -> dict[str, Any]:
-    """The limits of a training, `times` as high."""
+    """Limits of a training, multiplied by `times`; empty if `times` is invalid."""
     if not (times.isascii() and times.isdigit() and 1 < int(times) <= LONGEST):
         return {}
     return {name: values[name] * int(times) for name in ("epochs", "max_steps", "max_minutes") if values.get(name)}
 
 
 def experiment_of(session: Session, query: Mapping[str, str]) -> str:
-    """The name of the experiment that the address names, or of the one that the cloned job is in."""
+    """Name of the experiment in the URL, or of the experiment of the cloned job."""
     job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
     row_id = query.get("experiment") or (job.experiment_id if job else "")
     row = session.get(Experiment, row_id) if row_id else None
@@ -276,7 +282,7 @@ def experiment_of(session: Session, query: Mapping[str, str]) -> str:
 
 
 def missing(bases: list[Any], sets: list[Any]) -> str:
-    """What must be there before anything can be trained."""
+    """Notice about a missing base model or data set."""
     if not bases:
         return notice("There is no base model yet.", "warn", "/models", "Add one")
     if not sets:
@@ -285,11 +291,11 @@ def missing(bases: list[Any], sets: list[Any]) -> str:
 
 
 def warnings(session: Session, request: Train) -> list[str]:
-    """What the user may not have meant, one sentence each."""
+    """Warnings about a valid request, one sentence each."""
     base = session.get(Base, request.base_id)
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
-    foreign = {data.base_id for data in sets if data.base_id and data.base_id != base.id}
-    sentences = [_foreign(session.get(Base, base_id), base) for base_id in sorted(foreign)]
+    writers = {data.base_id for data in sets if data.base_id and data.base_id != base.id}
+    sentences = [_other_writer(session.get(Base, base_id), base) for base_id in sorted(writers)]
     rows = sum(data.rows for data in sets)
     if rows < FEW_ROWS and all(data.state == "ready" for data in sets):
         sentences.append(f"Only {rows} conversations: enough to try things out, too few for a good draft.")
@@ -298,17 +304,17 @@ def warnings(session: Session, request: Train) -> list[str]:
     return sentences
 
 
-def _foreign(writer: Base | None, base: Base) -> str:
+def _other_writer(writer: Base | None, base: Base) -> str:
     by = f"“{writer.name}”" if writer else "another model"
     return f"These answers were written by {by}, not by “{base.name}”; the draft will guess worse."
 
 
 FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for name in SETTINGS}}
-"""What a sentence about this form begins with, and the box it is about."""
+"""Prefix of an error message → element id of its control."""
 
 
 def review_box(session: Session, settings: Settings, submission: TrainSubmission) -> tuple[str, str, str]:
-    """The review box of a request that can be made, the estimate in one line, and what a draft vocabulary covers."""
+    """Review of a valid request, the estimate in one line, coverage of the draft vocabulary. Raises BadInput."""
     request = submission.request
     if session.get(Base, request.base_id) is None:
         raise BadInput("Base: this model is gone; choose another.")
@@ -317,6 +323,6 @@ def review_box(session: Session, settings: Settings, submission: TrainSubmission
         raise BadInput("Data: this data set is gone; choose another.")
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
-    guess = check_and_estimate(settings, request)
-    whole = notes + review(guess, command_for(request, names, submission.name, submission.flags))
-    return tag("div", whole, class_="sp-stack"), line(guess), coverage_note(sets, request.config)
+    estimate = check_and_estimate(settings, request)
+    html = notes + review(estimate, command_for(request, names, submission.name, submission.flags))
+    return tag("div", html, class_="sp-stack"), line(estimate), coverage_note(sets, request.config)

@@ -1,4 +1,4 @@
-"""What forms that ask for one job have in common: the command beside them, and the start."""
+"""Shared parts of forms that submit one job: the equivalent command and the start."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ from workers.jobs.submit import submit
 
 
 def form_end(prefix: str, words: str) -> tuple[gr.HTML, gr.HTML, gr.Button, gr.Textbox]:
-    """What stands below the fields: the review, what came of the start, its button, and (hidden) where it leads."""
+    """Components below the fields: review, result of the start, start button, and (hidden) the URL to open."""
     review, said = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
     start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
     return review, said, start, hidden(f"{prefix}-target")
@@ -28,22 +28,22 @@ def form_end(prefix: str, words: str) -> tuple[gr.HTML, gr.HTML, gr.Button, gr.T
 
 @show_errors(tone="warn")
 def command_of(settings: Settings, request: Callable[[], Request]) -> str:
-    """The command that does the same, or what is wrong with what was filled in."""
-    asked = request()
+    """The equivalent command, or the error in the form."""
+    built = request()
     with reading(settings) as session:
-        return command_box(command_for(asked, names(session)))
+        return command_box(command_for(built, names(session)))
 
 
 @show_errors("")
 def started(settings: Settings, request: Callable[[], Request], page: str = "jobs", name: str = "") -> tuple[str, str]:
-    """Submit what a form says: (notice, where to go: that job on `page`). `name` is of what the job makes."""
+    """Submit the request of a form: (notice, URL of the job on `page`). `name` names the output of the job."""
     job = submit(request(), name=name.strip(), user=visitor.user(), settings=settings)
     return "", f"/{page}?id={job.id}"
 
 
 @show_errors()
 def queued(settings: Settings, checkpoint_id: str, request: Callable[[Checkpoint], Request], what: str) -> str:
-    """Submit what is asked of a checkpoint; says that `what` is queued, or why not."""
+    """Submit a request for a checkpoint; notice that `what` is queued, or the error."""
     with reading(settings) as session:
         row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
     job = submit(request(row), user=visitor.user(), settings=settings)

@@ -1,4 +1,4 @@
-"""The sets that come with the workbench, for who has no file at hand: what each is for, and a button that adds it."""
+"""The built-in data sets: a description of each and a button that adds it."""
 
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from workers.jobs.builtin import BUILT_IN, BuiltIn
 
 
 class BuiltInSets:
-    """The components, inside the current Blocks; unfolded for who has no data set yet."""
+    """The form, built inside the current Blocks; open if there is no data set yet."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -42,31 +42,31 @@ class BuiltInSets:
             on_event_open(button.click, partial(self.add, name), None, self.said, self.target)
 
     def opened(self) -> list[Any]:
-        """What is here already."""
+        """Open the form if there is no data set; mark the sets that are already added."""
         try:
             with reading(self.settings) as session:
-                here, has_data = add_builtin.added_sets(session), session.scalar(select(Dataset.id).limit(1))
+                added, has_data = add_builtin.added_sets(session), session.scalar(select(Dataset.id).limit(1))
         except SpeculoosError:
             return [gr.skip()] * (1 + len(self.words))
-        words = [offer(built_in, here.get(name, "")) for name, built_in in BUILT_IN.items()]
-        return [gr.skip() if has_data else gr.Accordion(open=True), *words]
+        offers = [offer(built_in, added.get(name, "")) for name, built_in in BUILT_IN.items()]
+        return [gr.skip() if has_data else gr.Accordion(open=True), *offers]
 
     @show_errors("")
     def add(self, name: str) -> tuple[str, str]:
-        """Add it, once: (notice, where to go)."""
+        """Add a set unless it exists: (notice, URL to open)."""
         added = add_builtin.add(name, user=visitor.user(), settings=self.settings)
-        place = f"/data?id={added.dataset_id}"
+        url = f"/data?id={added.dataset_id}"
         if added.job:
-            return "", place
-        return notice(f"“{name}” is here already.", "info", place, "Open it"), ""
+            return "", url
+        return notice(f"“{name}” is here already.", "info", url, "Open it"), ""
 
 
 def offer(built_in: BuiltIn, dataset_id: str = "") -> str:
-    """What a set is, and whether it is here."""
-    state = tag("a", "Open it", href=f"/data?id={dataset_id}") if dataset_id else ""
+    """HTML of a set: title, size, description, and a link if it is already added."""
+    link = tag("a", "Open it", href=f"/data?id={dataset_id}") if dataset_id else ""
     count = tag("span", safe(f"{built_in.rows:,} rows, {built_in.name}"), class_="sp-row-note")
-    here = badge("Here", "good") if dataset_id else ""
+    state = badge("Here", "good") if dataset_id else ""
     head = tag(
-        "div", tag("h2", safe(built_in.title), class_="sp-offer-title") + count + here + state, class_="sp-link-row"
+        "div", tag("h2", safe(built_in.title), class_="sp-offer-title") + count + state + link, class_="sp-link-row"
     )
     return tag("div", head + tag("p", safe(built_in.lead), class_="sp-lead"))

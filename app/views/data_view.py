@@ -1,4 +1,4 @@
-"""Data sets as people see them: the list, the facts, what was wrong with an import, and rows with their loss mask."""
+"""HTML of data sets: the list, the facts, rows left out of an import, and rows with their loss mask."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,11 +35,11 @@ def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
 def _row(data: Dataset) -> list[str]:
     note = row_note(data.note) + tag_links("data", data.note) if data.note else ""
     name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
-    counted = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
+    count = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
     return [
         name,
         safe(KINDS.get(data.kind, data.kind)),
-        safe(counted),
+        safe(count),
         badge(*STATES.get(data.state, (data.state, ""))),
         row_note(ago(data.created_at)),
     ]
@@ -52,44 +52,45 @@ def title(data: Dataset) -> str:
 
 
 def state(data: Dataset, job: Job | None, waits_for: str) -> str:
-    """How making it goes, or what went wrong."""
+    """Progress of the job, or what went wrong."""
     if data.state == "ready":
-        whole = (data.report or {}).get("complete", True)
-        return ("" if whole else notice(CUT_SHORT, "info")) + _many_cut(data) + _not_extended(job, whole)
+        complete = (data.report or {}).get("complete", True)
+        stopped = "" if complete else notice(CUT_SHORT, "info")
+        return stopped + _truncation_warning(data) + _extension_failure(job, complete)
     if job is None:
         return notice("This data set was not finished and its job is gone; make it again.", "bad")
     return progress(job) + banner(job, waits_for) + job_line(job)
 
 
-def _many_cut(data: Dataset) -> str:
-    """A warning where the limit cut so many answers that a draft hardly sees how answers end."""
-    count, of = cut_answers(data.report or {})
-    if not of or count / of < MANY_CUT:
+def _truncation_warning(data: Dataset) -> str:
+    """Warning if the token limit truncated so many answers that a draft rarely sees the end of one."""
+    count, total = cut_answers(data.report or {})
+    if not total or count / total < MANY_CUT:
         return ""
-    at = (data.config or {}).get("max_tokens")
-    limit = f" at {at:,} tokens" if isinstance(at, int) else ""
+    max_tokens = (data.config or {}).get("max_tokens")
+    limit = f" at {max_tokens:,} tokens" if isinstance(max_tokens, int) else ""
     return notice(
-        f"{count:,} of {of:,} answers ({count / of:.0%}) were cut{limit}, so a draft cannot learn how they end. "
+        f"{count:,} of {total:,} answers ({count / total:.0%}) were cut{limit}, so a draft cannot learn how they end. "
         "Raise “Most tokens of an answer” and generate again.",
         "warn",
     )
 
 
-def _not_extended(job: Job | None, whole: bool) -> str:
-    """A job that was to bring further rows and did not."""
-    if job is None or job.state not in (("FAILED", "CANCELLED") if whole else ("FAILED",)):
+def _extension_failure(job: Job | None, complete: bool) -> str:
+    """Warning about a failed job that was meant to add rows."""
+    if job is None or job.state not in (("FAILED", "CANCELLED") if complete else ("FAILED",)):
         return ""
     return notice(AS_BEFORE, "warn") + banner(job) + job_line(job)
 
 
 AS_BEFORE = "Further rows were asked for and not added; those that were here are as they were."
 MANY_CUT = 0.25
-"""Part of the answers from which a warning says that they were cut."""
+"""Fraction of truncated answers from which a warning is displayed."""
 CUT_SHORT = "Stopped before every prompt was answered; what was finished is here and can be used."
 
 
 def details(data: Dataset, names: Mapping[str, str]) -> str:
-    """Counts and where it comes from."""
+    """Facts of a data set: counts and origin."""
     report, config = data.report or {}, data.config or {}
     speed = report.get("tokens_per_second")
     return facts(
@@ -135,22 +136,22 @@ def _temperature(config: Mapping[str, Any]) -> Any:
 
 
 def cut_answers(report: Mapping[str, Any]) -> tuple[int, int]:
-    """(answers that a limit cut, of how many; 0 where nobody counted)."""
+    """(number of answers truncated by a limit, number of answers); 0 if unknown."""
     count, finish = report.get("cut_answers"), report.get("finish")
     count = finish.get("length", 0) if isinstance(finish, dict) else count
-    of = sum(finish.values()) if isinstance(finish, dict) else report.get("rows")
-    return count if isinstance(count, int) else 0, of if isinstance(of, int) else 0
+    total = sum(finish.values()) if isinstance(finish, dict) else report.get("rows")
+    return count if isinstance(count, int) else 0, total if isinstance(total, int) else 0
 
 
 def _cut(report: Mapping[str, Any]) -> str:
-    """How many answers a limit cut, and which part of them that is."""
-    count, of = cut_answers(report)
-    part = f" ({count / of:.0%})" if of else ""
-    return f"{count:,}{part}, whose ends are not learned" if count else ""
+    """Number and fraction of truncated answers."""
+    count, total = cut_answers(report)
+    share = f" ({count / total:.0%})" if total else ""
+    return f"{count:,}{share}, whose ends are not learned" if count else ""
 
 
 def _mean(report: Mapping[str, Any], rows: int) -> str:
-    """How long a row is on average."""
+    """Average length of a row."""
     tokens, characters = report.get("answer_tokens", report.get("tokens")), report.get("characters")
     if isinstance(tokens, int) and tokens and rows:
         return f"{tokens / rows:,.0f} answer tokens"
@@ -158,7 +159,7 @@ def _mean(report: Mapping[str, Any], rows: int) -> str:
 
 
 def distributions(data: Dataset) -> str:
-    """How long the conversations are, and what a draft vocabulary of each size would cover of their answers."""
+    """Charts: lengths of the rows, and coverage of the answers by draft vocabulary size."""
     report = data.report or {}
     charts = (
         line_chart(
@@ -184,7 +185,7 @@ def distributions(data: Dataset) -> str:
 
 
 def _pairs(points: Any) -> list[tuple[float, float]]:
-    """Points of a line: none where there is but one."""
+    """Points of a line; none if there is only one."""
     return [(float(x), float(y)) for x, y in points] if points and len(points) > 1 else []
 
 
@@ -197,13 +198,13 @@ def _turns(turns: Any) -> str:
 
 
 def bad_rows(data: Dataset) -> str:
-    """Rows that were left out, by line and reason."""
+    """Table of rows that were left out, with line and reason."""
     bad = [row for row in (data.report or {}).get("bad") or [] if isinstance(row, dict)]
     if not bad:
         return ""
     rows = [[safe(row.get("line", "?")), safe(row.get("reason", ""))] for row in bad[:SHOWN_BAD]]
-    hidden = data.bad_rows - len(rows)
-    more = tag("p", safe(f"… and {hidden:,} more."), class_="sp-lead") if hidden > 0 else ""
+    remaining = data.bad_rows - len(rows)
+    more = tag("p", safe(f"… and {remaining:,} more."), class_="sp-lead") if remaining > 0 else ""
     head = notice(f"{data.bad_rows:,} rows could not be used and were left out.", "warn")
     return tag("div", head + table(["Line", "Why"], rows, "Rows left out", named=("Line",)) + more, class_="sp-stack")
 
@@ -217,13 +218,13 @@ LEGEND = tag(
 
 
 def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], words: str = "") -> str:
-    """Some rows; with their loss mask where `masks` has it by their id. `words`: what was looked for."""
+    """HTML of rows, with their loss mask if `masks` (by row id) has it. `words`: the search text."""
     if rows:
         masked = [masks.get(str(row.get("id", ""))) for row in rows]
-        shown = (_masked(mask) if mask else plain_row(row) for row, mask in zip(rows, masked, strict=True))
-        return (LEGEND if any(masked) else "") + "".join(shown)
-    none = "No further row says that." if words.strip() else "Rows appear here once there are some."
-    return tag("p", none, class_="sp-lead")
+        rendered = (_masked(mask) if mask else plain_row(row) for row, mask in zip(rows, masked, strict=True))
+        return (LEGEND if any(masked) else "") + "".join(rendered)
+    message = "No further row says that." if words.strip() else "Rows appear here once there are some."
+    return tag("p", message, class_="sp-lead")
 
 
 def _masked(row: Mapping[str, Any]) -> str:
@@ -232,9 +233,9 @@ def _masked(row: Mapping[str, Any]) -> str:
         for piece in row.get("pieces") or []
         if isinstance(piece, dict)
     )
-    words = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are learned from"
+    summary = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are learned from"
     problem = notice(f"Not trained on: {row['problem']}", "warn") if row.get("problem") else ""
-    head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(words)))
+    head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(summary)))
     text = tag(
         "div", pieces, class_="sp-chat-text", tabindex="0", role="group", aria_label=f"Text of {row.get('id', '')}"
     )
@@ -242,7 +243,7 @@ def _masked(row: Mapping[str, Any]) -> str:
 
 
 def plain_row(row: Mapping[str, Any]) -> str:
-    """One conversation, turn by turn."""
+    """HTML of one conversation."""
     turns = "".join(_turn(m) for m in row["messages"] if isinstance(m, dict))
     head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(row.get("category", ""))))
     return tag("section", head + turns, class_="sp-chat")

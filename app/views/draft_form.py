@@ -1,4 +1,4 @@
-"""The form that adds a published draft: for which base, from where, what it is at a first look, and the start."""
+"""Form that imports a published draft: base model, source, inspection result, start."""
 
 import shutil
 from pathlib import Path
@@ -39,7 +39,7 @@ HINTS = {
 KNOWN = "Published for this base"
 KNOWN_INFO = "Drafts that are known to exist for it; choosing one fills in the boxes below."
 WIDE = 300
-"""Pixels below which two boxes stand one under the other."""
+"""Minimum width in pixels of a box beside another one."""
 FETCHED = (
     "The job fetches its config and weights, says what it is, and keeps it only if it fits. Pickles are fetched where "
     "there is nothing else, and nothing in them is run."
@@ -47,7 +47,7 @@ FETCHED = (
 
 
 class AddDraft:
-    """The components, inside the current Blocks."""
+    """The form, built inside the current Blocks."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -75,8 +75,8 @@ class AddDraft:
         )
         placeholder, info = HINTS["Hub id"]
         self.location = one_line("Which one", "drafts-location", placeholder=placeholder, info=info)
-        words = f"config.json and the weights, at most {self.settings.max_upload_mb} MB together"
-        self.files = uploads(label=words, elem_id="drafts-files", height=150, visible=False)
+        label = f"config.json and the weights, at most {self.settings.max_upload_mb} MB together"
+        self.files = uploads(label=label, elem_id="drafts-files", height=150, visible=False)
         with gr.Row():
             self.name = one_line(
                 "Name (optional)", "drafts-name", info="How it is called here.", max_length=200, min_width=WIDE
@@ -100,51 +100,51 @@ class AddDraft:
             on_event_open(event, self.add, self.fields, self.said, self.target)
 
     def opened(self, request: gr.Request) -> list[Any]:
-        """Which bases there are; unfolded and filled in for who comes from a base (`?base=`) or clones (`?clone=`)."""
-        asked = request.query_params
+        """Choices of bases; opened and prefilled for `?base=` and `?clone=`."""
+        query = request.query_params
         try:
             with reading(self.settings) as session:
-                found, cloned = choices.bases(session), cloned_request(session, asked.get("clone", ""))
+                bases, cloned = choices.bases(session), cloned_request(session, query.get("clone", ""))
         except SpeculoosError:
             return [gr.skip()] * 6
-        wish = cloned or ImportDraft("hub", "", asked.get("base", ""))
-        source = next(name for name, kind in SOURCES.items() if kind == wish.source)
-        base = choices.valid_choice(found, wish.base_id)
-        box = gr.Accordion(open=True) if cloned or "base" in asked else gr.skip()
-        return [box, source, gr.Dropdown(found, value=base), wish.location, wish.layout, self.offer(base)]
+        initial = cloned or ImportDraft("hub", "", query.get("base", ""))
+        source = next(name for name, kind in SOURCES.items() if kind == initial.source)
+        base = choices.valid_choice(bases, initial.base_id)
+        box = gr.Accordion(open=True) if cloned or "base" in query else gr.skip()
+        return [box, source, gr.Dropdown(bases, value=base), initial.location, initial.layout, self.offer(base)]
 
     def offer(self, base_id: Any) -> Any:
-        """The list of drafts that are published for a base; hidden where none is known."""
+        """Dropdown of drafts published for a base; hidden if none is known."""
         with reading(self.settings) as session:
             base = session.get(Base, base_id) if isinstance(base_id, str) else None
-            found = published_for(base.location, base.name) if base else []
-        offered = [(f"{each.kind} · {each.location}", each.location) for each in found]
-        return gr.Dropdown(offered, value=None, visible=bool(found))
+            drafts = published_for(base.location, base.name) if base else []
+        options = [(f"{draft.kind} · {draft.location}", draft.location) for draft in drafts]
+        return gr.Dropdown(options, value=None, visible=bool(drafts))
 
     @show_errors(tone="warn")
     def look(self, *values: Any) -> str:
-        """What the draft is, as far as that can be said before the job, and the command that does the same."""
+        """What the inspection before the job finds, and the equivalent command."""
         form = DraftForm.of(*values)
         if form.is_empty:
             return ""
         request, base = request_of(self.settings, form), self._base(form)
-        found = inspect_form(self.settings, form, base)
-        known = facts(found.facts) if found else tag("p", safe(FETCHED), class_="sp-hint")
-        refused = notice(found.refused, "bad") if found and found.refused else ""
+        result = inspect_form(self.settings, form, base)
+        details = facts(result.facts) if result else tag("p", safe(FETCHED), class_="sp-hint")
+        refused = notice(result.refused, "bad") if result and result.refused else ""
         command = command_box(command_for(request, {base.id: base.name}, form.name))
-        return tag("div", known + (refused or command), class_="sp-stack")
+        return tag("div", details + (refused or command), class_="sp-stack")
 
     @show_errors("")
     def add(self, *values: Any) -> tuple[str, str]:
-        """Submit the job: (notice, where to go)."""
+        """Submit the job: (notice, URL to open)."""
         form = DraftForm.of(*values)
         request = request_of(self.settings, form)
-        found = inspect_form(self.settings, form, self._base(form))
-        if found and found.refused:
-            raise BadInput(found.refused)
-        return "", f"/jobs?id={self._submitted(form, request).id}"
+        result = inspect_form(self.settings, form, self._base(form))
+        if result and result.refused:
+            raise BadInput(result.refused)
+        return "", f"/jobs?id={self._submit(form, request).id}"
 
-    def _submitted(self, form: DraftForm, request: ImportDraft) -> Job:
+    def _submit(self, form: DraftForm, request: ImportDraft) -> Job:
         link_uploads(self.settings, form, request)
         try:
             return submit(request, name=form.name, user=visitor.user(), settings=self.settings)
@@ -159,19 +159,19 @@ class AddDraft:
 
 
 def take(location: Any) -> tuple[Any, Any]:
-    """Source and location of a published draft that was chosen."""
+    """Source and location of the selected published draft."""
     return ("Hub id", location) if location and isinstance(location, str) else (gr.skip(), gr.skip())
 
 
 def hint(source: str) -> tuple[Any, Any]:
-    """The box for a source."""
+    """Updates of the location box and the upload box for a source."""
     placeholder, info = HINTS[source]
-    uploaded = source == "Upload"
-    return gr.Textbox(placeholder=placeholder, info=info, visible=not uploaded), gr.File(visible=uploaded)
+    is_upload = source == "Upload"
+    return gr.Textbox(placeholder=placeholder, info=info, visible=not is_upload), gr.File(visible=is_upload)
 
 
 def cloned_request(session: Session, job_id: str) -> ImportDraft | None:
-    """What an earlier import asked for; None for other jobs, and for uploads, which are gone."""
+    """Request of an earlier import; None for other jobs and for uploads, which are deleted."""
     job = session.get(Job, job_id) if job_id else None
     if job is None or job.kind != "import_draft" or job.request.get("source") == "upload":
         return None

@@ -1,4 +1,4 @@
-"""The form that has further prompts of its set answered into a data set that is there; `?more=` says how many."""
+"""Form that adds answers for further prompts to an existing data set; `?more=` sets their number."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ MORE = "More answers"
 
 
 class ExtendForm:
-    """The controls, inside the current Blocks. `chosen` holds the data set's id."""
+    """The form, built inside the current Blocks. `chosen` holds the id of the data set."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
@@ -49,24 +49,24 @@ class ExtendForm:
         left = prompts_left(session, data) if data is not None and data.state == "ready" else None
         if not left:
             return [gr.Accordion(visible=False), "", "", "", ""]
-        asked = query.get("more", "")
-        number = str(min(int(asked), left)) if asked.isascii() and asked.isdigit() and int(asked) else ""
+        more = query.get("more", "")
+        number = str(min(int(more), left)) if more.isascii() and more.isdigit() and int(more) else ""
         lead = f"{left:,} prompts of its set are not answered yet. What is here stays as it is."
-        shown = gr.Accordion(visible=True, open=bool(number))
-        return [shown, notice(lead, "info"), number, self._reviewed(session, data, number), ""]
+        box = gr.Accordion(visible=True, open=bool(number))
+        return [box, notice(lead, "info"), number, self._review_html(session, data, number), ""]
 
     @show_errors(tone="warn")
     def _review(self, data_id: str, more: str) -> str:
         if not data_id:
             return ""
         with reading(self.settings) as session:
-            return self._reviewed(session, row(session, Dataset, "data set", data_id), more)
+            return self._review_html(session, row(session, Dataset, "data set", data_id), more)
 
     @show_errors(tone="warn")
-    def _reviewed(self, session: Session, data: Dataset, more: str) -> str:
+    def _review_html(self, session: Session, data: Dataset, more: str) -> str:
         limit = limit_for(session, data, more)
-        asked = made_by(data).changed(limit=limit - answered(session, data))
-        return review(estimate(session, asked, self.settings.home), extend_command(data.name, limit))
+        request = made_by(data).changed(limit=limit - answered(session, data))
+        return review(estimate(session, request, self.settings.home), extend_command(data.name, limit))
 
     @show_errors("")
     def _start(self, data_id: str, more: str) -> tuple[str, str]:
@@ -77,7 +77,7 @@ class ExtendForm:
 
 
 def limit_for(session: Session, data: Dataset, more: str) -> int:
-    """How many prompts shall be answered when `more` are added. Raises BadInput."""
+    """Total number of answered prompts after `more` are added. Raises BadInput."""
     left = prompts_left(session, data)
     if not left:
         raise BadInput(f"Every prompt of “{data.name}” is answered; import more of them on the Data page.")

@@ -1,4 +1,4 @@
-"""The form that has a model answer a prompt set: who answers, how, what it will take, and the start."""
+"""Form that generates answers for a prompt set: model or endpoint, options, estimate, start."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,11 +25,11 @@ from workers.jobs.requests import GenerateData, from_json
 
 ELEMENTS = {"max_tokens": "tokens", "system_prompt": "system", "batch_size": "batch", "max_minutes": "minutes"}
 ELEMENTS |= {"hidden_states_store": "store"}
-"""Element ids of controls that are not called like their field."""
+"""Element ids of controls that differ from the field name."""
 
 
 class GenerateForm:
-    """The controls. `chosen` holds the prompt set's id."""
+    """The controls. `chosen` holds the id of the prompt set."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
@@ -59,7 +59,6 @@ class GenerateForm:
         self.name = one_line("Name (optional)", "generate-name", max_length=200)
 
     def _build_more(self) -> None:
-        """The controls of all other fields."""
         with gr.Row():
             self.served = dropdown(
                 [],
@@ -87,11 +86,11 @@ class GenerateForm:
         on_event_open(self.start.click, self._start, values, self.said, self.target)
 
     def follow(self, shown: gr.HTML) -> None:
-        """Review again what is asked for when what is shown of the data set has changed: its rows are there now."""
+        """Update the review when the facts of the data set change, e.g. when its rows become available."""
         shown.change(self._review_again, [self.chosen, self.name, *self.inputs.values()], self.review, **QUIET)
 
     def _review_again(self, data_id: str, name: str, who: str, *values: Any) -> Any:
-        """Nothing while the form is still being filled in, which reviews it by itself."""
+        """The review; no change before the form is filled in, which updates the review itself."""
         return self._review(data_id, name, who, *values) if who else gr.skip()
 
     def live_view(self, data: Dataset) -> list[Any]:
@@ -103,16 +102,16 @@ class GenerateForm:
         if data is None or data.kind != "prompts" or data.state == "failed":
             return [gr.Accordion(visible=False), *[gr.skip()] * (len(self.outputs) - 1)]
         form = self._values(session, query)
-        answerers = choices.response_models(session, self.settings)
-        form["who"] = choices.valid_choice(answerers, form.get("who") or query.get("base"))
+        models = choices.response_models(session, self.settings)
+        form["who"] = choices.valid_choice(models, form.get("who") or query.get("base"))
         bases = [("–", ""), *choices.bases(session)]
-        boxes = {
-            "who": gr.Dropdown(answerers, value=form["who"]),
+        dropdowns = {
+            "who": gr.Dropdown(models, value=form["who"]),
             "served": gr.Dropdown(bases, value=form.get("served") or ""),
         }
-        shown = [boxes.get(name, form[name]) for name in self.inputs]
-        review_html = self._reviewed(session, data.id, "", form)
-        return [gr.Accordion(visible=True), *shown, "", review_html, ""]
+        values = [dropdowns.get(name, form[name]) for name in self.inputs]
+        review_html = self._review_html(session, data.id, "", form)
+        return [gr.Accordion(visible=True), *values, "", review_html, ""]
 
     def _values(self, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
         job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
@@ -120,21 +119,21 @@ class GenerateForm:
         return {**{name: box.value for name, box in self.inputs.items()}, **cloned}
 
     def _endpoint(self, who: str | None) -> tuple[Any, ...]:
-        """What only endpoints have."""
-        asked = bool(who) and who.startswith(ENDPOINT)
-        return gr.Textbox(visible=asked), gr.Dropdown(visible=asked), gr.Dropdown(visible=asked)
+        """Visibility of the controls that only endpoints have."""
+        visible = bool(who) and who.startswith(ENDPOINT)
+        return gr.Textbox(visible=visible), gr.Dropdown(visible=visible), gr.Dropdown(visible=visible)
 
     def _review(self, data_id: str, name: str, *values: Any) -> str:
         if not data_id:
             return ""
         with reading(self.settings) as session:
-            return self._reviewed(session, data_id, name, dict(zip(self.inputs, values, strict=True)))
+            return self._review_html(session, data_id, name, dict(zip(self.inputs, values, strict=True)))
 
     @show_errors(tone="warn")
-    def _reviewed(self, session: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
+    def _review_html(self, session: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
         request = generate_request(data_id, **form)
-        guess = estimate(session, request, self.settings.home)
-        return review(guess, command_for(request, names(session), name.strip()))
+        result = estimate(session, request, self.settings.home)
+        return review(result, command_for(request, names(session), name.strip()))
 
     def _start(self, data_id: str, name: str, *values: Any) -> tuple[str, str]:
         form = dict(zip(self.inputs, values, strict=True))

@@ -1,4 +1,4 @@
-"""The form that imports a file, or a data set on the hub: what to read, what to keep of it, what would be fetched."""
+"""Form that imports a file or a hub data set: source, what to keep, preview of rows and files."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,15 +40,15 @@ SHAPES = (
 SHOWN_FILES = 12
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 LOOK, NOTHING = "corpus.first_look:look", "corpus.first_look:nothing_kept"
-"""What reads the first rows, in a child of its own with limits: foreign files are read."""
+"""Functions that read the first rows, in a child process with limits because files are untrusted."""
 STRICT = "A suite is read in its own form, line by line; its import says where a file is another one."
 RECOGNISED = "recognised by itself"
 FIELDS = {"prompt": "The prompt is in", "answer": "The answer is in", "messages": "The messages are in"}
-"""What a column of the file may be said to be (corpus.mapping)."""
+"""Fields that a column of the file can be mapped to (corpus.mapping) → label."""
 
 
 class ImportForm:
-    """The components, inside the current Blocks."""
+    """The form, built inside the current Blocks."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -107,12 +107,12 @@ class ImportForm:
         gr.on([self.look.click, self.hub.submit], self.files, self.hub, self.said, **QUIET)
 
     def chosen(self, kind: str) -> tuple[Any, Any, Any]:
-        """The boxes of base models and of suites; a suite's columns are what they are."""
+        """Dropdowns of base models and suites; the columns of a suite cannot be mapped."""
         mapping = gr.Row(visible=False) if kind == SUITE else gr.skip()
         return self.answerers(kind), gr.Dropdown(visible=kind == SUITE), mapping
 
     def answerers(self, kind: str) -> Any:
-        """The box of base models, shown where answers are kept."""
+        """Dropdown of base models, visible if answers are kept."""
         if kind != ANSWERED:
             return gr.Dropdown(visible=False)
         with reading(self.settings) as session:
@@ -121,18 +121,18 @@ class ImportForm:
 
     @show_errors(*[gr.skip()] * (1 + len(FIELDS)), tone="warn")
     def first_rows(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> list[Any]:
-        """The first rows as they would be read, and the file's columns to choose from; of a data set on the hub those
-        of its first file."""
+        """The first rows as the import would read them, and the columns of the file; for a hub data set, of its first
+        file."""
         if kind == SUITE:
             return [notice(STRICT, "info"), gr.Row(visible=False), *[gr.skip()] * len(FIELDS)]
-        found = self._look(upload, path, hub, kind, fields)
-        options = [(RECOGNISED, ""), *((name, name) for name in found["columns"])]
-        chosen = [field if field in found["columns"] else "" for field in fields]
-        shown = gr.Row(visible=bool(found["columns"]))
-        return [first_look(found), shown, *(gr.Dropdown(options, value=value) for value in chosen)]
+        result = self._look(upload, path, hub, kind, fields)
+        options = [(RECOGNISED, ""), *((name, name) for name in result["columns"])]
+        selected = [field if field in result["columns"] else "" for field in fields]
+        row = gr.Row(visible=bool(result["columns"]))
+        return [first_look(result), row, *(gr.Dropdown(options, value=value) for value in selected)]
 
     def first_again(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> str:
-        """The same rows, read otherwise; nothing while there is no file."""
+        """The first rows with the current mapping; "" without a file."""
         return self.first_rows(upload, path, hub, kind, *fields)[0] if upload or path.strip() or hub.strip() else ""
 
     def _look(
@@ -156,20 +156,20 @@ class ImportForm:
             ) from None
 
     def _require_rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> None:
-        """Raises BadInput where the import would drop every row. A file that takes too long to look at is let pass."""
+        """Raise BadInput if the import would drop every row. Files that take too long to check are accepted."""
         try:
-            said = limited(NOTHING, file, kind, fields)
+            cause = limited(NOTHING, file, kind, fields)
         except (LimitExceeded, ChildError):
             return
-        if said:
+        if cause:
             raise BadInput(
-                f"{file.name}: every row would be left out, so nothing was imported ({said.rstrip('.')}); choose what "
+                f"{file.name}: every row would be left out, so nothing was imported ({cause.rstrip('.')}); choose what "
                 "to keep and which columns hold it, or mend the file."
             )
 
     @show_errors(tone="warn")
     def files(self, hub: str) -> str:
-        """What would be fetched; nothing is yet."""
+        """List the files that the job would fetch."""
         return fetched(look_up(hub_location(hub), self.settings.hf_token))
 
     @show_errors("")
@@ -185,33 +185,32 @@ class ImportForm:
         suite: str | None = None,
         *fields: str | None,
     ) -> tuple[str, str]:
-        """Submit the job: (notice, where to go)."""
+        """Submit the job: (notice, URL to open)."""
         answered_by = (base_id or "") if kind == ANSWERED else None
-        named = (suite or "") if kind == SUITE else ""
+        suite = (suite or "") if kind == SUITE else ""
         if kind != SUITE and (upload or path.strip()):
             self._require_rows(import_file(self.settings, upload, path), kind, fields)
-        request = import_request(self.settings, upload, path, limit, answered_by, hub, named, mapping_of(fields))
+        request = import_request(self.settings, upload, path, limit, answered_by, hub, suite, mapping_of(fields))
         job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
         return "", f"/data?id={job.request['dataset_id']}"
 
 
 def limited(work: str, file: Path, kind: str, fields: tuple[str | None, ...]) -> Any:
-    """LOOK's or NOTHING's answer about a file. Raises Overrun or ChildError where there is none."""
-    given = (str(file), kind == ANSWERED, mapping_of(fields))
-    return run_limited(work, *given, seconds=LOOK_SECONDS, memory=LOOK_MEMORY)
+    """Result of LOOK or NOTHING for a file. Raises LimitExceeded or ChildError."""
+    return run_limited(work, str(file), kind == ANSWERED, mapping_of(fields), seconds=LOOK_SECONDS, memory=LOOK_MEMORY)
 
 
 def mapping_of(fields: tuple[str | None, ...]) -> dict[str, str]:
-    """What was said of the file's columns."""
+    """Field → column, for the fields with a selected column."""
     return {name: column for name, column in zip(FIELDS, fields, strict=False) if column}
 
 
-def first_look(found: dict[str, Any]) -> str:
-    """The first rows as they would be read, those that would be left out with the reason."""
-    bad = sum("reason" in row for row in found["rows"])
-    words = f"The first {len(found['rows'])} rows as they would be read"
-    said = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")
-    return tag("div", said + "".join(map(_first_row, found["rows"])), class_="sp-stack", id="data-first-rows")
+def first_look(result: dict[str, Any]) -> str:
+    """HTML of the first rows; invalid rows with the reason."""
+    bad = sum("reason" in row for row in result["rows"])
+    words = f"The first {len(result['rows'])} rows as they would be read"
+    head = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")
+    return tag("div", head + "".join(map(_first_row, result["rows"])), class_="sp-stack", id="data-first-rows")
 
 
 def _first_row(row: dict[str, Any]) -> str:
@@ -221,13 +220,13 @@ def _first_row(row: dict[str, Any]) -> str:
 
 
 def fetched(listing: RepositoryListing) -> str:
-    """Files and sizes."""
+    """HTML of the files and their sizes."""
     files = [[safe(name), safe(size(bytes_))] for name, (bytes_, _) in listing.files.items()]
     count = "one file" if len(files) == 1 else f"{len(files):,} files"
-    said = f"{listing.repo} at {listing.revision[:12]}: {count}, {size(listing.size)}. {ONE_BY_ONE}"
+    summary = f"{listing.repo} at {listing.revision[:12]}: {count}, {size(listing.size)}. {ONE_BY_ONE}"
     more = f"… and {len(files) - SHOWN_FILES:,} more." if len(files) > SHOWN_FILES else ""
     rows = table(["File", "Size"], files[:SHOWN_FILES], "Files that would be fetched", named=("Size",))
-    return tag("div", notice(said, "info") + rows + tag("p", safe(more), class_="sp-lead"), class_="sp-stack")
+    return tag("div", notice(summary, "info") + rows + tag("p", safe(more), class_="sp-lead"), class_="sp-stack")
 
 
 ONE_BY_ONE = "The job fetches them one by one, until it has the rows that are wanted, and removes them once read."

@@ -1,4 +1,4 @@
-"""The forms that measure: a matrix of models, suites, temperatures and trees, and a suite asked of a server."""
+"""Forms that start evaluations: a matrix of models, suites, temperatures and trees, or a suite on a server."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ SERVER = (
 
 
 class MatrixForm:
-    """A matrix: what to combine, what it takes, and the start."""
+    """Evaluation matrix: values to combine, estimate, start."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -61,33 +61,34 @@ class MatrixForm:
 
     @staticmethod
     def opened(session: Session, values: list[Any] | None) -> list[Any]:
-        """Values of `opens`: what there is to choose, and `values` of a job that is cloned."""
+        """Values of `opens`: choices, and `values` of a cloned job."""
         models, suites = model_choices(session), suite_choices(session)
         if values is None:
             best = [value for _, value in models if not value.endswith(PAIR)][:1]
-            return [gr.skip(), _several(models, best), _several(suites, [BUILT_IN]), *[gr.skip()] * 5]
-        (here, there), (known, lost) = _parted(models, values[0]), _parted(suites, values[1])
-        boxes = [_several(models, here), _several(suites, known)]
-        return [gr.Accordion(open=True), *boxes, *values[2:], gone(there + lost)]
+            return [gr.skip(), _multiselect(models, best), _multiselect(suites, [BUILT_IN]), *[gr.skip()] * 5]
+        known_models, missing_models = _split_known(models, values[0])
+        known_suites, missing_suites = _split_known(suites, values[1])
+        boxes = [_multiselect(models, known_models), _multiselect(suites, known_suites)]
+        return [gr.Accordion(open=True), *boxes, *values[2:], gone(missing_models + missing_suites)]
 
     @show_errors(tone="warn")
     def _review(self, *values: Any) -> str:
         request = matrix_request(*values)
         with reading(self.settings) as session:
             request.check(session)
-            found, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
+            count, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
             estimate = estimates.estimate(session, request, self.settings.home)
             command = command_for(request, names(session))
-        left = f"; {missing:,} combinations that cannot be are left out" if missing else ""
-        words = tag("p", safe(f"{found:,} evaluation{'' if found == 1 else 's'}{left}."), class_="sp-lead")
-        return words + review(estimate, command)
+        left_out = f"; {missing:,} combinations that cannot be are left out" if missing else ""
+        summary = tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}{left_out}."), class_="sp-lead")
+        return summary + review(estimate, command)
 
     def _start(self, *values: Any) -> tuple[str, str]:
         return started(self.settings, lambda: matrix_request(*values))
 
 
 class ServerForm:
-    """A suite asked of an endpoint."""
+    """Evaluation of an endpoint on a suite."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -109,7 +110,7 @@ class ServerForm:
         on_event_open(self.start.click, self._start, fields, self.said, self.target)
 
     def opened(self, session: Session, values: list[Any] | None) -> list[Any]:
-        """Values of `opens`: what there is to choose, and `values` of a job that is cloned."""
+        """Values of `opens`: choices, and `values` of a cloned job."""
         endpoints = [(name, name) for name in self.settings.endpoints]
         serves, suites = [("not known here", ""), *model_choices(session)], suite_choices(session)
         if values is None:
@@ -117,10 +118,10 @@ class ServerForm:
             boxes = [first, *[gr.skip()] * 2, gr.Dropdown(serves, value=""), gr.Dropdown(suites, value=BUILT_IN)]
             return [gr.skip(), *boxes, *[gr.skip()] * 3]
         server, model, plain, served, suite, *rest = values
-        wanted = ((endpoints, server), (serves, served), (suites, suite))
-        first, *others = [_box(*each) for each in wanted]
-        lost = sum(_parted(known, [value])[1] for known, value in wanted)
-        return [gr.Accordion(open=True), first, model, plain, *others, *rest, gone(lost)]
+        boxes = ((endpoints, server), (serves, served), (suites, suite))
+        first, *others = [_box(*box) for box in boxes]
+        missing = sum(_split_known(options, [value])[1] for options, value in boxes)
+        return [gr.Accordion(open=True), first, model, plain, *others, *rest, gone(missing)]
 
     def _review(self, *values: Any) -> str:
         return command_of(self.settings, lambda: served_request(*values))
@@ -130,48 +131,48 @@ class ServerForm:
 
 
 def model_choices(session: Session) -> Choices:
-    """Every base that is ready, with its checkpoints below it."""
+    """Every ready base, followed by its checkpoints."""
     query = select(Checkpoint.id, Checkpoint.name, Checkpoint.base_id).where(Checkpoint.state == "ready")
     drafts: dict[str, list[tuple[str, str]]] = {}
     for row_id, name, base_id in session.execute(query.order_by(Checkpoint.created_at.desc(), Checkpoint.id)):
         drafts.setdefault(base_id, []).append((name, row_id))
-    found: Choices = []
+    options: Choices = []
     for base in session.scalars(queries.base_query().where(Base.state == "ready")):
-        found.append((f"{base.name}, no draft", f"{base.id}{PAIR}"))
-        found += [(f"{base.name}@{name}", f"{base.id}{PAIR}{row_id}") for name, row_id in drafts.get(base.id, ())]
-    return found
+        options.append((f"{base.name}, no draft", f"{base.id}{PAIR}"))
+        options += [(f"{base.name}@{name}", f"{base.id}{PAIR}{row_id}") for name, row_id in drafts.get(base.id, ())]
+    return options
 
 
 def suite_choices(session: Session) -> Choices:
-    """The built-in questions (once, also where they were added as a data set), suites that were imported, and every
-    prompt set."""
+    """The built-in questions (once, even if they were added as a data set), imported suites, and every prompt set."""
     sets = queries.datasets(session, "prompts", ready_only=True)
-    found = [(words(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
-    return [(suite_title(BUILT_IN_SUITE), BUILT_IN), *found]
+    options = [(words(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
+    return [(suite_title(BUILT_IN_SUITE), BUILT_IN), *options]
 
 
 def words(data: Dataset) -> str:
+    """Label of a suite or prompt set."""
     known = suite_title((data.config or {}).get("suite") or "")
     name = f"{known} ({data.name})" if known and known != data.name else data.name
     return f"{name} · {data.rows:,} questions"
 
 
-def _parted(choices: Choices, wanted: list[str]) -> tuple[list[str], int]:
-    """Of `wanted` what there still is, and how many there are not."""
-    known = {value for _, value in choices}
-    here = [value for value in wanted if value in known]
-    return here, len(wanted) - len(here)
+def _split_known(choices: Choices, values: list[str]) -> tuple[list[str], int]:
+    """(those of `values` that are among the choices, number of the others)."""
+    options = {value for _, value in choices}
+    known = [value for value in values if value in options]
+    return known, len(values) - len(known)
 
 
-def _several(choices: Choices, values: list[str]) -> gr.Dropdown:
+def _multiselect(choices: Choices, values: list[str]) -> gr.Dropdown:
     return gr.Dropdown(choices, value=values, multiselect=True)
 
 
-def _box(choices: Choices, wanted: str) -> gr.Dropdown:
-    return gr.Dropdown(choices, value=wanted if _parted(choices, [wanted])[0] else None)
+def _box(choices: Choices, value: str) -> gr.Dropdown:
+    return gr.Dropdown(choices, value=value if _split_known(choices, [value])[0] else None)
 
 
 def gone(count: int) -> str:
-    """What a cloned job had and this home has not."""
+    """Notice about values of a cloned job that no longer exist."""
     words = "one thing that it chose is" if count == 1 else f"{count} things that it chose are"
     return notice(f"As the job was asked, but {words} not here any more.", "warn") if count else ""

@@ -1,4 +1,4 @@
-"""On a checkpoint's page: judge it on recorded answers, those of a data set, without measuring anything anew."""
+"""Form on a checkpoint's page: evaluate it on the recorded answers of a data set."""
 
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ INFO = "Answers that this base wrote, or a file of recorded ones imported on the
 
 
 class ReplayForm:
-    """The components, inside the current Blocks; `outputs` are drawn when a checkpoint is opened."""
+    """The form, built inside the current Blocks; `outputs` are set when a checkpoint is opened."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
@@ -34,25 +34,25 @@ class ReplayForm:
 
     def view(self, session: Session, row: Checkpoint | None) -> list[Any]:
         """Values of `outputs`."""
-        found = recorded(session, row) if row and row.state == "ready" else []
-        value = found[0][1] if found else None
-        shown = bool(found)
-        return [gr.Dropdown(found, value=value, visible=shown), gr.Button(visible=shown), ""]
+        sets = recorded(session, row) if row and row.state == "ready" else []
+        value = sets[0][1] if sets else None
+        visible = bool(sets)
+        return [gr.Dropdown(sets, value=value, visible=visible), gr.Button(visible=visible), ""]
 
     def submit(self, checkpoint_id: str, dataset_id: str) -> str:
-        """Queue the job; what came of it, as HTML."""
-        asked = partial(replay_request, dataset_id)
-        return queued(self.settings, checkpoint_id, asked, "the draft along 50 recorded answers")
+        """Submit the job; HTML of the result."""
+        request = partial(replay_request, dataset_id)
+        return queued(self.settings, checkpoint_id, request, "the draft along 50 recorded answers")
 
 
 def replay_request(dataset_id: str, row: Checkpoint) -> ReplayRequest:
-    """What the form says. Raises BadInput."""
+    """Request of the form. Raises BadInput."""
     if not dataset_id:
         raise BadInput("Recorded answers: choose a data set.")
     return ReplayRequest(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
 
 
 def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
-    """(words, id) of the data sets with answers by this checkpoint's base."""
+    """(label, id) of the data sets with answers by the checkpoint's base."""
     rows = queries.datasets(session, "conversations", ready_only=True)
     return [(data_words(data), data.id) for data in rows if data.base_id == row.base_id]

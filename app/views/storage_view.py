@@ -25,7 +25,7 @@ def overview(survey: Survey) -> str:
         [
             ("Free on the disk", size(survey.disk_free), f"{share} · almost full" if free < 0.05 else share),
             ("Used by the home folder", size(survey.used), f"measured {ago(survey.at)}"),
-            ("Training states", size(sum(t.states for t in survey.things)), "part of the checkpoints"),
+            ("Training states", size(sum(item.states for item in survey.things)), "part of the checkpoints"),
             ("Leftovers", size(survey.parts["leftovers"]), "files not in use"),
         ]
     )
@@ -41,7 +41,7 @@ def parts(survey: Survey, settings: Settings) -> str:
 
 def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, str]]:
     """Part → (title, page, retention rule)."""
-    number = {kind: sum(thing.kind == kind for thing in survey.things) for kind in KINDS}
+    number = {kind: sum(item.kind == kind for item in survey.things) for kind in KINDS}
     rows = survey.counts
     logs = f"{term(settings.keep_logs_days)} after the job's end"
     logs += f", at most {settings.keep_logs_mb:,} MB" if settings.keep_logs_mb else ""
@@ -73,15 +73,15 @@ def rows_table(survey: Survey) -> str:
     """Table of models, data sets and checkpoints, largest first, with links to their details."""
     if not survey.things:
         return empty_state("Nothing yet", "This list shows models, data sets and checkpoints with their sizes.")
-    by_size = sorted(survey.things, key=lambda thing: (thing.outside, -thing.bytes))
+    by_size = sorted(survey.things, key=lambda item: (item.outside, -item.bytes))
     rows = [
         [
-            pick("storage", thing.id, safe(thing.name), class_="sp-row-name"),
-            safe(KINDS[thing.kind]),
-            safe("outside the home folder" if thing.outside else size(thing.bytes)),
-            safe(size(thing.states) if thing.states else "–"),
+            pick("storage", item.id, safe(item.name), class_="sp-row-name"),
+            safe(KINDS[item.kind]),
+            safe("outside the home folder" if item.outside else size(item.bytes)),
+            safe(size(item.states) if item.states else "–"),
         ]
-        for thing in by_size[:SHOWN]
+        for item in by_size[:SHOWN]
     ]
     more = f"The {SHOWN} largest of {len(by_size)} are shown." if len(by_size) > SHOWN else ""
     html = table(["Name", "Kind", "Size", "Training states"], rows, "Things", True, {"Kind", "Size", "Training states"})

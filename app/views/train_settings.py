@@ -1,6 +1,6 @@
-"""The advanced training settings as controls, one for each field of each method's, with its help text.
+"""Controls of the advanced training settings, one per field of every method, with its help text.
 
-Fields of other methods are hidden with their group; `named` and `fill` keep the order of `inputs`.
+Fields of other methods are hidden with their group; `named` and `fill` use the order of `inputs`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class SettingControls:
     def __init__(self) -> None:
         self.controls: dict[str, Any] = {}
         self.coverage: Any = None
-        """Below the settings of the draft vocabulary: what each size would cover."""
+        """Note below the draft vocabulary settings: coverage of each size."""
         self.groups = {method: self._method_group(method) for method in METHODS}
         grouped = {name for names in GROUPS.values() for name in names}
         for title, names in GROUPS.items():
@@ -46,7 +46,7 @@ class SettingControls:
 
     @property
     def inputs(self) -> list[Any]:
-        """All of them, in the order in which they were built."""
+        """All controls, in build order."""
         return list(self.controls.values())
 
     def fill(self, values: dict[str, Any]) -> list[Any]:
@@ -54,11 +54,11 @@ class SettingControls:
         return [values[name] for name in self.controls]
 
     def show(self, method: str) -> list[Any]:
-        """Which groups are seen, for `groups.values()`."""
+        """Visibility updates for `groups.values()`."""
         return [gr.Column(visible=name == method) for name in self.groups]
 
     def named(self, values: tuple[Any, ...], method: str) -> dict[str, Any]:
-        """Values of `inputs` as settings; those of other methods left out."""
+        """Values of `inputs` as settings, without settings of other methods."""
         by_name = dict(zip(self.controls, values, strict=True))
         return {k: v for k, v in by_name.items() if not SETTINGS[k].methods or method in SETTINGS[k].methods}
 
@@ -81,30 +81,29 @@ COVERAGES = (0.9, 0.95, 0.99, 0.999)
 
 
 def coverage_note(sets: Sequence[Dataset], config: Any) -> str:
-    """Which part of the answers' tokens the chosen draft vocabulary covers, and which sizes cover how much; "" for a
-    method without one, and for answers whose tokens are not known before the training."""
+    """Fraction of the answer tokens that the selected draft vocabulary covers, and the size for each of COVERAGES; ""
+    for methods without a draft vocabulary and for answers whose tokens are unknown before the training."""
     if not hasattr(config, VOCABULARY[0]) or any(data.state != "ready" for data in sets):
         return ""
     curve = sizes.vocabulary_curve(tuple((data.path, data.rows) for data in sets))
     if not curve:
         return ""
-    size, part = config.draft_vocab_size, config.draft_vocab_coverage
-    chosen = size or (sizes.smallest(curve, part) if part else 0)
-    now = f"{chosen:,} tokens cover {sizes.coverage_of(curve, chosen):.1%} of the answers. " if chosen else ""
+    size, coverage = config.draft_vocab_size, config.draft_vocab_coverage
+    selected = size or (sizes.smallest(curve, coverage) if coverage else 0)
+    current = f"{selected:,} tokens cover {sizes.coverage_of(curve, selected):.1%} of the answers. " if selected else ""
     needed = ", ".join(f"{part:g} needs {sizes.smallest(curve, part):,}" for part in COVERAGES)
-    words = f"{now}A coverage of {needed}; all {len(curve):,} tokens that occur cover everything."
-    counted = f" Counted in the first {sizes.COUNTED_ROWS:,} conversations of each set."
-    many = any(data.rows > sizes.COUNTED_ROWS for data in sets)
-    return tag("p", safe(words + (counted if many else "")), class_="sp-hint")
+    note = f"{current}A coverage of {needed}; all {len(curve):,} tokens that occur cover everything."
+    limit = f" Counted in the first {sizes.COUNTED_ROWS:,} conversations of each set."
+    is_limited = any(data.rows > sizes.COUNTED_ROWS for data in sets)
+    return tag("p", safe(note + (limit if is_limited else "")), class_="sp-hint")
 
 
 def label(setting: Setting) -> str:
-    """What people call it, and its name for the command line where that is another word."""
+    """Label of a setting, with its command-line name if that differs."""
     return setting.label if setting.label.lower() == setting.name else f"{setting.label} · {setting.name}"
 
 
 def control(setting: Setting) -> Any:
-    """The control for one setting."""
     common = {"label": label(setting), "min_width": 230}
     if setting.is_open:
         return gr.Number(

@@ -1,4 +1,4 @@
-"""On a checkpoint's page: tune its tree on a machine here, and see what any tree is expected to give."""
+"""Forms on a checkpoint's page: tune its tree on this machine, and predict the accepted length of a tree."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ EDITOR = (
 
 
 class TreeForm:
-    """The components, inside the current Blocks; `live` follow the rows, `outputs` are drawn when one is opened."""
+    """The forms, built inside the current Blocks; the poll updates `live`; opening a checkpoint, `outputs`."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
@@ -50,9 +50,9 @@ class TreeForm:
         self.reckoned = block(elem_id="checkpoint-reckoned")
         self.live = [self.found]
         self.outputs = [self.review, self.start, self.said, self.tree, self.reckoned]
-        asked = [chosen, self.dtype, self.keep]
-        self.start.click(self.submit, asked, self.said, **QUIET)
-        on_typing((self.dtype, self.keep), self.review_now, asked, self.review)
+        inputs = [chosen, self.dtype, self.keep]
+        self.start.click(self.submit, inputs, self.said, **QUIET)
+        on_typing((self.dtype, self.keep), self.review_now, inputs, self.review)
         on_typing((self.tree,), self.reckon, [chosen, self.tree], self.reckoned)
 
     def live_view(self, row: Checkpoint) -> list[Any]:
@@ -64,39 +64,39 @@ class TreeForm:
         if row is None or row.state != "ready":
             return ["", gr.Button(visible=False), "", "", ""]
         tree = tree_view.first_tree(session, row)
-        drawn = tree_view.predicted_tree(session, row, tree or "chain 1")
-        review = self._reviewed(session, tune_request(row, "", True))
-        return [review, gr.Button(visible=True), under_way(session, row), tree, drawn]
+        prediction = tree_view.predicted_tree(session, row, tree or "chain 1")
+        review = self._review_html(session, tune_request(row, "", True))
+        return [review, gr.Button(visible=True), under_way(session, row), tree, prediction]
 
     @show_errors()
     def review_now(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
-        """What it takes, and the command that does the same."""
+        """The estimate and the equivalent command."""
         with reading(self.settings) as session:
             row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
-            return self._reviewed(session, tune_request(row, dtype, keep))
+            return self._review_html(session, tune_request(row, dtype, keep))
 
-    def _reviewed(self, session: Session, request: Tune) -> str:
-        found = estimates.estimate(session, request, self.settings.home)
-        time = f"Takes about {rounded(found.seconds)}, from {found.basis}." if found.seconds else ""
-        warnings = "".join(notice(text, "warn") for text in found.warnings)
+    def _review_html(self, session: Session, request: Tune) -> str:
+        estimate = estimates.estimate(session, request, self.settings.home)
+        time = f"Takes about {rounded(estimate.seconds)}, from {estimate.basis}." if estimate.seconds else ""
+        warnings = "".join(notice(text, "warn") for text in estimate.warnings)
         return tag("p", safe(time), class_="sp-hint") + warnings + command_box(command_for(request, names(session)))
 
     def submit(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
-        """Queue the job; what came of it, as HTML."""
+        """Submit the job; HTML of the result."""
         return queued(
             self.settings, checkpoint_id, lambda row: tune_request(row, dtype, keep), "the verdict comes here"
         )
 
     @show_errors()
     def reckon(self, checkpoint_id: str, text: str) -> str:
-        """What the typed tree would give, as HTML."""
+        """HTML of the prediction for the entered tree."""
         with reading(self.settings) as session:
             row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
             return tree_view.predicted_tree(session, row, text or "")
 
 
 def under_way(session: Session, row: Checkpoint) -> str:
-    """The tuning of this checkpoint that waits or runs, with a link, so that a reload shows it; "" without one."""
+    """Notice with a link to the unfinished tuning job of the checkpoint; "" without one."""
     query = select(Job).where(Job.kind == "tune", Job.state.not_in(FINISHED)).order_by(Job.created_at.desc())
     job = next((job for job in session.scalars(query) if job.request.get("checkpoint_id") == row.id), None)
     return notice(f"“{job.name}” is {job.state.lower()}.", "info", f"/jobs?id={job.id}", "See the job") if job else ""
