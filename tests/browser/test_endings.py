@@ -73,7 +73,7 @@ def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
 ) -> None:
     open_page(page, f"{workbench.url}/jobs?id={ended['job']}")
     expect(page.locator("#verdict")).to_contain_text("τ 1.40 estimated on held-out conversations")
-    expect(page.locator("#verdict")).to_contain_text("learned from 40 conversations")
+    expect(page.locator("#verdict")).to_contain_text("trained on 40 conversations")
     page.locator("#verdict-next").click()
     page.wait_for_url("**/data?id=*&more=2000")
     expect(box(page, "extend-more")).to_have_value("2000")
@@ -230,7 +230,7 @@ def test_two_sets_are_trained_on_and_measured_by_itself(page: Page, workers: Wor
     page.wait_for_url("**/jobs?id=*")
     job_is(page, "SUCCEEDED")
     expect(page.locator("#job-head")).to_contain_text("(estimated: ")
-    expect(page.locator("#verdict")).to_contain_text("learned from 52 conversations")
+    expect(page.locator("#verdict")).to_contain_text("trained on 52 conversations")
     with reading(workers.settings) as rows:
         job = rows.get_one(Job, row_id(page))
         assert job.request["more_dataset_ids"] == [more.id]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from sqlalchemy import func, select
 
@@ -21,7 +22,7 @@ from tracking.tables import Checkpoint, Metric
 from training.resume_points import latest_resume_point
 from workers.child.states import UploadedCheckpoints
 
-STEPS = 160
+STEPS = 400
 
 
 @pytest.fixture
@@ -101,7 +102,10 @@ def test_a_training_goes_on_where_a_machine_that_is_gone_left_it(pair: tuple[Ben
     checkpoint = job.request["checkpoint_id"]
     kept = UploadedCheckpoints(Store(first.settings.store), checkpoint)
     first.wait_for(job.id, lambda _: bool(kept.note()), "a state in the store", 240)
+    family = psutil.Process(worker.pid).children(recursive=True)
     worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    psutil.wait_procs(family)  # before its files go, as those of a machine do
     other.settings.home.rename(other.settings.home.with_name("gone"))
     first.worker("gpu")
     done = first.wait(job.id, "SUCCEEDED", 180)
