@@ -15,10 +15,10 @@ from formats.store import StoredExport, checkpoint_state, exports_folder, fetch_
 from models import archive, data_export
 from models.archive import archive_name
 from models.starter import STARTER_HEAD
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
 from speculoos.store import open_store
-from speculoos.sums import ChecksumCache
 from tracking.db import reading
 from tracking.queries import must_be_ready
 from tracking.tables import Base, Checkpoint, Dataset

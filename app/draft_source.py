@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.forms import hub_id, readable
-from formats.imports.look import DraftInspection, ExpectedDraft, draft_files, inspect_draft
+from formats.imports.inspect import DraftInspection, ExpectedDraft, draft_files, inspect_draft
 from formats.imports.names import TITLES
 from speculoos.errors import BadInput
 from speculoos.files import portable_name

@@ -27,7 +27,7 @@ from starlette.routing import Match, Mount
 from ops.health import HealthPart, check
 from ops.storage import Surveys, database_bytes
 from speculoos.errors import SpeculoosError
-from speculoos.room import nearest_existing
+from speculoos.resources import nearest_existing
 from speculoos.settings import Settings
 from tracking import workload
 from tracking.db import reading

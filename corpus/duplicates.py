@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from corpus.shards import shard_files, write_sums
+from speculoos.checksums import file_sha256
 from speculoos.files import new_path
-from speculoos.sums import file_sha256
 
 
 def remove_duplicates(folder: Path) -> Counter[str]:

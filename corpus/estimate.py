@@ -13,7 +13,7 @@ import torch
 
 from corpus.conversations import GenerateOptions, to_answer
 from models.base import LoadedBase
-from speculoos import room
+from speculoos import resources
 from speculoos.errors import SpeculoosError, Unavailable
 
 SAMPLE = 64
@@ -89,4 +89,4 @@ def _cache_width(config: Any) -> int:
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return room.available_memory()[0]
+    return resources.available_memory()[0]

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 from corpus.shards import SUMMARY, shard_files
+from speculoos.checksums import CHECKSUM_FILE
 from speculoos.files import link_or_copy
-from speculoos.sums import CHECKSUM_FILE
 
 
 def begin_extension(folder: Path, work: Path) -> Path:

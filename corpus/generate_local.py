@@ -17,15 +17,15 @@ from corpus.batch import BatchAnswer, answer_all
 from corpus.closing import finish_dataset
 from corpus.conversations import KIND_FAILED, Conversation, GenerateOptions, count_answers, to_answer
 from corpus.estimate import check_needs, estimate_needs
+from corpus.generation_status import GenerationStatus
 from corpus.seeds import row_rng
 from corpus.shards import ShardWriter
-from corpus.telling import GenerationStatus
 from models.base import LoadedBase, has_bfloat16
 from models.chat import after_answer, render
 from models.fetch import read_card
 from speculoos.errors import SpeculoosError
 from speculoos.reporting import Reporter, check_stop
-from training.hidden_states.kept import StatesStore
+from training.hidden_states.states_store import StatesStore
 
 FLUSH_SECONDS = 20.0
 POOL = 8  # batches whose prompts are sorted by length together

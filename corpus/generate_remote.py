@@ -18,11 +18,11 @@ import openai
 from corpus.closing import finish_dataset
 from corpus.conversations import KIND_FAILED, TEXT, Conversation, GenerateOptions, count_answers, to_answer
 from corpus.endpoints import EndpointPool, short_error
+from corpus.generation_status import GenerationStatus
 from corpus.labels import LABEL_PROBLEMS, PROMPT, ConversationTokens, ServedBase
 from corpus.replies import Reply
 from corpus.seeds import row_seed
 from corpus.shards import ShardWriter
-from corpus.telling import GenerationStatus
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint

@@ -15,11 +15,11 @@ from typing import Any
 
 from corpus.conversations import DUPLICATE, EXACT, KIND_FAILED, TEXT, GenerateOptions, to_answer
 from corpus.duplicates import remove_duplicates
-from corpus.places import ShardFolder
+from corpus.shard_storage import ShardFolder
 from corpus.shards import read_lines, read_summary, shard_files, write_sums
+from speculoos.checksums import file_sha256
 from speculoos.errors import Conflict, Damaged
 from speculoos.files import new_path
-from speculoos.sums import file_sha256
 
 REPORTED = 200
 """Maximum failed prompts listed in a report; all are counted."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from models.damage import check_dataset
 from models.identity import read_json
+from speculoos.checksums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums, read_checksums
 from speculoos.errors import BadInput, Damaged, NotFound
 from speculoos.files import new_file, write_json
-from speculoos.sums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums, read_checksums
 
 ROWS_PER_SHARD = 2000
 SUMMARY = "dataset.json"

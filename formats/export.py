@@ -17,10 +17,10 @@ from formats.readme import readme
 from formats.report import ExportReport
 from formats.validate import REPORT, validate
 from models.archive import zip_files
+from speculoos.checksums import CHECKSUM_FILE, checksums_text
 from speculoos.errors import Conflict, Unsupported
 from speculoos.files import new_folder, write_json
 from speculoos.reporting import Reporter, SilentReporter, check_stop, use_reporter
-from speculoos.sums import CHECKSUM_FILE, checksums_text
 
 
 def build_export(

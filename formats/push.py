@@ -19,9 +19,9 @@ from formats.report import ExportReport
 from formats.store import checkpoint_state, exports_folder
 from formats.validate import REPORT
 from models.hub_push import PushResult, push_folder
+from speculoos.checksums import find_changed_files, read_checksums
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
-from speculoos.sums import find_changed_files, read_checksums
 
 
 @dataclass(frozen=True)

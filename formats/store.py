@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from models.identity import read_json
+from speculoos.checksums import CHECKSUM_FILE
 from speculoos.errors import BadInput
 from speculoos.files import write_json
 from speculoos.store import Store
-from speculoos.sums import CHECKSUM_FILE
 
 FOLDER = "exports"
 

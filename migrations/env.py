@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from speculoos import settings
 from tracking import db
-from tracking.places import HomePath
+from tracking.path_columns import HomePath
 from tracking.tables import Table, UtcDateTime
 from tracking.values import Json
 

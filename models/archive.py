@@ -4,9 +4,9 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from speculoos.checksums import CHECKSUM_FILE, ChecksumCache, checksums_text, find_changed_files
 from speculoos.errors import Damaged, NotFound
 from speculoos.files import new_path, portable_name
-from speculoos.sums import CHECKSUM_FILE, ChecksumCache, checksums_text, find_changed_files
 
 WEIGHTS = "model.safetensors"
 CHECKPOINT_FILES = (WEIGHTS, "config.json", "generation_config.json", "README.md", CHECKSUM_FILE)

@@ -17,9 +17,9 @@ from models.logits import Head, apply_logit_rule
 from models.tokenizer import first_line, read_tokenizer, token_ids
 from models.tokenizer import load_tokenizer as load_tokenizer
 from models.tokenizer import read_eos_ids as read_eos_ids
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
-from speculoos.sums import ChecksumCache
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")

@@ -10,7 +10,7 @@ from models.damage import NO_SUMS, weights_sum
 from models.families import unsupported_reason
 from models.foreign import check_sizes, read_safe_config
 from models.methods import METHODS
-from speculoos.sums import ChecksumCache, file_sha256
+from speculoos.checksums import ChecksumCache, file_sha256
 
 KV_TOKENS = 2048
 LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)

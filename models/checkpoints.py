@@ -16,11 +16,11 @@ from typing import Any
 from models.draft_card import draft_card
 from models.identity import read_json
 from models.methods import find_method
-from speculoos import sums as folder_sums
+from speculoos import checksums
+from speculoos.checksums import CHECKSUM_FILE, ChecksumCache, checksums_text
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.files import new_folder, sync_file
 from speculoos.private import apply_umask
-from speculoos.sums import CHECKSUM_FILE, ChecksumCache, checksums_text
 
 FORMAT = 1
 SPECULOOS_KEYS = ("speculoos_method", "speculoos_format", "base", "base_path", "base_sha256")
@@ -133,7 +133,7 @@ def verify_sums(folder: str | Path, sha256: str = "", sums: ChecksumCache | None
     """Check the files against SHA256SUMS, if present, and the weights against `sha256`, if given. Raises Damaged naming
     the first file that differs or is missing."""
     folder, sums = Path(folder), sums or ChecksumCache()
-    folder_sums.verify_checksums(folder, RESTORE_HINT, sums)
+    checksums.verify_checksums(folder, RESTORE_HINT, sums)
     try:
         same = not sha256 or sums.of_file(folder / WEIGHTS) == sha256
     except OSError as error:

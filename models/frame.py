@@ -15,8 +15,8 @@ import torch
 
 from models.base import LoadedBase, load_parts, wrap_model
 from models.damage import NO_SUMS, BaseChecksums
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import Unsupported
-from speculoos.sums import ChecksumCache
 
 HiddenStatesFunction = Callable[
     [torch.Tensor, torch.Tensor | None, Sequence[int]], tuple[torch.Tensor, tuple[torch.Tensor, ...]]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.reporting import Reporter, check_stop
-from speculoos.sums import file_sha256
 
 PART = r"[A-Za-z0-9][\w.-]{0,95}"
 HUB_ID = re.compile(rf"(?P<repo>(?:{PART}/)?{PART})(?:@(?P<revision>[\w./-]{{1,100}}))?")

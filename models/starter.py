@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from speculoos.sums import read_checksums
+from speculoos.checksums import read_checksums
 
 STARTER_HEAD = Path(__file__).resolve().parent / "starter_head"
 STARTER_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models import identity
-from speculoos import room
+from speculoos import resources
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, check_stop
@@ -129,7 +129,7 @@ class _Trial:
         """Load the model; returns the rows of its embedding, or None when memory is too small."""
         width = 4 if card["dtype"] in ("float32", "float64") else 2
         memory = int(TEXT_MEMORY + MODEL_MEMORY * max(width * card["parameters"], card["size_bytes"]))
-        if card["parameters"] > MOST_PARAMETERS or memory > (free := room.available_memory()[0]):
+        if card["parameters"] > MOST_PARAMETERS or memory > (free := resources.available_memory()[0]):
             self.reporter.log("The model is too large for a test; only its tokenizer was tested.", "warning")
             return None
         dtype = "float32" if width == 4 else "bfloat16"
@@ -182,4 +182,4 @@ def _short(error: Exception) -> str:
 @functools.cache
 def _child() -> LimitedChild:
     """One child for all tests of this process; it imports torch once."""
-    return LimitedChild(room.available_memory()[0], (WORK_MODULE,))
+    return LimitedChild(resources.available_memory()[0], (WORK_MODULE,))

@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 from models.starter import starter_path
-from speculoos import machine, room
+from speculoos import machine, resources
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.people import access_warning
 from speculoos.settings import PROJECT_ROOT, Settings
@@ -162,11 +162,11 @@ def _access(settings: Settings) -> str:
 
 
 def _disk(settings: Settings) -> str:
-    folder = room.nearest_existing(settings.home)
+    folder = resources.nearest_existing(settings.home)
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
-    if short := room.disk_shortage(_limits(settings)):
+    if short := resources.disk_shortage(_limits(settings)):
         raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_DISK_MB sets the floor.")
     if free < MIN_DISK_GB:
         raise Unavailable(f"{free:.1f} GB free in {folder}.", f"Free some space; {MIN_DISK_GB:g} GB are needed.")
@@ -181,9 +181,9 @@ def _limits(settings: Settings) -> Settings:
 
 
 def _memory(settings: Settings) -> str:
-    if short := room.memory_shortage(_limits(settings)):
+    if short := resources.memory_shortage(_limits(settings)):
         raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_MEMORY_MB sets the floor.")
-    available, total = room.available_memory()
+    available, total = resources.available_memory()
     free = available / 1e9
     if free < MIN_MEMORY_GB:
         raise Unavailable(f"{free:.1f} GB of memory available.", f"Close something; {MIN_MEMORY_GB:g} GB are needed.")

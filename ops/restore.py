@@ -19,10 +19,10 @@ from typing import IO, Any
 
 from ops import rows
 from ops.backup import CHUNK, END, FORMAT, HEAD, HOME, ROWS, SKIPPED_TABLES, SUMS, Say
+from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
 from speculoos.settings import Settings
-from speculoos.sums import file_sha256
 from tracking import db, revisions
 from tracking.stored import KINDS
 from tracking.tables import now

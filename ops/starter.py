@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from models.archive import WEIGHTS
 from models.starter import STARTER_HEAD, starter_path
+from speculoos.checksums import read_checksums
 from speculoos.settings import Settings
-from speculoos.sums import read_checksums
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, now
 

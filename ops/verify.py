@@ -16,10 +16,10 @@ from sqlalchemy.orm import Session
 from models import archive
 from models.damage import BaseChecksums, base_problems, dataset_problems
 from models.starter import installed
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import NotFound
 from speculoos.settings import Settings
 from speculoos.store import read_key
-from speculoos.sums import ChecksumCache
 from tracking import queries, stored
 from tracking.db import reading
 from tracking.names import KIND_NAMES

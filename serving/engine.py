@@ -18,12 +18,12 @@ from serving.pool import LoadedModel, ModelPool, default_budget
 from serving.prompts import Prompts
 from serving.protocol import GenerationRequest
 from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.limited import START_SECONDS
 from speculoos.other_work import OtherCpuLoad
 from speculoos.settings import Settings
-from speculoos.sums import ChecksumCache
 from tracking import device_lease
 
 log = logging.getLogger(__name__)

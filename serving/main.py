@@ -25,10 +25,10 @@ from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
+from serving.maintenance import Upkeep
 from serving.protocol import ChatRequest, CompletionRequest
 from serving.timing import RequestTimer
 from serving.token import ApiKeyRequired, ApiKeys, with_token
-from serving.upkeep import Upkeep
 from serving.watch import DeviceWatch, end_process
 from speculoos import logs
 from speculoos.connections import BoundedConnection, raise_open_file_limit

@@ -16,9 +16,9 @@ from typing import Any
 from models.checkpoints import read_config
 from serving.catalog import ModelRef
 from serving.heartbeat import Heartbeat
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import NotFound, SpeculoosError, Unavailable, Unsupported
-from speculoos.room import available_memory
-from speculoos.sums import ChecksumCache
+from speculoos.resources import available_memory
 
 log = logging.getLogger(__name__)
 MAX_DRAFTERS = 4

@@ -164,7 +164,7 @@ class Settings:
     keep_copies: int = _setting(read_count, 5)
     """SPECULOOS_KEEP_COPIES: number of automatic database backups to keep."""
     min_disk_mb: int | None = _setting(read_count, None)
-    """SPECULOOS_MIN_DISK_MB: free disk space below which jobs pause; None: the default (see speculoos.room)."""
+    """SPECULOOS_MIN_DISK_MB: free disk space below which jobs pause; None: the default (see speculoos.resources)."""
     min_memory_mb: int | None = _setting(read_count, None)
     """SPECULOOS_MIN_MEMORY_MB: available memory below which jobs pause; None: the default."""
     job_memory_mb: int = _setting(read_count, 0)

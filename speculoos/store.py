@@ -20,10 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput, Damaged, Unavailable
 from speculoos.faults import disk_full
 from speculoos.files import new_file, new_path
-from speculoos.sums import file_sha256
 
 KEY_FILE = ".stored"
 """File in a synchronised local folder that holds its key; if the key matches, the store is not accessed."""

@@ -27,10 +27,10 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.faults import disk_full
-from speculoos.room import delete_reserve, is_disk_full
+from speculoos.resources import delete_reserve, is_disk_full
 from speculoos.settings import Settings
 from tracking import revisions
-from tracking.places import set_home
+from tracking.path_columns import set_home
 
 if TYPE_CHECKING:
     from alembic.config import Config

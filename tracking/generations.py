@@ -1,5 +1,5 @@
-"""Progress of a data generation, from the counters of the job and its shards (written by `corpus.telling`). The number
-of queries does not depend on the number of shards."""
+"""Progress of a data generation, from the counters of the job and its shards (written by `corpus.generation_status`).
+The number of queries does not depend on the number of shards."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -18,11 +18,11 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from speculoos.store import Store, StoredFolder, hide_credentials, open_store, read_key, write_key
-from speculoos.sums import ChecksumCache
-from tracking import db, places
+from tracking import db, path_columns
 from tracking.names import STARTER
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Job, Stored, Table, now
@@ -58,14 +58,14 @@ def store_key(kind: str, row_id: str) -> str:
 
 def path_id(settings: Settings, path: str | Path) -> str:
     """Id in the store of a file or folder without a row; the same on every machine for a path inside the home."""
-    return hashlib.sha256(places.to_stored_path(settings.home, str(path)).encode()).hexdigest()[:32]
+    return hashlib.sha256(path_columns.to_stored_path(settings.home, str(path)).encode()).hexdigest()[:32]
 
 
 def awaited_paths(session: Session, settings: Settings) -> set[str]:
     """Ids of the paths in the requests of unfinished jobs."""
     paths: list[str] = []
     for request in session.scalars(select(Job.request).where(Job.state.not_in(FINISHED))):
-        places.map_paths(request, paths.append)
+        path_columns.map_paths(request, paths.append)
     return {path_id(settings, path) for path in paths}
 
 

@@ -1,7 +1,7 @@
 """The database tables, one class per table.
 
 Ids are uuid4 hex strings. Times are UTC. JSON columns hold values that are only displayed or read by one kind of job.
-Paths inside the home are stored relative to it (see tracking.places) and returned as absolute paths.
+Paths inside the home are stored relative to it (see tracking.path_columns) and returned as absolute paths.
 """
 
 import time
@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, DateTime, Float, ForeignKey, Index, Integer, 
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column
 
-from tracking.places import HomeJson, HomePath
+from tracking.path_columns import HomeJson, HomePath
 from tracking.values import CheckedType, Json
 
 

@@ -26,15 +26,15 @@ from models.identity import tokenizer_sha256, weights_sha256
 from models.methods.settings import TrainConfig, max_length_error
 from models.runtime.precision import enable_tf32
 from models.runtime.weights import pack_supported
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, SilentReporter
-from speculoos.sums import ChecksumCache
 from training.acceptance import Acceptance, measure_acceptance
 from training.batches import DataReport, load_datasets, split_held_out
 from training.faults import nonfinite_loss_error, translate_errors
 from training.feature_store import FeatureStore, cache_advice
-from training.hidden_states.carrier import ServerWaitMonitor
 from training.hidden_states.connect import StatesLocation, connect_prefetcher, make_states_source
+from training.hidden_states.prefetcher import ServerWaitMonitor
 from training.method import make_method
 from training.resume_points import (
     check_resumable,

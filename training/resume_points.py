@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from models.identity import tensors_of
+from speculoos.checksums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums
 from speculoos.errors import BadInput, Damaged, SpeculoosError, Unavailable
 from speculoos.files import new_folder
-from speculoos.sums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums
 
 DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
 STATE_NAME = re.compile(r"state-(\d+)$")

@@ -1,8 +1,9 @@
 """Tokenise a data set's conversations once, with one process per core, and cache the result next to the data set.
 
 The cache key consists of the shards' checksums and everything that affects tokenisation
-(`training.piece.token_cache_key`): all attempts, processes and bases with the same tokenisation share the files, and
-only new shards are tokenised. Small data sets are tokenised in this process. Files of removed shards are deleted.
+(`training.tokenise_shard.token_cache_key`): all attempts, processes and bases with the same tokenisation share the
+files, and only new shards are tokenised. Small data sets are tokenised in this process. Files of removed shards are
+deleted.
 """
 
 import os
@@ -21,12 +22,12 @@ from typing import Any
 import platformdirs
 
 from models.damage import check_dataset
+from speculoos.checksums import file_sha256, read_checksums
 from speculoos.errors import NotFound, Unavailable
 from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, SilentReporter, check_stop
-from speculoos.sums import file_sha256, read_checksums
-from training.piece import token_cache_key, tokenise_piece
 from training.token_files import Piece, TokenFile, split_shard
+from training.tokenise_shard import token_cache_key, tokenise_piece
 
 FOLDER = ".tokens"
 """Subfolder of the data set; the leading dot excludes it from backups."""

@@ -10,8 +10,8 @@ assert "torch" not in sys.modules, "this is for a child process"
 sys.modules["torch"] = None  # type: ignore[assignment]
 
 from models.tokenizer import load_tokenizer  # noqa: E402
-from training.piece import token_cache_key, tokenise_piece  # noqa: E402
 from training.token_files import Piece  # noqa: E402
+from training.tokenise_shard import token_cache_key, tokenise_piece  # noqa: E402
 
 _tokenizers: dict[str, tuple[Any, str]] = {}
 

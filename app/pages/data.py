@@ -14,9 +14,9 @@ from app.views.generate_form import GenerateForm
 from app.views.import_form import ImportForm
 from app.views.manage import Manage, note_line
 from app.views.rows_browser import RowsBrowser
-from app.widgets.asked import filtered_query, is_filtered
 from app.widgets.elements import block, link_button, notice, page_header, section
 from app.widgets.list_page import Listing, ListPage, signature_of
+from app.widgets.list_query import filtered_query, is_filtered
 from app.widgets.picker import live, pager
 from app.widgets.text import tag
 from ops.homes import names

@@ -31,7 +31,7 @@ from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from models.starter import STARTER_HEAD
 from speculoos.errors import SpeculoosError
-from speculoos.room import nearest_existing
+from speculoos.resources import nearest_existing
 from speculoos.settings import Settings
 from tracking import jobs, listing, processes, queries
 from tracking.db import reading

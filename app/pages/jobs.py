@@ -6,10 +6,10 @@ from sqlalchemy.orm import Session
 from app.views import job_rows, manage, shell, verdict
 from app.views.job_forms import own_kind_forms
 from app.views.job_panel import JobPanel, cancel
-from app.widgets.asked import filtered_query, is_filtered
 from app.widgets.bulk import Action, bulk_bar, compare_button, name_field, on_bulk
 from app.widgets.elements import QUIET, block, page_header
 from app.widgets.list_page import Listing, ListPage
+from app.widgets.list_query import filtered_query, is_filtered
 from app.widgets.picker import pager
 from speculoos.settings import Settings
 from tracking import experiments, listing

@@ -13,10 +13,10 @@ from app.links import on_event_open
 from app.views import model_view
 from app.views.hub_search import HubSearch
 from app.views.manage import SMALL, Manage, note_line
-from app.widgets.asked import empty_list_html, filtered_query
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, page_header, section
 from app.widgets.fields import one_line
 from app.widgets.list_page import Listing, ListPage, signature_of
+from app.widgets.list_query import empty_list_html, filtered_query
 from app.widgets.picker import live, pager
 from app.widgets.problems import show_errors
 from app.widgets.text import tag

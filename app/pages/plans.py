@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.forms import whole
 from app.links import on_event_open
 from app.views import choices, plan_view
-from app.views.asking import command_of, started
+from app.views.job_start import command_of, started
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown, one_line

@@ -11,8 +11,8 @@ from app import forms, visitor
 from app.links import GO
 from app.views import choices
 from app.views.train_settings import SettingControls, coverage_note
-from app.widgets.at_field import field_error_notice, form_error_block
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
+from app.widgets.field_errors import field_error_notice, form_error_block
 from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import error_text
 from app.widgets.review import line, review

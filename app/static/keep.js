@@ -18,7 +18,7 @@ const kept = (name) => read(PREFIX + name);
 const keep = (name, value) => write(PREFIX + name, value);
 
 // The values of a form's fields as they were left; each is taken only if it is of the kind of the field's own value.
-// Called by app/widgets/kept.py.
+// Called by app/widgets/stored_fields.py.
 window.speculoos.kept = (name, ...now) => {
   const values = kept(name);
   if (!Array.isArray(values)) return now;

@@ -8,10 +8,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.links import model_link
-from app.widgets.asked import empty_list_html, filtered_query
 from app.widgets.bulk import bulk_bar, row_checkbox
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
+from app.widgets.list_query import empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag

@@ -13,7 +13,7 @@ from app.views.experiment_rows import tokens_of
 from app.views.trainings_tables import settings_of
 from app.widgets import spreadsheet
 from speculoos.redaction import redact
-from tracking import downsampling, experiments, lineage, places, trainings
+from tracking import downsampling, experiments, lineage, path_columns, trainings
 from tracking.lineage import Graph
 from tracking.tables import Evaluation, Experiment, Job
 from tracking.trainings import KIND, Training
@@ -138,4 +138,4 @@ def _graph(graph: Graph) -> dict[str, Any]:
 
 def _relative(value: Any, home: Path) -> Any:
     """`value` with paths inside the home folder relative to it."""
-    return places.map_paths(value or {}, lambda text: places.to_stored_path(home, text))
+    return path_columns.map_paths(value or {}, lambda text: path_columns.to_stored_path(home, text))

@@ -10,10 +10,10 @@ from app.views.manage import note_line
 from app.views.metrics_view import AXES
 from app.views.trainings_tables import evaluations_by_setting, measured_cell
 from app.views.trainings_view import TrainingsView, labels
-from app.widgets.asked import empty_list_html, filtered_query
 from app.widgets.bulk import bulk_bar, compare_button
 from app.widgets.elements import detail_head, empty_state, link_button, row_note
 from app.widgets.formatting import ago, figure
+from app.widgets.list_query import empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
 from tracking import experiments, lineage, listing, trainings

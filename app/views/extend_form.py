@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.forms import whole
 from app.links import on_event_open
-from app.views.asking import form_end
+from app.views.job_start import form_end
 from app.views.manage import row
 from app.widgets.elements import block, notice, on_typing
 from app.widgets.fields import one_line

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app.forms import ENDPOINT, GENERATE_FIELDS, generate_form, generate_request
 from app.links import on_event_open
 from app.views import choices
-from app.views.asking import form_end, started
+from app.views.job_start import form_end, started
 from app.widgets.elements import QUIET, closed_accordion, on_typing
 from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import show_errors

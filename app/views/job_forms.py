@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 
 from app.links import on_event_open
-from app.views.asking import form_end, started
+from app.views.job_start import form_end, started
 from app.widgets.elements import closed_accordion, on_typing
 from app.widgets.fields import one_line
 from app.widgets.problems import show_errors

@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 
 from app.evaluation_forms import BUILT_IN, PAIR, matrix_request, served_request
 from app.links import on_event_open
-from app.views.asking import command_of, form_end, started
 from app.views.choices import Choices
+from app.views.job_start import command_of, form_end, started
 from app.widgets.elements import block, closed_accordion, notice, on_changes
 from app.widgets.fields import dropdown
 from app.widgets.problems import show_errors

@@ -7,10 +7,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.views import job_rows, job_view
-from app.widgets.asked import empty_list_html, filtered_query
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import facts, notice, row_note
 from app.widgets.formatting import ago, interval
+from app.widgets.list_query import empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.surface import surface
 from app.widgets.text import safe, tag

@@ -14,7 +14,7 @@ from app.views.job_view import shown_done
 from app.widgets.elements import notice
 from app.widgets.formatting import duration, size
 from app.widgets.text import safe, tag
-from speculoos import room
+from speculoos import resources
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -88,15 +88,15 @@ def process_dot(silences: Mapping[str, float]) -> str:
 
 def disk_chip(home: Path) -> str:
     """Free disk space of the home folder."""
-    free = shutil.disk_usage(room.nearest_existing(home)).free
+    free = shutil.disk_usage(resources.nearest_existing(home)).free
     return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
 
 
 def disk_notice(settings: Settings) -> str:
     """Notice on every page while the disk is full or has too little space for jobs; otherwise ""."""
-    if room.is_disk_full(settings.home):
+    if resources.is_disk_full(settings.home):
         words = f"The disk that holds {settings.home} is full; nothing can be stored. {largest_words(settings.home)}"
-    elif short := room.disk_shortage(settings):
+    elif short := resources.disk_shortage(settings):
         words = f"Jobs pause: {short.sentence}. {largest_words(settings.home)}"
     else:
         return ""
@@ -111,4 +111,4 @@ def largest_words(home: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _largest(home: Path, period: int) -> list[tuple[str, int]]:
-    return room.largest_entries(home)
+    return resources.largest_entries(home)

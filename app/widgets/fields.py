@@ -8,7 +8,7 @@ import gradio as gr
 from app.drafting import EXACT, TYPICAL, Drafting
 from app.turns import TurnSampling
 from app.widgets.elements import closed_accordion
-from app.widgets.kept import PRESETS, store_fields, wire_presets
+from app.widgets.stored_fields import PRESETS, store_fields, wire_presets
 from speculoos.errors import BadInput
 
 SEED = re.compile(r"-?[0-9]{1,18}")

@@ -16,9 +16,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import arrivals
-from app.widgets.asked import ORDERS, WRITE_QUERY_SCRIPT, ListQuery, list_query_of_url, list_url
 from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
+from app.widgets.list_query import ORDERS, WRITE_QUERY_SCRIPT, ListQuery, list_query_of_url, list_url
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.problems import show_errors
 from app.widgets.text import safe

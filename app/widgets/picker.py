@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl
 
 import gradio as gr
 
-from app.widgets.asked import list_url
 from app.widgets.bulk import BULK_SCRIPT
 from app.widgets.elements import QUIET
+from app.widgets.list_query import list_url
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 from tracking.paging import Page

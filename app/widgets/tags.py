@@ -2,7 +2,7 @@
 
 import re
 
-from app.widgets.asked import ListQuery, list_url
+from app.widgets.list_query import ListQuery, list_url
 from app.widgets.text import safe, tag
 
 TAG = re.compile(r"(?<!\S)#[^\s#,;.]{1,40}")

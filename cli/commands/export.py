@@ -8,8 +8,8 @@ import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.console import Json, finish, say, table
+from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.reporting import ConsoleReporter
-from speculoos.sums import ChecksumCache, file_sha256
 
 if TYPE_CHECKING:
     from formats.facts import CardFacts

@@ -26,8 +26,8 @@ def serve(
     """Serve a base model's hidden states; the setting hidden_states of a training selects the server."""
     from cli.commands.targets import is_folder, resolve
     from ops.homes import open_home
+    from speculoos.checksums import ChecksumCache
     from speculoos.settings import load
-    from speculoos.sums import ChecksumCache
     from training.hidden_states.main import ServerAddress, serve
     from training.hidden_states.request import RequestLimits
 

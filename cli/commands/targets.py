@@ -91,7 +91,7 @@ def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, A
     files."""
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft
-    from speculoos.sums import ChecksumCache
+    from speculoos.checksums import ChecksumCache
 
     sums = ChecksumCache.of(settings)
     base = load_base(ref.base_path, decoding_dtype(settings.dtype, device), device, ref.base_known, sums)

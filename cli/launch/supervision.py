@@ -20,7 +20,7 @@ import psutil
 from cli.launch.programs import Program
 from speculoos.errors import BadInput, Unavailable
 from speculoos.private import set_private_umask
-from speculoos.room import update_reserve
+from speculoos.resources import update_reserve
 from speculoos.settings import PROJECT_ROOT, Settings
 
 HOME_VARIABLE = "SPECULOOS_SUPERVISED"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from models import hub
-from speculoos import room
+from speculoos import resources
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
 from speculoos.limited import ChildError, LimitExceeded, run_limited
 from speculoos.reporting import Reporter
@@ -107,7 +107,7 @@ def _in_child(conversion: Conversion) -> dict[str, Any]:
     size, shown = _bytes(Path(conversion.folder)), conversion.shown
     seconds = SECONDS + size / BYTES_PER_SECOND
     tables = min(2 * _bytes(Path(conversion.base_folder)), MAX_TABLES)
-    memory = min(MEMORY + MEMORY_PER_BYTE * size + tables, room.available_memory()[0])
+    memory = min(MEMORY + MEMORY_PER_BYTE * size + tables, resources.available_memory()[0])
     try:
         return run_limited(WORK, asdict(conversion), seconds=seconds, memory=memory)
     except LimitExceeded as error:

@@ -7,8 +7,8 @@ from sqlalchemy import select
 
 from app.pages import checkpoints, data, jobs, models, plans
 from app.views.checkpoint_rows import checkpoints_table
-from app.widgets.asked import ListQuery, filtered_query, is_filtered, list_query_of_url, list_url
 from app.widgets.bulk import Action, bulk_bar, row_checkbox, run_bulk_action
+from app.widgets.list_query import ListQuery, filtered_query, is_filtered, list_query_of_url, list_url
 from app.widgets.picker import pager
 from speculoos.errors import Conflict
 from speculoos.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.importing import import_prompts
-from corpus.places import LocalShardFolder
+from corpus.shard_storage import LocalShardFolder
 from corpus.sharding import (
     ShardPart,
     add_unfinished,

@@ -9,9 +9,9 @@ from corpus.importing import import_prompts
 from corpus.shards import ShardWriter, read_rows, write_summary
 from evaluation.questions import read_questions
 from models.damage import dataset_problems
+from speculoos.checksums import CHECKSUM_FILE, ChecksumCache, read_checksums
 from speculoos.errors import BadInput, Damaged
 from speculoos.reporting import SilentReporter
-from speculoos.sums import CHECKSUM_FILE, ChecksumCache, read_checksums
 from tests.tools.damage import cut, flip
 from training.batches import read_rows as rows_to_train
 

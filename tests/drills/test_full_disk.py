@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from cli.launch.supervision import end_leftover_processes, program_states
-from speculoos import room
+from speculoos import resources
 from speculoos.settings import Settings, load
 from tests.cli.launch.test_up import start, wait_until
-from tests.speculoos.test_room import fill
+from tests.speculoos.test_resources import fill
 from tests.tools.ports import free_ports
 from tracking import db, jobs
 from tracking.tables import Job
@@ -50,7 +50,7 @@ def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
     running = start(small)
     try:
         running.wait_until_up()
-        wait_until((small.home / room.RESERVE).exists)
+        wait_until((small.home / resources.RESERVE).exists)
         before = {name: running.pid(name) for name in program_states(small)}
         fill(small_disk, 2 * 2**20)
         wait_until(lambda: "Paused: " in paused(small), 60)
@@ -64,7 +64,7 @@ def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
         assert state(small, job) == "QUEUED"
         (small_disk / "ballast").unlink()
         wait_until(lambda: state(small, job) == "SUCCEEDED", 120)
-        wait_until((small.home / room.RESERVE).exists, 60)
+        wait_until((small.home / resources.RESERVE).exists, 60)
         assert {name: running.pid(name) for name in program_states(small)} == before
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(30) == 0

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from speculoos.checksums import find_changed_files
 from speculoos.settings import Settings
-from speculoos.sums import find_changed_files
 from tracking import db
 from tracking.tables import Base, Checkpoint
 

@@ -10,8 +10,8 @@ from formats import FORMATS
 from formats.export import build_export
 from formats.options import export_options
 from formats.report import ExportReport
+from speculoos.checksums import find_changed_files, read_checksums
 from speculoos.errors import Conflict, Unsupported
-from speculoos.sums import find_changed_files, read_checksums
 from tests.formats.commands import check
 from tests.formats.conftest import EVERY
 

@@ -8,8 +8,8 @@ import pytest
 from models.base import load_base
 from models.card import make_card
 from models.damage import BaseChecksums, base_problems
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import Damaged
-from speculoos.sums import ChecksumCache
 from tests.models import hostile
 from tests.tools.damage import cut, flip
 

@@ -10,8 +10,8 @@ from models.base import load_base
 from models.checkpoints import WEIGHTS, save_draft
 from models.medusa import MedusaConfig, MedusaHeads
 from ops.health import check as doctor
+from speculoos.checksums import file_sha256
 from speculoos.settings import Settings
-from speculoos.sums import file_sha256
 from tests.models import hostile
 from tests.tools.damage import flip
 from tests.tools.homes import add_answers, add_base

@@ -21,8 +21,8 @@ from models.medusa import MedusaConfig, MedusaHeads
 from models.tiny import make_tiny_base
 from serving.engine import Engine
 from serving.main import create_app
+from speculoos.checksums import file_sha256
 from speculoos.settings import Settings, load
-from speculoos.sums import file_sha256
 from tests.tools.databases import Databases
 from tracking.db import upgrade, writing
 from tracking.tables import Base, Checkpoint

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import update
 
 from models.identity import weights_sha256
-from serving import upkeep
+from serving import maintenance
 from serving.errors import UNEXPECTED
 from serving.live import RunWriter
-from serving.upkeep import Upkeep
+from serving.maintenance import Upkeep
 from tests.serving.conftest import SAYING, Served, ready_base, serve, until
 from tests.serving.test_live import ended, look, make_run, post
 from tracking import device_lease, leases, runs
@@ -133,7 +133,7 @@ def test_a_writer_whose_thread_panicked_says_so(cracked: Served, monkeypatch: py
 
 
 def test_upkeep_goes_on_whatever_it_meets(cracked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "EVERY_SECONDS", 0.01)
     calls: list[str] = []
 
     class Faulty:

@@ -19,8 +19,8 @@ from models.tiny import make_tiny_base
 from serving.catalog import ModelRef
 from serving.pool import MAX_CONTEXT, LoadedModel, ModelPool, default_budget
 from serving.sizes import cache_bytes, held_bytes
+from speculoos.checksums import file_sha256
 from speculoos.errors import NotFound, Unsupported
-from speculoos.sums import file_sha256
 from tests.serving.test_reuse import MAKERS
 
 MEGABYTE = 2**20

@@ -17,7 +17,7 @@ from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
 from serving.catalog import ModelRef
 from serving.pool import LoadedModel, ModelPool
-from speculoos.sums import file_sha256
+from speculoos.checksums import file_sha256
 
 MAKERS: dict[str, Any] = {
     "medusa": lambda base: MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 3), base),

@@ -15,8 +15,8 @@ import pytest
 from serving import watch
 from serving.heartbeat import Heartbeat
 from serving.main import _end_leftovers
+from serving.maintenance import Upkeep
 from serving.queueing import DeviceQueue
-from serving.upkeep import Upkeep
 from serving.watch import EXIT_CODE, DeviceWatch
 from speculoos.errors import BadInput
 from speculoos.settings import PROJECT_ROOT, Settings, load

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from cli.main import main
 from speculoos.errors import BadInput, Unavailable
-from speculoos.room import update_reserve
+from speculoos.resources import update_reserve
 from speculoos.settings import Settings, load
 from tracking import db
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, JobLog, Preference, Table

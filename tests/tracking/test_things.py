@@ -10,9 +10,9 @@ import pytest
 
 from models import archive
 from ops.starter import ensure_starter
+from speculoos.checksums import checksums_text
 from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings
-from speculoos.sums import checksums_text
 from tracking import changes, db, names, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from speculoos.sums import CHECKSUM_FILE
+from speculoos.checksums import CHECKSUM_FILE
 from tests.tools.damage import cut, flip
 from tests.training.test_loop import Notebook, config
 from training.loop import train

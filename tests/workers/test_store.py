@@ -15,10 +15,10 @@ from models.archive import checkpoint_problems
 from models.damage import dataset_problems
 from models.starter import STARTER_HEAD
 from ops import retention
+from speculoos.checksums import read_checksums
 from speculoos.errors import Unavailable
 from speculoos.settings import Settings
 from speculoos.store import open_store, read_key
-from speculoos.sums import read_checksums
 from tests.workers.conftest import Bench
 from tests.workers.two_machines import (
     files,

@@ -13,11 +13,11 @@ from models.methods.settings import FROM_STORE, TrainConfig
 from speculoos.errors import BadInput
 from speculoos.settings import HiddenStatesServer
 from training.batches import Batch, TokenisedConversation
-from training.hidden_states.carrier import LocalPrefetcher, ServerWaitMonitor, ThreadedPrefetcher
 from training.hidden_states.client import StatesClient
-from training.hidden_states.kept import StatesStore
+from training.hidden_states.prefetcher import LocalPrefetcher, ServerWaitMonitor, ThreadedPrefetcher
 from training.hidden_states.reference import ReferenceClient
 from training.hidden_states.sglang import SglangClient
+from training.hidden_states.states_store import StatesStore
 from training.hidden_states.stored import StoredStates
 from training.hidden_states.vllm import VllmClient
 from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states

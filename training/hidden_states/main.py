@@ -15,10 +15,10 @@ from models.families import unsupported_reason
 from models.logits import check_logits
 from models.runtime.precision import enable_tf32
 from models.runtime.weights import pack_supported
+from speculoos.checksums import ChecksumCache
 from speculoos.connections import BoundedConnection
 from speculoos.errors import BadInput, Unavailable, Unsupported
 from speculoos.settings import LOOPBACK
-from speculoos.sums import ChecksumCache
 from training.hidden_states.request import RequestLimits
 from training.hidden_states.server import StatesEngine, create_app
 

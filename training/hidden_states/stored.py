@@ -6,7 +6,7 @@ from torch import Tensor
 
 from speculoos.errors import NotFound
 from training.hidden_states.client import StatesClient
-from training.hidden_states.kept import StatesStore
+from training.hidden_states.states_store import StatesStore
 from training.hidden_states.wire import HiddenStates, StatesRequest, concat_states
 
 

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 from models.archive import WEIGHTS
 from models.damage import BaseChecksums
 from speculoos import machine
+from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.errors import NotFound
 from speculoos.files import total_bytes
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
-from speculoos.sums import ChecksumCache, file_sha256
 from tracking import db, leases, moves, queries, stored
 from tracking.names import KIND_NAMES
 from tracking.tables import Base, Checkpoint, Table

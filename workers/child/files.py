@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from formats.store import StoredExport, deliver_export
 from models import starter
+from speculoos.checksums import file_sha256
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Settings
 from speculoos.store import Store, StoredFolder, StoreUnavailable, files_to_upload, read_key
-from speculoos.sums import file_sha256
 from tracking import db, stored
 from tracking.stored import KINDS, UPLOADS, RowFiles, store_key
 from tracking.tables import Stored, Table

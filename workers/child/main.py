@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from speculoos import logs, room
+from speculoos import logs, resources
 from speculoos.errors import Cancelled, Fenced, SpeculoosError
 from speculoos.faults import disk_full, out_of_memory
 from speculoos.private import set_private_umask
@@ -106,7 +106,7 @@ def add_startup_seconds(context: JobContext, result: Result) -> Result:
 def _stop_on_signals(context: JobContext) -> None:
     def handle(number: int, frame: FrameType | None) -> None:
         if number == PAUSE_SIGNAL:
-            context.short = room.find_shortage(context.settings) or room.ResourceShortage(
+            context.short = resources.find_shortage(context.settings) or resources.ResourceShortage(
                 "disk", "space was short for a moment"
             )
         context.interrupted.set()
@@ -118,7 +118,7 @@ def _stop_on_signals(context: JobContext) -> None:
 
 def _store_pause(context: JobContext, error: Exception) -> bool:
     """Pause the job if its error is due to a shortage of disk space or memory; returns whether it was."""
-    shortage = room.disk_shortage(context.settings) if disk_full(error) else None
+    shortage = resources.disk_shortage(context.settings) if disk_full(error) else None
     if shortage is None and not (context.short and out_of_memory(error)):
         return False
     note = (shortage or context.short).note

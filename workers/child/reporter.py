@@ -14,7 +14,7 @@ from typing import Any
 
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.redaction import known_secrets, redact
-from speculoos.room import ResourceShortage
+from speculoos.resources import ResourceShortage
 from speculoos.settings import Settings
 from tracking import db, reports
 from tracking.tables import now

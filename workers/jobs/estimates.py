@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from speculoos.room import nearest_existing
+from speculoos.resources import nearest_existing
 from workers.jobs.pace import Pace, fixed_seconds, pace
 from workers.jobs.request import FixedWork, Need, Request
 

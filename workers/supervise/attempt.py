@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from speculoos import faults, logs, room
+from speculoos import faults, logs, resources
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.redaction import known_secrets, redact
 from speculoos.settings import Settings
@@ -40,7 +40,7 @@ def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
     """
     worked = False
     try:
-        while not stopping.is_set() and not room.resource_monitor(rules.cached_settings(settings)).look():
+        while not stopping.is_set() and not resources.resource_monitor(rules.cached_settings(settings)).look():
             with db.writing(settings) as session:
                 attempt = jobs.claim(session, job_id, identity.worker_id(), timing.lease_seconds)
             if attempt is None:
@@ -69,7 +69,7 @@ class AttemptSupervisor:
         self.settings, self.job_id, self.attempt, self.timing = settings, job_id, attempt, timing
         self._stop_sent_at: float | None = None  # when the child was asked to stop
         self._merging = False  # the attempt merges the finished shards of a divided job that the user stopped
-        self._shortage: room.ResourceShortage | None = None  # why the child was asked to pause
+        self._shortage: resources.ResourceShortage | None = None  # why the child was asked to pause
         self._log = joblog.log_path(settings, job_id)
         self._renewed_at = time.monotonic()
 
@@ -105,7 +105,7 @@ class AttemptSupervisor:
         log.warning("%s", error)
         try:
             with db.writing(self.settings) as session:
-                if shortage := room.find_shortage(rules.cached_settings(self.settings)):
+                if shortage := resources.find_shortage(rules.cached_settings(self.settings)):
                     jobs.interrupt(session, self.job_id, self.attempt, shortage.note, hint=SPACE_HINT)
                 else:
                     jobs.fail(session, self.job_id, self.attempt, *describe_error(error))
@@ -158,7 +158,7 @@ class AttemptSupervisor:
     def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
         """If disk space or memory is short, ask the child to stop at its next safe point; the job resumes later."""
         if self._stop_sent_at is None and (
-            shortage := room.resource_monitor(rules.cached_settings(self.settings)).look()
+            shortage := resources.resource_monitor(rules.cached_settings(self.settings)).look()
         ):
             self._shortage, self._stop_sent_at = shortage, time.monotonic()
             log.warning("%s.", shortage.note)

@@ -19,7 +19,7 @@ from ops import retention
 from speculoos import logs
 from speculoos.errors import Fenced, SpeculoosError
 from speculoos.private import set_private_umask
-from speculoos.room import update_reserve
+from speculoos.resources import update_reserve
 from speculoos.settings import Settings, load
 from tracking import counters, db, jobs, leases, processes, reports
 from tracking.tables import Job, now

@@ -9,7 +9,7 @@ import sys
 
 from celery.signals import setup_logging, worker_ready, worker_shutting_down
 
-from speculoos import logs, machine, room
+from speculoos import logs, machine, resources
 from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
 from tracking import processes, rules
@@ -50,7 +50,7 @@ def main(queue: str, concurrency: int | None = None) -> int:
 
 def worker_status(settings: Settings) -> dict[str, str]:
     """Status of this worker for the pages: why it starts no jobs, if disk space or memory is short."""
-    shortage = room.resource_monitor(rules.cached_settings(settings)).look()
+    shortage = resources.resource_monitor(rules.cached_settings(settings)).look()
     return {"paused": shortage.note + "."} if shortage else {}
 
 

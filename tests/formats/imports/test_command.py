@@ -11,9 +11,9 @@ import torch
 from app.views.checkpoint_rows import lineage, row_cells, settings_table
 from cli.launch.supervision import end_leftover_processes, leftover_processes
 from cli.main import main
+from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from speculoos.sums import file_sha256
 from tests.cli.launch.test_services import speculoos
 from tests.formats.imports import writers
 from tests.tools.homes import add_base

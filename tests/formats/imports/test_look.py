@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from formats.imports.look import DraftInspection, ExpectedDraft, draft_files, inspect_draft
+from formats.imports.inspect import DraftInspection, ExpectedDraft, draft_files, inspect_draft
 from models.checkpoints import save_draft
 from models.methods import METHODS
 from speculoos.errors import BadInput, SpeculoosError, Unsupported

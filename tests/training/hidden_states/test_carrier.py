@@ -10,8 +10,8 @@ import torch
 from speculoos.errors import BadInput
 from tests.training.hidden_states.conftest import Notebook
 from training.batches import Batch
-from training.hidden_states.carrier import ServerWaitMonitor, ThreadedPrefetcher
 from training.hidden_states.client import TemporarilyUnavailable
+from training.hidden_states.prefetcher import ServerWaitMonitor, ThreadedPrefetcher
 from training.hidden_states.wire import HiddenStates, StatesRequest
 from training.source import RemoteSource, RequiredStates
 

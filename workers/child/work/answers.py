@@ -7,7 +7,7 @@ from typing import Any
 from corpus.conversations import GenerateOptions
 from corpus.labels import ServedBase
 from corpus.lengths import count_lengths
-from corpus.places import LocalShardFolder, ShardFolder, StoreShardFolder
+from corpus.shard_storage import LocalShardFolder, ShardFolder, StoreShardFolder
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint
 from tracking import stored
@@ -105,7 +105,7 @@ def _generate_local(
 ) -> dict[str, Any]:
     from corpus.generate_local import generate_local, generation_dtype
     from models.base import load_base
-    from training.hidden_states.kept import StatesStore
+    from training.hidden_states.states_store import StatesStore
     from workers.child.work.devices import take_device
 
     row = context.usable(Base, request.base_id)

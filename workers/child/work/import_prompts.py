@@ -13,7 +13,7 @@ from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
 from speculoos.suites import SUITES
 from tracking.tables import Dataset
 from workers.child.context import JobContext
-from workers.child.work.given_files import InputFile, given_files, remove_upload
+from workers.child.work.input_files import InputFile, given_files, remove_upload
 from workers.jobs.requests import ImportAnswered, ImportPrompts
 from workers.memory import IMPORT_HINT
 

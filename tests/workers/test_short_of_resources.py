@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.views.job_view import banner, state_words
-from speculoos import room
+from speculoos import resources
 from speculoos.settings import load
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.test_drills import order, some_steps, steps
@@ -27,7 +27,7 @@ MB = 2**20
 
 def fill(disk: Path, left: int) -> None:
     """Leave `left` bytes of a disk."""
-    free = room.shutil.disk_usage(disk).free
+    free = resources.shutil.disk_usage(disk).free
     with (disk / f"ballast-{free}").open("wb") as file:
         file.write(b"0" * max(0, free - left))
 
@@ -76,7 +76,7 @@ def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_
 
 def test_work_that_meets_the_full_disk_before_its_worker_does_pauses_too(small: Bench, small_disk: Path) -> None:
     """The reserve is given up, so the row can say so; then it goes on by itself, as the other way round."""
-    assert room.update_reserve(small.settings)
+    assert resources.update_reserve(small.settings)
     small.worker()
     small.reconciler()
     job = order(small, small_disk / "w", steps=3, trick="fill")
@@ -84,10 +84,10 @@ def test_work_that_meets_the_full_disk_before_its_worker_does_pauses_too(small: 
     assert re.fullmatch(
         r"Paused: \d\.\d MB free on the disk that holds .*, the minimum is 4\.2 MB; .*", paused.progress_note
     )
-    assert not (small.settings.home / room.RESERVE).exists()
+    assert not (small.settings.home / resources.RESERVE).exists()
     (small_disk / "w" / "ballast").unlink()
     assert small.wait(job.id, "SUCCEEDED").attempt == 2
-    wait_until((small.settings.home / room.RESERVE).exists, 90, "a new reserve")
+    wait_until((small.settings.home / resources.RESERVE).exists, 90, "a new reserve")
 
 
 def test_an_import_that_would_take_all_memory_ends_in_one_sentence(bench: Bench, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from app.views import status_bar
 from cli.launch.programs import Program
 from cli.launch.supervision import ProcessSupervisor, end_leftover_processes, program_states
 from ops import health
-from speculoos import logs, room
+from speculoos import logs, resources
 from speculoos.errors import BadInput
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
@@ -97,11 +97,11 @@ def test_logs_of_programs_are_rotated(small_home: Settings) -> None:
 
 def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, small_disk: Path) -> None:
     db.upgrade(small_home)
-    assert room.update_reserve(small_home)
-    reserve = small_home.home / room.RESERVE
+    assert resources.update_reserve(small_home)
+    reserve = small_home.home / resources.RESERVE
     assert MB < reserve.stat().st_size < 2 * MB
     ballast = fill(small_disk)
-    assert room.is_disk_full(small_home.home)
+    assert resources.is_disk_full(small_home.home)
 
     def write() -> None:
         with db.writing(small_home) as session:
@@ -117,17 +117,17 @@ def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, s
         write()
     assert not reserve.exists()
     write()
-    assert not room.update_reserve(small_home), "there is no room for it yet"
+    assert not resources.update_reserve(small_home), "there is no room for it yet"
     ballast.unlink()
-    assert room.update_reserve(small_home) and reserve.exists()
+    assert resources.update_reserve(small_home) and reserve.exists()
 
 
 def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> None:
     settings = load({"SPECULOOS_HOME": str(small_disk)})
     fill(small_disk, MB)
-    assert room.disk_shortage(settings) is None, "on 16 MB the floor is a 50th, not a gigabyte"
+    assert resources.disk_shortage(settings) is None, "on 16 MB the floor is a 50th, not a gigabyte"
     strict = replace(settings, min_disk_mb=4)
-    watch = room.ResourceMonitor(strict)
+    watch = resources.ResourceMonitor(strict)
     short = watch.look()
     assert short.kind == "disk" and not short.counts
     assert short.note == (
@@ -139,29 +139,29 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
         fill(small_disk, int(left * MB))
         watch._checked_at = 0.0
         assert (watch.look() is None) == goes_on, left
-    assert room.disk_shortage(replace(settings, min_disk_mb=0)) is None
+    assert resources.disk_shortage(replace(settings, min_disk_mb=0)) is None
 
 
 def test_memory_must_be_short_for_some_seconds_before_it_counts(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greedy = replace(home, min_memory_mb=10**9)
-    watch = room.ResourceMonitor(greedy)
+    watch = resources.ResourceMonitor(greedy)
     assert watch.look() is None
-    watch._short_since -= room.MEMORY_SECONDS
+    watch._short_since -= resources.MEMORY_SECONDS
     watch._checked_at = 0.0
     short = watch.look()
     assert short.kind == "memory" and short.counts and "of memory available, the minimum is" in short.note
-    assert room.memory_shortage(replace(home, min_memory_mb=0)) is None
+    assert resources.memory_shortage(replace(home, min_memory_mb=0)) is None
 
 
 def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"max": "1073741824", "current": "900000000", "stat": "anon 5\ninactive_file 100000000"}.items():
         (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(room, "CGROUP", tmp_path)
-    assert room.available_memory() == (1073741824 - 800000000, 1073741824)
+    monkeypatch.setattr(resources, "CGROUP", tmp_path)
+    assert resources.available_memory() == (1073741824 - 800000000, 1073741824)
     (tmp_path / "memory.max").write_text("max")
-    assert room.available_memory()[1] > 1073741824
+    assert resources.available_memory()[1] > 1073741824
 
 
 def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Settings, small_disk: Path) -> None:

@@ -14,8 +14,8 @@ from formats.imports.names import SECTIONS, TITLES, detect, medusa_name, named_b
 from models.hub import PICKLES, choose_draft
 from models.identity import FLOATS, TensorEntry, read_json, tensors_of
 from models.methods import METHODS
+from speculoos.checksums import CHECKSUM_FILE
 from speculoos.errors import BadInput, SpeculoosError
-from speculoos.sums import CHECKSUM_FILE
 
 MAX_HEADER, MAX_CONFIG = 4 << 20, 1 << 20
 """Largest header and config that are read, in bytes; those of known drafts have a few kilobytes."""
