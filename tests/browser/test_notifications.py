@@ -101,10 +101,10 @@ def test_a_webhook_is_kept_tested_and_forgotten(page: Page, workbench: Workbench
     assert receiver.got == []
     url.fill("https://1.1.1.1/hooks/T0-hidden")
     page.locator("#webhook-keep").click()
-    expect(said).to_contain_text("told to 1.1.1.1")
+    expect(said).to_contain_text("sent to 1.1.1.1")
     expect(url).to_have_value("")
     page.reload()
-    expect(said).to_contain_text("told to 1.1.1.1")
+    expect(said).to_contain_text("sent to 1.1.1.1")
     assert "T0-hidden" not in page.content()
     page.locator("#webhook-forget").click()
     expect(said).to_contain_text("Deleted")

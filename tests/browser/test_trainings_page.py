@@ -101,14 +101,14 @@ def test_a_running_training_is_followed_and_one_can_be_left_out(
         reports.write(session, three[-1], 1, report)
     expect(figures).to_contain_text("999,999")
     expect(page.locator("#trainings-settings dl")).to_be_visible()  # what did not change is not drawn anew
-    page.get_by_role("link", name="Leave wild out").click()
+    page.get_by_role("link", name="Remove wild").click()
     page.wait_for_url(f"**/trainings?ids={three[0]},{three[1]}")
     expect(page.locator("#trainings-charts figure").first.locator("li")).to_have_count(2)
 
 
 def test_an_address_that_names_nothing_says_so(page: Page, workbench: Workbench) -> None:
     open_page(page, f"{workbench.url}/trainings?ids=nowhere,<b>x</b>")
-    expect(page.locator("#trainings-problem")).to_contain_text("2 of these jobs are not here")
+    expect(page.locator("#trainings-problem")).to_contain_text("2 of these jobs are missing")
     expect(page.locator("#trainings-shown")).to_be_hidden()
     open_page(page, f"{workbench.url}/trainings")
     expect(page.locator("#trainings-problem")).to_contain_text("Nothing to compare yet")

@@ -55,9 +55,9 @@ def test_the_command_names_the_suite() -> None:
 
 def test_a_command_that_names_no_suite_or_no_file_is_refused(home: Settings) -> None:
     with pytest.raises(BadInput, match="there is no such suite; known are mt_bench"):
-        import_file(suite="poems")
+        import_file(suite="poems", limit=None)
     with pytest.raises(BadInput, match="Name the file to import"):
-        import_file()
+        import_file(suite="", limit=None)
 
 
 def test_a_suite_of_the_hub_names_no_file_to_deliver() -> None:
