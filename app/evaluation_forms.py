@@ -21,9 +21,9 @@ def matrix_request(
 ) -> Matrix:
     """Request for every combination of the selected values. Raises BadInput."""
     if not models:
-        raise BadInput("Models: choose a base or a checkpoint, or several.")
+        raise BadInput("Models: choose one or more base models or checkpoints.")
     if not suites:
-        raise BadInput("Suites: choose the questions, or several sets of them.")
+        raise BadInput("Suites: choose one or more sets of questions.")
     return Matrix(
         models=[dict(zip(("base_id", "checkpoint_id"), pair(model), strict=True)) for model in models],
         suites=[_data_id(suite) for suite in suites],
@@ -45,7 +45,7 @@ def served_request(
     """Request to evaluate an endpoint on a suite. Raises BadInput."""
     values = {"endpoint_model": model, "plain_model": plain_model, "limit": limit, "max_tokens": max_tokens}
     if not endpoint:
-        raise BadInput("Server: choose an endpoint; the operator names them in settings.toml.")
+        raise BadInput("Server: choose an endpoint; they are defined in settings.toml.")
     base_id, checkpoint_id = pair(serves or "")
     return Evaluate(
         base_id=base_id,
@@ -124,7 +124,7 @@ def lines(label: str, text: str | None) -> list[str]:
     """Non-empty lines without duplicates. Raises BadInput if there are too many."""
     result = list(dict.fromkeys(line.strip() for line in (text or "").splitlines() if line.strip()))
     if len(result) > MOST_VALUES:
-        raise BadInput(f"{label}: at most {MOST_VALUES} are taken.")
+        raise BadInput(f"{label}: at most {MOST_VALUES} are allowed.")
     return result
 
 
@@ -132,7 +132,7 @@ def numbers(label: str, text: str | None, low: float, high: float) -> list[float
     """Parse `0, 0.7, 1`, without duplicates. Raises BadInput."""
     values = [value for value in (text or "").replace(";", ",").split(",") if value.strip()]
     if not values or len(values) > MOST_VALUES:
-        raise BadInput(f"{label}: expected one number or several, such as 0, 1.")
+        raise BadInput(f"{label}: expected one or more numbers, such as 0, 1.")
     return list(dict.fromkeys(number(label, value.strip(), low, high, 0.0) for value in values))
 
 

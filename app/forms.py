@@ -26,7 +26,7 @@ ENDPOINT_FIELDS = ("endpoint_model", "api")
 """Fields of a generation that apply to endpoints only."""
 GENERATE_FIELDS = tuple(name for name in GenerateData.options() if name != "endpoint")
 """Fields with their own control in the generation form; the model and the endpoint share one control."""
-OWN_SETTINGS = "No recipe: all settings at their default"
+OWN_SETTINGS = "No recipe: default settings"
 
 
 def fetch_request(settings: Settings, source: str, location: str) -> FetchModel:
@@ -35,7 +35,7 @@ def fetch_request(settings: Settings, source: str, location: str) -> FetchModel:
     if kind == "starter":
         return FetchModel(source="starter", location="starter")
     if not location:
-        raise BadInput(f"{source}: say which one; the box is empty.")
+        raise BadInput(f"{source}: the field is empty; enter the model to add.")
     if kind == "hub":
         return FetchModel(source=kind, location=hub_id(location))
     path = readable(settings, location)
@@ -67,11 +67,11 @@ def import_request(
     """Request to import prompts from a file or a hub data set, conversations answered by base `answered_by` (an id; ""
     if none is selected), or the questions of a suite (from the hub if no file is set). Raises BadInput."""
     if answered_by == "":
-        raise BadInput("Answered by: choose the base model that wrote the answers, or one equal to it.")
+        raise BadInput("Responses by: choose the base model that generated the responses, or an equal one.")
     if hub.strip() and (upload or path.strip()):
-        raise BadInput("Give a file or a data set on the hub, one of the two.")
+        raise BadInput("Choose a file or a data set on the Hub, not both.")
     if suite and hub.strip():
-        raise BadInput("A suite is read from its own file, or fetched where both boxes are empty; leave the hub's out.")
+        raise BadInput("A suite has its own file, or is downloaded without one; leave the data set on the Hub out.")
     if hub.strip():
         location = hub_location(hub)
         values: dict[str, Any] = {"path": str(location), "original_name": location.title}
@@ -82,7 +82,7 @@ def import_request(
         values = {"path": str(file), "original_name": file.name, "delete_after": bool(upload)}
     columns = {name: column for name, column in (fields or {}).items() if column}
     if columns and not suite and not {"prompt", "messages"} & set(columns):
-        raise BadInput("Fields: say which one holds the prompt, or the messages.")
+        raise BadInput("Fields: choose the column of the prompt or of the messages.")
     values |= {"limit": limit or None, "fields": {} if suite else columns}
     return ImportAnswered(base_id=answered_by, **values) if answered_by else ImportPrompts(**values, suite=suite)
 
@@ -90,7 +90,7 @@ def import_request(
 def hub_location(text: str) -> Location:
     """Parse the text of the hub box. Raises BadInput."""
     if not text.strip():
-        raise BadInput("Data set on the hub: say which one, as owner/name; the box is empty.")
+        raise BadInput("Data set on the Hub: the field is empty; enter owner/name.")
     return Location.parse(text)
 
 
@@ -99,7 +99,7 @@ def import_file(settings: Settings, upload: str | None, path: str) -> Path:
     if upload:
         return Path(upload)
     if not path.strip():
-        raise BadInput("Choose a file to upload, or give the path of one on this server, or a data set on the hub.")
+        raise BadInput("Choose a file to upload, or enter the path of a file on this server, or a data set on the Hub.")
     file = readable(settings, path.strip())
     if not file.is_file():
         raise BadInput(f"Path: there is no file {file}.")
@@ -113,12 +113,12 @@ def readable(settings: Settings, text: str) -> Path:
         path = (settings.home / Path(text).expanduser()).resolve()
         path.exists()
     except (OSError, ValueError, RuntimeError):  # too long, NUL byte, unknown user after ~
-        raise BadInput(f"Path: {text[:80]!r} cannot be the path of a file here.") from None
+        raise BadInput(f"Path: {text[:80]!r} is not a valid path.") from None
     internal = [settings.home / name for name in (*PRIVATE, "uploads")]
     if any(path.is_relative_to(folder) for folder in (*internal, *SYSTEM)):
-        raise BadInput(f"Path: {path} is not for pages; give a file of yours, or upload it.")
+        raise BadInput(f"Path: {path} is not accessible from pages; use another file, or upload it.")
     if settings.is_shared and not path.is_relative_to(settings.home):
-        raise BadInput(f"Path: only files under {settings.home} can be named here; copy it there, or upload it.")
+        raise BadInput(f"Path: only files under {settings.home} can be read; copy the file there, or upload it.")
     return path
 
 
@@ -128,7 +128,7 @@ def generate_request(source_id: str, who: str | None = "", served: str | None = 
     `who`: id of a base, or ENDPOINT + name of an endpoint that serves base `served`; `values`: other controls by field.
     """
     if not who:
-        raise BadInput("Model or endpoint: choose which one answers.")
+        raise BadInput("Model or endpoint: choose which one generates the responses.")
     endpoint = who.removeprefix(ENDPOINT) if who.startswith(ENDPOINT) else ""
     if not endpoint:
         values = {name: value for name, value in values.items() if name not in ENDPOINT_FIELDS}
@@ -151,10 +151,10 @@ def train_request(
     `values`: controls of the advanced settings; only values that differ from the recipe are stored.
     """
     if not base_id:
-        raise BadInput("Base: choose the model to draft for.")
+        raise BadInput("Base: choose the base model of the draft.")
     first, *more = [dataset_ids] if isinstance(dataset_ids, str) else dataset_ids or [""]
     if not first:
-        raise BadInput("Data: choose conversations to train on; generate some on the Data page.")
+        raise BadInput("Data: choose conversations to train on; generate them on the Data page.")
     recipe = "" if recipe == OWN_SETTINGS else recipe
     start = config_for(method, recipe, {}).to_json()
     config = train_config(**{**start, **box_values(values)}).to_json()

@@ -103,7 +103,7 @@ def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
     if whole and size > LARGEST_LOOK:
         raise Unsupported(
             f"{listing.repo}: {name} has {size / 1e6:,.0f} MB, which is too large for a preview; "
-            "import some rows of it with “Rows at most”."
+            "import some rows of it with “Maximum rows”."
         )
     path = f"datasets/{listing.repo}/resolve/{quote(listing.revision, safe='')}/{quote(name)}"
     limit = LARGEST_LOOK if whole else PREVIEW_BYTES

@@ -50,8 +50,8 @@ Say = Callable[[str], None]
 
 @dataclass
 class BackupReport:
-    """Content of a backup. `wrong`: what was damaged or missing before, `outside`: models outside the home and files
-    that only the store has, which are not in the archive."""
+    """Content of a backup. `wrong`: files that were damaged or missing before; `outside`: models outside the home and
+    files that only the store has, which are not in the archive."""
 
     revision: str
     rows: int = 0
@@ -144,9 +144,9 @@ def _write_rows(writer: "_Writer", connection: Connection, secrets: bool) -> int
 
 
 def _in_store(session: Session, settings: Settings, row: Any) -> bool:
-    """Whether only the store has a row's files as the row means them."""
-    kept = stored.stored_entry(session, row.id) if settings.store and row.state == "ready" else None
-    return kept is not None and (not Path(row.path).exists() or read_key(Path(row.path)) not in ("", kept.key))
+    """Whether only the store has the row's current files."""
+    entry = stored.stored_entry(session, row.id) if settings.store and row.state == "ready" else None
+    return entry is not None and (not Path(row.path).exists() or read_key(Path(row.path)) not in ("", entry.key))
 
 
 class _Writer:
@@ -161,7 +161,7 @@ class _Writer:
         self._add(name, io.BytesIO(content), len(content), time.time())
 
     def item(self, kind: str, row: Any) -> str:
-        """Copy a row's files; returns what is wrong with them, "" for nothing. Tries again while they change."""
+        """Copy a row's files; returns a problem with them, "" for none. Retries while they change."""
         own, named = self.home / kind / row.id, Path(row.path or "")
         other = named.is_relative_to(self.home / kind) and not named.is_relative_to(own)
         for attempt in range(TRIES):
@@ -191,10 +191,10 @@ class _Writer:
         """Copy a folder without names that begin with a dot (half-made). A training state is copied whole, even if it
         is deleted meanwhile, or left out."""
         whole = True
-        for place, folders, names in os.walk(folder):
+        for parent, folders, names in os.walk(folder):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            paths = [Path(place, name) for name in sorted(names) if not name.startswith(".")]
-            if not Path(place).name.startswith(STATE):
+            paths = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
+            if not Path(parent).name.startswith(STATE):
                 whole = all([self.files([path]) for path in paths]) and whole
             elif not self.files(paths):
                 for path in paths:
@@ -202,17 +202,17 @@ class _Writer:
         return whole
 
     def _problem(self, row: Any, copied: dict[str, str], whole: bool) -> str:
-        """What is wrong with the copied files of a row that is ready, by its sha256 and its SHA256SUMS."""
+        """A problem with the copied files of a row that is ready, by its sha256 and its SHA256SUMS; "" for none."""
         if row.state != "ready" or (row.path and not Path(row.path).is_relative_to(self.home)):
             return ""
         root = f"{self._name(Path(row.path))}/" if row.path else ""
         if not root or not any(name.startswith(root) for name in copied):
-            return "its files are gone"
+            return "its files are missing"
         if not whole:
             return "its files changed while they were read"
         sha256 = getattr(row, "sha256", "")
         if sha256 and copied.get(f"{root}model.safetensors") != sha256:
-            return "model.safetensors is not what its row says"
+            return "model.safetensors differs from the sha256 of its row"
         for claim in [name for name in copied if name.endswith("/SHA256SUMS")]:
             lines = (self.home / claim.removeprefix(f"{HOME}/")).read_text(encoding="utf-8", errors="replace")
             for digest, name in (line.split(maxsplit=1) for line in lines.splitlines() if " " in line.strip()):

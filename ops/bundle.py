@@ -1,7 +1,7 @@
-"""The zip for a bug report (`speculoos doctor --bundle`), without secrets and without texts of people or models.
+"""The zip for a bug report (`speculoos doctor --bundle`), without secrets and without texts of users or models.
 
-Prompts, answers, names, notes, job logs and files are left out. Known secrets are masked everywhere; in logs also texts
-of the latest runs and jobs, and every quotation of several words.
+Prompts, responses, names, notes, job logs and files are left out. Known secrets are masked everywhere; in logs also
+texts of the latest runs and jobs, and quoted text of several words.
 """
 
 import json
@@ -29,20 +29,30 @@ from tracking.tables import Job, Run
 
 LINES, JOBS, RUNS = 300, 30, 300
 PROCESSES = ("web", "inference", "reconciler", "worker-gpu", "worker-io", "broker", "supervisord")
-"""Processes whose logs are included; logs of jobs hold texts of people."""
+"""Processes whose logs are included; logs of jobs contain texts of users."""
 SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL)", re.IGNORECASE)
 QUOTED = re.compile(r"""(["'“‘«])(?=[^"'”’»\n]*\s)[^"'”’»\n]{12,}(["'”’»])""")
 SHORTEST_TEXT = 8
-"""Shorter lines of texts are not looked for in logs: they would mask ordinary words."""
+"""Shorter lines are not masked in logs, as they may be ordinary words."""
 OWN_KEYS = ("method", "source", "kind")
-"""Keys of a request whose texts are choices, not written by people."""
+"""Keys of a request whose texts are choices, not user input."""
 JOB_COLUMNS = (
-    *("id", "kind", "queue", "attempt", "attempt_cap", "queued_at", "started_at", "finished_at"),
-    *("done", "total", "unit", "error_code"),
+    "id",
+    "kind",
+    "queue",
+    "attempt",
+    "attempt_cap",
+    "queued_at",
+    "started_at",
+    "finished_at",
+    "done",
+    "total",
+    "unit",
+    "error_code",
 )
 README = """Written by `speculoos doctor --bundle` for a bug report.
 
-Secrets are masked; prompts, answers, names and job logs are left out. Look it through before you give it to others.
+Secrets are masked; prompts, responses, names and job logs are left out. Check it before you share it.
 """
 
 
@@ -59,12 +69,14 @@ def write_bundle(settings: Settings, target: Path, parts: dict[str, HealthPart])
     }
     with new_file(target) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, make in makers.items():
-            bundle.writestr(name, redact(json.dumps(_tried(make), indent=1, default=str, ensure_ascii=False), known))
+            bundle.writestr(
+                name, redact(json.dumps(_result_or_error(make), indent=1, default=str, ensure_ascii=False), known)
+            )
         for name in PROCESSES:
             if log := _last_lines(settings.home / "logs" / f"{name}.log"):
                 log = re.sub(r"\?[^\s\"']+", f"?{MASK}", redact(log, known))  # queries may hold a prompt
-                for text in texts:
-                    log = log.replace(text, MASK)
+                for line in texts:
+                    log = log.replace(line, MASK)
                 bundle.writestr(f"logs/{name}.log", _unquoted(log))
         bundle.writestr("README.txt", README)
         return bundle.namelist()
@@ -115,7 +127,7 @@ def _database(settings: Settings) -> dict[str, Any]:
 
 
 def _failed_jobs(settings: Settings) -> list[dict[str, Any]]:
-    """The latest failures: columns without texts of people, and the shape of the request."""
+    """The latest failures: columns without texts of users, and the shape of the request."""
     with db.reading(settings) as session:
         query = select(Job).where(Job.state == JobState.FAILED).order_by(Job.finished_at.desc()).limit(JOBS)
         return [
@@ -137,7 +149,7 @@ def shape(value: Any, key: str = "") -> Any:
 
 
 def _unquoted(text: str) -> str:
-    """A text without what it quotes."""
+    """The text with quotations masked."""
     return QUOTED.sub(rf"\1{MASK}\2", re.sub(r"“[^”]*”", f"“{MASK}”", text))
 
 
@@ -150,7 +162,7 @@ def _last_lines(path: Path) -> str:
 
 
 def _texts(settings: Settings) -> set[str]:
-    """Lines of recent prompts, answers and names."""
+    """Lines of recent prompts, responses and names."""
     runs = select(Run.request, Run.text).order_by(Run.created_at.desc()).limit(RUNS)
     jobs = select(Job.request, Job.name).order_by(Job.created_at.desc()).limit(RUNS)
     try:
@@ -169,8 +181,8 @@ def _lines(value: Any) -> Iterator[str]:
         yield from (line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_TEXT)
 
 
-def _tried(make: Callable[[], Any]) -> Any:
-    """The result of `make`, or its error: a bundle is needed most where things are broken."""
+def _result_or_error(make: Callable[[], Any]) -> Any:
+    """The result of `make`, or its error, as a bundle must also work for a broken home."""
     try:
         return make()
     except SpeculoosError as error:

@@ -1,4 +1,4 @@
-"""Health checks, one per part of the home. Each returns what it found, or raises a SpeculoosError with what to do.
+"""Health checks, one per part of the home. Each returns a description, or raises a SpeculoosError with a hint.
 
 `doctor` shows them all; `up` waits for those of the processes it started.
 """
@@ -26,7 +26,7 @@ from speculoos.store import open_store
 
 MIN_DISK_GB, MIN_MEMORY_GB = 2.0, 1.5
 START = "Start everything with `speculoos up` (or `make up`)."
-GO_ON = "Jobs go on by themselves; the Settings page or "
+RESUME = "Jobs resume automatically; the Settings page or "
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _broker(settings: Settings) -> str:
             info = client.info("server")
     except redis.RedisError as error:
         hint = START if settings.embedded_broker else "Check REDIS_URL and the server behind it."
-        raise Unavailable(f"The broker does not answer ({error}).", hint) from None
+        raise Unavailable(f"The broker does not respond ({error}).", hint) from None
     kind = "embedded" if settings.embedded_broker else "REDIS_URL"
     return f"{kind}, {info.get('server_name', 'redis')} {info.get('valkey_version', info.get('redis_version', ''))}"
 
@@ -106,9 +106,9 @@ def broker_client(settings: Settings) -> Any:
 
 def _store(settings: Settings) -> str:
     if (store := open_store(settings.store)) is None:
-        return "none; files lie in the home alone"
+        return "none; files are only in the home"
     store.read("doctor")  # needs address, keys and bucket
-    return f"{store.url} answers"
+    return f"{store.url} responds"
 
 
 def _process(name: str, what: str) -> Callable[[Settings], str]:
@@ -122,7 +122,7 @@ def _process(name: str, what: str) -> Callable[[Settings], str]:
             keys = [row.key for row in processes.alive(session, name)]
         alive = [key.removeprefix("process:") for key in keys if exists(key, settings.home)]
         if not alive:
-            raise Unavailable(f"{what} does not run.", START)
+            raise Unavailable(f"{what} is not running.", START)
         return f"{len(alive)} alive: {', '.join(alive)}"
 
     return probe
@@ -151,14 +151,14 @@ def _healthz(url: str, what: str) -> str:
 
 
 def _access(settings: Settings) -> str:
-    """Who can open the pages. Open loopback is no fault, but is named where others have an account."""
+    """Who can open the pages. Open loopback is allowed, with a warning if the machine has other user accounts."""
     if settings.password:
-        return "open to whoever knows the password"
+        return "protected by the password"
     if not settings.is_loopback:
-        raise Unavailable(f"{settings.host} is open to other machines, without a password.", "Set SPECULOOS_PASSWORD.")
+        raise Unavailable(f"{settings.host} is open to other machines without a password.", "Set SPECULOOS_PASSWORD.")
     if settings.asks_login:
-        return "open to whoever has a link of `speculoos login-link`"
-    return access_warning(settings) or "open on this machine, where nobody else has an account"
+        return "protected by links of `speculoos login-link`"
+    return access_warning(settings) or "open on this machine, which has no other user accounts"
 
 
 def _disk(settings: Settings) -> str:
@@ -167,7 +167,7 @@ def _disk(settings: Settings) -> str:
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
     if short := resources.disk_shortage(_limits(settings)):
-        raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_DISK_MB sets the floor.")
+        raise Unavailable(f"{short.note}.", f"{RESUME}SPECULOOS_MIN_DISK_MB sets the minimum.")
     if free < MIN_DISK_GB:
         raise Unavailable(f"{free:.1f} GB free in {folder}.", f"Free some space; {MIN_DISK_GB:g} GB are needed.")
     return f"{free:.1f} GB free in {settings.home}"
@@ -182,11 +182,11 @@ def _limits(settings: Settings) -> Settings:
 
 def _memory(settings: Settings) -> str:
     if short := resources.memory_shortage(_limits(settings)):
-        raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_MEMORY_MB sets the floor.")
+        raise Unavailable(f"{short.note}.", f"{RESUME}SPECULOOS_MIN_MEMORY_MB sets the minimum.")
     available, total = resources.available_memory()
     free = available / 1e9
     if free < MIN_MEMORY_GB:
-        raise Unavailable(f"{free:.1f} GB of memory available.", f"Close something; {MIN_MEMORY_GB:g} GB are needed.")
+        raise Unavailable(f"{free:.1f} GB of memory available.", f"Close programs; {MIN_MEMORY_GB:g} GB are needed.")
     return f"{free:.1f} of {total / 1e9:.1f} GB available"
 
 
@@ -218,7 +218,7 @@ def _files(settings: Settings) -> str:
     if damaged:
         more = f" And {len(damaged) - 1} more." if len(damaged) > 1 else ""
         raise Unavailable(f"Damaged: {damaged[0].sentence()}{more}", "`speculoos verify` names every damaged file.")
-    return f"{len(findings)} models, checkpoints and data sets are whole (`speculoos verify` hashes every file again)"
+    return f"{len(findings)} models, checkpoints and data sets are undamaged (`speculoos verify` hashes all again)"
 
 
 CHECKS: dict[str, Callable[[Settings], str]] = {

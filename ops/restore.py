@@ -35,8 +35,8 @@ HEAD_FIELDS = {"format": int, "revision": str, "home": str, "files": bool, "made
 TABLES_WITH_PATHS = ("bases", "datasets", "checkpoints", "evaluations", "jobs")
 IGNORED_TABLES = ("preferences", "device_leases", "logins")
 """Tables whose rows do not make a database a used one."""
-RESUMED = "Resumes from where it was when the backup was made."
-CUT_OFF = "Was running when the backup was made; send it again."
+RESUMED = "Resumes from its state at the time of the backup."
+CUT_OFF = "Was running at the time of the backup; send it again."
 DAMAGE = (tarfile.TarError, EOFError, ValueError, zlib.error, LZMAError)
 
 
@@ -66,8 +66,8 @@ def restore(settings: Settings, source: IO[bytes], name: str, *, say: Say = lamb
         try:
             head, end = _unpack(source, name, busy, lambda head: check_empty(settings, files=head["files"]))
         except DAMAGE as error:
-            raise BadInput(f"{name} is no backup, or it is damaged or cut off ({error}).") from None
-        say("The archive is whole.")
+            raise BadInput(f"{name} is not a backup, or it is damaged or cut off ({error}).") from None
+        say("The archive is complete.")
         report = _fill(settings, busy, head, end)
     except BaseException as error:
         _undo(settings)
@@ -123,7 +123,7 @@ def _unpack(
             if not member.isreg() or member.issparse() or len(member.name) > 4000:
                 raise BadInput(f"{name}: {member.name!r} is not an ordinary file; nothing was restored.")
             if not MEMBER.fullmatch(member.name):
-                raise BadInput(f"{name}: {member.name!r} is no place in a home; nothing was restored.")
+                raise BadInput(f"{name}: {member.name!r} is not a path of a home; nothing was restored.")
             content = tar.extractfile(member)
             assert content is not None
             if member.name == HEAD:
@@ -131,7 +131,7 @@ def _unpack(
                 check(head)
                 continue
             if not head:
-                raise BadInput(f"{name} is a tar, but no backup of Speculoos.")
+                raise BadInput(f"{name} is a tar archive, but not a backup of Speculoos.")
             target = folder / member.name
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
@@ -142,7 +142,7 @@ def _unpack(
     sums = dict(line.split("  ", 1)[::-1] for line in (folder / SUMS).read_text().splitlines())
     for member_name, digest in sums.items():
         if member_name != HEAD and (member_name not in members or file_sha256(folder / member_name) != digest):
-            raise BadInput(f"{name} is damaged: {member_name} is not as it was written; nothing was restored.")
+            raise BadInput(f"{name} is damaged: {member_name} differs from its checksum; nothing was restored.")
     for member_name in members - sums.keys() - {SUMS, END}:
         (folder / member_name).unlink()  # changed while the backup was made
     return head, json.loads((folder / END).read_text())
@@ -150,7 +150,7 @@ def _unpack(
 
 def _checked(head: Any, name: str) -> dict[str, Any]:
     if not isinstance(head, dict) or any(type(head.get(key)) is not kind for key, kind in HEAD_FIELDS.items()):
-        raise BadInput(f"{name} is a tar, but no backup of Speculoos.")
+        raise BadInput(f"{name} is a tar archive, but not a backup of Speculoos.")
     if head["format"] > FORMAT:
         raise Unavailable(f"{name} was made by a newer Speculoos; update this one, then restore.")
     revisions.check(head["revision"], name)

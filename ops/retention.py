@@ -1,13 +1,13 @@
-"""Retention: removes what is older than the settings say, in small batches with pauses in which others write.
+"""Retention: removes old rows and files by the rules of the settings, in small batches with pauses for other writers.
 
 runs            chats and comparisons, whole, once their newest turn is old; with their steps
 job logs        lines and files of jobs that ended long ago; beyond a total size the oldest files go first
-exports         zips made for download
-uploads         files given to the pages that no unfinished job needs, in the home and in the store
+exports         zips for download
+uploads         uploaded files that no unfinished job needs, in the home and in the store
 states          all but the last of a finished training; all of a failed or cancelled one after a while (a retry needs
                 them; in the store they go with the leftovers by the same rule)
 copies          automatic copies of the database beyond the last few
-leftovers       files that no row names, only on request: see ops.storage
+leftovers       files that no row uses, only on request: see ops.storage
 """
 
 import logging
@@ -46,7 +46,7 @@ NOTE = "retention"
 """Key of the preference with the time of the last cleanup (`updated_at`) and what was removed last
 (`value["removed"]`)."""
 PAGES = 500
-"""Pages of SQLite's file that are given back to the disk at once."""
+"""Pages of SQLite's file that are freed at once."""
 
 
 @dataclass
@@ -66,11 +66,11 @@ class Round:
     dry_run: bool
 
     def before(self, days: int) -> datetime | None:
-        """What is older goes; None to keep everything."""
+        """Rows and files older than this are removed; None: keep all."""
         return self.at - timedelta(days=days) if days else None
 
     def remove(self, paths: Iterable[Path]) -> RetentionPart:
-        """Remove files and folders, each after a rename, so that none is ever seen half."""
+        """Remove files and folders, each after a rename, so that removal is atomic."""
         part = RetentionPart()
         for path in paths:
             part.count += 1
@@ -230,7 +230,7 @@ def _exports(turn: Round) -> RetentionPart:
 
 
 def _states(turn: Round) -> RetentionPart:
-    cutoff, going = turn.before(turn.settings.keep_states_days), RetentionPart()
+    cutoff, removed = turn.before(turn.settings.keep_states_days), RetentionPart()
     for folder in (turn.settings.home / "checkpoints").glob("[!.]*"):
         states = states_of(folder)
         if not states:
@@ -243,8 +243,8 @@ def _states(turn: Round) -> RetentionPart:
         if row is None or storage.resumable(row[0], row[1], cutoff):
             continue
         part = turn.remove(states[:-1] if row[0] in (None, JobState.SUCCEEDED) else states)
-        going.count, going.bytes = going.count + part.count, going.bytes + part.bytes
-    return going
+        removed.count, removed.bytes = removed.count + part.count, removed.bytes + part.bytes
+    return removed
 
 
 def _copies(turn: Round) -> RetentionPart:

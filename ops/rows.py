@@ -68,7 +68,7 @@ def write_rows(connection: Connection, table: sa.Table, rows: Iterable[dict[str,
         except (DBAPIError, sa.exc.StatementError) as error:
             first = str(getattr(error, "orig", error)).strip().splitlines()[0]
             where = f"rows {count + 1} to {count + len(batch)} of the table {table.name}"
-            raise BadInput(f"The database does not take {where}: {first}.") from error
+            raise BadInput(f"The database rejects {where}: {first}.") from error
         count += len(batch)
     for row in linked:
         own = [column == row[column.name] for column in table.primary_key]

@@ -1,6 +1,6 @@
-"""Sizes of everything in a home, and leftovers: files of the home or the store that no row names.
+"""Sizes of everything in a home, and leftovers: files of the home or the store that no row uses.
 
-Counting walks the whole home, so one thread does it now and then; everybody else reads the last result.
+Counting reads the whole home, so one thread does it at intervals; other code uses the last result.
 """
 
 import math
@@ -29,7 +29,7 @@ from tracking.stored import EXPORTS, KINDS, UPLOADS
 from tracking.tables import Checkpoint, Job, JobLog, Run, RunStep, Stored, now
 
 YOUNG = timedelta(days=1)
-"""What changed within this time is no leftover: it may be in the making."""
+"""Files that changed within this time are not leftovers: they may be unfinished."""
 FRESH_SECONDS = 60.0
 SHARE = 50
 """Counting takes at most about 1/50 of the time."""
@@ -51,7 +51,7 @@ class StorageItem:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file or folder of the home that no row names."""
+    """A file or folder of the home that no row uses."""
 
     path: Path
     bytes: int
@@ -157,7 +157,7 @@ def store_leftovers(
 
 
 def remove_from_store(settings: Settings, names: dict[str, int]) -> None:
-    """Remove files from the store, but for those of a job that was retried meanwhile."""
+    """Remove files from the store, except those of a job that was retried meanwhile."""
     if store := open_store(settings.store):
         with db.reading(settings) as session:
             busy = _busy(session)
@@ -169,7 +169,7 @@ def _place(name: str) -> str:
 
 
 def _busy(session: Session) -> set[str]:
-    """Places in the store of rows that an unfinished job works on."""
+    """Store prefixes of rows that an unfinished job works on."""
     active = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
     return {stored.store_key(kind, row.id) for kind, row in rows_with_files(session) if row.job_id in active}
 

@@ -1,4 +1,4 @@
-"""`speculoos verify`: are the files of models, checkpoints and data sets what they were? Without torch.
+"""`speculoos verify`: compares the files of models, checkpoints and data sets with their checksums. No torch.
 
 `verify` hashes every file again, `doctor` only those whose size or time changed.
 """
@@ -28,18 +28,18 @@ from tracking.tables import Base, Checkpoint, Dataset
 
 Thing = Base | Checkpoint | Dataset
 MENDS = {
-    "starter": "Remove that folder and run `make install`, which makes it again.",
-    "folder": "Put its original files back, or add the changed folder under another name (`speculoos models add`).",
-    "hub": "Bring it here again under another name (`speculoos models add`), or put its original files back.",
-    "gguf": "Convert it again under another name (`speculoos models add`), or put its original files back.",
-    "checkpoints": "Train it again, or put the files back from a copy.",
-    "datasets": "Make it again, or put the files back from a copy.",
+    "starter": "Remove that folder and run `make install`, which creates it again.",
+    "folder": "Restore its original files, or add the changed folder under another name (`speculoos models add`).",
+    "hub": "Add it again under another name (`speculoos models add`), or restore its original files.",
+    "gguf": "Convert it again under another name (`speculoos models add`), or restore its original files.",
+    "checkpoints": "Train it again, or restore the files from a backup.",
+    "datasets": "Create it again, or restore the files from a backup.",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result for one row. `checkpoint_problems`: {file or part: what is wrong with it}, empty when it is whole."""
+    """Result for one row. `damage`: {file or part: problem}, empty if there is none; `mend`: how to repair it."""
 
     kind: str
     name: str

@@ -37,7 +37,7 @@ def table(session: Session, which: str, place: str = "") -> str:
 def hint(session: Session, query: Mapping[str, str]) -> str:
     """Notice about the next step after a link from a model (`?base=`)."""
     base = session.get(Base, query["base"]) if query.get("base") else None
-    return notice(f"Choose the prompts that “{base.name}” shall answer, or import some.", "info") if base else ""
+    return notice(f"Choose prompts for “{base.name}”, or import some.", "info") if base else ""
 
 
 def row_signature(session: Session, data_id: str) -> str:
@@ -57,7 +57,7 @@ DATA = Listing("data", Dataset, "data set", table, SIGNATURE, tuple(SHOWN), hint
 def build(settings: Settings) -> None:
     """Wire the page inside the current Blocks."""
     page_header(
-        "Data", "Import prompts, then let the base model answer them: a draft learns to guess that model's words."
+        "Data", "Import prompts and generate the base model's responses to them. A draft is trained on these responses."
     )
     page = ListPage(settings, DATA)
     with page.listing():
@@ -127,6 +127,6 @@ def next_step(data: Dataset) -> str:
 
 
 DOWNLOADS = (
-    ("messages", "Download JSONL", "One row a line: messages with role and content"),
-    ("conversations", "Download ShareGPT", "One row a line: conversations with from and value"),
+    ("messages", "Download JSONL", "One row per line: messages with role and content"),
+    ("conversations", "Download ShareGPT", "One row per line: conversations with from and value"),
 )

@@ -30,9 +30,7 @@ from tracking.leaderboard import DEFAULT_SORT, LeaderboardView
 from tracking.paging import page as page_of
 from tracking.tables import Evaluation, Job
 
-LEAD = (
-    "Acceptance and speed of drafts on suites of questions, with intervals. The address of a view shows it to others."
-)
+LEAD = "Acceptance and speed of drafts on suites of questions, with intervals. Share a view by its URL."
 FILTERS = {
     "base": "Base",
     "checkpoint": "Checkpoint",
@@ -46,7 +44,7 @@ FILTERS = {
 SORTS = {
     DEFAULT_SORT: "Speedup",
     "-tau": "τ",
-    "-speed": "Tokens a second",
+    "-speed": "Tokens per second",
     "-made": "Newest",
     "model": "Model",
     "suite": "Questions",
@@ -193,7 +191,7 @@ def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:
     """Values of the frame and of the boxes."""
     view, row = LeaderboardView.of(query), row_of(session, query)
     is_missing = bool(query.get("id")) and row is None
-    problem = notice("This evaluation is gone; it was deleted, or the address is wrong.", "warn") if is_missing else ""
+    problem = notice("This evaluation is gone: it was deleted, or the URL is wrong.", "warn") if is_missing else ""
     start = query.get("from", "")[:64]
     back = leaderboard.address(view, **{"from": start})
     head = [row.id if row else "", view.query(**{"from": start}), problem]

@@ -42,7 +42,7 @@ LONGEST = 100
 
 def build(settings: Settings) -> None:
     """Wire the page inside the current Blocks."""
-    page_header("Train", "Teach a draft to guess what the base would say next. The base itself stays as it is.")
+    page_header("Train", "Train a draft model to predict the base model's next tokens. The base model does not change.")
     TrainPage(settings).wire()
 
 
@@ -84,11 +84,11 @@ class TrainPage:
         self.reviewed = [self.review, self.line, self.advanced.coverage]
 
     def _build_choices(self) -> None:
-        step(1, "Base", "The model to make faster.")
+        step(1, "Base", "The base model to speed up.")
         self.base = dropdown([], label="Base", show_label=False, elem_id="train-base")
-        step(2, "Data", "Conversations whose answers this base wrote: one set, or several together.")
+        step(2, "Data", "One or more sets of conversations with responses of this base model.")
         self.data = dropdown([], label="Data", show_label=False, elem_id="train-data", multiselect=True, value=[])
-        step(3, "Method and recipe", "What kind of draft, and how thoroughly it learns.")
+        step(3, "Method and recipe", "The kind of draft, and its training settings.")
         methods = [(method.title, name) for name, method in METHODS.items()]
         self.method = gr.Radio(methods, value=FIRST, label="Method", show_label=False, elem_id="train-method")
         self.method_note = block(method_note(FIRST), elem_id="train-method-note")
@@ -96,18 +96,18 @@ class TrainPage:
         self.recipe = dropdown(recipes, value=usual(FIRST), label="Recipe", elem_id="train-recipe")
 
     def _build_review(self) -> None:
-        step(4, "Review and start", "What it takes on this machine.")
+        step(4, "Review and start", "Estimate for this machine.")
         self.review = form_error_block("train-review")
         self.name = one_line("Name of the draft (optional)", "train-name", max_length=200)
         self.experiment = dropdown(
             [],
             value="",
             label="Experiment (optional)",
-            info="Known or new: a name for jobs that belong together.",
+            info="An existing or new group of jobs.",
             elem_id="train-experiment",
             allow_custom_value=True,
         )
-        self.measure = gr.Checkbox(True, label="Then measure it on 20 built-in questions", elem_id="train-measure")
+        self.measure = gr.Checkbox(True, label="Then evaluate it on 20 built-in questions", elem_id="train-measure")
         self.said = block(elem_id="train-said")
         self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
 
@@ -229,7 +229,7 @@ def step(number: int, title: str, text: str) -> None:
 def method_note(method: str) -> str:
     """Trade-offs of the method, and the servers that support its drafts."""
     servers = [record.servers(method) for record in FORMATS.values() if record.name != OWN and record.layout(method)]
-    served = f" Can be downloaded for {'; '.join(servers)}." if servers else ""
+    served = f" Can be exported for {'; '.join(servers)}." if servers else ""
     return tag("p", safe(METHODS[method].about + served), class_="sp-lead")
 
 
@@ -253,7 +253,8 @@ def request_of_job(session: Session, job_id: str) -> Train | None:
     keys = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe")
     fields = {k: job.request[k] for k in keys if k in job.request}
     names = {r.name for r in list_recipes(fields["method"])}
-    return Train(**{**fields, "recipe": fields.get("recipe") if fields.get("recipe") in names else ""})
+    recipe = fields.get("recipe")
+    return Train(**{**fields, "recipe": recipe if recipe in names else ""})
 
 
 def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
@@ -286,7 +287,7 @@ def missing(bases: list[Any], sets: list[Any]) -> str:
     if not bases:
         return notice("There is no base model yet.", "warn", "/models", "Add one")
     if not sets:
-        return notice("There are no conversations to learn from yet.", "warn", "/data", "Generate some")
+        return notice("There are no conversations to train on yet.", "warn", "/data", "Generate some")
     return ""
 
 
@@ -298,7 +299,7 @@ def warnings(session: Session, request: Train) -> list[str]:
     sentences = [_other_writer(session.get(Base, base_id), base) for base_id in sorted(writers)]
     rows = sum(data.rows for data in sets)
     if rows < FEW_ROWS and all(data.state == "ready" for data in sets):
-        sentences.append(f"Only {rows} conversations: enough to try things out, too few for a good draft.")
+        sentences.append(f"Only {rows} conversations: enough for a test, too few for a good draft.")
     if unserved := no_server_reason(request.method, base.path):
         sentences.append(unserved)
     return sentences
@@ -306,7 +307,7 @@ def warnings(session: Session, request: Train) -> list[str]:
 
 def _other_writer(writer: Base | None, base: Base) -> str:
     by = f"“{writer.name}”" if writer else "another model"
-    return f"These answers were written by {by}, not by “{base.name}”; the draft will guess worse."
+    return f"These responses were generated by {by}, not by “{base.name}”; this lowers the acceptance rate."
 
 
 FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for name in SETTINGS}}
@@ -317,10 +318,10 @@ def review_box(session: Session, settings: Settings, submission: TrainSubmission
     """Review of a valid request, the estimate in one line, coverage of the draft vocabulary. Raises BadInput."""
     request = submission.request
     if session.get(Base, request.base_id) is None:
-        raise BadInput("Base: this model is gone; choose another.")
+        raise BadInput("Base: this model was deleted; choose another.")
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
     if None in sets:
-        raise BadInput("Data: this data set is gone; choose another.")
+        raise BadInput("Data: this data set was deleted; choose another.")
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     estimate = check_and_estimate(settings, request)

@@ -27,7 +27,7 @@ class BuiltInSets:
         self.settings = settings
         self.words: dict[str, gr.HTML] = {}
         self.buttons: dict[str, gr.Button] = {}
-        with closed_accordion("To begin with: sets that come along", elem_id="data-builtin") as self.box:
+        with closed_accordion("Included data sets", elem_id="data-builtin") as self.box:
             for name, built_in in BUILT_IN.items():
                 with gr.Row(elem_classes="sp-offer"):
                     self.words[name] = block(offer(built_in), elem_id=f"data-offer-{name}")
@@ -58,14 +58,14 @@ class BuiltInSets:
         url = f"/data?id={added.dataset_id}"
         if added.job:
             return "", url
-        return notice(f"“{name}” is here already.", "info", url, "Open it"), ""
+        return notice(f"“{name}” was added before.", "info", url, "Open it"), ""
 
 
 def offer(built_in: BuiltIn, dataset_id: str = "") -> str:
     """HTML of a set: title, size, description, and a link if it is already added."""
     link = tag("a", "Open it", href=f"/data?id={dataset_id}") if dataset_id else ""
     count = tag("span", safe(f"{built_in.rows:,} rows, {built_in.name}"), class_="sp-row-note")
-    state = badge("Here", "good") if dataset_id else ""
+    state = badge("Added", "good") if dataset_id else ""
     head = tag(
         "div", tag("h2", safe(built_in.title), class_="sp-offer-title") + count + state + link, class_="sp-link-row"
     )

@@ -14,9 +14,9 @@ from speculoos.suites import suite_title as title_of_suite
 from tracking.tables import Dataset, Job
 
 KINDS = {"prompts": "Prompts", "conversations": "Conversations"}
-STATES = {"pending": ("Being made", "info"), "failed": ("Not finished", "bad"), "ready": ("Ready", "good")}
+STATES = {"pending": ("Being created", "info"), "failed": ("Failed", "bad"), "ready": ("Ready", "good")}
 SHOWN_BAD = 50
-COLUMNS = ["Data set", "What", "Rows", "State", "Made"]
+COLUMNS = ["Data set", "Kind", "Rows", "State", "Created"]
 
 
 def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
@@ -25,10 +25,10 @@ def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
     if rows:
         return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
     if filtered:
-        return empty_state("None of these", "No data set is like that; look for other words, or choose “All”.")
+        return empty_state("None of these", "No data set matches; use other search words, or choose “All”.")
     return empty_state(
         "No data yet",
-        "Import prompts above, or add those that come along, then let a model answer them: that is what drafts learn.",
+        "Import prompts above, or add the included ones, then generate responses to train a draft on.",
     )
 
 
@@ -58,7 +58,7 @@ def state(data: Dataset, job: Job | None, waits_for: str) -> str:
         stopped = "" if complete else notice(CUT_SHORT, "info")
         return stopped + _truncation_warning(data) + _extension_failure(job, complete)
     if job is None:
-        return notice("This data set was not finished and its job is gone; make it again.", "bad")
+        return notice("This data set was not finished and its job was deleted; create it again.", "bad")
     return progress(job) + banner(job, waits_for) + job_line(job)
 
 
@@ -70,8 +70,8 @@ def _truncation_warning(data: Dataset) -> str:
     max_tokens = (data.config or {}).get("max_tokens")
     limit = f" at {max_tokens:,} tokens" if isinstance(max_tokens, int) else ""
     return notice(
-        f"{count:,} of {total:,} answers ({count / total:.0%}) were cut{limit}, so a draft cannot learn how they end. "
-        "Raise “Most tokens of an answer” and generate again.",
+        f"{count:,} of {total:,} responses ({count / total:.0%}) were cut{limit}; a draft cannot learn their end. "
+        "Raise “Maximum tokens per response” and generate again.",
         "warn",
     )
 
@@ -83,10 +83,10 @@ def _extension_failure(job: Job | None, complete: bool) -> str:
     return notice(AS_BEFORE, "warn") + banner(job) + job_line(job)
 
 
-AS_BEFORE = "Further rows were asked for and not added; those that were here are as they were."
+AS_BEFORE = "The last job added no rows; the existing rows did not change."
 MANY_CUT = 0.25
 """Fraction of truncated answers from which a warning is displayed."""
-CUT_SHORT = "Stopped before every prompt was answered; what was finished is here and can be used."
+CUT_SHORT = "Stopped before every prompt had its responses; the finished rows can be used."
 
 
 def details(data: Dataset, names: Mapping[str, str]) -> str:
@@ -97,23 +97,23 @@ def details(data: Dataset, names: Mapping[str, str]) -> str:
         [
             ("Suite", title_of_suite(config.get("suite") or "")),
             ("Rows", f"{data.rows:,}" if data.rows else ""),
-            ("Rows left out", f"{data.bad_rows:,}" if data.bad_rows else ""),
+            ("Skipped rows", f"{data.bad_rows:,}" if data.bad_rows else ""),
             ("Turns", _turns(report.get("turns"))),
-            ("Answer tokens", _count(report.get("answer_tokens", report.get("tokens")))),
-            ("A row on average", _mean(report, data.rows)),
-            ("Cut answers", _cut(report)),
-            ("Left out because", _by_kind(report.get("left_out"))),
+            ("Response tokens", _count(report.get("answer_tokens", report.get("tokens")))),
+            ("Mean row length", _mean(report, data.rows)),
+            ("Cut responses", _cut(report)),
+            ("Skipped because", _by_kind(report.get("left_out"))),
             ("Labels", _by_kind(report.get("labels"))),
             ("Mask known from", ", ".join(f"{MASKS.get(k, k)}" for k in report.get("mask_sources") or {})),
-            ("Took", f"{duration(report['seconds'])}" if report.get("seconds") else ""),
-            ("Speed", f"{speed:.0f} tokens a second" if speed else ""),
-            ("Answered by", config.get("endpoint") or names.get(data.base_id or "", "")),
+            ("Duration", f"{duration(report['seconds'])}" if report.get("seconds") else ""),
+            ("Speed", f"{speed:.0f} tokens/s" if speed else ""),
+            ("Responses by", config.get("endpoint") or names.get(data.base_id or "", "")),
             ("Prompts from", names.get(data.source_id or "", "") or config.get("original_name", "")),
-            ("Revision on the hub", (report.get("hub") or {}).get("revision", "")[:12]),
+            ("Hub revision", (report.get("hub") or {}).get("revision", "")[:12]),
             ("System prompt", config.get("system_prompt")),
             ("Temperature", _temperature(config) if data.kind == "conversations" else ""),
-            ("Longest answer", f"{config['max_tokens']} tokens" if config.get("max_tokens") else ""),
-            ("Made", ago(data.created_at)),
+            ("Maximum tokens", f"{config['max_tokens']} tokens" if config.get("max_tokens") else ""),
+            ("Created", ago(data.created_at)),
             ("Id", data.id),
         ]
     )
@@ -147,14 +147,14 @@ def _cut(report: Mapping[str, Any]) -> str:
     """Number and fraction of truncated answers."""
     count, total = cut_answers(report)
     share = f" ({count / total:.0%})" if total else ""
-    return f"{count:,}{share}, whose ends are not learned" if count else ""
+    return f"{count:,}{share}; their end is not trained on" if count else ""
 
 
 def _mean(report: Mapping[str, Any], rows: int) -> str:
     """Average length of a row."""
     tokens, characters = report.get("answer_tokens", report.get("tokens")), report.get("characters")
     if isinstance(tokens, int) and tokens and rows:
-        return f"{tokens / rows:,.0f} answer tokens"
+        return f"{tokens / rows:,.0f} response tokens"
     return f"{characters / rows:,.0f} characters" if isinstance(characters, int) and rows else ""
 
 
@@ -163,19 +163,19 @@ def distributions(data: Dataset) -> str:
     report = data.report or {}
     charts = (
         line_chart(
-            "Conversations of so many tokens at most",
+            "Conversations up to a length in tokens",
             {"rows": _pairs(report.get("lengths"))},
             unit="conversations",
             across="tokens",
         ),
         line_chart(
-            "Prompts of so many characters at most",
+            "Prompts up to a length in characters",
             {"rows": _pairs(report.get("lengths_in_characters") if data.kind == "prompts" else None)},
             unit="prompts",
             across="characters",
         ),
         line_chart(
-            "Answer tokens a draft vocabulary covers, by its size",
+            "Response tokens that a draft vocabulary covers, by its size",
             {"covered": _pairs(report.get("coverage"))},
             percent=True,
             across="tokens of the draft vocabulary",
@@ -205,14 +205,14 @@ def bad_rows(data: Dataset) -> str:
     rows = [[safe(row.get("line", "?")), safe(row.get("reason", ""))] for row in bad[:SHOWN_BAD]]
     remaining = data.bad_rows - len(rows)
     more = tag("p", safe(f"… and {remaining:,} more."), class_="sp-lead") if remaining > 0 else ""
-    head = notice(f"{data.bad_rows:,} rows could not be used and were left out.", "warn")
-    return tag("div", head + table(["Line", "Why"], rows, "Rows left out", named=("Line",)) + more, class_="sp-stack")
+    head = notice(f"{data.bad_rows:,} rows could not be used and were skipped.", "warn")
+    return tag("div", head + table(["Line", "Reason"], rows, "Skipped rows", named=("Line",)) + more, class_="sp-stack")
 
 
 LEGEND = tag(
     "p",
-    tag("span", tag("span", "marked", class_="sp-in-loss") + " text is what drafts learn from")
-    + tag("span", "grey text is only read"),
+    tag("span", tag("span", "marked", class_="sp-in-loss") + " text is trained on")
+    + tag("span", "grey text is only context"),
     class_="sp-mask-legend",
 )
 
@@ -223,7 +223,7 @@ def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], 
         masked = [masks.get(str(row.get("id", ""))) for row in rows]
         rendered = (_masked(mask) if mask else plain_row(row) for row, mask in zip(rows, masked, strict=True))
         return (LEGEND if any(masked) else "") + "".join(rendered)
-    message = "No further row says that." if words.strip() else "Rows appear here once there are some."
+    message = "No further row matches." if words.strip() else "Rows are shown here when they exist."
     return tag("p", message, class_="sp-lead")
 
 
@@ -233,7 +233,7 @@ def _masked(row: Mapping[str, Any]) -> str:
         for piece in row.get("pieces") or []
         if isinstance(piece, dict)
     )
-    summary = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are learned from"
+    summary = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are trained on"
     problem = notice(f"Not trained on: {row['problem']}", "warn") if row.get("problem") else ""
     head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(summary)))
     text = tag(

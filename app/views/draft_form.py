@@ -28,21 +28,21 @@ from workers.jobs.requests import ImportDraft
 from workers.jobs.submit import submit
 
 LEAD = (
-    "Medusa, EAGLE and EAGLE-3 heads that others published, or a small model with the same tokens as the base: used as "
-    "they are, without training. What does not fit the base is refused with the reason."
+    "Published Medusa, EAGLE and EAGLE-3 heads, or a small model with the vocabulary of the base model, used without "
+    "training. A draft that does not fit the base model is rejected with the reason."
 )
 HINTS = {
-    "Hub id": ("owner/name or owner/name@revision", "Fetched from the hub; gated ones need HF_TOKEN."),
+    "Hub id": ("owner/name or owner/name@revision", "Downloaded from the Hub; gated repositories need HF_TOKEN."),
     "Upload": ("", ""),
     "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
 }
-KNOWN = "Published for this base"
-KNOWN_INFO = "Drafts that are known to exist for it; choosing one fills in the boxes below."
+KNOWN = "Published for this base model"
+KNOWN_INFO = "Known drafts for it; choosing one fills in the fields below."
 WIDE = 300
 """Minimum width in pixels of a box beside another one."""
 FETCHED = (
-    "The job fetches its config and weights, says what it is, and keeps it only if it fits. Pickles are fetched where "
-    "there is nothing else, and nothing in them is run."
+    "The job downloads its config and weights, detects its format, and keeps it only if it fits. Pickle files are "
+    "downloaded only if there are no others, and are loaded without executing code."
 )
 
 
@@ -65,27 +65,25 @@ class AddDraft:
     def _build_fields(self) -> None:
         with gr.Row(equal_height=True):
             self.base = dropdown(
-                [], label="Base model", info="The one it was made for.", elem_id="drafts-base", min_width=WIDE
+                [], label="Base model", info="The base model of the draft.", elem_id="drafts-base", min_width=WIDE
             )
-            self.source = gr.Radio(
-                [*SOURCES], value="Hub id", label="Where it comes from", elem_id="drafts-source", min_width=WIDE
-            )
+            self.source = gr.Radio([*SOURCES], value="Hub id", label="Source", elem_id="drafts-source", min_width=WIDE)
         self.known = dropdown(
             [], label=KNOWN, info=KNOWN_INFO, elem_id="drafts-known", visible=False, value=None, min_width=WIDE
         )
         placeholder, info = HINTS["Hub id"]
-        self.location = one_line("Which one", "drafts-location", placeholder=placeholder, info=info)
-        label = f"config.json and the weights, at most {self.settings.max_upload_mb} MB together"
+        self.location = one_line("Location", "drafts-location", placeholder=placeholder, info=info)
+        label = f"config.json and the weights, at most {self.settings.max_upload_mb} MB in total"
         self.files = uploads(label=label, elem_id="drafts-files", height=150, visible=False)
         with gr.Row():
             self.name = one_line(
-                "Name (optional)", "drafts-name", info="How it is called here.", max_length=200, min_width=WIDE
+                "Name (optional)", "drafts-name", info="Name of the checkpoint.", max_length=200, min_width=WIDE
             )
             self.layout = dropdown(
                 LAYOUTS,
                 value="",
                 label="Format",
-                info="To be chosen only where it is found wrongly.",
+                info="Choose one only if it is detected incorrectly.",
                 elem_id="drafts-layout",
                 min_width=WIDE,
             )

@@ -23,7 +23,7 @@ from workers.jobs.command_line import extend_command
 from workers.jobs.estimates import estimate
 from workers.jobs.extend import answered, extend, made_by, prompts_left
 
-MORE = "More answers"
+MORE = "More responses"
 
 
 class ExtendForm:
@@ -31,9 +31,9 @@ class ExtendForm:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
-        with gr.Accordion("Generate more answers", open=True, elem_id="extend", visible=False) as self.box:
+        with gr.Accordion("Generate more responses", open=True, elem_id="extend", visible=False) as self.box:
             self.lead = block(elem_id="extend-lead")
-            self.more = one_line(MORE, "extend-more", info="Empty: all that are left.")
+            self.more = one_line(MORE, "extend-more", info="Empty: all remaining prompts.")
             self.review, self.said, self.start, self.target = form_end("extend", "Generate more")
         self.live = [self.box]
         self.outputs = [self.box, self.lead, self.more, self.review, self.said]
@@ -51,7 +51,7 @@ class ExtendForm:
             return [gr.Accordion(visible=False), "", "", "", ""]
         more = query.get("more", "")
         number = str(min(int(more), left)) if more.isascii() and more.isdigit() and int(more) else ""
-        lead = f"{left:,} prompts of its set are not answered yet. What is here stays as it is."
+        lead = f"{left:,} prompts of its prompt set have no responses yet. Existing rows do not change."
         box = gr.Accordion(visible=True, open=bool(number))
         return [box, notice(lead, "info"), number, self._review_html(session, data, number), ""]
 
@@ -80,5 +80,5 @@ def limit_for(session: Session, data: Dataset, more: str) -> int:
     """Total number of answered prompts after `more` are added. Raises BadInput."""
     left = prompts_left(session, data)
     if not left:
-        raise BadInput(f"Every prompt of “{data.name}” is answered; import more of them on the Data page.")
+        raise BadInput(f"Every prompt of “{data.name}” has its responses; import more prompts on the Data page.")
     return answered(session, data) + min(whole(MORE, more, low=1, default=left) or left, left)

@@ -34,7 +34,7 @@ class GenerateForm:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
         self.fields: dict[str, Any] = {}
-        with gr.Accordion("Generate answers", open=True, elem_id="generate", visible=False) as self.box:
+        with gr.Accordion("Generate responses", open=True, elem_id="generate", visible=False) as self.box:
             self._build_main()
             with closed_accordion("More settings", elem_id="generate-more"):
                 self._build_more()
@@ -49,7 +49,7 @@ class GenerateForm:
             self.who = dropdown(
                 [],
                 label="Model or endpoint",
-                info="A base model here, or an endpoint of settings.toml.",
+                info="A base model of this home, or an endpoint of settings.toml.",
                 elem_id="generate-who",
             )
             self._control("endpoint_model", visible=False)
@@ -62,8 +62,8 @@ class GenerateForm:
         with gr.Row():
             self.served = dropdown(
                 [],
-                label="The base that the endpoint serves",
-                info="Then its token ids are requested and checked: exact labels.",
+                label="Base model that the endpoint serves",
+                info="If set, token ids are requested and checked, for exact labels.",
                 elem_id="generate-served",
                 visible=False,
             )

@@ -27,12 +27,12 @@ from tracking.db import reading
 from workers.jobs.submit import submit
 
 TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz"]
-PROMPTS_ONLY = "The prompts: a model answers them here"
-ANSWERED = "The answers too: data to train on"
-SUITE = "A suite's questions: to measure drafts on"
+PROMPTS_ONLY = "Prompts only: generate the responses here"
+ANSWERED = "Prompts and responses: training data"
+SUITE = "Questions of a suite: to evaluate drafts"
 KINDS = (PROMPTS_ONLY, ANSWERED, SUITE)
-FORMS = "Its own file; without one it is fetched from the hub, where that has it."
-EQUAL = "The model that wrote the answers, or one equal to it: a draft learns to guess its words."
+FORMS = "Its own file; without one it is downloaded from the Hub if available."
+EQUAL = "The model that generated the responses, or an equal one."
 SHAPES = (
     "conversations with from/value or role/content, messages, prompt, question, "
     "Alpaca's instruction/input, MT-Bench's turns; as JSONL, JSON, CSV or parquet"
@@ -41,9 +41,9 @@ SHOWN_FILES = 12
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 LOOK, NOTHING = "corpus.first_look:look", "corpus.first_look:nothing_kept"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""
-STRICT = "A suite is read in its own form, line by line; its import says where a file is another one."
-RECOGNISED = "recognised by itself"
-FIELDS = {"prompt": "The prompt is in", "answer": "The answer is in", "messages": "The messages are in"}
+STRICT = "A suite is read in its own format; the import reports every line that differs."
+RECOGNISED = "detected"
+FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", "messages": "Column of the messages"}
 """Fields that a column of the file can be mapped to (corpus.mapping) → label."""
 
 
@@ -52,14 +52,12 @@ class ImportForm:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Import a file, or a data set on the hub", elem_id="data-import"):
-            block(tag("p", safe(f"Understood: {SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
+        with closed_accordion("Import a file, or a data set on the Hub", elem_id="data-import"):
+            block(tag("p", safe(f"Formats: {SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
             self._build_source()
             with gr.Row(equal_height=True):
-                self.kind = gr.Radio(
-                    list(KINDS), value=PROMPTS_ONLY, label="What to keep", elem_id="data-kind", scale=2
-                )
-                self.base = gr.Dropdown([], label="Answered by", elem_id="data-answered-by", visible=False, info=EQUAL)
+                self.kind = gr.Radio(list(KINDS), value=PROMPTS_ONLY, label="Import", elem_id="data-kind", scale=2)
+                self.base = gr.Dropdown([], label="Responses by", elem_id="data-answered-by", visible=False, info=EQUAL)
                 self.suite = dropdown(
                     [(each.title, each.name) for each in SUITES.values()],
                     value=next(iter(SUITES)),
@@ -76,8 +74,8 @@ class ImportForm:
             self.said = block(elem_id="data-said-import")
             with gr.Row(elem_classes="sp-buttons"):
                 self.start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
-                self.first = gr.Button("Show the first rows", elem_id="data-first", **SMALL)
-                self.look = gr.Button("Show the hub's files", elem_id="data-look", **SMALL)
+                self.first = gr.Button("Preview rows", elem_id="data-first", **SMALL)
+                self.look = gr.Button("List Hub files", elem_id="data-look", **SMALL)
             self.target = hidden("data-target")
         self._wire()
 
@@ -87,12 +85,12 @@ class ImportForm:
             with gr.Column():
                 self.path = one_line("or a file on this server", "data-path", placeholder="/path/to/prompts.jsonl")
                 self.hub = one_line(
-                    "or a data set on the hub", "data-hub", placeholder="owner/name, or owner/name:train"
+                    "or a data set on the Hub", "data-hub", placeholder="owner/name, or owner/name:train"
                 )
                 with gr.Row():
                     self.name = one_line("Name (optional)", "data-new-name", max_length=200)
                     self.limit = gr.Textbox(
-                        label="Rows at most", placeholder="all", elem_id="data-limit", min_width=110
+                        label="Maximum rows", placeholder="all", elem_id="data-limit", min_width=110
                     )
 
     def _wire(self) -> None:
@@ -151,9 +149,7 @@ class ImportForm:
         try:
             return limited(LOOK, file, kind, fields)
         except (LimitExceeded, ChildError):
-            raise BadInput(
-                f"{file.name}: its first rows cannot be shown in time; the import may still read it."
-            ) from None
+            raise BadInput(f"{file.name}: the preview took too long; the import may still work.") from None
 
     def _require_rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> None:
         """Raise BadInput if the import would drop every row. Files that take too long to check are accepted."""
@@ -163,8 +159,8 @@ class ImportForm:
             return
         if cause:
             raise BadInput(
-                f"{file.name}: every row would be left out, so nothing was imported ({cause.rstrip('.')}); choose what "
-                "to keep and which columns hold it, or mend the file."
+                f"{file.name}: every row would be left out, so nothing was imported ({cause.rstrip('.')}); choose "
+                "another kind or other columns, or correct the file."
             )
 
     @show_errors(tone="warn")
@@ -208,7 +204,7 @@ def mapping_of(fields: tuple[str | None, ...]) -> dict[str, str]:
 def first_look(result: dict[str, Any]) -> str:
     """HTML of the first rows; invalid rows with the reason."""
     bad = sum("reason" in row for row in result["rows"])
-    words = f"The first {len(result['rows'])} rows as they would be read"
+    words = f"Preview of the first {len(result['rows'])} rows"
     head = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")
     return tag("div", head + "".join(map(_first_row, result["rows"])), class_="sp-stack", id="data-first-rows")
 
@@ -225,8 +221,8 @@ def fetched(listing: RepositoryListing) -> str:
     count = "one file" if len(files) == 1 else f"{len(files):,} files"
     summary = f"{listing.repo} at {listing.revision[:12]}: {count}, {size(listing.size)}. {ONE_BY_ONE}"
     more = f"… and {len(files) - SHOWN_FILES:,} more." if len(files) > SHOWN_FILES else ""
-    rows = table(["File", "Size"], files[:SHOWN_FILES], "Files that would be fetched", named=("Size",))
+    rows = table(["File", "Size"], files[:SHOWN_FILES], "Files to download", named=("Size",))
     return tag("div", notice(summary, "info") + rows + tag("p", safe(more), class_="sp-lead"), class_="sp-stack")
 
 
-ONE_BY_ONE = "The job fetches them one by one, until it has the rows that are wanted, and removes them once read."
+ONE_BY_ONE = "The job downloads them one by one until it has enough rows, and removes them afterwards."

@@ -47,4 +47,4 @@ def queued(settings: Settings, checkpoint_id: str, request: Callable[[Checkpoint
     with reading(settings) as session:
         row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
     job = submit(request(row), user=visitor.user(), settings=settings)
-    return notice(f"Queued: {what}.", "good", f"/jobs?id={job.id}", "See the job")
+    return notice(f"Queued: {what}.", "good", f"/jobs?id={job.id}", "Open the job")

@@ -28,12 +28,10 @@ from workers.jobs.command_line import command_for
 from workers.jobs.evaluate import suite_of
 from workers.jobs.requests import Evaluate, Matrix
 
-TREES = (
-    "own: as the checkpoint is tuned · chain 4 · tree 4x2x1 · ngram (a base alone) · or options as JSON. One a line."
-)
+TREES = "own: the checkpoint's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line."
 SERVER = (
-    "The same questions to a server that the operator named in settings.toml: vLLM, SGLang, TensorRT-LLM or another of "
-    "ours. Its acceptance is what it publishes; say what it serves, and both stand side by side."
+    "The same questions on a server of settings.toml: vLLM, SGLang, TensorRT-LLM or Speculoos. Acceptance is what the "
+    "server reports; choose the model it serves to compare it with the local engine."
 )
 
 
@@ -79,7 +77,7 @@ class MatrixForm:
             count, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
             estimate = estimates.estimate(session, request, self.settings.home)
             command = command_for(request, names(session))
-        left_out = f"; {missing:,} combinations that cannot be are left out" if missing else ""
+        left_out = f"; {missing:,} unsupported combinations are skipped" if missing else ""
         summary = tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}{left_out}."), class_="sp-lead")
         return summary + review(estimate, command)
 
@@ -99,11 +97,11 @@ class ServerForm:
                 self.model = setting_control(Evaluate.options()["endpoint_model"], "served-model")
                 self.plain = setting_control(Evaluate.options()["plain_model"], "served-plain")
             with gr.Row():
-                self.serves = dropdown([], label="What it serves", elem_id="served-serves")
+                self.serves = dropdown([], label="Model it serves", elem_id="served-serves")
                 self.suite = dropdown([], label="Suite", elem_id="served-suite")
                 self.limit = setting_control(Evaluate.options()["limit"], "served-limit", value=10)
                 self.tokens = setting_control(Evaluate.options()["max_tokens"], "served-tokens", value=64)
-            self.review, self.said, self.start, self.target = form_end("served", "Ask it")
+            self.review, self.said, self.start, self.target = form_end("served", "Start measuring")
         fields = [self.endpoint, self.model, self.plain, self.serves, self.suite, self.limit, self.tokens]
         self.opens = [self.box, *fields, self.said]
         on_changes(fields, self._review, self.review)
@@ -112,7 +110,7 @@ class ServerForm:
     def opened(self, session: Session, values: list[Any] | None) -> list[Any]:
         """Values of `opens`: choices, and `values` of a cloned job."""
         endpoints = [(name, name) for name in self.settings.endpoints]
-        serves, suites = [("not known here", ""), *model_choices(session)], suite_choices(session)
+        serves, suites = [("unknown", ""), *model_choices(session)], suite_choices(session)
         if values is None:
             first = gr.Dropdown(endpoints, value=endpoints[0][1] if endpoints else None)
             boxes = [first, *[gr.skip()] * 2, gr.Dropdown(serves, value=""), gr.Dropdown(suites, value=BUILT_IN)]
@@ -174,5 +172,5 @@ def _box(choices: Choices, value: str) -> gr.Dropdown:
 
 def gone(count: int) -> str:
     """Notice about values of a cloned job that no longer exist."""
-    words = "one thing that it chose is" if count == 1 else f"{count} things that it chose are"
-    return notice(f"As the job was asked, but {words} not here any more.", "warn") if count else ""
+    values = "one of its values was" if count == 1 else f"{count} of its values were"
+    return notice(f"Filled in from the job, but {values} deleted.", "warn") if count else ""

@@ -17,7 +17,7 @@ from tracking import queries
 from tracking.tables import Checkpoint
 from workers.jobs.requests import ReplayRequest
 
-INFO = "Answers that this base wrote, or a file of recorded ones imported on the Data page as answered conversations."
+INFO = "Responses of this base model, or recorded responses imported on the Data page as conversations."
 
 
 class ReplayForm:
@@ -26,8 +26,8 @@ class ReplayForm:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
         with gr.Row(equal_height=True):
-            self.data = dropdown([], label="Recorded answers", info=INFO, elem_id="checkpoint-replay-data", scale=3)
-        self.start = gr.Button("Replay them", elem_id="checkpoint-replay", **SMALL)
+            self.data = dropdown([], label="Recorded responses", info=INFO, elem_id="checkpoint-replay-data", scale=3)
+        self.start = gr.Button("Replay", elem_id="checkpoint-replay", **SMALL)
         self.said = block(elem_id="checkpoint-replay-said")
         self.outputs = [self.data, self.start, self.said]
         self.start.click(self.submit, [chosen, self.data], self.said, **QUIET)
@@ -42,13 +42,13 @@ class ReplayForm:
     def submit(self, checkpoint_id: str, dataset_id: str) -> str:
         """Submit the job; HTML of the result."""
         request = partial(replay_request, dataset_id)
-        return queued(self.settings, checkpoint_id, request, "the draft along 50 recorded answers")
+        return queued(self.settings, checkpoint_id, request, "the draft on 50 recorded responses")
 
 
 def replay_request(dataset_id: str, row: Checkpoint) -> ReplayRequest:
     """Request of the form. Raises BadInput."""
     if not dataset_id:
-        raise BadInput("Recorded answers: choose a data set.")
+        raise BadInput("Recorded responses: choose a data set.")
     return ReplayRequest(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
 
 

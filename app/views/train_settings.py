@@ -17,15 +17,20 @@ from tracking.tables import Dataset
 from workers.jobs import sizes
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "How long": ("epochs", "max_steps", "max_minutes", "patience"),
+    "Duration": ("epochs", "max_steps", "max_minutes", "patience"),
     "Data": (
-        *("max_length", "batch_tokens", "accumulate", "held_out", "max_held_out"),
-        *("cache_features_mb", "cache_disk_gb"),
+        "max_length",
+        "batch_tokens",
+        "accumulate",
+        "held_out",
+        "max_held_out",
+        "cache_features_mb",
+        "cache_disk_gb",
     ),
     "Hidden states": ("hidden_states", "hidden_states_ahead", "hidden_states_store"),
-    "Optimizer": (*("optimizer", "lr", "schedule", "warmup_ratio", "weight_decay", "beta1", "beta2", "clip", "seed"),),
+    "Optimizer": ("optimizer", "lr", "schedule", "warmup_ratio", "weight_decay", "beta1", "beta2", "clip", "seed"),
     "Precision and device": ("device", "mixed_precision", "base_dtype", "save_dtype", "gradient_checkpointing"),
-    "Reports and checkpoints": ("log_every", "eval_every", "save_every", "keep_last", "samples"),
+    "Logging and checkpoints": ("log_every", "eval_every", "save_every", "keep_last", "samples"),
 }
 
 
@@ -40,9 +45,9 @@ class SettingControls:
         grouped = {name for names in GROUPS.values() for name in names}
         for title, names in GROUPS.items():
             self._group(title, [SETTINGS[name] for name in names if name in SETTINGS])
-        rest = [s for s in SETTINGS.values() if len(s.methods) != 1 and s.name not in grouped and s.name != "method"]
-        if rest:
-            self._group("More", rest)
+        others = [s for s in SETTINGS.values() if len(s.methods) != 1 and s.name not in grouped and s.name != "method"]
+        if others:
+            self._group("More", others)
 
     @property
     def inputs(self) -> list[Any]:
@@ -90,7 +95,9 @@ def coverage_note(sets: Sequence[Dataset], config: Any) -> str:
         return ""
     size, coverage = config.draft_vocab_size, config.draft_vocab_coverage
     selected = size or (sizes.smallest(curve, coverage) if coverage else 0)
-    current = f"{selected:,} tokens cover {sizes.coverage_of(curve, selected):.1%} of the answers. " if selected else ""
+    current = (
+        f"{selected:,} tokens cover {sizes.coverage_of(curve, selected):.1%} of the responses. " if selected else ""
+    )
     needed = ", ".join(f"{part:g} needs {sizes.smallest(curve, part):,}" for part in COVERAGES)
     note = f"{current}A coverage of {needed}; all {len(curve):,} tokens that occur cover everything."
     limit = f" Counted in the first {sizes.COUNTED_ROWS:,} conversations of each set."
@@ -107,6 +114,6 @@ def control(setting: Setting) -> Any:
     common = {"label": label(setting), "min_width": 230}
     if setting.is_open:
         return gr.Number(
-            None, precision=0, placeholder="by the data", info=setting.help, elem_id=f"set-{setting.name}", **common
+            None, precision=0, placeholder="from the data", info=setting.help, elem_id=f"set-{setting.name}", **common
         )
     return setting_control(setting, f"set-{setting.name}", **common)

@@ -24,10 +24,10 @@ from workers.jobs import estimates
 from workers.jobs.command_line import command_for
 from workers.jobs.requests import Tune
 
-USUAL = [("As the settings say", ""), *((name, name) for name in DTYPES if name != "auto")]
+PRECISIONS = [("Default of the settings", ""), *((name, name) for name in DTYPES if name != "auto")]
 EDITOR = (
-    "What a tree would give, from how often each place was right and what steps cost: chain 4, tree 4x2x1, or paths as "
-    "Medusa and TensorRT-LLM write them."
+    "Predicted from the acceptance rates by position and the cost of steps. Enter chain 4, tree 4x2x1, or paths in the "
+    "format of Medusa and TensorRT-LLM."
 )
 
 
@@ -38,14 +38,16 @@ class TreeForm:
         self.settings = settings
         self.found = block(elem_id="checkpoint-tuned")
         with gr.Row(equal_height=True):
-            self.dtype = dropdown(USUAL, value="", label="Precision", elem_id="checkpoint-tune-dtype", min_width=180)
+            self.dtype = dropdown(
+                PRECISIONS, value="", label="Precision", elem_id="checkpoint-tune-dtype", min_width=180
+            )
             self.keep = gr.Checkbox(
-                True, label="Draft with the tree it finds from now on, where it pays", elem_id="checkpoint-tune-keep"
+                True, label="Save the tree in the checkpoint if it is faster", elem_id="checkpoint-tune-keep"
             )
         self.review = block(elem_id="checkpoint-tune-review")
         self.start = gr.Button("Tune on this machine", elem_id="checkpoint-tune", **SMALL)
         self.said = block(elem_id="checkpoint-tune-said")
-        section("What a tree would give", EDITOR)
+        section("Predict a tree", EDITOR)
         self.tree = gr.Textbox(label="Tree", lines=1, max_lines=6, elem_id="checkpoint-tree")
         self.reckoned = block(elem_id="checkpoint-reckoned")
         self.live = [self.found]
@@ -84,7 +86,7 @@ class TreeForm:
     def submit(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
         """Submit the job; HTML of the result."""
         return queued(
-            self.settings, checkpoint_id, lambda row: tune_request(row, dtype, keep), "the verdict comes here"
+            self.settings, checkpoint_id, lambda row: tune_request(row, dtype, keep), "the result will appear here"
         )
 
     @show_errors()
@@ -99,7 +101,7 @@ def under_way(session: Session, row: Checkpoint) -> str:
     """Notice with a link to the unfinished tuning job of the checkpoint; "" without one."""
     query = select(Job).where(Job.kind == "tune", Job.state.not_in(FINISHED)).order_by(Job.created_at.desc())
     job = next((job for job in session.scalars(query) if job.request.get("checkpoint_id") == row.id), None)
-    return notice(f"“{job.name}” is {job.state.lower()}.", "info", f"/jobs?id={job.id}", "See the job") if job else ""
+    return notice(f"“{job.name}” is {job.state.lower()}.", "info", f"/jobs?id={job.id}", "Open the job") if job else ""
 
 
 def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:

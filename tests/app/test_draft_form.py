@@ -150,7 +150,7 @@ def test_what_cannot_fit_is_refused_before_a_job_is_made(
         (("Upload", "BASE", "org/heads", [], "", ""), "Upload: the field is empty"),
         (("Upload", "BASE", "", ["/x/model.safetensors"], "", ""), "model.safetensors no longer exists"),
         (("Local folder", "BASE", "/nowhere/at/all", None, "", ""), "there is no folder"),
-        (("Local folder", "BASE", "/proc/self", None, "", ""), "not for pages"),
+        (("Local folder", "BASE", "/proc/self", None, "", ""), "not accessible from pages"),
         (("Hub id", "gone", "org/heads", None, "", ""), "no model"),
         (("Hub id", "BASE", "org/heads", None, "nonsense", ""), "Format: .*nonsense.* is unknown"),
         ((["x"], {"a": 1}, 5, None, [], None), "Base model: choose|the field is empty"),

@@ -213,7 +213,7 @@ def test_how_many_prompts_are_left_and_what_is_asked_for(trained: Settings) -> N
         assert prompts_left(rows, rows.get_one(Dataset, "prompts")) is None
         assert limit_for(rows, data, "2000") == 2_040
         assert limit_for(rows, data, "") == limit_for(rows, data, "99999") == 3_000
-        with pytest.raises(BadInput, match="More answers: expected a whole number"):
+        with pytest.raises(BadInput, match="More responses: expected a whole number"):
             limit_for(rows, data, "many")
     assert extend_command("my answers", 2_040) == "speculoos data extend 'my answers' --limit 2040"
 

@@ -73,7 +73,7 @@ def test_what_can_be_no_path_is_refused_in_a_sentence(settings, typed):
         lambda: forms.import_request(settings, None, typed, None),
         lambda: forms.fetch_request(settings, "Local folder", typed),
     ):
-        with pytest.raises(BadInput, match="cannot be the path"):
+        with pytest.raises(BadInput, match="is not a valid path"):
             ask()
 
 
@@ -102,9 +102,9 @@ def test_an_endpoint_is_told_from_a_base():
 @pytest.mark.parametrize(
     ("box", "value", "words"),
     [
-        ("limit", "many", "Prompts at most: expected a whole number"),
-        ("limit", "0", "Prompts at most"),
-        ("max_tokens", 2.5, "Most tokens of an answer"),
+        ("limit", "many", "Maximum prompts: expected a whole number"),
+        ("limit", "0", "Maximum prompts"),
+        ("max_tokens", 2.5, "Maximum tokens per response"),
         ("temperature", -1, "Temperature: expected 0 to 5"),
         ("temperature", "nan", "Temperature"),
         ("top_p", 1.5, "Top-p"),

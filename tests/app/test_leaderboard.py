@@ -374,10 +374,10 @@ def test_a_form_is_the_matrix_it_says() -> None:
         ((None, ["d"], "0", "", 5, 64), "Models: choose"),
         ((["b:"], [], "0", "", 5, 64), "Suites: choose"),
         ((["b:"], ["d"], "warm", "", 5, 64), "Temperatures: expected a number"),
-        ((["b:"], ["d"], "", "", 5, 64), "Temperatures: expected one number or several"),
+        ((["b:"], ["d"], "", "", 5, 64), "Temperatures: expected one or more numbers"),
         ((["b:"], ["d"], "9", "", 5, 64), "Temperatures: expected 0 to 5"),
         ((["b:"], ["d"], "0", "oak", 5, 64), "Tree 'oak'"),
-        ((["b:"], ["d"], "0", "", 0, 64), "Questions of a suite at most"),
+        ((["b:"], ["d"], "0", "", 0, 64), "Maximum questions per suite"),
     ],
 )
 def test_a_form_that_says_nothing_is_told_what_it_lacks(values: tuple[Any, ...], sentence: str) -> None:
@@ -457,7 +457,7 @@ def test_the_page_opens_with_the_form_of_a_cloned_job(filled: Settings) -> None:
 def test_what_a_cloned_job_chose_and_is_gone_is_said(filled: Settings) -> None:
     lost = opened(filled, clone=job_of(filled, FULL.changed(models=[*MODELS, {**MODELS[0], "base_id": "x"}])).id)
     assert lost["matrix-models"].value == ["base:", "base:one"] and "one thing" in lost["matrix-said"]
-    assert "one thing that it chose" in opened(filled, clone=job_of(filled, SERVED).id)["served-said"]
+    assert "one of its values was deleted" in opened(filled, clone=job_of(filled, SERVED).id)["served-said"]
     with db.writing(filled) as session:
         old = jobs.create(session, kind="matrix", queue="gpu", request={}, name="of another version")
     assert clone_form(old) == ""

@@ -29,7 +29,7 @@ def test_definitions_are_those_of_the_glossary() -> None:
         ("Mean accepted length τ", "tau", "Mean accepted length"),
         ("Expected mean accepted length τ", "tau", "mean accepted length"),
         ("Acceptance by depth, held out", "acceptance", "Acceptance by depth"),
-        ("Answer tokens a draft vocabulary covers, by its size", "draft-vocabulary", "draft vocabulary"),
+        ("Response tokens that a draft vocabulary covers, by its size", "draft-vocabulary", "draft vocabulary"),
         ("Speedup", "speedup", "Speedup"),
         ("Against plain", "speedup", "Against plain"),
         ("Same output", "lossless", "Same output"),

@@ -149,7 +149,7 @@ def test_the_form_says_time_and_command_and_queues_the_job(home):
     assert "speculoos tune tiny@heads --dtype bfloat16 --no-keep" in html and "Takes about" in html
     with reading(home) as rows:
         before = signature(rows)
-    assert "See the job" in form.submit("heads", "", True)
+    assert "Open the job" in form.submit("heads", "", True)
     with reading(home) as rows:
         row = rows.get_one(Checkpoint, "heads")
         assert "“Tune tiny@heads” is queued." in form.view(rows, row)[2], "a reload shows it too"

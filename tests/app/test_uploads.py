@@ -231,9 +231,9 @@ def test_an_event_that_is_too_long_or_no_event_is_refused_with_a_sentence(ours: 
 @pytest.mark.parametrize("name", ["secrets/inference-token", "speculoos.db", "uploads/x/prompts.jsonl", "logs/web.log"])
 def test_a_form_names_nothing_that_the_home_keeps_for_itself(settings: Settings, name: str) -> None:
     for each in (settings, replace(settings, password="cinnamon")):
-        with pytest.raises(BadInput, match="not for pages"):
+        with pytest.raises(BadInput, match="not accessible from pages"):
             import_request(each, None, str(settings.home / name), None)
-    with pytest.raises(BadInput, match="not for pages"):
+    with pytest.raises(BadInput, match="not accessible from pages"):
         import_request(settings, None, "/proc/self/environ", None)
 
 

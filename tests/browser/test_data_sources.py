@@ -55,10 +55,10 @@ def test_a_newcomer_adds_what_comes_along_and_what_the_hub_has(bench: Workbench,
     expect(page.locator("#dataset-facts")).to_contain_text("40")
 
     page.goto(f"{bench.url}/data")
-    expect(page.locator("#data-offer-built-in-questions")).to_contain_text("Here")
-    unfold(page, "To begin with")
+    expect(page.locator("#data-offer-built-in-questions")).to_contain_text("Added")
+    unfold(page, "Included data sets")
     add.click()
-    expect(page.locator("#data-said-builtin")).to_contain_text("is here already")
+    expect(page.locator("#data-said-builtin")).to_contain_text("was added before")
 
     unfold(page, "Import a file")
     hub_box = box(page, "data-hub")

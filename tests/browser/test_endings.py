@@ -79,7 +79,7 @@ def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
     expect(box(page, "extend-more")).to_have_value("2000")
     expect(page.locator("#extend-review .sp-command")).to_contain_text("data extend 'ending answers' --limit 2040")
     box(page, "extend-more").fill("many")
-    expect(page.locator("#extend-review")).to_contain_text("More answers: expected a whole number")
+    expect(page.locator("#extend-review")).to_contain_text("More responses: expected a whole number")
 
 
 def test_an_evaluations_job_shows_its_report(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
@@ -224,7 +224,7 @@ def test_two_sets_are_trained_on_and_measured_by_itself(page: Page, workers: Wor
     expect(page.locator("#train-review .sp-command")).to_contain_text("--data 'ending answers' --data 'more answers'")
     tiles = page.locator("#train-review .sp-tile")
     expect(tiles.filter(has_text="Time")).to_contain_text("about ")
-    expect(tiles.filter(has_text="Steps")).to_contain_text("measured every ")
+    expect(tiles.filter(has_text="Steps")).to_contain_text("evaluated every ")
     box(page, "train-name").fill("both")
     page.locator("#train-start").click()
     page.wait_for_url("**/jobs?id=*")

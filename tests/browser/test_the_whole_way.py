@@ -49,7 +49,7 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
     choose(page, "train-recipe", "medusa-smoke")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")  # its settings are in
     unfold(page, "Advanced settings")
-    unfold(page, "How long")
+    unfold(page, "Duration")
     box(page, "set-epochs").fill("0")
     box(page, "set-max_steps").fill(str(steps))
     expect(page.locator("#train-review .sp-command")).to_contain_text(f"max_steps={steps}")

@@ -195,9 +195,9 @@ def test_a_state_that_is_removed_while_it_is_read_is_whole(
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        ("flip", "model.safetensors is not what its row says"),
+        ("flip", "model.safetensors differs from the sha256 of its row"),
         ("sums", "config.json differs from SHA256SUMS"),
-        ("gone", "its files are gone"),
+        ("gone", "its files are missing"),
     ],
 )
 def test_what_is_damaged_already_is_said_and_the_rest_is_kept(
@@ -287,7 +287,7 @@ def test_a_damaged_archive_leaves_the_home_empty(filled_sqlite: Filled, other: S
     else:
         back_up(filled_sqlite.settings, tmp_path / "b.tar.gz")
         packed = (tmp_path / "b.tar.gz").read_bytes()[:2000]
-    with pytest.raises(BadInput, match="damaged|cut off|no backup|no place in a home"):
+    with pytest.raises(BadInput, match="damaged|cut off|not a backup|not a path of a home"):
         restore(other, io.BytesIO(packed), "x.tar")
     assert not everything(other.home) or not any(p.is_dir() for p in other.home.iterdir()), "nothing but an empty home"
     restore(other, made(filled_sqlite.settings), "x.tar")
@@ -336,7 +336,7 @@ HEAD = json.dumps(
 )
 def test_members_that_no_backup_has_are_refused(other: Settings, tmp_path: Path, member) -> None:
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(BadInput, match="no place in a home|not an ordinary file"):
+    with pytest.raises(BadInput, match="not a path of a home|not an ordinary file"):
         restore(other, io.BytesIO(tar_of((member, b""), head=HEAD)), "x.tar")
     assert set(tmp_path.rglob("*")) - before <= {other.home}
 

@@ -54,7 +54,7 @@ def test_a_set_of_the_hub_comes_in_after_its_files_were_listed(workbench: Settin
         (["data", "import", "hub:a/b/c"], "not a hub id"),
         (["data", "import", "x.jsonl", "--dry-run"], "--dry-run is for data sets on the Hub"),
         (["data", "import", "/nowhere.jsonl"], "there is no such file"),
-        (["data", "add-builtin", "nothing"], "There is no built-in set 'nothing'; there are quickstart-prompts and"),
+        (["data", "add-builtin", "nothing"], "There is no built-in set 'nothing'; the sets are quickstart-prompts and"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(workbench: Settings, words: list[str], says: str) -> None:

@@ -49,7 +49,7 @@ def test_pages_that_others_can_open_are_warned_of(home: Settings, shared: None) 
     assert health.check(home, ["access"])["access"].ok
     for guarded in (replace(home, login="token"), replace(home, password="x")):
         assert people.access_warning(guarded) == ""
-        assert "open to whoever" in health.check(guarded, ["access"])["access"].detail
+        assert "protected by" in health.check(guarded, ["access"])["access"].detail
 
 
 def test_alone_on_a_machine_nothing_is_warned_of(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

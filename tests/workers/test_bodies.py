@@ -218,7 +218,7 @@ def test_a_generation_of_which_nothing_is_left_says_why(
         more = {"max_tokens": 2, "drop_cut": True, "shard_rows": shard_rows}
         request, context = begin(GenerateData(source_id=prompts.id, endpoint="it", **more))
         context.settings = replace(context.settings, endpoints=load({"SPECULOOS_HOME": str(home.home)}).endpoints)
-        with pytest.raises(BadInput, match="No conversation is left: 12 cut"):
+        with pytest.raises(BadInput, match="Every conversation was skipped: 12 cut"):
             while isinstance(ended := generate_data.run(request, context), Division):
                 for shard in ended.shards:
                     generate_shard.run(GenerateShard(**shard.request), context)

@@ -136,7 +136,7 @@ def test_a_job_like_it_tells_the_pace_of_the_next(asked: Settings) -> None:
     """Twice the work takes twice the time; the latest three count, of the same base where there are some."""
     ran(asked, ANSWERS, START_SECONDS["gpu"] + 50)
     again = guess(asked, ANSWERS)
-    assert again.seconds == pytest.approx(START_SECONDS["gpu"] + 50, rel=0.01) and "last job like it" in again.basis
+    assert again.seconds == pytest.approx(START_SECONDS["gpu"] + 50, rel=0.01) and "last similar job" in again.basis
     longer = guess(asked, GenerateData("prompts", base_id="base", max_tokens=100 + 160))
     assert longer.seconds == pytest.approx(START_SECONDS["gpu"] + 100, rel=0.01)
     for taken in (500, 20, 20):
@@ -290,7 +290,7 @@ def test_a_matrix_takes_what_its_cells_take_alone(asked: Settings) -> None:
     assert len(cells) == 8 and len({cell.seconds for cell in alone}) == 4
     for key in ("seconds", "work", "disk"):
         assert getattr(whole, key) == pytest.approx(sum(getattr(cell, key) for cell in alone)), key
-    assert whole.basis == "the last job like it, the last 2 like it"
+    assert whole.basis == "the last similar job, the last 2 similar jobs"
     assert guess(asked, request.changed(models=[*models, {"base_id": "new"}])).seconds is None
     assert guess(asked, request.changed(temperatures=[])).seconds is None
 
@@ -349,8 +349,8 @@ def test_the_train_page_says_what_a_draft_vocabulary_covers(asked: Settings) -> 
             return coverage_note([session.get_one(Dataset, "answers")], train_config(method, **settings))
 
     assert "0.9 needs 5, 0.95 needs 6, 0.99 needs 6" in note() and "all 6 tokens that occur" in note()
-    assert "2 tokens cover 41.6% of the answers." in note(draft_vocab_size=2)
-    assert "5 tokens cover 90.0% of the answers." in note("medusa", draft_vocab_coverage=0.9)
+    assert "2 tokens cover 41.6% of the responses." in note(draft_vocab_size=2)
+    assert "5 tokens cover 90.0% of the responses." in note("medusa", draft_vocab_coverage=0.9)
     assert note("draft") == ""
     with writing(asked) as session:
         data = session.get_one(Dataset, "answers")

@@ -76,9 +76,9 @@ def request(ids: dict[str, str], base: str = "tiny", **settings: Any) -> Train:
     ("name", "error", "says"),
     [
         ("nobody", BadInput, "no server named 'nobody' in settings.toml; known are: here, shut, gone, odd"),
-        ("gone", Unavailable, "“gone” does not answer"),
-        ("shut", BadInput, "“shut” refuses us .401."),
-        ("odd", BadInput, "“odd” is none of kind speculoos .404 for /v1/base.; check its url"),
+        ("gone", Unavailable, "“gone” does not respond"),
+        ("shut", BadInput, "“shut” refuses the key .401."),
+        ("odd", BadInput, "“odd” is not of kind speculoos .404 for /v1/base.; check its url"),
     ],
 )
 def test_a_server_that_cannot_do_it_is_told_at_submit(
@@ -93,17 +93,17 @@ def test_a_server_that_cannot_do_it_is_told_at_submit(
 def test_a_server_that_never_stops_talking_is_none(away: Settings, ids: dict[str, str]) -> None:
     with Endless() as endless:
         named = replace(away, state_servers={"big": HiddenStatesServer("big", endless.url)})
-        with pytest.raises(BadInput, match="“big” is none of kind speculoos .200 for /v1/base.; check its url"):
+        with pytest.raises(BadInput, match="“big” is not of kind speculoos .200 for /v1/base.; check its url"):
             submit(request(ids, hidden_states="big"), settings=named)
     assert endless.sent < 32 * 2**20, "all but what waited in the sockets was left unread"
 
 
 def test_a_server_of_another_base_is_told_at_submit(away: Settings, ids: dict[str, str]) -> None:
-    with pytest.raises(BadInput, match="“here” runs another base: its sha256 of the weights is .* trained for abab"):
+    with pytest.raises(BadInput, match="“here” runs another base model: its sha256 of the weights is .* base abab"):
         submit(request(ids, "other", hidden_states="here"), settings=away)
     with db.writing(away) as session:
         session.get_one(Base, ids["other"]).card = {"vocabulary": 7}
-    with pytest.raises(BadInput, match="its vocabulary is [0-9]+, that of the base trained for 7"):
+    with pytest.raises(BadInput, match="its vocabulary is [0-9]+, that of this base 7"):
         submit(request(ids, "other", hidden_states="here"), settings=away)
     job = submit(request(ids, hidden_states="here"), settings=away)
     with pytest.raises(BadInput, match="no server named 'here' in settings.toml; known are: none yet"):
@@ -127,7 +127,8 @@ def test_a_job_trains_from_a_server_keeps_what_came_and_then_from_that_alone(
             row = session.get_one(Checkpoint, job.request["checkpoint_id"])
             said = [line.message for line in session.query(JobLog).filter_by(job_id=job.id)]
             assert row.state == "ready" and result["step"] == 4 and row.figures["mean_accepted_length"] >= 1
-            assert "tuning" not in row.figures and "No tree was tuned: the base runs elsewhere." in said
+            assert "tuning" not in row.figures
+            assert "The tree was not tuned: this training does not load the base model." in said
             assert last_metrics(session, job.id)["train/loss"] > 0
             stored = json.dumps([job.request, row.config, said, row.figures], default=str)
         assert "sesame" not in stored and "127.0.0.1" not in stored

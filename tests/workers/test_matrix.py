@@ -69,7 +69,7 @@ def test_a_stopped_matrix_keeps_its_cells_and_a_retry_measures_the_others(bench:
     request_cancel(job.id, bench.settings)
     stopped = bench.wait(job.id, "CANCELLED")
     kept = {row.id for row in measured(bench, job)}
-    assert f"{len(kept)} of 4 cells are measured and kept" in stopped.error
+    assert f"{len(kept)} of 4 evaluations are kept" in stopped.error
     retry(job.id, bench.settings)
     bench.wait(job.id, "SUCCEEDED")
     check_whole(bench, job, 4)
@@ -84,7 +84,7 @@ def test_a_cell_that_cannot_be_measured_stops_no_other(bench: Bench, tiny_base: 
     deep = {"limit": 1, "max_tokens": 4, "drafting": [{"tree": [[0] * 5]}, TREES[0]], "temperatures": [0.0, 0.5]}
     job = matrix(bench, base_id, heads, ["", ""], **deep)
     failed = bench.wait(job.id, "FAILED", 400)
-    assert "2 of 4 cells were not measured; number 1: The tree is 5 deep" in failed.error
+    assert "2 of 4 evaluations failed; number 1: The tree is 5 deep" in failed.error
     assert len(measured(bench, job)) == 2
     assert sorted(cell.state for cell in cells(bench, job)) == ["FAILED"] * 2 + ["SUCCEEDED"] * 2
 
@@ -126,7 +126,7 @@ def test_progress_of_a_matrix_counts_each_cell_as_it_counts_itself(begin, home: 
         ({"top_ps": [0.0]}, "Top-p: expected more than 0"),
         ({"dtypes": ["int3"]}, "Precision 'int3'"),
         ({"limit": 0}, "expected 1 to 100000"),
-        ({"temperatures": [n / 1000 for n in range(1001)]}, "1,001 evaluations; a matrix has 1,000 at most"),
+        ({"temperatures": [n / 1000 for n in range(1001)]}, "1,001 evaluations, the maximum is 1,000"),
         ({"temperatures": [0.0] * 1000, "suites": [""] * 1000}, "1,000,000 combinations; at most 50,000"),
         ({"drafting": [{"depth": 2}]}, "There is nothing to measure"),
     ],
@@ -144,7 +144,7 @@ def test_an_evaluation_is_refused_with_numbers_that_cannot_be(home: Settings, ti
     base_id, _ = add_model(home, tiny_base, 0)
     with pytest.raises(BadInput, match="Temperature"):
         submit(Evaluate(base_id=base_id, temperature=9.0), settings=home)
-    with pytest.raises(BadInput, match="A server drafts as it was started"):
+    with pytest.raises(BadInput, match="A server sets its own draft"):
         submit(Evaluate(base_id=base_id, endpoint="x", drafting={"depth": 3}), settings=home)
-    with pytest.raises(BadInput, match="Name what to measure"):
+    with pytest.raises(BadInput, match="Choose what to measure"):
         submit(Evaluate(), settings=home)

@@ -127,7 +127,7 @@ def test_more_answers_to_each_prompt_keep_those_that_are_there(bench: Bench) -> 
         job = generate(bench, prompts(bench, TEXTS), 18, temperature=0.7, limit=30)
         bench.wait(job.id, "SUCCEEDED")
         before = sums(bench, job)
-        with pytest.raises(BadInput, match="has 1 answer to each of 30 prompts already"):
+        with pytest.raises(BadInput, match="already has 1 response to each of 30 prompts"):
             extend(job.request["dataset_id"], limit=30, settings=bench.settings)
         more = extend(job.request["dataset_id"], samples=2, settings=bench.settings)
         with pytest.raises(Conflict, match="is queued|is running"):

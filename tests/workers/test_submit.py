@@ -133,7 +133,7 @@ def test_a_training_waits_for_one_of_its_sets_and_no_more(away: Settings, ready:
     one, other = (job.request["dataset_id"] for job in made)
     asked = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"], more_dataset_ids=[one])
     assert submit(asked, settings=away).after_id == made[0].id
-    with pytest.raises(Conflict, match="start when all but one are ready"):
+    with pytest.raises(Conflict, match="wait until all but one are ready"):
         submit(asked.changed(more_dataset_ids=[one, other]), settings=away)
 
 
@@ -170,7 +170,7 @@ def test_an_input_whose_job_failed_is_refused_with_the_way_out(away: Settings, r
 
 
 def test_generation_needs_someone_who_answers(away: Settings, ready: dict[str, str]) -> None:
-    with pytest.raises(BadInput, match="the model that answers"):
+    with pytest.raises(BadInput, match="the model that generates"):
         submit(GenerateData(source_id=ready["prompts"]), settings=away)
     job = submit(GenerateData(source_id=ready["prompts"], endpoint="team"), settings=away)
     assert job.queue == "io", "an endpoint needs no device"

@@ -40,10 +40,10 @@ def test_a_suite_is_a_data_set_with_its_name(home: Settings, tmp_path: Path) -> 
 
 def test_without_a_file_the_hub_is_asked_and_says_what_else_helps(home: Settings) -> None:
     """HF_HUB_OFFLINE is set in tests."""
-    with pytest.raises(Unavailable, match=r"GSM8K could not be fetched\..*not used while HF_HUB_OFFLINE") as refused:
+    with pytest.raises(Unavailable, match=r"GSM8K could not be downloaded\..*not used while HF_HUB_OFFLINE") as refused:
         run(home, ImportPrompts(path="", suite="gsm8k"))
-    assert "Give its file instead: test.jsonl" in refused.value.hint
-    with pytest.raises(BadInput, match="Spec-Bench is not fetched from the hub"):
+    assert "Use its file instead: test.jsonl" in refused.value.hint
+    with pytest.raises(BadInput, match="Spec-Bench cannot be downloaded from the Hub"):
         run(home, ImportPrompts(path="", suite="spec_bench"))
 
 

@@ -70,7 +70,7 @@ def test_data_of_another_tokenizer(workbench: Bench, tiny_base: Path, tmp_path: 
     other = make_tiny_base(tmp_path / "other")
     tiny_tokenizer(300).save_pretrained(other)
     base_id = add_base(workbench.settings, other, "other")
-    with pytest.raises(BadInput, match="The data set “hers” was made with another tokenizer than that of “other”"):
+    with pytest.raises(BadInput, match="The data set “hers” was tokenized with another tokenizer than that of “other”"):
         train(workbench.settings, base_id, data_id)
     with db.reading(workbench.settings) as session:
         assert session.scalar(select(func.count()).select_from(Checkpoint)) == 0, "a refused training left a row"
@@ -117,11 +117,11 @@ def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) ->
 @pytest.mark.parametrize(
     "family, sizes, sentence",
     [
-        ("bert", {}, r"EAGLE-3 cannot be trained for “bert”: bert attends to later .*\. Choose another base; .*"),
+        ("bert", {}, r"EAGLE-3 cannot be trained for “bert”: bert attends to later .*\. Choose another base model; .*"),
         (
             "mamba",
             {"state_size": 8, "conv_kernel": 4},
-            r"EAGLE-3 cannot be trained for “mamba”: mamba keeps a recurrent state, .*\. Choose another base; .*",
+            r"EAGLE-3 cannot be trained for “mamba”: mamba keeps a recurrent state, .*\. Choose another base model; .*",
         ),
     ],
 )

@@ -38,15 +38,15 @@ BUILT_IN = {
         BuiltIn(
             PROMPTS,
             "Prompts",
-            "Short questions, letters, stories, code and sums, which the quickstart uses: a model answers them within "
-            "minutes, and a first draft learns from that.",
+            "Short questions, letters, stories, code and sums, as in the quickstart: a model generates the responses "
+            "within minutes, enough to train a first draft.",
             PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl",
         ),
         BuiltIn(
             QUESTIONS,
             "Questions",
-            "Eight kinds of tasks, some with a second turn, on which drafts are measured where no other questions are "
-            "chosen: to be read and taken as a pattern. No draft should learn from what it is measured on.",
+            "Eight kinds of tasks, some with a second turn: the default for evaluations, and an example for your own. "
+            "Do not train a draft on questions that you evaluate it on.",
             PROJECT_ROOT / "evaluation" / "questions.jsonl",
         ),
     )
@@ -56,7 +56,7 @@ BUILT_IN = {
 def find_built_in(name: str) -> BuiltIn:
     """The set with this name. Raises BadInput with the known names."""
     if name not in BUILT_IN:
-        raise BadInput(f"There is no built-in set {name!r}; there are {' and '.join(BUILT_IN)}.")
+        raise BadInput(f"There is no built-in set {name!r}; the sets are {' and '.join(BUILT_IN)}.")
     return BUILT_IN[name]
 
 

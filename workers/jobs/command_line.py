@@ -1,6 +1,4 @@
-"""The `speculoos` command that does what a form is about to do, and the texts that forms and commands parse alike.
-No torch.
-"""
+"""The `speculoos` command that is equivalent to a form. No torch."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,5 +15,5 @@ def command_for(
 
 
 def extend_command(name: str, limit: int) -> str:
-    """The shell command that answers further prompts into the data set called `name`."""
+    """The shell command that adds responses to the data set `name`."""
     return joined(["data", "extend", Operand(name), "--limit", str(limit)])

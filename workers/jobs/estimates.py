@@ -1,8 +1,8 @@
-"""What a job will take, before it starts: time, steps, disk, memory. Rough, with its basis. No torch.
+"""Rough estimates of a job before it starts: time, steps, disk and memory, with their basis. No torch.
 
-A forward pass costs about 2 · parameters floating-point operations a token, a backward pass twice as much again
-(Kaplan et al. 2020, section 2.1); decoding one answer at a time reads all weights once a step. How much of that a
-machine does per second: `workers.jobs.pace`.
+A forward pass costs about 2 · parameters floating-point operations per token, a backward pass twice as much
+(Kaplan et al. 2020, section 2.1); decoding a single response reads all weights once per step. `workers.jobs.pace` says
+how much of that a machine does per second.
 """
 
 import shutil
@@ -17,15 +17,15 @@ from workers.jobs.pace import Pace, fixed_seconds, pace
 from workers.jobs.request import FixedWork, Need, Request
 
 SPARE_DISK = 500 * 10**6
-UNKNOWN = "rows that are not made yet"
-UNASKED = "an endpoint that has not answered yet"
+UNKNOWN = "an input that is not ready yet"
+UNMEASURED = "an endpoint without previous jobs"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds (None: unknown), work as `workers.jobs.pace` counts it, bytes on disk and in memory, what the time is
-    based on, and the optimizer steps of a training, with their rhythm in words. `longest`: seconds where a busy
-    machine makes an evaluation repeat its questions; None where nothing is repeated."""
+    """`seconds` (None: unknown), `work` in units of `workers.jobs.pace`, bytes on disk and in memory, the basis of the
+    time, and the optimizer steps of a training with their size and evaluation interval (`rhythm`). `longest`: seconds
+    if a busy machine makes an evaluation repeat its questions; None without repeats."""
 
     seconds: float | None
     work: float
@@ -40,19 +40,19 @@ class Estimate:
 
     @property
     def warnings(self) -> list[str]:
-        """What will not fit, one sentence each."""
+        """One sentence for each resource that may not suffice."""
         sentences = []
         if self.disk + SPARE_DISK > self.free_disk:
-            sentences.append("The disk of the home folder may not have room for this; free some space first.")
+            sentences.append("The disk of the home folder may be too small for this; free some space first.")
         if self.memory > self.free_memory:
             sentences.append(
-                "This may need more memory than the machine has free; take a smaller batch or a smaller base."
+                "This may need more memory than is available; use a smaller batch or a smaller base model."
             )
         return sentences
 
 
 def estimate(session: Session, request: Request, home: Path) -> Estimate:
-    """Of any request. Raises NotFound where one of its rows is gone."""
+    """Estimate of a request. Raises NotFound if one of its rows was deleted."""
     cells = request.cells(session)
     if cells is not None:
         return _sum(of_cells(session, cells, home), home)
@@ -60,7 +60,7 @@ def estimate(session: Session, request: Request, home: Path) -> Estimate:
 
 
 def of_cells(session: Session, cells: Sequence[Request], home: Path) -> list[Estimate]:
-    """Of each cell of a matrix as a job alone. Past jobs are read once per base."""
+    """Estimate of each cell of a matrix as a separate job. Past jobs are read once per base."""
     paces: dict[tuple[str, str], Pace | None] = {}
 
     def cached(session: Session, cell: Request, home: Path, fixed: FixedWork) -> Pace | None:
@@ -73,9 +73,9 @@ def of_cells(session: Session, cells: Sequence[Request], home: Path) -> list[Est
 
 
 def _sum(cells: Sequence[Estimate], home: Path) -> Estimate:
-    """Every cell one after the other, each in its own process."""
+    """Sum over cells that run one after the other, each in its own process."""
     if not cells:
-        return _made(Need(), None, 0.0, home)
+        return _estimate(Need(), None, 0.0, home)
     seconds = sum(cell.seconds or 0.0 for cell in cells) if all(cell.seconds for cell in cells) else None
     repeats = any(cell.longest for cell in cells)
     return replace(
@@ -89,20 +89,20 @@ def _sum(cells: Sequence[Estimate], home: Path) -> Estimate:
     )
 
 
-def _single(session: Session, request: Request, home: Path, paced: Callable[..., Pace | None]) -> Estimate:
+def _single(session: Session, request: Request, home: Path, find_pace: Callable[..., Pace | None]) -> Estimate:
     need = request.need(session)
     start = fixed_seconds(request, need.fixed, home)
-    return _made(need, paced(session, request, home, need.fixed) if need.work else None, start, home)
+    return _estimate(need, find_pace(session, request, home, need.fixed) if need.work else None, start, home)
 
 
-def _made(need: Need, pace: Pace | None, start: float, home: Path) -> Estimate:
+def _estimate(need: Need, pace: Pace | None, start: float, home: Path) -> Estimate:
     import psutil
 
     seconds = pace.fixed + need.work / pace.rate if pace and need.work else None
     if need.minutes:
         seconds = min(seconds or need.minutes * 60, need.minutes * 60 + start)
     free = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
-    basis = pace.basis if pace else UNASKED if need.work else UNKNOWN
+    basis = pace.basis if pace else UNMEASURED if need.work else UNKNOWN
     repeats = pace is not None and bool(need.work) and need.repeated > 1
     longest = pace.fixed + need.repeated * need.work / pace.rate if repeats else None
     return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm, longest)

@@ -1,4 +1,4 @@
-"""Job kind `evaluate`: acceptance and speed on questions, of a base with a draft or of what an endpoint serves."""
+"""Job kind `evaluate`: acceptance and speed on questions, of a base model with a draft or of an endpoint."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -21,16 +21,16 @@ HOTTEST = 5.0
 STEPS_PER_TOKEN = 1.7
 """Decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4."""
 REPEATED = 3
-"""An evaluation with drafting repeats its questions on a busy machine until it took this many times its first pass."""
+"""On a busy machine an evaluation of a draft repeats its questions, up to this many times the first pass's time."""
 MOST_NUMBER = 100_000
 DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
 SEED_HELP = "Seed of sampling."
 
 
 class Evaluate(Request):
-    """On the questions of a data set, or on the built-in ones when `dataset_id` is empty.
+    """Evaluation on the questions of a data set, or on the built-in ones if `dataset_id` is empty.
 
-    With `endpoint` that server is measured; `base_id` and `checkpoint_id` say what it serves, where that is known.
+    With `endpoint` that server is measured; `base_id` and `checkpoint_id` are the models it serves, if known.
     """
 
     kind: ClassVar[str] = "evaluate"
@@ -41,8 +41,8 @@ class Evaluate(Request):
     base_id: str = ""
     checkpoint_id: str = ""
     dataset_id: str = ""
-    limit: int = setting(20, "Most questions.", 1, MOST_NUMBER, label="Questions at most")
-    max_tokens: int = setting(128, "Most new tokens per turn.", 1, MOST_NUMBER, label="Most tokens of a turn")
+    limit: int = setting(20, "Maximum number of questions.", 1, MOST_NUMBER, label="Maximum questions")
+    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MOST_NUMBER, label="Maximum tokens per turn")
     drafting: dict[str, Any] = {}  # options of decoding.drafters: tree, depth, …
     temperature: float = setting(0.0, "0 is greedy.", 0, HOTTEST)
     top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", label="Top-p")
@@ -50,14 +50,14 @@ class Evaluate(Request):
     dtype: str = setting("", DTYPE_HELP, label="Precision")
     endpoint: str = setting("", "Endpoint of settings.toml to measure; the result is stored.", label="Server")
     endpoint_model: str = setting(
-        "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model there"
+        "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model name"
     )
     plain_model: str = setting(
         "",
-        "The endpoint's name for the same base without a draft, for a speedup.",
-        label="The same without a draft",
+        "Model name of the same base without a draft on that endpoint, to measure the speedup.",
+        label="Model name without a draft",
     )
-    matrix_id: str = ""  # the matrix of which this is a cell
+    matrix_id: str = ""  # the matrix of this cell
     evaluation_id: str = ""
 
     @property
@@ -66,12 +66,12 @@ class Evaluate(Request):
 
     @property
     def drafts(self) -> bool:
-        """Whether anything drafts beside plain decoding."""
+        """Whether a draft is measured besides plain decoding."""
         return bool(self.checkpoint_id) or self.drafting.get("drafter", "none") != "none"
 
     @property
     def most_passes(self) -> int:
-        """How many times its questions are answered at most."""
+        """Maximum number of passes over the questions."""
         return REPEATED if self.drafts and not self.endpoint else 1
 
     def inputs(self) -> list[tuple[type[Table], str]]:
@@ -80,12 +80,14 @@ class Evaluate(Request):
     def check_options(self) -> None:
         check_sampling([self.temperature], [self.top_p], [self.dtype])
         if self.endpoint and (self.drafting or self.dtype):
-            raise BadInput("A server drafts as it was started; leave tree and precision out, or measure here.")
+            raise BadInput(
+                "A server sets its own draft and precision; leave tree and precision out, or omit the server."
+            )
         if not (self.endpoint or self.base_id):
-            raise BadInput("Name what to measure: a base model, or an endpoint.")
+            raise BadInput("Choose what to measure: a base model, or an endpoint.")
 
     def default_name(self, session: Session) -> str:
-        """`starter@my-heads`; for an endpoint the model's name there, and the endpoint's."""
+        """`starter@my-heads`; for an endpoint its model name and its name."""
         model = queries.model_name(session, self.base_id, self.checkpoint_id or None) if self.base_id else ""
         if not self.endpoint:
             return model
@@ -108,7 +110,7 @@ class Evaluate(Request):
         }
 
     def need(self, session: Session) -> Need:
-        """Every question twice, plain and drafted; a step reads the weights once. Of a server, its answers' tokens."""
+        """Every question twice, plain and with the draft; a step reads the weights once. For a server: tokens."""
         turns = 1.0
         if self.dataset_id:
             turns = sizes.turns(sizes.found(session, Dataset, self.dataset_id))
@@ -124,19 +126,19 @@ class Evaluate(Request):
         words += changed_options(self, "endpoint", "endpoint_model", "plain_model")
         words += option("questions", named(self.dataset_id))
         words += ["--limit", str(self.limit), "--max-tokens", str(self.max_tokens)]
-        shown = ("endpoint", "endpoint_model", "plain_model", "limit", "max_tokens")
-        words += changed_options(self, *(key for key in type(self).options() if key not in shown))
+        done = ("endpoint", "endpoint_model", "plain_model", "limit", "max_tokens")
+        words += changed_options(self, *(key for key in type(self).options() if key not in done))
         return [*words, *pairs("--draft", self.drafting)]
 
 
 def model_inputs(request: Any, *, base_optional: bool = False) -> list[tuple[type[Table], str]]:
-    """Base, checkpoint and data set of a request, those that it names; a base where it must name one."""
+    """Base, checkpoint and data set of a request, without empty ids; an empty base id only if it is required."""
     rows = [(Base, request.base_id), (Checkpoint, request.checkpoint_id), (Dataset, request.dataset_id)]
     return [(table, row_id) for table, row_id in rows if row_id or (table is Base and not base_optional)]
 
 
 def check_sampling(temperatures: Sequence[float], top_ps: Sequence[float], dtypes: Sequence[str]) -> None:
-    """Raises BadInput for values that no evaluation can have."""
+    """Raises BadInput for invalid values."""
     for temperature in temperatures:
         if not 0 <= temperature <= HOTTEST:
             raise BadInput(f"Temperature: expected 0 to {HOTTEST:g}, got {temperature:g}.")
@@ -149,14 +151,14 @@ def check_sampling(temperatures: Sequence[float], top_ps: Sequence[float], dtype
 
 
 def suite_of(data: Dataset | None) -> str:
-    """The name of a question set on the leaderboard; the built-in questions have the same one as a data set."""
+    """Name of a question set on the leaderboard; the same for the built-in questions and their data set."""
     if data is None or built_in_of(data.config) == QUESTIONS:
         return BUILT_IN_SUITE_NAME
     return (data.config or {}).get("suite") or OWN_SUITE_NAME
 
 
 def longest_seconds(job: Job) -> float | None:
-    """What a running evaluation may take where a busy machine makes it repeat its questions; None for other jobs."""
+    """Maximum seconds of an evaluation that repeats its questions on a busy machine; None for other jobs."""
     if job.kind != Evaluate.kind or not job.estimated_seconds:
         return None
     known = {key: job.request[key] for key in ("checkpoint_id", "drafting", "endpoint") if key in (job.request or {})}

@@ -1,4 +1,4 @@
-"""Job kind `export`: a checkpoint is written in a server's format and validated, for download."""
+"""Job kind `export`: writes a checkpoint in a server's format for download, and validates it."""
 
 from typing import ClassVar, Literal
 
@@ -14,7 +14,7 @@ from workers.jobs.words import Operand
 
 
 class Export(Request):
-    """`format` is a key of `formats.FORMATS`. The files can be made again at any time, so there is no output row."""
+    """`format` is a key of `formats.FORMATS`. There is no output row: an export can be repeated at any time."""
 
     kind: ClassVar[str] = "export"
     title: ClassVar[str] = "Export"
@@ -22,7 +22,7 @@ class Export(Request):
     rate: ClassVar[Rate] = Rate(bytes=3e7, loading=2.5)
 
     checkpoint_id: str
-    format: str = setting(..., "own, or a server's: see --list. A folder, or a zip where --out ends so.")
+    format: str = setting(..., "own, or a server's format: see --list. A zip if --out ends with .zip.")
 
     def inputs(self) -> list[tuple[type[Table], str]]:
         return [(Checkpoint, self.checkpoint_id)]
@@ -31,7 +31,7 @@ class Export(Request):
         return f"{queries.find_checkpoint(session, self.checkpoint_id).name} for {find_format(self.format).title}"
 
     def need(self, session: Session) -> Need:
-        """The checkpoint's files, read, written and read again."""
+        """The checkpoint's files are read, written and read again."""
         size = sizes.folder_bytes(sizes.found(session, Checkpoint, self.checkpoint_id).path)
         return Need(size, 2 * size, 3e8)
 

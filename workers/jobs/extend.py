@@ -53,7 +53,7 @@ def answered(session: Session, row: Dataset) -> int:
 def made_by(row: Dataset) -> GenerateData:
     """The request that generated the data set. Raises BadInput if it was not generated here."""
     if not _is_generated(row):
-        raise BadInput(f"{row.name!r} was not generated here, so it cannot be extended; import more, or generate.")
+        raise BadInput(f"{row.name!r} was not generated here, so it cannot be extended; generate another one.")
     return GenerateData(**{**row.config, "dataset_id": row.id})
 
 
@@ -71,9 +71,9 @@ def _extended_request(session: Session, dataset_id: str, samples: int | None, li
     counts = [(each.samples, min(each.limit or prompts, prompts)) for each in (before, after)]
     if any(new < old for old, new in zip(*counts, strict=True)) or (counts[0] == counts[1] and _is_complete(row)):
         per_prompt, answered_prompts = counts[0]
-        noun = "answer" if per_prompt == 1 else "answers"
-        answers = f"{per_prompt} {noun} to each of {answered_prompts:,} prompts"
-        raise BadInput(f"{row.name!r} has {answers} already; say what it shall have more.")
+        noun = "response" if per_prompt == 1 else "responses"
+        responses = f"{per_prompt} {noun} to each of {answered_prompts:,} prompts"
+        raise BadInput(f"{row.name!r} already has {responses}; raise one of these numbers.")
     return after
 
 

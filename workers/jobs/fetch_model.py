@@ -1,4 +1,4 @@
-"""Job kind `fetch_model`: a base model is fetched or converted, hashed and described."""
+"""Job kind `fetch_model`: downloads or converts a base model, hashes it and writes its card."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import Operand
 
 NO_PATH = ("hub", "starter")
-"""Sources whose location is no path."""
+"""Sources whose location is not a path."""
 
 
 class FetchModel(Request):
@@ -26,7 +26,7 @@ class FetchModel(Request):
     output: ClassVar = ("base_id", Base)
     rate: ClassVar[Rate] = Rate(bytes=2e7)
 
-    source: str = setting(..., "hub, folder, gguf or starter; default: what the location looks like.")
+    source: str = setting(..., "hub, folder, gguf or starter; default: detected from the location.")
     location: str = setting(..., "Hub id, folder, GGUF file, or `starter`.")
     base_id: str = ""
 
@@ -42,13 +42,13 @@ class FetchModel(Request):
     def check_name(self, name: str) -> None:
         """Raises Conflict: the name `starter` means the same weights on every machine."""
         if (self.source == STARTER) != (name.strip() == STARTER):
-            raise Conflict(f"The name {STARTER!r} belongs to the starter model, and the starter model to that name.")
+            raise Conflict(f"The name {STARTER!r} is reserved for the starter model, which cannot have another name.")
 
     def columns(self, session: Session) -> dict[str, Any]:
         return {"source": self.source, "location": self.location}
 
     def need(self, session: Session) -> Need:
-        """Files on this machine; the size of what comes from the hub is not known yet."""
+        """Size of files on this machine; the size of a download is not known yet."""
         return sizes.file_need(self.location)
 
     def command(self, named: Namer) -> list[str]:

@@ -1,4 +1,4 @@
-"""Job kind `generate_data`: a base model, or an endpoint, answers a prompt set."""
+"""Job kind `generate_data`: a base model or an endpoint generates responses to a prompt set."""
 
 from typing import Any, ClassVar, Literal
 
@@ -16,11 +16,11 @@ from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import changed_options, option
 
 SHARD_ROWS = 5000
-"""Prompts of a shard by default; smaller generations stay one job."""
+"""Default number of prompts per shard; smaller generations are one job."""
 
 
 class GenerateData(Request):
-    """Answers to the prompts of `source_id` by base `base_id`, or by the endpoint named `endpoint` (several: `a,b`).
+    """Responses to the prompts of `source_id` by base `base_id`, or by the endpoint `endpoint` (several: `a,b`).
 
     With both, the endpoint serves that base, and its token ids are requested and checked.
     """
@@ -32,14 +32,14 @@ class GenerateData(Request):
 
     source_id: str
     base_id: str = ""
-    endpoint: str = setting("", "Endpoint of settings.toml that answers, in place of a model; several: a,b.")
+    endpoint: str = setting("", "Endpoint of settings.toml that generates instead of a local model; several: a,b.")
     endpoint_model: str = setting(
         "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model at the endpoint"
     )
-    limit: int | None = setting(None, "Answer only the first prompts; empty: all.", 1, label="Prompts at most")
+    limit: int | None = setting(None, "Use only the first prompts; empty: all.", 1, label="Maximum prompts")
     system_prompt: str = setting("", "System prompt put before each conversation.", label="System prompt (optional)")
     max_tokens: int = setting(
-        256, "Most tokens of one answer; longer ones are cut.", 1, 100_000, label="Most tokens of an answer"
+        256, "Maximum tokens per response; longer ones are cut.", 1, 100_000, label="Maximum tokens per response"
     )
     temperature: float = setting(0.0, "0 is greedy: always the most likely token.", 0, 5, label="Temperature")
     top_p: float = setting(
@@ -50,42 +50,42 @@ class GenerateData(Request):
         label="Top-p",
     )
     batch_size: int = setting(
-        16, "Prompts answered at once; more is faster and needs more memory.", 1, 4096, label="Answers at once"
+        16, "Responses generated at once; more is faster and needs more memory.", 1, 4096, label="Batch size"
     )
     seed: int = setting(0, "Seed of sampling.", label="Seed")
     max_minutes: float | None = setting(
-        None, "Stop after this time and keep the finished answers.", 0, 10**6, label="Minutes at most"
+        None, "Stop after this time and keep the finished responses.", 0, 10**6, label="Time limit (minutes)"
     )
     samples: int = setting(
-        1, "Answers per prompt; more than one needs a temperature.", 1, 1000, label="Answers to each prompt"
+        1, "Responses per prompt; more than one needs a temperature.", 1, 1000, label="Responses per prompt"
     )
     shard_rows: int | None = setting(
         None,
-        f"Prompts of a shard; larger generations are divided, and any worker can take a shard. Default: {SHARD_ROWS}.",
+        f"Prompts per shard; larger generations are divided, and any worker can run a shard. Default: {SHARD_ROWS}.",
         1,
         label="Prompts per shard",
     )
     temperatures: tuple[float, ...] = setting(
         (),
-        "Several temperatures in place of one, such as 0.0,0.3,0.7: prompts and samples are spread over them.",
+        "Several temperatures instead of one, such as 0.0,0.3,0.7: prompts and samples are spread over them.",
         label="Several temperatures",
     )
     replace_system: bool = setting(
         False,
-        "Replace the prompts' own system prompts by the one above, or by none.",
+        "Replace the prompts' own system prompts by the system prompt above, or by none.",
         label="Replace the prompts' own system prompts",
     )
     api: Literal["chat", "completions"] = setting(
         "chat",
-        "API of the endpoint: chat, or completions with the base's chat template applied here.",
+        "API of the endpoint: chat, or completions with the base's chat template applied by this client.",
         label="API of the endpoint",
     )
-    drop_cut: bool = setting(False, "Leave out answers that are cut.", label="Leave out cut answers")
-    unique: bool = setting(False, "Leave out duplicate conversations.", label="Leave out duplicates")
+    drop_cut: bool = setting(False, "Skip responses that were cut by the limit.", label="Skip cut responses")
+    unique: bool = setting(False, "Skip duplicate conversations.", label="Skip duplicates")
     hidden_states_store: str = setting(
         "",
-        "Keep the model's last hidden states in the store of this name; trainings of Medusa heads that name it need "
-        "not run the model again.",
+        "Store the model's last hidden states under this name; trainings of Medusa heads with the same store do not "
+        "run the model again.",
         label="Store of hidden states",
     )
     dataset_id: str = ""
@@ -105,7 +105,7 @@ class GenerateData(Request):
     def check_settings(self, settings: Settings) -> None:
         check_store_name(self.hidden_states_store)
         if self.hidden_states_store and self.endpoint:
-            raise BadInput("hidden_states_store: an endpoint's answers come without hidden states; use a local model.")
+            raise BadInput("hidden_states_store: endpoints return no hidden states; use a local model.")
 
     def check(self, session: Session) -> None:
         if self.base_id:
@@ -113,28 +113,28 @@ class GenerateData(Request):
 
     def check_options(self) -> None:
         if not (self.endpoint or self.base_id):
-            raise BadInput("Name the model that answers: a base model, or an endpoint.")
+            raise BadInput("Choose the model that generates the responses: a base model, or an endpoint.")
         if self.temperatures and self.temperature:
             raise BadInput("Set one temperature or several, not both.")
         if not all(0 <= temperature <= 5 for temperature in self.temperatures):
             raise BadInput("Several temperatures: expected numbers from 0 to 5.")
         if self.samples > 1 and self._repeats_greedy():
-            raise BadInput("Several answers to a prompt need temperatures above 0; at 0 they would be the same.")
+            raise BadInput("Several responses per prompt need temperatures above 0; at 0 they would be the same.")
         if self.api == "completions" and not (self.endpoint and self.base_id):
             raise BadInput(
-                "Plain completions need an endpoint and the base that it serves: the base's template is rendered here."
+                "Plain completions need an endpoint and the base model that it serves, for its chat template."
             )
         if self.shard_rows and self.max_minutes:
-            raise BadInput("A time limit is for a generation in one job; leave it out, or the prompts per shard.")
+            raise BadInput("A generation with a time limit is one job; leave out the limit or the prompts per shard.")
 
     def _repeats_greedy(self) -> bool:
-        """Whether several answers to one prompt would be generated at temperature 0."""
+        """Whether several responses to a prompt would be generated at temperature 0."""
         temperatures = self.temperatures or (self.temperature,)
         greedy = sum(temperature <= 0 for temperature in temperatures)
         return greedy > 1 or (greedy == 1 and self.samples > len(temperatures))
 
     def _require_template(self, base: Base) -> None:
-        """Raises Unsupported for a system prompt that a base without a chat template would have to render here."""
+        """Raises Unsupported for a system prompt if it is rendered here and the base has no chat template."""
         rendered_here = not self.endpoint or self.api == "completions"
         if self.system_prompt and rendered_here and (base.card or {}).get("chat_template") is False:
             raise Unsupported(
@@ -147,8 +147,12 @@ class GenerateData(Request):
         return f"{queries.find_dataset(session, self.source_id).name} by {by}"
 
     def columns(self, session: Session) -> dict[str, Any]:
-        links = {"source_id": self.source_id, "base_id": self.base_id or None}
-        return {"kind": "conversations", "config": self.to_json(), **links}
+        return {
+            "kind": "conversations",
+            "config": self.to_json(),
+            "source_id": self.source_id,
+            "base_id": self.base_id or None,
+        }
 
     def need(self, session: Session) -> Need:
         source = sizes.found(session, Dataset, self.source_id)

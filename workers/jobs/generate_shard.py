@@ -6,7 +6,7 @@ from workers.jobs.generate_data import GenerateData
 
 
 class GenerateShard(GenerateData):
-    """Shard `key` of a generation: `limit` prompts from number `first` on, their answers number `first_sample`."""
+    """Shard `key` of a generation: sample `first_sample` of `limit` prompts from index `first` on."""
 
     kind: ClassVar[str] = "generate_shard"
     title: ClassVar[str] = "Generate a shard"

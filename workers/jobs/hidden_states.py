@@ -62,17 +62,17 @@ def _server_facts(server: HiddenStatesServer) -> dict[str, Any]:
         facts = json.loads(content or b"") if is_speculoos and response.status_code == 200 else {}
     except httpx.HTTPError as error:
         raise Unavailable(
-            f"{title} does not answer ({type(error).__name__}).", "Start it, or choose another."
+            f"{title} does not respond ({type(error).__name__}).", "Start it, or choose another one."
         ) from None
     except ValueError:
         facts = None
     if response.status_code in (401, 403):
         raise BadInput(
-            f"{title} refuses us ({response.status_code}).",
+            f"{title} refuses the key ({response.status_code}).",
             f"Set {server.key_env or 'key_env in settings.toml'}.",
         )
     if response.status_code >= 400 or content is None or not isinstance(facts, dict):
-        raise BadInput(f"{title} is none of kind {server.kind} ({response.status_code} for {path}); check its url.")
+        raise BadInput(f"{title} is not of kind {server.kind} ({response.status_code} for {path}); check its url.")
     return facts
 
 
@@ -87,7 +87,7 @@ def _compare(name: str, facts: dict[str, Any], weights_sha256: str, card: dict[s
     for label, served, expected in pairs if facts else ():
         if expected and served != expected:
             raise BadInput(
-                f"The server of hidden states “{name}” runs another base: its {label} is {str(served)[:12]}, that of "
-                f"the base trained for {str(expected)[:12]}.",
-                "Serve the base that is trained for, or choose another server.",
+                f"The server of hidden states “{name}” runs another base model: its {label} is {str(served)[:12]}, "
+                f"that of this base {str(expected)[:12]}.",
+                "Serve this base model, or choose another server.",
             )

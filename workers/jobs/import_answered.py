@@ -1,4 +1,4 @@
-"""Job kind `import_answered`: a file of answered conversations becomes a data set to train on."""
+"""Job kind `import_answered`: imports a file of conversations with responses as training data."""
 
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from workers.jobs.words import Operand, changed_options, option, pairs
 
 
 class ImportAnswered(ImportFile):
-    """`base_id` is the base model that wrote the answers, or an equal one."""
+    """`base_id` is the base model that generated the responses, or an equal one."""
 
     kind: ClassVar[str] = "import_answered"
     title: ClassVar[str] = "Import conversations"
@@ -21,7 +21,7 @@ class ImportAnswered(ImportFile):
     path: str
     base_id: str
     original_name: str = ""
-    limit: int | None = setting(None, LIMIT_HELP, 1, label="Rows at most")
+    limit: int | None = setting(None, LIMIT_HELP, 1, label="Maximum rows")
     delete_after: bool = False
     dataset_id: str = ""
     fields: dict[str, str] = setting({}, FIELDS_HELP)

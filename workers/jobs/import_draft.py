@@ -1,4 +1,4 @@
-"""Job kind `import_draft`: a published draft becomes a checkpoint."""
+"""Job kind `import_draft`: imports a published draft as a checkpoint."""
 
 from pathlib import PurePath
 from typing import Any, ClassVar, Literal
@@ -24,10 +24,10 @@ class ImportDraft(Request):
     output_in_base: ClassVar[bool] = True
     rate: ClassVar[Rate] = Rate(bytes=3e7, loading=3.0)
 
-    source: str = setting(..., "folder or hub; default: what the location looks like.")
-    location: str = setting(..., "Folder of a published draft, or its hub id.")
+    source: str = setting(..., "folder or hub; default: detected from the location.")
+    location: str = setting(..., "Folder of a published draft, or its Hub id.")
     base_id: str
-    layout: str = setting("", "How the draft is laid out, such as vllm-eagle3; default: detected.", label="Format")
+    layout: str = setting("", "Format of the draft, such as vllm-eagle3; default: detected.", label="Format")
     checkpoint_id: str = ""
 
     def inputs(self) -> list[tuple[type[Table], str]]:
@@ -47,7 +47,7 @@ class ImportDraft(Request):
         return sizes.file_need(self.location)
 
     def command(self, named: Namer) -> list[str]:
-        uploaded = self.source == "upload"  # the visitor has the folder, under its own name
+        uploaded = self.source == "upload"  # the user has the folder under its own name
         location = Operand(f"./{PurePath(self.location).name}" if uploaded else self.location)
         words = ["models", "add-draft", location, *option("model", named(self.base_id))]
         return [*words, "--source", "folder" if uploaded else self.source, *option("format", self.layout)]

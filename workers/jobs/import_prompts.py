@@ -1,4 +1,4 @@
-"""Job kind `import_prompts`: a file of prompts, or a benchmark suite, becomes a data set."""
+"""Job kind `import_prompts`: imports a file of prompts or a benchmark suite as a data set."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,26 +12,26 @@ from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import Operand, changed_options, pairs
 
 HUB = "hub:"
-"""Begins the `path` of an import from the hub: `hub:OWNER/NAME[@REVISION][:PART]`."""
+"""Prefix of the `path` of an import from the Hub: `hub:OWNER/NAME[@REVISION][:PART]`."""
 BUILT_IN_PREFIX = "builtin:"
-"""Begins the `path` of a data set that comes with the workbench: `builtin:NAME`."""
-LIMIT_HELP = "Take only the first rows."
-FIELDS_HELP = "What a column is, as prompt=COLUMN, answer=…, messages=…; may be repeated."
+"""Prefix of the `path` of an included data set: `builtin:NAME`."""
+LIMIT_HELP = "Import only the first rows."
+FIELDS_HELP = "Column of a field, as prompt=COLUMN, answer=COLUMN or messages=COLUMN; may be repeated."
 
 
 class ImportFile(Request):
-    """What both imports have in common. `path` is a file of this home, a data set on the hub (`hub:…`), or one that
-    comes with the workbench (`builtin:…`)."""
+    """Base class of both imports. `path` is a file of this home, a data set on the Hub (`hub:…`), or an included one
+    (`builtin:…`)."""
 
     queue: ClassVar[Literal["gpu", "io"]] = "io"
     output: ClassVar = ("dataset_id", Dataset)
 
     def paths(self) -> list[str]:
-        return [self.path] if self.path else []  # a suite from the hub has none
+        return [self.path] if self.path else []  # a suite from the Hub has none
 
     @property
     def file_name(self) -> str:
-        """For people: an upload's own name, or the id on the hub; "" for a suite from the hub."""
+        """Name for messages: the original name of an upload, or the Hub id; "" for a suite from the Hub."""
         return self.path if self.path.startswith(HUB) else self.original_name or self.path
 
     def default_name(self, session: Session) -> str:
@@ -45,7 +45,7 @@ class ImportFile(Request):
 
 
 class ImportPrompts(ImportFile):
-    """With `suite` (a key of `speculoos.suites.SUITES`) the file is that suite's; without a `path` it is fetched."""
+    """With `suite` (a key of `speculoos.suites.SUITES`) the file is that suite's; without `path` it is downloaded."""
 
     kind: ClassVar[str] = "import_prompts"
     title: ClassVar[str] = "Import prompts"
@@ -53,11 +53,11 @@ class ImportPrompts(ImportFile):
 
     path: str
     original_name: str = ""
-    limit: int | None = setting(None, LIMIT_HELP, 1, label="Rows at most")
+    limit: int | None = setting(None, LIMIT_HELP, 1, label="Maximum rows")
     delete_after: bool = False  # an upload
     suite: str = setting(
         "",
-        "Read it as this suite: mt_bench, humaneval, gsm8k or spec_bench. Without a file it is fetched from the hub.",
+        "Import as this suite: mt_bench, humaneval, gsm8k or spec_bench. Without a file it is downloaded from the Hub.",
     )
     dataset_id: str = ""
     fields: dict[str, str] = setting({}, FIELDS_HELP)

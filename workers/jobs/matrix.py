@@ -38,12 +38,12 @@ class Matrix(Request):
 
     models: list[dict[str, str]]
     suites: list[str] = [""]
-    temperatures: list[float] = setting([0.0], "0 is greedy; once for each.", label="Temperatures")
+    temperatures: list[float] = setting([0.0], "0 is greedy; may be repeated.", label="Temperatures")
     drafting: list[dict[str, Any]] = [{}]
-    top_ps: list[float] = setting([1.0], "Once for each; used above temperature 0.")
-    dtypes: list[str] = setting([""], f"Once for each. {DTYPE_HELP}")
-    limit: int = setting(20, "Most questions of a suite.", 1, MOST_NUMBER, label="Questions of a suite at most")
-    max_tokens: int = setting(128, "Most new tokens per turn.", 1, MOST_NUMBER, label="Most tokens of a turn")
+    top_ps: list[float] = setting([1.0], "Used above temperature 0; may be repeated.")
+    dtypes: list[str] = setting([""], f"{DTYPE_HELP} May be repeated.")
+    limit: int = setting(20, "Maximum questions per suite.", 1, MOST_NUMBER, label="Maximum questions per suite")
+    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MOST_NUMBER, label="Maximum tokens per turn")
     seed: int = setting(0, SEED_HELP)
 
     def inputs(self) -> list[tuple[type[Table], str]]:
@@ -64,7 +64,9 @@ class Matrix(Request):
                 "There is nothing to measure: choose models, suites, temperatures and trees that fit together."
             )
         if count > MOST:
-            raise BadInput(f"This would be {count:,} evaluations; a matrix has {MOST:,} at most. Take fewer of each.")
+            raise BadInput(
+                f"This would be {count:,} evaluations, the maximum is {MOST:,}; choose fewer models or suites."
+            )
 
     def default_name(self, session: Session) -> str:
         return f"{_count_of(len(self.models), 'model')} on {_count_of(len(self.suites), 'suite')}"
@@ -128,7 +130,7 @@ def suite_name(session: Session, dataset_id: str) -> str:
         return suite_title(BUILT_IN_SUITE_NAME)
     data = session.get(Dataset, dataset_id)
     if data is None:
-        raise NotFound("A question set of this matrix is gone; choose another.")
+        raise NotFound("A question set of this matrix was deleted; choose another.")
     return suite_title((data.config or {}).get("suite") or "") or data.name
 
 
@@ -159,7 +161,7 @@ def _method(session: Session, model: dict[str, str]) -> str:
         return ""
     checkpoint = session.get(Checkpoint, model["checkpoint_id"])
     if checkpoint is None:
-        raise NotFound("A checkpoint of this matrix is gone; choose another.")
+        raise NotFound("A checkpoint of this matrix was deleted; choose another.")
     if checkpoint.base_id != model["base_id"]:
         raise BadInput(f"The checkpoint “{checkpoint.name}” was not trained for that base.")
     return checkpoint.method

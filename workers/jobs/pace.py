@@ -93,11 +93,11 @@ def _pace_without_probe(request: Request, past: list[Job]) -> Pace | None:
         return Pace(statistics.median(rates), _basis(rates), fixed)
     if getattr(request, "endpoint", "") or not request.rate.bytes:
         return None
-    return Pace(request.rate.bytes, "what such files usually take", fixed)
+    return Pace(request.rate.bytes, "the usual speed for such files", fixed)
 
 
 def _basis(rates: list[float]) -> str:
-    return "the last job like it" if len(rates) == 1 else f"the last {len(rates)} like it"
+    return "the last similar job" if len(rates) == 1 else f"the last {len(rates)} similar jobs"
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Probe:
     reads: float = MEMORY
     learns: float = OPERATIONS
     trainable_reads: float = MEMORY
-    basis: str = "arithmetic, before anything was measured"
+    basis: str = "default values, before the first measurement"
     measured: bool = False
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Texts that users type in forms and commands, as values."""
+"""Parses texts of forms and commands into values."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from workers.jobs.words import value_of
 PLAIN = re.compile(r"[0-9]{1,9}")
 MOST_COUNTS = 12
 MOST_BATCH, MOST_LAYERS = 64, 1000
-"""Largest numbers that a plan takes."""
+"""Maximum values of a plan."""
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_numbers(label: str, text: str) -> tuple[float, ...]:
-    """Numbers from 0 to 5 with commas between them, none for an empty text. Raises BadInput."""
+    """Comma-separated numbers from 0 to 5; an empty text gives none. Raises BadInput."""
     try:
         numbers = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -36,8 +36,8 @@ def parse_numbers(label: str, text: str) -> tuple[float, ...]:
 
 
 def parse_counts(label: str, text: str, most: int) -> list[int]:
-    """`1, 4, 16` as whole numbers from 1 to `most`, rising, each once. Raises BadInput."""
+    """`1, 4, 16` as sorted, unique whole numbers from 1 to `most`. Raises BadInput."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if len(parts) > MOST_COUNTS or not all(PLAIN.fullmatch(part) and 1 <= int(part) <= most for part in parts):
-        raise BadInput(f"{label}: expected whole numbers from 1 to {most} with commas between, such as 1, 4, 16.")
+        raise BadInput(f"{label}: expected comma-separated whole numbers from 1 to {most}, such as 1, 4, 16.")
     return sorted({int(part) for part in parts})

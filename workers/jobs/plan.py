@@ -1,4 +1,4 @@
-"""Job kind `plan`: predicts the throughput of drafts before anything is trained."""
+"""Job kind `plan`: predicts the throughput of drafts before training."""
 
 from typing import Any, ClassVar
 
@@ -15,13 +15,13 @@ from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import Operand, changed_options, option
 
 FORWARDS = 60
-"""Six rounds of ten numbers of rows; `n` sequences at once cost as much as 3 + n of one row, including the drafts of a
+"""Six rounds of ten row counts; a batch of n sequences costs as much as 3 + n single rows, including the drafts of a
 round."""
 
 
 class PlanRequest(Request):
-    """For a base with or without a checkpoint. `costs`: another machine's figures (`evaluation.costs`); empty: measured
-    here. The prediction is the job's result, so there is no output row."""
+    """A plan for a base with or without a checkpoint. `costs`: costs of another machine (`evaluation.costs`); empty:
+    measured by the job. The prediction is the job's result; there is no output row."""
 
     kind: ClassVar[str] = "plan"
     title: ClassVar[str] = "Plan"
@@ -30,18 +30,16 @@ class PlanRequest(Request):
     base_id: str
     checkpoint_id: str = ""
     dataset_id: str = ""
-    limit: int = setting(6, "Most questions.", 1)
-    max_tokens: int = setting(48, "Most new tokens of an answer.", 8)
-    batches: list[int] = setting(
-        [1, 2, 4, 8, 16], "Sequences at once to plan for, such as 1,4,16.", label="Batch sizes"
-    )
+    limit: int = setting(6, "Maximum number of questions.", 1)
+    max_tokens: int = setting(48, "Maximum new tokens per response.", 8)
+    batches: list[int] = setting([1, 2, 4, 8, 16], "Batch sizes to plan for, such as 1,4,16.", label="Batch sizes")
     layers: list[int] = setting(
-        [2, 4, 8], "Layers of standalone drafts to consider.", label="Layers of standalone drafts"
+        [2, 4, 8], "Numbers of layers of standalone drafts.", label="Layers of standalone drafts"
     )
     costs: dict[str, Any] = {}
     draft_hidden_size: int = setting(
         0,
-        "Hidden size of standalone drafts; 0 for the base's.",
+        "Hidden size of standalone drafts; 0: that of the base.",
         0,
         10**6,
         label="Hidden size of standalone drafts",
@@ -64,13 +62,13 @@ class PlanRequest(Request):
         return queries.model_name(session, self.base_id, self.checkpoint_id or None)
 
     def need(self, session: Session) -> Need:
-        """Its questions, answered plainly and drafted, and forwards for each number of sequences and rows."""
+        """The questions, answered without and with the draft, and forward passes per batch size and row count."""
         if self.costs:
             return Need(0.0, 1e5)
         base = sizes.found(session, Base, self.base_id)
-        answered = self.limit * self.max_tokens * 2 if self.checkpoint_id else 0
+        generated = self.limit * self.max_tokens * 2 if self.checkpoint_id else 0
         forwards = FORWARDS * sum(3 + batch for batch in self.batches)
-        return Need((answered + forwards) * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
+        return Need((generated + forwards) * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
 
     def command(self, named: Namer) -> list[str]:
         model = named(self.base_id) + (f"@{named(self.checkpoint_id)}" if self.checkpoint_id else "")

@@ -1,4 +1,4 @@
-"""Job kind `replay`: a checkpoint evaluated on recorded answers, without generating anything."""
+"""Job kind `replay`: evaluates a checkpoint on recorded responses, without generating any."""
 
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ STEPS_PER_TOKEN = 0.5
 
 
 class ReplayRequest(Request):
-    """On at most `limit` recorded answers of data set `dataset_id`; the first `show` are kept for the Playground."""
+    """At most `limit` recorded responses of data set `dataset_id`; the first `show` are stored as chats."""
 
     kind: ClassVar[str] = "replay"
     title: ClassVar[str] = "Replay"
@@ -27,8 +27,8 @@ class ReplayRequest(Request):
     base_id: str
     checkpoint_id: str
     dataset_id: str
-    limit: int = setting(50, "Most outputs.", 1)
-    show: int = setting(3, "Outputs to keep for the Playground.", 0)
+    limit: int = setting(50, "Maximum number of responses.", 1)
+    show: int = setting(3, "Responses to store for the Playground.", 0)
     drafting: dict[str, Any] = {}
     evaluation_id: str = ""
 
@@ -43,7 +43,7 @@ class ReplayRequest(Request):
         return {"base_id": self.base_id, "checkpoint_id": self.checkpoint_id or None, "config": self.to_json()}
 
     def need(self, session: Session) -> Need:
-        """Every recorded answer once, in drafted steps."""
+        """Every recorded response once, in speculative steps."""
         base = sizes.found(session, Base, self.base_id)
         data = sizes.found(session, Dataset, self.dataset_id)
         rows = sizes.expected_rows(session, data)

@@ -1,9 +1,9 @@
 """The base of all job kinds: a frozen pydantic model. No torch.
 
-A kind is one class in a module of its own, registered in `workers.jobs.requests`. Its fields carry default, bounds,
-choices, label and help once (`models.methods.settings.setting`); commands, forms, checks, JSON in the job's row and the
-“same as command” line are made from them. Its methods say what it reads, which row it fills, what it takes and which
-function does the work.
+A kind is one class in its own module, registered in `workers.jobs.requests`. Its fields define default, bounds,
+choices, label and help (`models.methods.settings.setting`); commands, forms, checks, the JSON in the job's row and the
+equivalent command are generated from them. Its methods define the inputs, the output row, the estimate and the function
+that does the work.
 """
 
 import importlib
@@ -20,12 +20,12 @@ from tracking.tables import Table
 from workers.jobs.words import changed_options
 
 Namer = Callable[[str], str]
-"""The name of a row for its id; the id itself where the name is not known."""
+"""Maps the id of a row to its name, or to the id itself if the name is unknown."""
 
 
 @dataclass(frozen=True)
 class FixedWork:
-    """Bytes of weights that a training reads however long it is: by its tuning, and for its sample generations by the
+    """Bytes of weights that a training reads regardless of its length: in the tuning, and in sample generations by the
     base and by the draft."""
 
     tuning: float = 0.0
@@ -35,26 +35,26 @@ class FixedWork:
 
 @dataclass(frozen=True)
 class Need:
-    """What a job takes, except for time: `work` in operations, bytes of weights, bytes of files or tokens of an
-    endpoint (`workers.jobs.pace` knows how much of it a second does), bytes on disk and in memory."""
+    """Resources of a job: `work` in operations, bytes of weights, bytes of files or tokens of an endpoint
+    (`workers.jobs.pace` gives the work per second), `disk` and `memory` in bytes."""
 
     work: float = 0.0
     disk: float = 0.0
     memory: float = 2e8
     minutes: float | None = None
-    """A time limit."""
+    """Time limit."""
     steps: int = 0
     rhythm: str = ""
-    """Size of a training's steps and when it is measured, for people."""
+    """Size of a training's steps and its evaluation interval, in words."""
     fixed: FixedWork = FixedWork()
     repeated: int = 1
-    """How many times the work is done at most."""
+    """Maximum number of times that the work is done."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast work of a kind is done where no past job says so. `share`: part of what the machine's probe reaches, in
-    `unit`; `bytes`: bytes of files per second; `loading`: seconds to load torch or a tokenizer."""
+    """Speed of a kind without past jobs. `share`: fraction of the speed that the machine's probe reached, in `unit`;
+    `bytes`: bytes of files per second; `loading`: seconds to load torch or a tokenizer."""
 
     share: float = 0.0
     unit: Literal["multiplies", "reads", "learns"] = "multiplies"
@@ -63,7 +63,7 @@ class Rate:
 
 
 class Request(BaseModel):
-    """One job, as it is stored in the job's row. Raises BadInput, with the field's label, for an invalid value.
+    """The request of a job, stored in its row. Raises BadInput, with the field's label, for an invalid value.
 
     Fields can be passed by position, in the order in which they are declared.
     """
@@ -75,15 +75,15 @@ class Request(BaseModel):
     title: ClassVar[str]
     """Name on pages."""
     verb: ClassVar[str] = ""
-    """How the job's name begins; by default the first word of `kind`."""
+    """First word of the job's name; default: the first word of `kind`."""
     queue: ClassVar[Literal["gpu", "io"]] = "gpu"
     output: ClassVar[tuple[str, type[Table]] | None] = None
-    """The field with the id of the row that the job fills, and its table."""
+    """The field with the id of the output row, and its table."""
     output_in_base: ClassVar[bool] = False
-    """Whether the output's name has to be unique only among those of the same base."""
+    """Whether the output's name must be unique only within its base."""
     rate: ClassVar[Rate] = Rate()
     work: ClassVar[str] = ""
-    """Module whose `run(request, context)` does the work; by default `workers.child.work.KIND`."""
+    """Module whose `run(request, context)` does the work; default: `workers.child.work.KIND`."""
 
     def __init__(self, *values: Any, **fields: Any):
         try:
@@ -93,14 +93,14 @@ class Request(BaseModel):
 
     @classmethod
     def options(cls) -> dict[str, Setting]:
-        """Its fields that have a help text, by name: those that a user sets."""
+        """Fields with a help text, by name: those that users set."""
         return {each.name: each for each in settings_of(cls) if each.help}
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
     def changed(self, **fields: Any) -> "Request":
-        """A copy with other values, checked like a new one."""
+        """A validated copy with other values."""
         return type(self)(**{**self.model_dump(), **fields})
 
     @property
@@ -113,20 +113,20 @@ class Request(BaseModel):
         return []
 
     def paths(self) -> list[str]:
-        """Files and folders it names itself, without a row."""
+        """Files and folders in the request that have no row."""
         return []
 
     def check_settings(self, settings: Settings) -> None:
-        """Checks that need the settings or a server, once when it is submitted. Raises BadInput or Unavailable."""
+        """Checks that need the settings or a server, once at submission. Raises BadInput or Unavailable."""
 
     def check_options(self) -> None:
-        """Checks of several fields together. Raises BadInput."""
+        """Checks of combinations of fields. Raises BadInput."""
 
     def check(self, session: Session) -> None:
-        """Checks that need its rows; every input exists. Raises BadInput, Conflict or Unsupported."""
+        """Checks that need the input rows, which exist. Raises BadInput, Conflict or Unsupported."""
 
     def default_name(self, session: Session) -> str:
-        """A name for the output, or for the job where there is none, made from the inputs."""
+        """Default name of the output (of the job without an output), from the inputs."""
         return self.kind.replace("_", " ")
 
     def columns(self, session: Session) -> dict[str, Any]:
@@ -134,28 +134,28 @@ class Request(BaseModel):
         return {}
 
     def need(self, session: Session) -> Need:
-        """What it takes. Raises NotFound where one of its rows is gone."""
+        """Resources of the job. Raises NotFound if one of its rows was deleted."""
         return Need()
 
     def cells(self, session: Session) -> "Sequence[Request] | None":
-        """The jobs that it consists of, where it does no work itself: its estimate is their sum."""
+        """The jobs of a kind that only submits others, whose estimates are summed; None for other kinds."""
         return None
 
     def command(self, named: Namer) -> list[str]:
-        """The words of the command that submits it, after `speculoos`."""
+        """Arguments of the equivalent command, after `speculoos`."""
         return [self.kind.replace("_", "-"), *changed_options(self, *self.options())]
 
     def run(self, context: Any) -> Any:
-        """Do the work, in a worker's child process. The module is imported here, so that pages stay free of torch."""
+        """Do the work, in a worker's child process. Imports the module lazily, so that pages do not import torch."""
         return importlib.import_module(self.work or f"workers.child.work.{self.kind}").run(self, context)
 
 
 def without_output(request: Request) -> Request:
-    """The request before it had an output row, which clones and forms start from."""
+    """The request without its output id, as a template for clones and forms."""
     return request.changed(**{request.output[0]: ""}) if request.output else request
 
 
 def named_ids(names: Mapping[str, str] | None) -> Namer:
-    """Ids to names; an id without a name stays as it is."""
-    known = dict(names or {})
-    return lambda row_id: known.get(row_id, row_id)
+    """Maps ids to names; an id without a name stays as it is."""
+    by_id = dict(names or {})
+    return lambda row_id: by_id.get(row_id, row_id)

@@ -1,7 +1,7 @@
-"""The registry of job kinds. A new kind is one module with a Request class, and its line in KINDS.
+"""The registry of job kinds. A new kind is a module with a Request class and an entry in KINDS.
 
-An operator's own kinds: SPECULOOS_WORK_MODULES names modules that call `register` when they are imported. They get a
-command and a form made from their fields.
+Operators can add kinds: SPECULOOS_WORK_MODULES lists modules that call `register` when they are imported. These kinds
+get a command and a form generated from their fields.
 """
 
 import importlib
@@ -43,12 +43,12 @@ REQUESTS: dict[str, type[Request]] = {kind.kind: kind for kind in KINDS}
 
 
 def register(kind: type[Request]) -> None:
-    """Add a job kind to those of the workbench."""
+    """Register a job kind."""
     REQUESTS[kind.kind] = kind
 
 
 def own_kinds() -> list[type[Request]]:
-    """The operator's kinds."""
+    """Job kinds registered by the operator."""
     return [kind for kind in REQUESTS.values() if kind not in KINDS]
 
 
@@ -60,7 +60,7 @@ def from_json(kind: str, data: dict[str, Any]) -> Request:
 
 
 def kind_title(kind: str) -> str:
-    """`generate_data` → "Generate answers"."""
+    """`generate_data` → "Generate responses"."""
     return REQUESTS[kind].title if kind in REQUESTS else kind.replace("_", " ").capitalize()
 
 

@@ -40,7 +40,7 @@ def found(session: Session, table: type[Table], row_id: str) -> Any:
     """The row with this id. Raises NotFound."""
     if row := session.get(table, row_id):
         return row
-    raise NotFound(f"This {KIND_NAMES[table.__tablename__]} is gone; choose another.")
+    raise NotFound(f"This {KIND_NAMES[table.__tablename__]} was deleted; choose another.")
 
 
 def file_need(path: str) -> Need:

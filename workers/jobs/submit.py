@@ -1,4 +1,4 @@
-"""Submitting jobs: the row is committed first, then its id is sent. No torch and no model here; pages call this."""
+"""Submits jobs: commits the row, then sends its id. Pages use this module, so it does not import torch."""
 
 from typing import Any
 
@@ -26,11 +26,11 @@ def submit(
     user: str = "",
     settings: Settings | None = None,
 ) -> Job:
-    """Make the job's row and its output row, commit them, and send the id. With a store its inputs go there first.
+    """Create and commit the rows of a job and its output, and send its id. With a store its inputs are uploaded first.
 
-    `name` is the output's (when empty, made from `like` or from the inputs); `experiment` a name, made if new; `user`
-    is for people. A job that still makes an input must succeed first. An unreachable broker is no error: the row waits.
-    Raises BadInput, NotFound, Conflict or Unavailable where the job cannot be done.
+    `name`: of the output (empty: from `like` or the inputs); `experiment`: its name, created if new; `user`: shown on
+    pages. If another job still writes an input, this job waits for it. If the broker is unreachable, the reconciler
+    sends the job later. Raises BadInput, NotFound, Conflict or Unavailable.
     """
     settings = settings or load()
     request.check_settings(settings)
@@ -41,13 +41,13 @@ def submit(
         experiment_id = queries.ensure_experiment(session, experiment).id if experiment else None
         request, row = _make_output(session, request, name, experiment_id, like)
         verb = request.verb or request.kind.partition("_")[0].capitalize()
-        called = row.name if row else check_name(name) if name else request.default_name(session)
+        title = row.name if row else check_name(name) if name else request.default_name(session)
         job = jobs.create(
             session,
             kind=request.kind,
             queue=request.runs_on,
             request=request.to_json(),
-            name=f"{verb} {called}",
+            name=f"{verb} {title}",
             after_id=after_id,
             experiment_id=experiment_id,
             user=user,
@@ -68,17 +68,17 @@ def submit_training(
     user: str = "",
     settings: Settings | None = None,
 ) -> list[Job]:
-    """Submit the training and, to `measure`, an evaluation of its checkpoint on the built-in questions."""
+    """Submit a training, and with `measure` an evaluation of its checkpoint on the built-in questions."""
     common = {"experiment": experiment, "user": user, "settings": settings}
     training = submit(request, name=name, **common)
     if not measure:
         return [training]
-    made = Evaluate(base_id=request.base_id, checkpoint_id=training.request["checkpoint_id"])
-    return [training, submit(made, **common)]
+    evaluation = Evaluate(base_id=request.base_id, checkpoint_id=training.request["checkpoint_id"])
+    return [training, submit(evaluation, **common)]
 
 
 def request_cancel(job_id: str, settings: Settings | None = None) -> Job:
-    """Ask a job to stop; see tracking.jobs.request_cancel."""
+    """Request that a job stops; see tracking.jobs.request_cancel."""
     with db.writing(settings or load()) as session:
         return jobs.request_cancel(session, job_id)
 
@@ -96,7 +96,7 @@ def retry(job_id: str, settings: Settings | None = None) -> Job:
 
 
 def clone(job_id: str, *, user: str = "", settings: Settings | None = None) -> Job:
-    """A new job with the same request and an output of its own, asked for by `user`."""
+    """Submit a new job of `user` with the same request and a new output."""
     settings = settings or load()
     with db.reading(settings) as session:
         job = jobs.get(session, job_id)
@@ -106,8 +106,8 @@ def clone(job_id: str, *, user: str = "", settings: Settings | None = None) -> J
 
 
 def check_and_estimate(settings: Settings, request: Request) -> Estimate:
-    """Check the request and estimate the job, before anything is written: this may read a thousand conversations, and
-    the database has one writer. Raises BadInput, NotFound, Conflict or Unsupported."""
+    """Check the request and estimate the job without a write transaction, as this may read a thousand conversations.
+    Raises BadInput, NotFound, Conflict or Unsupported."""
     request.check_options()
     with db.reading(settings) as session:
         _find_inputs(session, request)
@@ -116,9 +116,9 @@ def check_and_estimate(settings: Settings, request: Request) -> Estimate:
 
 
 def _find_inputs(session: Session, request: Request) -> str | None:
-    """The id of the last unfinished job that makes one of the inputs, if any. Raises NotFound or Conflict for an input
-    that is missing or cannot be used."""
-    makers = []
+    """Id of the newest unfinished job that writes one of the inputs; None without one. Raises NotFound or Conflict for
+    an input that is missing or not usable."""
+    writers = []
     for table, row_id in request.inputs():
         row = session.get(table, row_id)
         if row is None:
@@ -127,18 +127,18 @@ def _find_inputs(session: Session, request: Request) -> str | None:
             )
         job = session.get(Job, row.job_id) if row.job_id and row.state == "pending" else None
         if job and job.state not in FINISHED:
-            makers.append(job)
+            writers.append(job)
         else:
             queries.must_be_ready(row)
-    return max(makers, key=lambda job: job.created_at).id if makers else None
+    return max(writers, key=lambda job: job.created_at).id if writers else None
 
 
 def _make_output(
     session: Session, request: Request, name: str, experiment_id: str | None, like: str
 ) -> tuple[Request, Any]:
-    """The request with the id of its new output row, and that row in state `pending`; no row for kinds without one.
+    """(request with the id of its output row, the new row in state `pending`); None for kinds without an output.
 
-    A given `name` must be free (Conflict otherwise); without one it is `like`, `like-2`, … or a default.
+    Raises Conflict if `name` is in use. Without `name` it is `like`, `like-2`, … or a default.
     """
     if not request.output:
         return request, None
@@ -161,7 +161,7 @@ def _make_output(
 
 
 def send(settings: Settings, job: Job) -> Job:
-    """Send the job if it may start; one that waits for another is sent when that one ends."""
+    """Send the job if it may start; a job that waits for another is sent when that one ends."""
     with db.reading(settings) as session:
         ready = [j for j in jobs.publishable(session) if j.id == job.id]
     publish(settings, ready)

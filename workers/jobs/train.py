@@ -1,4 +1,4 @@
-"""Job kind `train`: a draft for a base model."""
+"""Job kind `train`: trains a draft for a base model."""
 
 import json
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from workers.jobs.tune import Tune
 from workers.jobs.words import changed_options, option, pairs
 
 STEP_OPERATIONS = 1000
-"""An optimizer step's clipping and update of one parameter, which wait for memory, as operations of the same time."""
+"""Cost of clipping and updating one parameter (memory-bound) as operations."""
 FIXED_OPERATIONS = 2e9
-"""Operations in the time that an optimizer step takes however small the base (20 ms at `pace.OPERATIONS`). Without
-them and `sizes.FORWARD_OPERATIONS`, estimates for tiny bases are half of what the jobs take."""
+"""Fixed cost of an optimizer step as operations (20 ms at `pace.OPERATIONS`). Without it and
+`sizes.FORWARD_OPERATIONS`, estimates for tiny bases are half of the actual time."""
 SAMPLED_TOKENS = 2 * 2 * 48
-"""Of a training's sample generations, at its first and its last measurement …"""
+"""Tokens of a training's sample generations, at its first and its last evaluation."""
 SAMPLED_READS, SAMPLED_LEVELS = 1.5, 3
-"""… each of which reads the base this many times, since several rows are verified, and the draft once a level."""
+"""Reads of the base per sampled token (several rows are verified), and of the draft (one per level)."""
 
 
 class Train(Request):
@@ -46,18 +46,18 @@ class Train(Request):
     base_id: str
     dataset_id: str
     settings: dict[str, Any] = {}
-    recipe: str = setting("", "Recipe whose settings are the start, by name or file.")
+    recipe: str = setting("", "Recipe with the initial settings: a name or a file.")
     checkpoint_id: str = ""
     more_dataset_ids: list[str] = []
 
     @property
     def dataset_ids(self) -> list[str]:
-        """All of its data sets, each once."""
+        """All data sets, without duplicates."""
         return list(dict.fromkeys([self.dataset_id, *self.more_dataset_ids]))
 
     @property
     def config(self) -> TrainConfig:
-        """Every setting: the recipe's, changed by `settings`. Raises BadInput."""
+        """All settings: the recipe's, overridden by `settings`. Raises BadInput."""
         return config_for(self.method, self.recipe, self.settings)
 
     def inputs(self) -> list[tuple[type[Table], str]]:
@@ -80,9 +80,9 @@ class Train(Request):
                 require_tokenizer(base, data)
         jobs = dict.fromkeys(data.job_id for data in sets if data.state == "pending" and data.job_id)
         if len(jobs) > 1:
-            waits = ", ".join(f"“{session.get_one(Job, job_id).name}”" for job_id in jobs)
+            names = ", ".join(f"“{session.get_one(Job, job_id).name}”" for job_id in jobs)
             raise Conflict(
-                f"Several of these data sets are still being made ({waits}); start when all but one are ready."
+                f"Several of these data sets are still being created ({names}); wait until all but one are ready."
             )
 
     def default_name(self, session: Session) -> str:
@@ -90,12 +90,17 @@ class Train(Request):
 
     def columns(self, session: Session) -> dict[str, Any]:
         base = queries.find_base(session, self.base_id)
-        links = {"base_id": base.id, "base_sha256": base.weights_sha256, "dataset_id": self.dataset_id}
-        return {"method": self.method, "config": self.to_json(), **links}
+        return {
+            "method": self.method,
+            "config": self.to_json(),
+            "base_id": base.id,
+            "base_sha256": base.weights_sha256,
+            "dataset_id": self.dataset_id,
+        }
 
     def need(self, session: Session) -> Need:
-        """The base runs once over what is cached, and in every epoch over the rest; the draft is measured on the
-        held-out part at each measurement."""
+        """The base runs once over cached tokens, and in every epoch over the others; each evaluation runs the draft on
+        the held-out tokens."""
         base = sizes.found(session, Base, self.base_id)
         sets = [sizes.found(session, Dataset, row_id) for row_id in self.dataset_ids]
         config = fit_length(self.config, self.settings, base)
@@ -134,39 +139,39 @@ class Train(Request):
 
 
 def require_method(base: Base, method: str) -> None:
-    """Raises Unsupported when the base's card says that it cannot have such a draft."""
+    """Raises Unsupported if the card of the base rules out drafts of this method."""
     if reason := ((base.card or {}).get("methods") or {}).get(method):
         raise Unsupported(
             f"{METHODS[method].title} cannot be trained for “{base.name}”: {reason}",
-            "Choose another base; a model's page says which drafts it can carry.",
+            "Choose another base model; the page of a model lists the methods that it supports.",
         )
 
 
 def require_tokenizer(base: Base, data: Dataset) -> None:
-    """Raises BadInput when the data set's token ids come from another tokenizer than the base's.
+    """Raises BadInput if the data set's token ids are from another tokenizer than the base's.
 
-    Text alone can be tokenised again, so only sets with token ids are refused. Files on another machine are checked
-    when the training begins (`training.batches.load_conversations`).
+    Data sets without token ids are tokenized again. Files on another machine are checked when the training begins
+    (`training.batches.load_conversations`).
     """
     folder = Path(data.path)
     try:
-        made_with = json.loads((folder / "dataset.json").read_text(encoding="utf-8")).get("tokenizer_sha256", "")
+        tokenizer_sha256 = json.loads((folder / "dataset.json").read_text(encoding="utf-8")).get("tokenizer_sha256", "")
         with open(min(folder.glob("shard-*.jsonl")), encoding="utf-8") as shard:
             has_ids = bool(json.loads(shard.readline()).get("token_ids"))
     except (OSError, ValueError, AttributeError):
         return
-    if has_ids and made_with and base.tokenizer_sha256 and made_with != base.tokenizer_sha256:
+    if has_ids and tokenizer_sha256 and base.tokenizer_sha256 and tokenizer_sha256 != base.tokenizer_sha256:
         raise BadInput(
-            f"The data set “{data.name}” was made with another tokenizer than that of “{base.name}”.",
-            "Generate the data with this base, or train the base that made the data.",
+            f"The data set “{data.name}” was tokenized with another tokenizer than that of “{base.name}”.",
+            "Generate the data with this base model, or train a draft for the base model of the data.",
         )
 
 
 def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> TrainConfig:
-    """The config with `max_length` cut to the base's positions where it is a default or a recipe's.
+    """The config with `max_length` limited to the base's positions, if it is from the defaults or a recipe.
 
-    Raises BadInput when `typed`, the settings that the user chose, has a longer one. Does nothing for a base whose
-    card does not say how many positions it has; the training checks the loaded base.
+    Raises BadInput if `typed`, the settings of the user, has a larger one. Does nothing if the card of the base has no
+    number of positions; the training checks the loaded base.
     """
     longest = (base.card or {}).get("max_length")
     if not longest or config.max_length <= longest:
@@ -184,7 +189,7 @@ def require_settings(base: Base, config: TrainConfig, typed: Mapping[str, Any]) 
 
 
 def _fixed_work(base: Base, draft: DraftSize) -> FixedWork:
-    """Of a training that runs its base itself."""
+    """Fixed work of a training that runs its base in the same process."""
     sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.step_bytes(base)
     drafted = SAMPLED_TOKENS * SAMPLED_LEVELS * 4 * draft.multiplied
     options = Tune.options()
@@ -194,12 +199,12 @@ def _fixed_work(base: Base, draft: DraftSize) -> FixedWork:
 
 
 def _rhythm(config: TrainConfig) -> str:
-    measured = f"measured every {config.eval_every:,}" if config.eval_every else "measured at its end"
+    measured = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"
     return f"of {config.step_tokens:,} tokens, {measured}"
 
 
 def _draft_size(base: Base, vocabulary: int, config: Any) -> DraftSize:
-    """Of a draft with `vocabulary` tokens, whichever setting decides that."""
+    """Size of a draft with `vocabulary` tokens."""
     if vocabulary and hasattr(config, "draft_vocab_size"):
         config = config.model_copy(update={"draft_vocab_size": vocabulary, "draft_vocab_coverage": 0.0})
     return METHODS[config.method].size(sizes.hidden(base), (base.card or {}).get("vocabulary") or 0, config)

@@ -15,8 +15,8 @@ from workers.jobs.words import Operand, changed_options, option
 
 
 class Tune(Request):
-    """Measures on the worker's device, with answers to `limit` questions. The result is stored in the checkpoint's row
-    and, with `keep`, the tree in its files; so there is no output row."""
+    """Measures on the worker's device with responses to `limit` questions. The result is stored in the checkpoint's
+    row, and with `keep` the tree in its files; there is no output row."""
 
     kind: ClassVar[str] = "tune"
     title: ClassVar[str] = "Tune the tree"
@@ -25,10 +25,10 @@ class Tune(Request):
     base_id: str
     checkpoint_id: str
     dataset_id: str = ""
-    limit: int = setting(6, "Most questions.", 1)
-    max_tokens: int = setting(48, "Most new tokens of an answer.", 1)
+    limit: int = setting(6, "Maximum number of questions.", 1)
+    max_tokens: int = setting(48, "Maximum new tokens per response.", 1)
     dtype: str = setting("", DTYPE_HELP, label="Precision")
-    keep: bool = setting(True, "Draft with the new tree from now on, where it is faster.")
+    keep: bool = setting(True, "Save the tree in the checkpoint if it is faster.")
 
     def inputs(self) -> list[tuple[type[Table], str]]:
         return model_inputs(self)

@@ -1,4 +1,4 @@
-"""The words of a `speculoos` command, made from a request's fields."""
+"""Builds the arguments of a `speculoos` command from the fields of a request."""
 
 import json
 import shlex
@@ -9,11 +9,11 @@ Words = list[str]
 
 
 class Operand(str):
-    """A positional argument: a name or a path, which may begin with a dash."""
+    """A positional argument: a name or path, which may begin with a dash."""
 
 
 def joined(words: Words) -> str:
-    """For a shell. Operands come last, after `--`, where one of them begins with a dash."""
+    """The command for a shell. If an operand begins with a dash, all operands are last, after `--`."""
     operands = [word for word in words if isinstance(word, Operand)]
     if any(word.startswith("-") for word in operands):
         words = [*(word for word in words if not isinstance(word, Operand)), "--", *operands]
@@ -21,7 +21,7 @@ def joined(words: Words) -> str:
 
 
 def value_of(text: str) -> Any:
-    """JSON where it parses, else the text."""
+    """The parsed JSON, or the text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -35,7 +35,7 @@ def _text(value: Any) -> str:
 
 
 def option(key: str, value: Any, default: Any = None) -> Words:
-    """`--key value`; nothing for an empty value or the default. A flag without a value for True."""
+    """`--key value`; nothing for an empty value or the default. Booleans are flags without a value."""
     if value is None or value in ("", default):
         return []
     flag = f"--{key.replace('_', '-')}"
@@ -43,17 +43,17 @@ def option(key: str, value: Any, default: Any = None) -> Words:
 
 
 def valued(flag: str, value: Any) -> Words:
-    """The option with its value, in one word where the value looks like an option."""
+    """The option with its value, as one argument if the value begins with a dash."""
     return [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
 
 
 def pairs(flag: str, values: Mapping[str, Any]) -> Words:
-    """The option once for each key=value."""
+    """The option repeated for each key=value."""
     return [word for key, value in values.items() for word in valued(flag, f"{key}={_text(value)}")]
 
 
 def changed_options(request: Any, *keys: str) -> Words:
-    """Options for the fields that are not at their default; lists as `1,4,16`, mappings as key=value pairs."""
+    """Options for fields that differ from their default; lists as `1,4,16`, mappings as key=value pairs."""
     words: Words = []
     settings = type(request).options()
     for key in keys:
@@ -70,5 +70,5 @@ def changed_options(request: Any, *keys: str) -> Words:
 
 
 def each(key: str, values: Sequence[Any], default: Sequence[Any]) -> Words:
-    """The option once for each value; nothing for the default values."""
+    """The option repeated for each value; nothing for the default values."""
     return [] if list(values) == list(default) else [word for value in values for word in valued(f"--{key}", value)]

@@ -40,8 +40,8 @@ def must_have_rows(report: dict[str, Any]) -> None:
     if not report["rows"] and report["left_out"]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report["left_out"].items())
         raise BadInput(
-            f"No conversation is left: {kinds}.",
-            "The log says why of the first ones; allow longer answers, keep cut ones, or ask another model.",
+            f"Every conversation was skipped: {kinds}.",
+            "The log has the reasons for the first ones; allow longer responses, keep cut ones, or use another model.",
         )
 
 

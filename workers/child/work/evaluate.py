@@ -76,8 +76,7 @@ def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
     for notice in getattr(loaded.draft, "notices", []):
         context.log(str(notice), "warning")
-    order = "plain and with drafting, step by step in turns"
-    context.log(f"Measuring {len(questions)} questions on {loaded.device}, {order}.")
+    context.log(f"Measuring {len(questions)} questions on {loaded.device}, with plain and speculative steps in turns.")
     sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
     return evaluate(
         loaded.base,
@@ -96,7 +95,7 @@ def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[d
 
     endpoint = endpoints_of(request, context)[0]
     options = ServedRequest(request.max_tokens, request.temperature, request.top_p, request.seed)
-    context.log(f"Asking {endpoint.name} {len(questions)} questions, one after the other.")
+    context.log(f"Sending {len(questions)} questions to {endpoint.name}, one after the other.")
     result = evaluate_served(
         endpoint, questions, context, options, model=request.endpoint_model, plain_model=request.plain_model
     )

@@ -32,7 +32,7 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
         report = answer(request, context, source, work, options_of(request))
     except Cancelled as error:
         if context.cancel_requested() and extends:
-            raise Cancelled(generate_divided.AS_IT_WAS) from error
+            raise Cancelled(generate_divided.UNCHANGED) from error
         if context.cancel_requested() and (rows := count_rows(folder)):
             publish(request, context, rows, {"complete": False})
             raise Cancelled(f"Stopped at your request; the {rows} finished rows can be used.") from error

@@ -24,7 +24,7 @@ from workers.jobs.generate_data import SHARD_ROWS
 from workers.jobs.requests import GenerateData, GenerateShard
 
 Reports = Mapping[str, Mapping[str, Any]]
-AS_IT_WAS = "Stopped at your request; the data set is as it was before, and a retry goes on from here."
+UNCHANGED = "Stopped at your request; the data set is unchanged, and a retry continues from here."
 MOST = 10_000
 """Maximum number of shards; each is a row and a square on the job's page."""
 
@@ -41,13 +41,13 @@ def run(request: GenerateData, context: JobContext, source: str, extends: bool) 
     context.flush()
     if context.cancel_requested():
         if extends:
-            raise Cancelled(AS_IT_WAS)
+            raise Cancelled(UNCHANGED)
         raise _stopped(request, context, parts, reports)
     check_shards(context)
     if len(reports) < len(parts):
         return _division(request, parts, reports)
     if damaged := assemble(parts, reports, place, folder):
-        context.log(f"{len(damaged)} finished shards are damaged and are made again.", "warning")
+        context.log(f"{len(damaged)} finished shards are damaged and are generated again.", "warning")
         return _division(request, parts, finished_reports(parts, place, folder))
     if request.unique:
         reports = drop_duplicates(parts, reports, folder)
@@ -71,7 +71,7 @@ def run(request: GenerateData, context: JobContext, source: str, extends: bool) 
 
 def _check_count(parts: Sequence[ShardPart]) -> None:
     if len(parts) > MOST:
-        raise BadInput(f"This would be {len(parts):,} shards; take more prompts a shard, for {MOST:,} at most.")
+        raise BadInput(f"This would be {len(parts):,} shards, the maximum is {MOST:,}; use more prompts per shard.")
 
 
 def _division(request: GenerateData, parts: Sequence[ShardPart], reports: Reports) -> Division:

@@ -31,11 +31,11 @@ def run(request: GenerateShard, context: JobContext) -> dict[str, Any]:
 def _log_to_parent(context: JobContext, report: dict[str, Any]) -> None:
     """Add a line to the log of the parent job."""
     failed = len(report["failed"])
-    left_out = f", {failed} left out" if failed else ""
+    skipped = f", {failed} skipped" if failed else ""
     with context.session() as session:
         shard = jobs.get(session, context.job_id)
         if shard.parent_id:
             parent = jobs.get(session, shard.parent_id)
-            counts = f"{report['rows']:,} rows, {report['tokens']:,} tokens{left_out}"
+            counts = f"{report['rows']:,} rows, {report['tokens']:,} tokens{skipped}"
             message = f"Shard {shard.number + 1} of {parent.shards}: {counts}."
             reports.add_log(session, parent.id, parent.attempt, message)

@@ -50,17 +50,17 @@ def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[d
 def _download_suite(suite_name: str, context: JobContext, folder: Path) -> tuple[Path, dict[str, Any]]:
     """The suite's file from the Hub, and its origin."""
     suite = SUITES[suite_name]
-    hint = f"Give its file instead: {suite.form}."
+    hint = f"Use its file instead: {suite.form}."
     if suite.hub is None:
-        raise BadInput(f"{suite.title} is not fetched from the hub.", hint)
+        raise BadInput(f"{suite.title} cannot be downloaded from the Hub.", hint)
     repo, file = suite.hub
-    context.log(f"Fetching {file} of {repo} …")
+    context.log(f"Downloading {file} from {repo} …")
     try:
         listing = look_up_file(repo, file, context.settings.hf_token)
         (path,) = fetch(listing, folder, context, context.settings.hf_token)
         return path, {"repo": repo, "revision": listing.revision, "file": file}
     except SpeculoosError as error:
-        raise Unavailable(f"{suite.title} could not be fetched. {error}", hint) from None
+        raise Unavailable(f"{suite.title} could not be downloaded. {error}", hint) from None
 
 
 def options(request: ImportPrompts | ImportAnswered, source: InputFile, context: JobContext) -> dict[str, Any]:

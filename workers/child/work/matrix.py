@@ -27,8 +27,8 @@ def run(request: Matrix, context: JobContext) -> dict[str, Any] | Division:
         results = {row.id: brief(row.id, row.result) for row in session.scalars(query)}
     measured = [cell for cell in planned if cell.evaluation_id in results]
     if context.cancel_requested():
-        raise Cancelled(f"Stopped at your request; {len(measured)} of {len(planned)} cells are measured and kept.")
-    check_shards(context, "cells were not measured")
+        raise Cancelled(f"Stopped at your request; {len(measured)} of {len(planned)} evaluations are kept.")
+    check_shards(context, "evaluations failed")
     if len(measured) == len(planned):
         return {"cells": len(planned), "matrix_id": context.job_id}
     return Division(Evaluate.kind, Evaluate.queue, "questions", _shards(context, planned, results))

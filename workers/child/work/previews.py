@@ -19,4 +19,4 @@ def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
     try:
         write_json(folder / NAME, {"rows": preview(folder, base_path, ROWS)})
     except (SpeculoosError, OSError, ValueError) as error:
-        context.log(f"No preview of the loss mask could be made: {error}", "warning")
+        context.log(f"The preview of the loss mask could not be created: {error}", "warning")

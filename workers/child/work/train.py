@@ -21,7 +21,7 @@ from workers.child.work.devices import take_device
 from workers.jobs.hidden_states import find_server, store_folder
 from workers.jobs.train import Train, fit_length, require_method
 
-TUNING_NOTE = "looking for the tree that is fastest here"
+TUNING_NOTE = "tuning the tree"
 TUNING_QUESTIONS = 6
 """Taken from the end of the built-in set; evaluations use its start."""
 
@@ -54,7 +54,7 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     context.progress(result.step, result.step, "steps", note)  # also if the attempt resumed at the last step
     publish(context, request.checkpoint_id, base, result)
     if config.hidden_states:
-        context.log("No tree was tuned: the base runs elsewhere.")
+        context.log("The tree was not tuned: this training does not load the base model.")
     else:
         figures = {**result.figures, **tune_tree(context, base, config.device, result.folder)}
         publish(context, request.checkpoint_id, base, replace(result, figures=figures))
@@ -68,7 +68,7 @@ def fitted(config: TrainConfig, request: Train, base: Base, context: JobContext)
     """The settings with the default `max_length` reduced to the base's maximum, with a log line."""
     fit = fit_length(config, request.settings, base)
     if fit is not config:
-        context.log(f"max_length: {fit.max_length} tokens in place of {config.max_length}, as this base takes no more.")
+        context.log(f"max_length: {fit.max_length} tokens instead of {config.max_length}, the maximum of this base.")
     return fit
 
 
@@ -104,7 +104,7 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     from models.checkpoints import load_draft, update_draft_config
     from workers.child.work.tune import figures_of
 
-    context.log("Looking for the tree that gives the most tokens per second on this machine.")
+    context.log("Tuning the tree for the most tokens per second on this machine.")
     dtype = decoding_dtype(context.settings.dtype, device)
     loaded = load_base(base.path, dtype, device, context.known(base), context.sums)
     draft = load_draft(folder, loaded, base.weights_sha256, sums=context.sums)

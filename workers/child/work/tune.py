@@ -20,7 +20,7 @@ def run(request: Tune, context: JobContext) -> dict[str, Any]:
     questions = asked_questions(request, context, last=True)  # evaluations use the first ones
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
     if not can_be_tuned(loaded.draft):
-        raise Unsupported(f"Drafts of the method {loaded.draft.method} have nothing to tune.")
+        raise Unsupported(f"Drafts of the method {loaded.draft.method} have no tree to tune.")
     context.log(f"Tuning on {loaded.device} in {loaded.dtype} with {len(questions)} questions.")
     tuned = tune(loaded.base, loaded.draft, questions, context, max_tokens=request.max_tokens, counts=True)
     context.log(tuned.plan.verdict)
@@ -29,7 +29,7 @@ def run(request: Tune, context: JobContext) -> dict[str, Any]:
     if kept:
         _save(request.checkpoint_id, folder, tuned, context)
     elif request.keep and tuned.drafting:
-        context.log("The tree is not kept in the checkpoint's files: they lie outside the home.", "warning")
+        context.log("The tree is not saved, because the checkpoint's files are outside the home folder.", "warning")
     figures = figures_of(tuned, kept, context.job_id)
     context.add_figures(request.checkpoint_id, figures)
     return {"checkpoint_id": request.checkpoint_id, **figures["tuned"]}
