@@ -456,7 +456,7 @@ def test_the_page_opens_with_the_form_of_a_cloned_job(filled: Settings) -> None:
 
 def test_what_a_cloned_job_chose_and_is_gone_is_said(filled: Settings) -> None:
     lost = opened(filled, clone=job_of(filled, FULL.changed(models=[*MODELS, {**MODELS[0], "base_id": "x"}])).id)
-    assert lost["matrix-models"].value == ["base:", "base:one"] and "one thing" in lost["matrix-said"]
+    assert lost["matrix-models"].value == ["base:", "base:one"] and "one of its values" in lost["matrix-said"]
     assert "one of its values was deleted" in opened(filled, clone=job_of(filled, SERVED).id)["served-said"]
     with db.writing(filled) as session:
         old = jobs.create(session, kind="matrix", queue="gpu", request={}, name="of another version")

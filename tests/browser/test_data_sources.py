@@ -32,7 +32,7 @@ def models_of_the_hub(bench: Workbench, page: Page) -> None:
     box(page, "models-hub-words").fill("tiny")
     page.locator("#models-hub-search").click()
     found = page.locator("#models-hub-found")
-    expect(found).to_contain_text("5 models on the hub")
+    expect(found).to_contain_text("5 models on the Hub")
     expect(found.locator("tbody tr").first).to_contain_text("apache-2.0")
     found.get_by_role("button", name="tests/tiny", exact=True).click()
     expect(box(page, "models-location")).to_have_value("tests/tiny")

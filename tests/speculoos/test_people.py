@@ -55,7 +55,7 @@ def test_pages_that_others_can_open_are_warned_of(home: Settings, shared: None) 
 def test_alone_on_a_machine_nothing_is_warned_of(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(people, "other_users", list)
     assert people.access_warning(home) == ""
-    assert "nobody else" in health.check(home, ["access"])["access"].detail
+    assert "no other user accounts" in health.check(home, ["access"])["access"].detail
 
 
 def test_other_machines_without_a_password_are_a_fault(home: Settings) -> None:
