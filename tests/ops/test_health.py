@@ -19,7 +19,7 @@ def test_looking_at_the_database_again_leaves_nothing_behind(database: Settings)
 
 def test_a_store_is_looked_at(home: Settings) -> None:
     assert "only in the home" in health.check(home, ["store"])["store"].detail
-    assert health.check(replace(home, store="memory://looked-at"), ["store"])["store"].detail.endswith("answers")
+    assert health.check(replace(home, store="memory://looked-at"), ["store"])["store"].detail.endswith("responds")
     (home.home / "file").write_text("no folder")
     away = health.check(replace(home, store=f"file://{home.home}/file"), ["store"])["store"]
     assert not away.ok and "SPECULOOS_STORE" in away.hint
