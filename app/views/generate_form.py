@@ -68,9 +68,11 @@ class GenerateForm:
                 visible=False,
             )
             self._control("api", visible=False)
-        with gr.Row():
-            for name in GENERATE_FIELDS:
-                if name not in self.fields:
+        rest = [name for name in GENERATE_FIELDS if name not in self.fields]
+        switches = [name for name in rest if GenerateData.options()[name].kind is bool]
+        for row in ([name for name in rest if name not in switches], switches):
+            with gr.Row():
+                for name in row:
                     self._control(name, min_width=230)
 
     def _control(self, name: str, **options: Any) -> None:
