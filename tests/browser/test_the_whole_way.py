@@ -34,7 +34,7 @@ def bench(workbench: Workbench) -> Iterator[Workbench]:
     """The session's workbench with its workers."""
     workbench.start(*SERVICES)
     yield workbench
-    workbench.end(*SERVICES[::-1])
+    workbench.stop(*SERVICES[::-1])  # in order: other files share the workbench
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def test_what_cannot_be_shared_is_said(home: Settings, tmp_path: Path) -> None:
     assert "SQLite cannot be shared between machines" in said.value.hint and not (tmp_path / "none.db").exists()
     with pytest.raises(BadInput, match="REDIS_URL names another machine, but the database is a file of this one"):
         workers.check_worker_setup(replace(home, redis_url="redis://pages.lan:6379/0"))
-    with pytest.raises(Unavailable, match="The broker does not answer"):
+    with pytest.raises(Unavailable, match="The broker does not respond"):
         workers.check_worker_setup(replace(home, redis_url="redis://127.0.0.1:9/0"))
 
 
