@@ -34,7 +34,7 @@ def test_sizes_a_things_dependents_deletion_and_leftovers(workbench: Workbench, 
     expect(page.locator("#storage-leftovers")).to_contain_text("nobodys")
     page.locator("#storage-sweep").click()
     page.locator("#storage-sweep-really").click()
-    expect(page.locator("#storage-chore")).to_contain_text(re.compile("Removed .*leftovers"))
+    expect(page.locator("#storage-chore")).to_contain_text(re.compile("Deleted .*leftovers"))
     expect(page.locator("#storage-leftovers")).not_to_contain_text("nobodys")
     assert not lost.exists()
     page.goto(f"{workbench.url}/storage?id={base}")
