@@ -173,4 +173,4 @@ def cloned_request(session: Session, job_id: str) -> ImportDraft | None:
     job = session.get(Job, job_id) if job_id else None
     if job is None or job.kind != "import_draft" or job.request.get("source") == "upload":
         return None
-    return ImportDraft(**job.request)
+    return ImportDraft.from_row(job.request)

@@ -271,6 +271,12 @@ class Setting:
         """Whether the default is computed from the data or the number of steps."""
         return self.default is None
 
+    def contains(self, value: Any) -> bool:
+        """Whether a number is within the bounds; True for other values."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
     @property
     def range(self) -> str:
         return f"{self.low:.10g} to {self.high:.10g}" if self.high is not None else f"{self.low:.10g} or more"

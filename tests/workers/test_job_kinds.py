@@ -99,6 +99,15 @@ def test_a_new_kind_has_a_form_that_submits_and_can_be_cloned(toy: type, home: S
         from_json("count_words", {**job.request, "x": 1})
 
 
+def test_a_stored_request_keeps_numbers_outside_of_the_bounds_and_a_new_one_may_not_have_them() -> None:
+    many = {"models": [{"base_id": "b"}], "limit": 10**6}
+    with pytest.raises(BadInput, match="expected 1 to 100000, got 1000000"):
+        REQUESTS["matrix"](**many)
+    assert from_json("matrix", many).limit == 10**6
+    with pytest.raises(BadInput, match="expected a whole number, got 'x'"):
+        from_json("matrix", {**many, "limit": "x"})
+
+
 def test_the_command_of_a_kind_omits_defaults(toy: type) -> None:
     assert command_for(toy("/x")) == "speculoos count-words --path /x"
 

@@ -54,7 +54,7 @@ def made_by(row: Dataset) -> GenerateData:
     """The request that generated the data set. Raises BadInput if it was not generated here."""
     if not _is_generated(row):
         raise BadInput(f"{row.name!r} was not generated here, so it cannot be extended; generate another one.")
-    return GenerateData(**{**row.config, "dataset_id": row.id})
+    return GenerateData.from_row({**row.config, "dataset_id": row.id})
 
 
 def _is_generated(row: Dataset) -> bool:

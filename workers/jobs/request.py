@@ -103,6 +103,15 @@ class Request(BaseModel):
         """A validated copy with other values."""
         return type(self)(**{**self.model_dump(), **fields})
 
+    @classmethod
+    def from_row(cls, data: Mapping[str, Any]) -> "Request":
+        """A stored request. Numbers outside of the bounds are kept, as earlier versions accepted some of them; anything
+        else is validated. Raises BadInput."""
+        options = cls.options()
+        outside = {key: value for key, value in data.items() if key in options and not options[key].contains(value)}
+        inside = cls(**{key: value for key, value in data.items() if key not in outside})
+        return inside.model_copy(update=outside)
+
     @property
     def runs_on(self) -> str:
         """The queue of this request."""
@@ -124,6 +133,11 @@ class Request(BaseModel):
 
     def check(self, session: Session) -> None:
         """Checks that need the input rows, which exist. Raises BadInput, Conflict or Unsupported."""
+
+    def output_name(self, name: str) -> str:
+        """The name that the output must have, from the requested `name`; "" if any free name will do. Raises Conflict
+        for a name that this request cannot have."""
+        return name.strip()
 
     def default_name(self, session: Session) -> str:
         """Default name of the output (of the job without an output), from the inputs."""

@@ -56,7 +56,7 @@ def from_json(kind: str, data: dict[str, Any]) -> Request:
     """The request of a job's row. Raises BadInput for an unknown kind or field."""
     if kind not in REQUESTS:
         raise BadInput(f"Unknown kind of job {kind!r}; known are {', '.join(REQUESTS)}.")
-    return REQUESTS[kind](**data)
+    return REQUESTS[kind].from_row(data)
 
 
 def kind_title(kind: str) -> str:
