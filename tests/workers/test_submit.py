@@ -195,6 +195,14 @@ def test_the_name_starter_belongs_to_the_starter(away: Settings) -> None:
     assert folder.name == "Fetch Model-1.5B"
 
 
+def test_the_starter_is_submitted_once_and_a_folder_of_its_name_gets_another(away: Settings, tmp_path: Path) -> None:
+    submit(FetchModel(source="starter", location="starter"), settings=away)
+    with pytest.raises(Conflict, match="starter"):
+        submit(FetchModel(source="starter", location="starter"), settings=away)
+    folder = submit(FetchModel(source="folder", location=str(tmp_path / "starter")), settings=away)
+    assert folder.name == "Fetch starter-2"
+
+
 @pytest.mark.parametrize("request_", [Train("medusa", "b", "d"), Evaluate("b"), ImportPrompts("p", limit=3)])
 def test_requests_survive_their_rows(request_: Request) -> None:
     assert from_json(request_.kind, request_.to_json()) == request_

@@ -34,15 +34,15 @@ class FetchModel(Request):
         return [self.location] if self.source not in NO_PATH else []
 
     def default_name(self, session: Session) -> str:
-        if self.source == STARTER:
-            return STARTER
         location = self.location.rstrip("/")
         return location if self.source == "hub" else Path(location).name.removesuffix(".gguf")
 
-    def check_name(self, name: str) -> None:
-        """Raises Conflict: the name `starter` means the same weights on every machine."""
-        if (self.source == STARTER) != (name.strip() == STARTER):
+    def output_name(self, name: str) -> str:
+        """`starter` for the starter model and for no other: the name means the same weights on every machine."""
+        name = name.strip() or (STARTER if self.source == STARTER else "")
+        if (self.source == STARTER) != (name == STARTER):
             raise Conflict(f"The name {STARTER!r} is reserved for the starter model, which cannot have another name.")
+        return name
 
     def columns(self, session: Session) -> dict[str, Any]:
         return {"source": self.source, "location": self.location}

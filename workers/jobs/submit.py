@@ -14,7 +14,7 @@ from workers.jobs.deliver import deliver
 from workers.jobs.estimates import Estimate, estimate
 from workers.jobs.publish import publish
 from workers.jobs.request import Request, without_output
-from workers.jobs.requests import Evaluate, FetchModel, Train, from_json
+from workers.jobs.requests import Evaluate, Train, from_json
 
 
 def submit(
@@ -143,9 +143,8 @@ def _make_output(
     if not request.output:
         return request, None
     field, table = request.output
-    wanted = name.strip() or like or request.default_name(session)
-    if isinstance(request, FetchModel):
-        request.check_name(name or wanted)
+    name = request.output_name(name)
+    wanted = name or like or request.default_name(session)
     if table is not Evaluation:  # several evaluations may have the same name
         base_id = request.base_id if request.output_in_base else ""
         wanted = wanted if name else to_allowed_name(wanted)
