@@ -132,8 +132,17 @@ def generate_request(source_id: str, who: str | None = "", served: str | None = 
     endpoint = who.removeprefix(ENDPOINT) if who.startswith(ENDPOINT) else ""
     if not endpoint:
         values = {name: value for name, value in values.items() if name not in ENDPOINT_FIELDS}
-    fields = field_values(GenerateData, values)
+    fields = field_values(GenerateData, values | _stricter(values))
     return GenerateData(source_id=source_id, base_id=(served or "") if endpoint else who, endpoint=endpoint, **fields)
+
+
+def _stricter(values: dict[str, Any]) -> dict[str, Any]:
+    """Values for which pages have tighter bounds than commands, whose stored requests must still load."""
+    return {
+        "top_p": number("Top-p", values.get("top_p"), 0.01, 1, 1.0),
+        "seed": whole("Seed", values.get("seed"), low=0, default=0),
+        "max_minutes": number("Time limit (minutes)", values.get("max_minutes"), 0, 10**6, 0.0) or None,
+    }
 
 
 def generate_form(request: GenerateData) -> dict[str, Any]:

@@ -105,5 +105,7 @@ def under_way(session: Session, row: Checkpoint) -> str:
 
 
 def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:
-    """The form's request; `submit` checks the precision."""
-    return Tune(base_id=row.base_id, checkpoint_id=row.id, dtype=dtype or "", keep=bool(keep))
+    """The form's request. Raises BadInput."""
+    request = Tune(base_id=row.base_id, checkpoint_id=row.id, dtype=dtype or "", keep=bool(keep))
+    request.check_options()
+    return request

@@ -107,7 +107,7 @@ def test_an_endpoint_is_told_from_a_base():
         ("max_tokens", 2.5, "Maximum tokens per response"),
         ("temperature", -1, "Temperature: expected 0 to 5"),
         ("temperature", "nan", "Temperature"),
-        ("top_p", 1.5, "Top-p"),
+        ("top_p", 0, "Top-p"),
         ("temperatures", "0.1, warm", "Several temperatures: expected numbers"),
         ("temperatures", "0.1, 9", "Several temperatures: expected numbers from 0 to 5"),
         ("temperatures", "nan", "Several temperatures"),

@@ -4,9 +4,10 @@ import pytest
 
 from app.pages.checkpoints import signature
 from app.views import checkpoint_rows, job_panel, tree_view
-from app.views.tree_form import TreeForm, under_way
+from app.views.tree_form import TreeForm, tune_request, under_way
 from app.widgets.tree_picture import MOST_NODES, tree_picture
 from models.methods.trees import parse
+from speculoos.errors import BadInput
 from speculoos.settings import Settings, load
 from tracking import jobs
 from tracking.db import reading, upgrade, writing
@@ -162,7 +163,8 @@ def test_the_form_says_time_and_command_and_queues_the_job(home):
         assert signature(rows) != before, "the page is drawn anew"
         assert under_way(rows, rows.get_one(Checkpoint, "heads")) == ""
     assert "sp-bad" in form.submit("gone", "", True) and "sp-bad" in form.review_now("gone", "", True)
-    assert "Precision" in form.submit("heads", "int3", True)
+    with pytest.raises(BadInput, match="Precision"), reading(home) as rows:
+        tune_request(rows.get_one(Checkpoint, "heads"), "int3", True)
 
 
 def test_a_tree_too_large_to_draw_is_counted_only():

@@ -26,7 +26,7 @@ class Tune(Request):
     checkpoint_id: str
     dataset_id: str = ""
     limit: int = setting(6, "Maximum number of questions.", 1)
-    max_tokens: int = setting(48, "Maximum new tokens per response.", 1)
+    max_tokens: int = setting(48, "Maximum new tokens per response.", 8)
     dtype: str = setting("", DTYPE_HELP, label="Precision")
     keep: bool = setting(True, "Save the tree in the checkpoint if it is faster.")
 
