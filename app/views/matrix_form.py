@@ -23,10 +23,11 @@ from speculoos.suites import suite_title
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint, Dataset
-from workers.jobs import estimates, matrix
+from workers.jobs import matrix
 from workers.jobs.command_line import command_for
 from workers.jobs.evaluate import suite_of
 from workers.jobs.requests import Evaluate, Matrix
+from workers.jobs.submit import check_and_estimate
 
 TREES = "own: the checkpoint's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line."
 SERVER = (
@@ -72,10 +73,9 @@ class MatrixForm:
     @show_errors(tone="warn")
     def _review(self, *values: Any) -> str:
         request = matrix_request(*values)
+        estimate = check_and_estimate(self.settings, request)
         with reading(self.settings) as session:
-            request.check(session)
             count, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
-            estimate = estimates.estimate(session, request, self.settings.home)
             command = command_for(request, names(session))
         left_out = f"; {missing:,} unsupported combinations are skipped" if missing else ""
         summary = tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}{left_out}."), class_="sp-lead")

@@ -64,13 +64,12 @@ def request_of(
 def expected(settings: Settings, request: Any) -> dict[str, Any]:
     """Number of cells and their time; `longest_seconds` if a busy machine makes evaluations repeat their prompts."""
     from tracking.db import reading
-    from workers.jobs.estimates import estimate
     from workers.jobs.matrix import cells, left_out
+    from workers.jobs.submit import check_and_estimate
 
+    estimated = check_and_estimate(settings, request)
     with reading(settings) as session:
-        request.check(session)
         count, missing = len(cells(session, request)), left_out(session, request)
-        estimated = estimate(session, request, settings.home)
     times = {"seconds": estimated.seconds, "longest_seconds": estimated.longest}
     times = {key: round(seconds) if seconds is not None else None for key, seconds in times.items()}
     return {"evaluations": count, "left_out": missing, **times, "rests_on": estimated.basis}

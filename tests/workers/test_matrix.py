@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.commands.matrix import expected
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tests.workers.conftest import Bench
@@ -148,3 +149,10 @@ def test_an_evaluation_is_refused_with_numbers_that_cannot_be(home: Settings, ti
         submit(Evaluate(base_id=base_id, endpoint="x", drafting={"depth": 3}), settings=home)
     with pytest.raises(BadInput, match="Choose what to measure"):
         submit(Evaluate(), settings=home)
+
+
+def test_an_estimate_alone_refuses_what_a_submit_refuses(home: Settings, tiny_base: Path) -> None:
+    base_id, _ = add_model(home, tiny_base, 0)
+    request = Matrix(models=[{"base_id": base_id, "checkpoint_id": ""}], dtypes=["int3"])
+    with pytest.raises(BadInput, match="Precision"):
+        expected(home, request)
