@@ -8,7 +8,7 @@ import { ask, follow } from "./stream.js";
 import * as trace from "./trace.js";
 import { Turn } from "./turn.js";
 
-// What the starter answers well (docs/log.md).
+// What the starter answers well.
 const IDEAS = [
   "Write a Python function that checks whether a number is even.",
   "What are five tips for sleeping better?",

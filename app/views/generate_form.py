@@ -14,7 +14,7 @@ from app.widgets.elements import QUIET, closed_accordion, on_typing
 from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import show_errors
 from app.widgets.review import review
-from app.widgets.setting_fields import setting_control
+from app.widgets.setting_fields import setting_control, setting_rows
 from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -26,6 +26,11 @@ from workers.jobs.requests import GenerateData, from_json
 ELEMENTS = {"max_tokens": "tokens", "system_prompt": "system", "batch_size": "batch", "max_minutes": "minutes"}
 ELEMENTS |= {"hidden_states_store": "store"}
 """Element ids of controls that differ from the field name."""
+
+
+def elem_id(name: str) -> str:
+    """Element id of a field's control."""
+    return f"generate-{ELEMENTS.get(name, name.replace('_', '-'))}"
 
 
 class GenerateForm:
@@ -68,16 +73,11 @@ class GenerateForm:
                 visible=False,
             )
             self._control("api", visible=False)
-        rest = [name for name in GENERATE_FIELDS if name not in self.fields]
-        switches = [name for name in rest if GenerateData.options()[name].kind is bool]
-        for row in ([name for name in rest if name not in switches], switches):
-            with gr.Row():
-                for name in row:
-                    self._control(name, min_width=230)
+        options = GenerateData.options()
+        self.fields |= setting_rows((options[name] for name in GENERATE_FIELDS if name not in self.fields), elem_id)
 
     def _control(self, name: str, **options: Any) -> None:
-        elem_id = f"generate-{ELEMENTS.get(name, name.replace('_', '-'))}"
-        self.fields[name] = setting_control(GenerateData.options()[name], elem_id, **options)
+        self.fields[name] = setting_control(GenerateData.options()[name], elem_id(name), **options)
 
     def _wire(self) -> None:
         values = [self.chosen, self.name, *self.inputs.values()]

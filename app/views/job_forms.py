@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import gradio as gr
-
 from app.links import on_event_open
 from app.views.job_start import form_end, started
 from app.widgets.elements import closed_accordion, on_typing
 from app.widgets.fields import one_line
 from app.widgets.problems import show_errors
 from app.widgets.review import review
-from app.widgets.setting_fields import field_values, setting_control
+from app.widgets.setting_fields import field_values, setting_rows
 from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -33,11 +31,7 @@ class JobForm:
         self.settings, self.kind = settings, kind
         prefix = f"new-{kind.kind.replace('_', '-')}"
         with closed_accordion(kind.title, elem_id=prefix):
-            with gr.Row():
-                self.fields = {
-                    name: setting_control(setting, f"{prefix}-{name.replace('_', '-')}", min_width=230)
-                    for name, setting in kind.options().items()
-                }
+            self.fields = setting_rows(kind.options().values(), lambda name: f"{prefix}-{name.replace('_', '-')}")
             self.name = one_line("Name (optional)", f"{prefix}-name", max_length=200)
             self.review, self.message, self.start, self.target = form_end(prefix, "Start")
         values = [self.name, *self.fields.values()]

@@ -1,6 +1,6 @@
 """Form controls made from the fields of a job kind or of a training's settings, and their values read back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gradio as gr
@@ -23,6 +23,18 @@ def setting_control(setting: Setting, elem_id: str, **options: Any) -> Any:
         default = ""
     text = {"value": box_value(default), "max_lines": 1, **common}  # also for open numbers: an empty gr.Number sends 0
     return gr.Textbox(elem_id=elem_id, **text)
+
+
+def setting_rows(settings: Iterable[Setting], elem_id: Callable[[str], str]) -> dict[str, Any]:
+    """Controls by field: switches in a row of their own, as their labels are squeezed beside other controls."""
+    controls = {}
+    settings = list(settings)
+    for switches in (False, True):
+        with gr.Row():
+            for setting in settings:
+                if (setting.kind is bool) == switches:
+                    controls[setting.name] = setting_control(setting, elem_id(setting.name), min_width=230)
+    return controls
 
 
 def box_value(value: Any) -> Any:

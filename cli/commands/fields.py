@@ -12,10 +12,10 @@ from models.methods.settings import Setting
 from workers.jobs.request import Request
 
 
-def request_options(kind: type[Request], *names: str, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+def request_options(kind: type[Request], *names: str) -> Callable[[Any], Any]:
     """Decorator of a command: its `**options` become one option per field in `names` (default: all)."""
     settings = kind.options()
-    selected = [settings[name] for name in names or settings if name not in skip]
+    selected = [settings[name] for name in names or settings]
 
     def decorate(command: Any) -> Any:
         signature = inspect.signature(command)

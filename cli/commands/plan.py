@@ -32,7 +32,7 @@ def plan(
     """Predict the throughput of chains, trees and standalone drafts from the cost of steps on a machine."""
     fields = PlanRequest(base_id="", **options)  # checks the options
     if estimate:
-        return _show_estimate(model, questions, machine, options, as_json)
+        return _show_estimate(model, questions, machine, fields, as_json)
 
     from evaluation.costs import read_costs
     from evaluation.planner import PlanOptions, predict_plan
@@ -52,7 +52,7 @@ def plan(
     return finish({"model": model, **result}, as_json, words(result))
 
 
-def _show_estimate(model: str, questions: str, machine: Path | None, options: dict[str, Any], as_json: bool) -> None:
+def _show_estimate(model: str, questions: str, machine: Path | None, request: PlanRequest, as_json: bool) -> None:
     """Print the estimate of a plan; with the costs of another machine nothing is measured."""
     from cli.commands.evaluate import served
     from ops.homes import open_home
@@ -60,7 +60,7 @@ def _show_estimate(model: str, questions: str, machine: Path | None, options: di
     settings = open_home()
     ids = served(settings, model, "", questions)
     costs = {"machine": str(machine)} if machine else {}
-    show_estimate(settings, PlanRequest(**ids, **options, costs=costs), as_json)
+    show_estimate(settings, request.changed(**ids, costs=costs), as_json)
 
 
 def _measure_plan(

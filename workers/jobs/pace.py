@@ -30,7 +30,7 @@ PROBE = "machine.json"
 OPERATIONS, MEMORY = 1e11, 2e10
 """Operations per second in matrix products and bytes read per second of a CPU, before a probe has run."""
 TUNING_SHARE = 0.4
-"""`Rate.share` of a tuning, measured with the starter model on two cores like all shares (docs/log.md)."""
+"""`Rate.share` of a tuning, measured with the starter model on two cores like all shares."""
 LEAST_WORK = 0.1
 """Minimum share of work in a past job's time, in case its start took less than START_SECONDS."""
 START = "start_seconds"
