@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Annotated
 
@@ -84,8 +85,6 @@ for command in COMMANDS:
 for name, group in GROUPS.items():
     app.add_typer(group.app, name=name)
 
-for kind in own_kinds():
-    app.command(kind.kind.replace("_", "-"))(kind_command(kind))
 
 MEND = {
     errno.EROFS: "Make it writable, or use another folder; SPECULOOS_HOME sets the home folder.",
@@ -109,6 +108,13 @@ def options(
     """Options before the command name."""
 
 
+@cache
+def add_own_commands() -> None:
+    """Commands of the operator's job kinds. Raises BadInput."""
+    for kind in own_kinds():
+        app.command(kind.kind.replace("_", "-"))(kind_command(kind))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Errors are printed as one sentence, without a traceback."""
     set_private_umask()
@@ -116,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in arguments
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: stops started processes in order
     try:
+        add_own_commands()
         return int(app(arguments, prog_name="speculoos", standalone_mode=False) or 0)
     except _click.exceptions.NoArgsIsHelpError as help_text:
         print(help_text.format_message())

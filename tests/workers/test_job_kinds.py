@@ -10,7 +10,6 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-import cli.main  # noqa: F401 (its commands are made before the toy kind is registered here)
 from app.views.job_forms import JobForm
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -106,6 +105,14 @@ def test_a_stored_request_keeps_numbers_outside_of_the_bounds_and_a_new_one_may_
     assert from_json("matrix", many).limit == 10**6
     with pytest.raises(BadInput, match="expected a whole number, got 'x'"):
         from_json("matrix", {**many, "limit": "x"})
+
+
+def test_a_module_that_cannot_be_imported_is_one_sentence() -> None:
+    words = [sys.executable, "-m", "cli.main", "jobs", "list"]
+    environment = {**os.environ, "SPECULOOS_WORK_MODULES": "no_such_kind"}
+    made = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert made.returncode == 2 and "Traceback" not in made.stderr
+    assert made.stderr.startswith("SPECULOOS_WORK_MODULES: no_such_kind cannot be imported")
 
 
 def test_the_command_of_a_kind_omits_defaults(toy: type) -> None:

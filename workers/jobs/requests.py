@@ -6,6 +6,7 @@ get a command and a form generated from their fields.
 
 import importlib
 import os
+from functools import cache
 from typing import Any
 
 from speculoos.errors import BadInput
@@ -47,13 +48,25 @@ def register(kind: type[Request]) -> None:
     REQUESTS[kind.kind] = kind
 
 
+@cache
+def load_own_kinds() -> None:
+    """Import the modules of SPECULOOS_WORK_MODULES, which register job kinds. Raises BadInput."""
+    for name in filter(None, map(str.strip, os.environ.get("SPECULOOS_WORK_MODULES", "").split(","))):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise BadInput(f"SPECULOOS_WORK_MODULES: {name} cannot be imported ({error}).") from None
+
+
 def own_kinds() -> list[type[Request]]:
-    """Job kinds registered by the operator."""
+    """Job kinds registered by the operator. Raises BadInput for a module that cannot be imported."""
+    load_own_kinds()
     return [kind for kind in REQUESTS.values() if kind not in KINDS]
 
 
 def from_json(kind: str, data: dict[str, Any]) -> Request:
     """The request of a job's row. Raises BadInput for an unknown kind or field."""
+    load_own_kinds()
     if kind not in REQUESTS:
         raise BadInput(f"Unknown kind of job {kind!r}; known are {', '.join(REQUESTS)}.")
     return REQUESTS[kind].from_row(data)
@@ -62,8 +75,3 @@ def from_json(kind: str, data: dict[str, Any]) -> Request:
 def kind_title(kind: str) -> str:
     """`generate_data` → "Generate responses"."""
     return REQUESTS[kind].title if kind in REQUESTS else kind.replace("_", " ").capitalize()
-
-
-for name in os.environ.get("SPECULOOS_WORK_MODULES", "").split(","):
-    if name.strip():
-        importlib.import_module(name.strip())
