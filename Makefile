@@ -1,12 +1,11 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
-# RERUNS (how often it may try a test again), DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
+# DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
 # GPU_OUT (the file of the figures of `make gpu-check`), EVERY_PAGE (a folder for pictures of every page, of `make pictures`).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
-PARALLEL ?= 3
-RERUNS ?= 8
+PARALLEL ?= 2
 DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
@@ -17,14 +16,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 AUDIT := .make/audit
-# On a machine of changing speed a test that waits for browsers and other processes may come too late once: a few are tried
-# again after a pause, and each is printed with what went wrong. What only computes gets one try.
-COMPUTES := decoding evaluation models
-AGAIN := --reruns 2 --reruns-delay 10 --max-suite-reruns $(RERUNS) --rerun-show-tracebacks $(COMPUTES:%=--rerun-exclude-path tests/%)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: up install test test-databases drills lint bench gpu-check pictures audit clean
+.PHONY: up install test test-unit test-databases drills lint bench gpu-check pictures audit clean
 .DEFAULT_GOAL := up
 
 up: install ## install if needed, then run everything in the foreground until Ctrl-C
@@ -43,7 +38,10 @@ $(STAMP): pyproject.toml Makefile
 
 test: install ## the whole test suite
 	@$(BIN)/python -m tests.tools.browser
-	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile $(AGAIN)
+	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
+
+test-unit: install ## the tests that start no process and no browser
+	$(BIN)/python -m pytest $(TESTS) -m "not integration and not browser and not drill" -n $(PARALLEL) --dist loadfile
 
 test-databases: install ## everything with rows, on SQLite and on PostgreSQL, with Redis where it is installed
 	@$(BIN)/python -m tests.tools.browser

@@ -1,11 +1,12 @@
-"""Fixtures for every room: a tiny base model, a temporary home with a migrated database, a Chromium."""
+"""Fixtures of all tests: a tiny base model, a temporary home with a migrated database, a Chromium; and the tiers."""
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,32 @@ from tests.tools.databases import (  # noqa: E402, F401, F811
 )
 from tests.tools.figures import Figures  # noqa: E402
 from tests.tools.receiver import Receiver, receiving  # noqa: E402
+from tests.tools.tiers import SLOW_TIERS, take_started, watch_processes  # noqa: E402
 
 CLONE = Path(__file__).resolve().parent.parent
 SHARED_DATA = CLONE.parent / "shared" / "data"
 OUTSIDE = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
 
 
+def pytest_configure() -> None:
+    watch_processes()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Fail a test of the unit tier that started a process."""
+    report = yield
+    if report.when == "call" and report.passed and not any(item.get_closest_marker(tier) for tier in SLOW_TIERS):
+        if started := take_started():
+            report.outcome = "failed"
+            report.longrepr = f"This test starts a process, so it needs the marker `integration`: {started[0]}"
+    elif report.when == "teardown":
+        take_started()
+    return report
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With DATABASES=all, whatever has rows runs on both databases; what is about SQLite itself (marker) on that."""
+    """With DATABASES=all, tests with rows run on both databases, those with the marker `sqlite` on SQLite only."""
     if ALL and "databases" in metafunc.fixturenames:
         about_sqlite = metafunc.definition.get_closest_marker(SQLITE)
         kinds = [SQLITE] if about_sqlite else [SQLITE, POSTGRESQL]
@@ -42,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With DATABASES=all, only what has rows is run."""
+    """With DATABASES=all, only tests with rows are run."""
     if ALL:
         without = [item for item in items if "databases" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=without)
@@ -51,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of the machine reaches a test; SPECULOOS_STARTER and SPECULOOS_CHROMIUM name files, not behaviour."""
+    """Remove the machine's settings. SPECULOOS_STARTER and SPECULOOS_CHROMIUM stay: they name files, not behaviour."""
     kept = ("SPECULOOS_STARTER", "SPECULOOS_CHROMIUM")
     for name in list(os.environ):
         if name.startswith("SPECULOOS_") and name not in kept or name.removesuffix("_FILE") in OUTSIDE:
@@ -73,7 +92,7 @@ def home(
     monkeypatch: pytest.MonkeyPatch,
     databases: Databases,  # noqa: F811
 ) -> Iterator[Settings]:
-    """Settings of a temporary SPECULOOS_HOME whose database is migrated; the environment names it too."""
+    """Settings of a temporary SPECULOOS_HOME with a migrated database; the environment names it too."""
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "home"))
     if url := databases.url():
         monkeypatch.setenv("DATABASE_URL", url)
@@ -86,14 +105,14 @@ def home(
 
 @pytest.fixture
 def figures(request: pytest.FixtureRequest) -> Figures:
-    """What a drill measures, under its name. Of short forms, which have no marker `drill`, it is printed only."""
+    """The measurements of a drill, recorded under its name. Short forms without the marker `drill` only print them."""
     name = request.node.name.removeprefix("test_")
     return Figures(name, short=request.node.get_closest_marker("drill") is None)
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A server that takes messages."""
+    """A server that receives notifications."""
     with receiving() as made:
         yield made
 
@@ -107,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def disk(place: Path, megabytes: int) -> Iterator[Path]:
-    """A disk of its own at `place`. Skips where none may be mounted."""
+    """Mount a small disk at `place`. Skips if mounting is not allowed."""
     place.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)]
     if subprocess.run(mounting, capture_output=True).returncode:
@@ -126,7 +145,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def chromium() -> dict[str, object]:
-    """Arguments for `playwright.chromium.launch`. Fails, never skips, where no browser starts."""
+    """Arguments for `playwright.chromium.launch`. Fails, never skips, if no browser starts."""
     from tests.tools.browser import HELP, find, launch_options
 
     path = find()

@@ -200,7 +200,7 @@ def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Databases(server, tmp_path_factory.mktemp("migrated"))
 
 
-@pytest.fixture(params=[None] if ALL else [SQLITE, POSTGRESQL])
+@pytest.fixture(params=[None] if ALL else [SQLITE, pytest.param(POSTGRESQL, marks=pytest.mark.integration)])
 def database(request: pytest.FixtureRequest, home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     """Settings of an empty migrated database; the environment names it too."""
     if request.param != POSTGRESQL:
