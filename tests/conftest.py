@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +38,8 @@ OUTSIDE = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
 
 def pytest_configure() -> None:
     watch_processes()
+    hypothesis.settings.register_profile("speculoos", deadline=None, derandomize=True)
+    hypothesis.settings.load_profile("speculoos")
 
 
 @pytest.hookimpl(wrapper=True)
