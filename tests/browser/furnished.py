@@ -98,7 +98,7 @@ def furnish(home: Path) -> Furnished:
 
 
 def add_experiment(bench: Workbench) -> str:
-    """Three trainings with a learning curve and a lineage."""
+    """Three trainings with a learning curve."""
     with writing(bench.settings) as session:
         made = experiments.create(session, "rates")
         made.note = "How fast may it learn?"
