@@ -88,7 +88,7 @@ def furnish(home: Path) -> Furnished:
         "a comparison": f"/compare?comparison={add_comparison(bench)}",
         "an evaluation": f"/evaluations?id={measured}",
         "a matrix": f"/jobs?id={add_matrix(bench, base, heads, measured)}",
-        "a plan": f"/plans?id={add_plan(bench, base, heads)}",
+        "a plan": f"/jobs?id={add_plan(bench, base, heads)}",
         "an experiment": f"/experiments?id={add_experiment(bench)}",
         "trainings compared": f"/trainings?ids={made['SUCCEEDED']},{made['FAILED']}&smooth=0.5",
         "the training form": f"/train?base={base}",
