@@ -83,7 +83,6 @@ def furnish(home: Path) -> Furnished:
         "answers": f"/data?id={answers}",
         "prompts with bad rows": f"/data?id={prompts}",
         "a checkpoint": f"/checkpoints?id={heads}",
-        "a storage entry": f"/storage?id={heads}",
         "a chat": f"/playground?chat={add_chat(bench)}",
         "a comparison": f"/compare?comparison={add_comparison(bench)}",
         "an evaluation": f"/evaluations?id={measured}",

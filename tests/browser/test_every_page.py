@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 LOADED = {"wide": (1280, ("light", "dark")), "phone": (400, ("dark", "light"))}
 """By name a width, the theme in which pages are opened at it, and the one that they are turned to then."""
 THINGS = (
-    *("a base", "answers", "prompts with bad rows", "a checkpoint", "a storage entry", "a chat", "a comparison"),
+    *("a base", "answers", "prompts with bad rows", "a checkpoint", "a chat", "a comparison"),
     *("an evaluation", "a matrix", "a plan", "trainings compared", "an experiment"),
     *("the training form", "a job running", "a job succeeded", "a job failed", "a job queued"),
 )
