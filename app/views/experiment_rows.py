@@ -10,7 +10,7 @@ from app.views.checkpoint_rows import method_words
 from app.views.manage import note_line
 from app.views.metrics_view import AXES
 from app.views.trainings_tables import evaluations_by_setting, measured_cell
-from app.views.trainings_view import TrainingsView, labels
+from app.views.trainings_view import comparison_url, labels
 from app.widgets.bulk import bulk_bar, compare_button
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import detail_head, empty_state, link_button, row_note
@@ -91,7 +91,7 @@ def head(row: Experiment, jobs: Sequence[Job]) -> str:
         words = (
             "Compare its trainings" if len(trained) <= MAX_TRAININGS else f"Compare its last {MAX_TRAININGS} trainings"
         )
-        buttons.insert(0, (TrainingsView(tuple(trained[-MAX_TRAININGS:])).address, words, False))
+        buttons.insert(0, (comparison_url(trained[-MAX_TRAININGS:]), words, False))
     links = "".join(link_button(words, to, download=save) for to, words, save in buttons)
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 

@@ -89,7 +89,7 @@ def furnish(home: Path) -> Furnished:
         "a matrix": f"/jobs?id={add_matrix(bench, base, heads, measured)}",
         "a plan": f"/jobs?id={add_plan(bench, base, heads)}",
         "an experiment": f"/experiments?id={add_experiment(bench)}",
-        "trainings compared": f"/trainings?ids={made['SUCCEEDED']},{made['FAILED']}&smooth=0.5",
+        "trainings compared": f"/trainings?ids={made['SUCCEEDED']},{made['FAILED']}",
         "the training form": f"/train?base={base}",
         **{f"a job {state.lower()}": f"/jobs?id={row_id}" for state, row_id in made.items()},
     }
