@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.pages import checkpoints, data, evaluations, experiments, jobs, models, plans, trainings
+from app.pages import checkpoints, data, evaluations, experiments, jobs, models, trainings
 from app.views import status_bar
 from app.views.trainings_view import LONGEST
 from speculoos.errors import SpeculoosError
@@ -25,7 +25,7 @@ from tracking.states import JobState
 from tracking.tables import Job
 
 LISTINGS = (
-    *(jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS, plans.PLANS),
+    *(jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS),
     experiments.EXPERIMENTS,
 )
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {

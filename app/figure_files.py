@@ -1,5 +1,5 @@
 """Export routes: the leaderboard as `/api/evaluations.csv` and `.png` with the view of the query, and an experiment as
-`/api/experiments/{id}.json` and `.csv`."""
+`/api/experiments/{id}.csv`."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -20,7 +20,7 @@ CSV = "text/csv; charset=utf-8"
 
 
 def routes(settings: Settings) -> APIRouter:
-    """GET /api/evaluations.csv and .png, GET /api/experiments/{id}.json and .csv."""
+    """GET /api/evaluations.csv and .png, GET /api/experiments/{id}.csv."""
     router = APIRouter(prefix="/api")
 
     @router.get("/evaluations.csv")
@@ -38,13 +38,6 @@ def routes(settings: Settings) -> APIRouter:
             rows = list(session.scalars(view.select().limit(intervals.MOST)))
             bars = leaderboard.bars(rows, leaderboard.names_of(session, rows), view)
         return as_file(intervals.png(*bars), "image/png", "evaluations.png")
-
-    @router.get("/experiments/{experiment_id}.json")
-    def experiment_json(experiment_id: str) -> Response:
-        with reading(settings) as session:
-            row = experiment_row(session, experiment_id)
-            text = experiment_export.as_json(session, row, settings.home, known_secrets(settings))
-            return as_file(text.encode(), "application/json", f"{file_name(row)}.json")
 
     @router.get("/experiments/{experiment_id}.csv")
     def experiment_csv(experiment_id: str) -> Response:

@@ -20,7 +20,7 @@ from tracking import experiments
 from tracking.db import writing
 from tracking.tables import Experiment
 
-LEAD = "Groups of jobs: results, lineage, and a forecast of what more data would bring."
+LEAD = "Groups of jobs: their trainings, results, and τ by amount of data."
 EXPERIMENTS = Listing(
     "experiments",
     Experiment,
@@ -41,12 +41,10 @@ class ExperimentPanel:
         self.figures = live("experiment-figures")
         section("Learning curve")
         self.curves = live("experiment-curves")
-        section("Lineage")
-        self.lineage = live("experiment-lineage")
         section("Jobs")
         self.said = block(elem_id="experiment-bulk-said")
         self.jobs = picker("experiment-jobs", bulk=True)
-        self.live = [self.head, self.figures, self.curves, self.lineage, self.jobs]
+        self.live = [self.head, self.figures, self.curves, self.jobs]
         self.outputs = [*self.live, self.said, *self.manage.outputs]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:

@@ -13,6 +13,7 @@ from app.links import on_event_open
 from app.views import model_view
 from app.views.hub_search import HubSearch
 from app.views.manage import SMALL, Manage, note_line
+from app.views.plan_form import PlanForm
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, page_header, section
 from app.widgets.fields import one_line
 from app.widgets.list_page import Listing, ListPage, signature_of
@@ -112,9 +113,10 @@ class ModelPanel:
         self.facts = block(elem_id="model-facts")
         section("Supported draft methods")
         self.methods = block(elem_id="model-methods")
+        self.plan = PlanForm(settings, chosen)
         self.manage = Manage(settings, Base, "model", "model", chosen)
         self.live = [self.head, self.facts, self.methods]
-        self.outputs = [*self.live, *self.manage.outputs]
+        self.outputs = [*self.live, *self.plan.outputs, *self.manage.outputs]
 
     def live_view(self, session: Session, base: Base) -> list[Any]:
         """Values of `live`."""
@@ -128,4 +130,4 @@ class ModelPanel:
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs` for a newly opened model."""
         live = self.live_view(session, base) if base else [gr.skip()] * len(self.live)
-        return [*live, *self.manage.view(base)]
+        return [*live, *self.plan.view(session, base, query), *self.manage.view(base)]

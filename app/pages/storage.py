@@ -1,36 +1,33 @@
-"""The Storage page: disk usage of rows, what depends on them, and cleanup. Sizes are measured in the background."""
+"""The Storage page: disk usage and cleanup. Sizes are measured in the background."""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
-from sqlalchemy.orm import Session
 
 from app.views import storage_view
-from app.views.manage import LEAVE_IF_EMPTY, SMALL, confirmation_dialog, delete, outcome_notice, question
+from app.views.manage import SMALL, confirmation_dialog
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, section
-from app.widgets.picker import on_pick, pick, picker
+from app.widgets.picker import live
 from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from ops import retention, storage
-from speculoos.errors import NotFound, SpeculoosError
+from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import changes, rules, stored
+from tracking import rules
 from tracking.db import reading
 from tracking.tables import Preference
 
-LEAD = "Disk usage, dependencies, and cleanup."
+LEAD = "Disk usage and cleanup."
 MEASURING = "Measuring the files of the home folder …"
-
 POLL_SECONDS = 2.0
 
 
 def build(settings: Settings) -> None:
     """Wire the page inside the current Blocks."""
     page_header("Storage", LEAD)
-    page = StoragePage(settings)
-    page.build()
+    StoragePage(settings).build()
 
 
 class BackgroundTask:
@@ -41,14 +38,10 @@ class BackgroundTask:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def start(self, what: str, work: Callable[[], str]) -> None:
         """Start the task, unless another one is running."""
         with self._lock:
-            if self.busy:
+            if self._thread is not None and self._thread.is_alive():
                 return
             self.words = notice(what, "info")
             self._thread = threading.Thread(target=self._run, args=(work,), name="chore", daemon=True)
@@ -70,83 +63,35 @@ class StoragePage:
         self.chore = BackgroundTask()
 
     def build(self) -> None:
-        self.chosen, self.seen = hidden("storage-chosen"), hidden("storage-seen")
-        self.search = hidden("storage-search")
-        self.problem = block(elem_id="storage-problem")
-        with gr.Column(elem_id="storage-listing") as self.list:
-            self._build_list()
-        with gr.Column(visible=False, elem_id="storage-detail") as self.detail:
-            self._build_detail()
-        self.drawn = [self.seen, self.overview, self.parts, self.things, self.left, self.chore_said, self.round]
-        frame = [self.chosen, self.list, self.detail, self.problem, self.back, self.one, self.confirm]
-        on_load(self.open_address, [*frame, *self.drawn])
-        for listed in (self.things, self.back):
-            on_pick(listed, self.search, lambda row_id, _place: self.open(row_id), [], frame)
-        gr.Timer(POLL_SECONDS).tick(self.poll, self.seen, self.drawn, **QUIET)  # sizes and tasks are not in rows
-        self._wire_delete(frame)
-
-    def _build_list(self) -> None:
-        self.overview = block(elem_id="storage-overview")
-        self.parts = block(elem_id="storage-parts")
+        """Components and events, inside the current Blocks."""
+        seen, overview = hidden("storage-seen"), block(elem_id="storage-overview")
+        parts = block(elem_id="storage-parts")
         section(
             "Cleanup",
             "The reconciler cleans up every hour by the retention rules above. Change them on the Settings page.",
         )
-        self.round = block(elem_id="storage-round")
-        self.chore_said = block(elem_id="storage-chore")
+        last_round = block(elem_id="storage-round")
+        said = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
             preview = gr.Button("Preview cleanup", elem_id="storage-look", **SMALL)
             cleanup = gr.Button("Clean up now", elem_id="storage-clean", **SMALL)
             measure = gr.Button("Measure again", elem_id="storage-count", **SMALL)
-        section("Largest things", "Open one to see what depends on it, and to delete it.")
-        self.things = picker("storage-things", main=True)
+        section("Largest things", "Each opens on its own page, which shows what depends on it and can delete it.")
+        things = live("storage-things")
         section("Leftovers", "Files and folders of the home folder that are not in use and unchanged for a day.")
-        self.left = block(elem_id="storage-leftovers")
+        left = block(elem_id="storage-leftovers")
         with gr.Row(elem_classes="sp-buttons"):
             sweep = gr.Button("Delete leftovers …", elem_id="storage-sweep", **SMALL)
         warning = notice("They are deleted for good. Nothing on these pages uses them.", "warn")
         dialog, _, confirm = confirmation_dialog("storage-sweep", "Delete for good", "Keep them", warning)
-        preview.click(self.look, None, self.chore_said, **QUIET)
-        cleanup.click(self.clean, None, self.chore_said, **QUIET)
-        measure.click(self.count, None, self.overview, **QUIET)
+        preview.click(self.look, None, said, **QUIET)
+        cleanup.click(self.clean, None, said, **QUIET)
+        measure.click(self.count, None, overview, **QUIET)
         sweep.click(lambda: gr.Column(visible=True), None, dialog, **QUIET)
-        confirm.click(self.sweep, None, [self.chore_said, dialog], **QUIET)
-
-    def _build_detail(self) -> None:
-        self.back = picker("storage-back")
-        self.one = block(elem_id="storage-one")
-        self.said = block(elem_id="storage-said")
-        self.delete = gr.Button("Delete", variant="stop", elem_id="storage-delete", **SMALL)
-        self.confirm, self.question, self.really = confirmation_dialog("storage")
-
-    def _wire_delete(self, frame: list[Any]) -> None:
-        self.delete.click(self.ask, self.chosen, [self.confirm, self.question], **QUIET)
-        event = self.really.click(self.remove, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
-        event.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
-            self.after_removal, [self.chosen, self.said], [*frame, *self.drawn], **QUIET
-        )
-
-    def open_address(self, request: gr.Request) -> list[Any]:
-        """Show the row or the list of the URL."""
-        return [*self.open(str(request.query_params.get("id", ""))[:64]), *self.draw()]
-
-    def open(self, row_id: str) -> list[Any]:
-        """One row, or the list."""
-        try:
-            html, problem = (self.thing_html(row_id), "") if row_id else ("", "")
-        except SpeculoosError as error:
-            row_id, html, problem = "", "", notice(error_text(error), "warn")
-        back = pick("storage", "", "← All storage", class_="sp-back") if row_id else ""
-        columns = (gr.Column(visible=not row_id), gr.Column(visible=bool(row_id)))
-        return [row_id, *columns, problem, back, html, gr.Column(visible=False)]
-
-    def thing_html(self, row_id: str) -> str:
-        """Details of one row with what depends on it. Raises NotFound."""
-        with reading(self.settings) as session:
-            kind, row = find(session, row_id)
-            dependents = changes.dependents(session, row)
-            path = str(self.settings.home / row.path) if row.path else ""
-        return storage_view.row_details(storage.thing(self.settings, kind, row), path, dependents)
+        confirm.click(self.sweep, None, [said, dialog], **QUIET)
+        drawn = [seen, overview, parts, things, left, said, last_round]
+        on_load(self.draw, drawn)
+        gr.Timer(POLL_SECONDS).tick(self.poll, seen, drawn, **QUIET)  # sizes and tasks are not in rows
 
     def draw(self) -> list[Any]:
         """Values of the outputs of the poll."""
@@ -211,39 +156,3 @@ class StoragePage:
         """Measure again; the poll shows the result."""
         self.surveys.count()
         return tag("p", MEASURING, class_="sp-lead")
-
-    def ask(self, row_id: str) -> tuple[Any, str]:
-        """The confirmation question: what depends on the row."""
-
-        def words() -> str:
-            with reading(self.settings) as session:
-                kind, row = find(session, row_id)
-            return question(self.settings, type(row), storage_view.KINDS[kind], row_id)
-
-        return gr.Column(visible=True), outcome_notice(words, "warn")
-
-    def remove(self, row_id: str) -> tuple[str, str, Any]:
-        """Delete the row, its files, and what depends on it. The user has confirmed this."""
-        try:
-            with reading(self.settings) as session:
-                kind, row = find(session, row_id)
-            words = delete(self.settings, type(row), storage_view.KINDS[kind], row_id)
-        except SpeculoosError as error:
-            return row_id, notice(error_text(error), "bad"), gr.Column(visible=False)
-        self.surveys.count().join(timeout=5)
-        return "", notice(words, "good"), gr.Column(visible=False)
-
-    def after_removal(self, row_id: str, words: str) -> list[Any]:
-        """The list with the message on top; no change if the deletion failed."""
-        if row_id:
-            return [gr.skip()] * (7 + len(self.drawn))
-        frame = self.open("")
-        return [*frame[:3], words, *frame[4:], *self.draw()]
-
-
-def find(session: Session, row_id: str) -> tuple[str, Any]:
-    """(kind, row) of a model, data set or checkpoint. Raises NotFound."""
-    for table, kind in stored.KINDS.items():
-        if row := session.get(table, row_id):
-            return kind, row
-    raise NotFound("This is gone: it was deleted, or the URL is wrong.")

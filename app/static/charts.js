@@ -97,9 +97,9 @@ class Chart {
   }
 
   table() {
-    const { points, across, behind } = this.data, names = [...this.data.names, ...(behind ? this.data.names.map((name) => `${name} (not smoothed)`) : [])];
+    const { points, across, names } = this.data;
     const cell = (text) => (/[",\n]/.test(text) ? `"${String(text).replace(/"/g, '""')}"` : text);
-    const columns = [...points, ...(behind || [])].map((line) => new Map(line));
+    const columns = points.map((line) => new Map(line));
     const rows = this.steps.map((step) => [step, ...columns.map((column) => column.get(step) ?? "")]);
     const text = [[across, ...names].map((name) => cell(/^[=+\-@]/.test(name) ? `'${name}` : name)), ...rows].map((row) => row.join(",")).join("\n");
     this.give(new Blob([`${text}\n`], { type: "text/csv" }), "csv");

@@ -277,7 +277,7 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
         link_button("Download zip", file, main=True, id="checkpoint-download"),
         link_button("Try in the Playground", model_link("playground", base.name, checkpoint.name)),
         link_button("Compare with plain", f"/compare?{pair}"),
-        link_button("Plan", f"/plans?{urlencode({'base': base.id, 'checkpoint': checkpoint.id})}"),
+        link_button("Plan", f"/models?{urlencode({'id': base.id, 'checkpoint': checkpoint.id})}"),
     )
     hint = tag("span", "model.safetensors, config.json, model card and SHA256SUMS", class_="sp-hint")
     return tag("div", "".join(links) + hint, class_="sp-links")

@@ -1,26 +1,28 @@
-"""HTML of experiments: the list, and one experiment with its figures, jobs and lineage. Pure functions of rows."""
+"""HTML of experiments: the list, and one experiment with its figures, curve and jobs. Pure functions of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from sqlalchemy.orm import Session
 
-from app.views import job_rows, learning_curve, lineage_view
+from app.views import job_rows
+from app.views.checkpoint_rows import method_words
 from app.views.manage import note_line
 from app.views.metrics_view import AXES
 from app.views.trainings_tables import evaluations_by_setting, measured_cell
-from app.views.trainings_view import TrainingsView, labels
+from app.views.trainings_view import comparison_url, labels
 from app.widgets.bulk import bulk_bar, compare_button
+from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import detail_head, empty_state, link_button, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.list_query import empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
-from tracking import experiments, lineage, listing, trainings
+from tracking import experiments, listing, trainings
 from tracking.evaluations import finite_number
 from tracking.paging import page
 from tracking.states import JobState
-from tracking.tables import Experiment, Job
+from tracking.tables import Evaluation, Experiment, Job
 from tracking.trainings import KIND, MAX_TRAININGS, Training
 
 COLUMNS = ["Experiment", "Jobs", "Trainings", "Created"]
@@ -53,16 +55,16 @@ def _row(row: Experiment, jobs: int, trained: int, going: int) -> list[str]:
 
 
 def parts(session: Session, row: Experiment) -> list[str]:
-    """Head, figures, learning curves, lineage and jobs of one experiment."""
+    """Head, figures, learning curve and jobs of one experiment."""
     jobs = experiments.jobs_of(session, row.id)
     rows = trainings.with_rows(session, [job for job in jobs if job.kind == KIND][-MOST_TRAININGS:])
     tokens = tokens_of(session, rows)
     held_out = trainings.best_values(session, [training.job.id for training in rows], "eval/tau")
+    how, measured = next(iter(evaluations_by_setting(rows)), ("", {}))
     return [
         head(row, jobs),
-        figures_table(rows, tokens, held_out),
-        learning_curve.learning_curves(rows, tokens, held_out),
-        lineage_view.picture(lineage.graph(session, jobs)),
+        figures_table(rows, tokens, held_out, how, measured),
+        learning_curve(rows, tokens, held_out, measured),
         jobs_table(session, jobs),
     ]
 
@@ -81,23 +83,29 @@ def head(row: Experiment, jobs: Sequence[Job]) -> str:
     """Name, note and links."""
     trained = [job.id for job in jobs if job.kind == KIND]
     title = detail_head(row.name, row_note(f"created {ago(row.created_at)}"))
-    files = f"/api/experiments/{quote(row.id, safe='')}"
-    buttons = [(f"/train?experiment={quote(row.id, safe='')}", "Train another", False)]
-    buttons += [(f"{files}.json", "JSON", True), (f"{files}.csv", "CSV", True)]
+    buttons = [
+        (f"/train?experiment={quote(row.id, safe='')}", "Train another", False),
+        (f"/api/experiments/{quote(row.id, safe='')}.csv", "CSV", True),
+    ]
     if len(trained) > 1:
         words = (
             "Compare its trainings" if len(trained) <= MAX_TRAININGS else f"Compare its last {MAX_TRAININGS} trainings"
         )
-        buttons.insert(0, (TrainingsView(tuple(trained[-MAX_TRAININGS:])).address, words, False))
+        buttons.insert(0, (comparison_url(trained[-MAX_TRAININGS:]), words, False))
     links = "".join(link_button(words, to, download=save) for to, words, save in buttons)
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 
 
-def figures_table(runs: Sequence[Training], tokens: dict[str, float], held_out: dict[str, float]) -> str:
-    """Its trainings, newest last, with data and results."""
+def figures_table(
+    runs: Sequence[Training],
+    tokens: Mapping[str, float],
+    held_out: Mapping[str, float],
+    how: str,
+    measured: Mapping[str, Evaluation],
+) -> str:
+    """Its trainings, newest last, with data and results; `measured`: job id → evaluation with the settings `how`."""
     if not runs:
         return ""
-    how, measured = next(iter(evaluations_by_setting(runs)), ("", {}))
     columns = ["Draft", "Data", "Tokens seen", "Expected τ", "Measured τ", "Speedup"]
     rows = []
     for name, training in zip(labels(runs), runs, strict=True):
@@ -114,6 +122,29 @@ def figures_table(runs: Sequence[Training], tokens: dict[str, float], held_out: 
         )
     note = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""
     return table(columns, rows, "Trainings", wide_first=True, named=columns[1:]) + note
+
+
+def learning_curve(
+    runs: Sequence[Training],
+    tokens: Mapping[str, float],
+    held_out: Mapping[str, float],
+    measured: Mapping[str, Evaluation],
+) -> str:
+    """Chart of τ over tokens seen, a line per method and base model: τ as measured or, with fewer than two
+    measurements, as expected on held-out conversations."""
+    taus = {job_id: row.tau for job_id, row in measured.items() if row.tau is not None}
+    name, known = ("measured", taus) if len(taus) > 1 else ("expected, held out", held_out)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for training in runs:
+        seen, tau = tokens.get(training.job.id), known.get(training.job.id)
+        if seen and tau is not None:
+            method = method_words(str((training.job.request or {}).get("method") or "")) or "Trainings"
+            line = f"{method} for {training.base.name}" if training.base else method
+            lines.setdefault(line, []).append((seen, tau))
+    ordered = {line: sorted(points) for line, points in lines.items()}
+    look = ChartStyle(near=True, up="τ")
+    chart = line_chart(f"τ by tokens seen, {name}", ordered, across="tokens seen", look=look)
+    return chart or tag("p", "This experiment has no trainings with results yet.", class_="sp-lead")
 
 
 def jobs_table(session: Session, jobs: Sequence[Job]) -> str:

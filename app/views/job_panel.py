@@ -20,6 +20,7 @@ from app.views import (
     job_rows,
     job_view,
     metrics_view,
+    plan_view,
     shard_rows,
     tree_view,
     verdict,
@@ -144,6 +145,7 @@ def head(session: Session, job: Job, home: Path | None = None) -> str:
         job_view.banner(job, job_rows.waits_words(listing.Queues(session), job)),
     ]
     results = verdict.part(session, job) + output_links(session, job) + evaluation_view.report_of(session, job)
+    results += plan_view.report(job)
     return tag("div", "".join(parts) + results, class_="sp-job-head", data_state=job.state)
 
 
@@ -171,10 +173,6 @@ def output_links(session: Session, job: Job) -> str:
         words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
         message = " ".join(str(each) for each in words if each)
         links += notice(message, tree_view.verdict_tone(job.result), to, "Open the checkpoint")
-    if job.kind == "plan":
-        busy = str(job.result.get("busy") or "")
-        message = " ".join(filter(None, (busy, "The plan is ready.")))
-        links += notice(message, "warn" if busy else "good", f"/plans?id={job.id}", "Open the plan")
     return links + downloads(session, job)
 
 

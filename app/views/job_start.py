@@ -35,10 +35,10 @@ def command_of(settings: Settings, request: Callable[[], Request]) -> str:
 
 
 @show_errors("")
-def started(settings: Settings, request: Callable[[], Request], page: str = "jobs", name: str = "") -> tuple[str, str]:
-    """Submit the request of a form: (notice, URL of the job on `page`). `name` names the output of the job."""
+def started(settings: Settings, request: Callable[[], Request], name: str = "") -> tuple[str, str]:
+    """Submit the request of a form: (notice, URL of the job). `name` names the output of the job."""
     job = submit(request(), name=name.strip(), user=visitor.user(), settings=settings)
-    return "", f"/{page}?id={job.id}"
+    return "", f"/jobs?id={job.id}"
 
 
 @show_errors()

@@ -58,7 +58,6 @@ def uses(base: Base) -> str:
         link_button("Chat with it", model_link("playground", base.name), main=True),
         link_button("Generate training data", f"/data?base={base.id}"),
         link_button("Train a draft for it", f"/train?base={base.id}"),
-        link_button("Plan a draft", f"/plans?base={base.id}"),
         link_button("Import a published draft", f"/checkpoints?base={base.id}"),
     )
     return tag("div", "".join(links), class_="sp-link-row")

@@ -14,7 +14,6 @@ NAV = (
     ("Compare", "/compare"),
     ("Checkpoints", "/checkpoints"),
     ("Evaluations", "/evaluations"),
-    ("Plans", "/plans"),
     ("Storage", "/storage"),
     ("Settings", "/settings"),
 )

@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from app.widgets.elements import detail_head, empty_state, facts, notice, tiles
+from app.widgets.elements import empty_state, notice, tiles
 from app.widgets.formatting import ago, size
-from app.widgets.picker import pick, table
+from app.widgets.picker import table
 from app.widgets.text import safe, tag
-from ops.storage import Leftover, StorageItem, Survey
+from ops.storage import Leftover, Survey
 from speculoos.settings import Settings
 from tracking.tables import Preference
 
 KINDS = {"models": "model", "datasets": "data set", "checkpoints": "checkpoint"}
+PAGES = {"models": "models", "datasets": "data", "checkpoints": "checkpoints"}
 SHOWN = 60
 """Maximum number of rows in the list; the pages of each kind show all."""
 SHOWN_LEFTOVERS = 20
@@ -70,13 +71,13 @@ def term(days: int) -> str:
 
 
 def rows_table(survey: Survey) -> str:
-    """Table of models, data sets and checkpoints, largest first, with links to their details."""
+    """Table of models, data sets and checkpoints, largest first, with links to their pages."""
     if not survey.things:
         return empty_state("Nothing yet", "This list shows models, data sets and checkpoints with their sizes.")
     by_size = sorted(survey.things, key=lambda item: (item.outside, -item.bytes))
     rows = [
         [
-            pick("storage", item.id, safe(item.name), class_="sp-row-name"),
+            tag("a", safe(item.name), href=f"/{PAGES[item.kind]}?id={item.id}", class_="sp-row-name"),
             safe(KINDS[item.kind]),
             safe("outside the home folder" if item.outside else size(item.bytes)),
             safe(size(item.states) if item.states else "–"),
@@ -86,23 +87,6 @@ def rows_table(survey: Survey) -> str:
     more = f"The {SHOWN} largest of {len(by_size)} are shown." if len(by_size) > SHOWN else ""
     html = table(["Name", "Kind", "Size", "Training states"], rows, "Things", True, {"Kind", "Size", "Training states"})
     return html + (tag("p", safe(more), class_="sp-lead") if more else "")
-
-
-def row_details(thing: StorageItem, path: str, used: Sequence[str]) -> str:
-    """Details of one row: its size, its path, what depends on it."""
-    page = {"models": "models", "datasets": "data", "checkpoints": "checkpoints"}[thing.kind]
-    cost = f"none; its files are outside the home folder ({size(thing.bytes)})" if thing.outside else size(thing.bytes)
-    items = facts(
-        [
-            ("Kind", KINDS[thing.kind]),
-            ("Disk space", cost),
-            ("Training states", size(thing.states) if thing.states else ""),
-            ("Path", path),
-            ("Needed by", ", ".join(used) or "nothing"),
-        ]
-    )
-    link = tag("a", f"Open this {KINDS[thing.kind]}", href=f"/{page}?id={thing.id}", class_="sp-back")
-    return tag("div", detail_head(thing.name) + items + tag("div", link), class_="sp-stack")
 
 
 def leftovers(items: Sequence[Leftover], home: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from app.views import job_view
 from app.views.leaderboard import bars_of, interval_note, settings_words
 from app.views.metrics_view import AXES
-from app.views.trainings_view import Metrics, TrainingsView, labels
+from app.views.trainings_view import Metrics, comparison_url, labels
 from app.widgets.elements import facts
 from app.widgets.formatting import duration, figure, size
 from app.widgets.intervals import interval_chart
@@ -29,12 +29,13 @@ DEPENDS_ON_DATA = "depends on the data"
 """Value of an unset setting that the workbench derives from the data."""
 
 
-def figures_table(trainings: Sequence[Training], metrics: Metrics, view: TrainingsView) -> str:
+def figures_table(trainings: Sequence[Training], metrics: Metrics) -> str:
     """Table of the results of each training."""
     names = labels(trainings)
     rows = [*_own_rows(trainings, [metrics.get(name, {}) for name in names]), *_measured_rows(trainings)]
     shown = [[words, *cells] for words, cells in rows if set(cells) != {DASH}]
-    heads = {name: _head(training, name, view) for name, training in zip(names, trainings, strict=True)}
+    ids = [training.job.id for training in trainings]
+    heads = {name: _head(row_id, name, ids) for name, row_id in zip(names, ids, strict=True)}
     return table(["", *names], shown, "Figures of each training", wide_first=True, named=names, heads=heads)
 
 
@@ -166,12 +167,12 @@ def measured_cell(row: Evaluation | None, key: str, unit: str = "") -> str:
     return link + interval_note(row, key)
 
 
-def _head(training: Training, name: str, view: TrainingsView) -> str:
+def _head(row_id: str, name: str, ids: Sequence[str]) -> str:
     """The name, linked to the job, and a link that removes it from the comparison."""
-    link = tag("a", safe(name), href=f"/jobs?id={training.job.id}", class_="sp-row-name")
-    if len(view.ids) < 3:
+    link = tag("a", safe(name), href=f"/jobs?id={row_id}", class_="sp-row-name")
+    if len(ids) < 3:
         return link
-    to = view.without(training.job.id).address
+    to = comparison_url([other for other in ids if other != row_id])
     return link + tag(
         "a", "×", href=to, class_="sp-leave-out", aria_label=f"Remove {name}", title="Remove from the comparison"
     )

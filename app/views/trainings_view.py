@@ -1,13 +1,10 @@
-"""Charts that compare trainings: a chart per metric, a line per training, over steps, tokens or time, optionally
-smoothed. Pure functions of rows."""
+"""Charts that compare trainings: a chart per metric, a line per training. Pure functions of rows."""
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from app.views.metrics_view import AXES, FIRST, NUMBERED, SHARES, UNITS, chart_of, groups_of, title_of
+from app.views.metrics_view import FIRST, NUMBERED, SHARES, UNITS, chart_of, groups_of, title_of
 from app.widgets.charts import ChartStyle, Points, line_chart
 from app.widgets.elements import notice
 from app.widgets.text import tag
@@ -15,50 +12,19 @@ from tracking.trainings import MAX_TRAININGS, SelectedTrainings, Training
 
 Metrics = Mapping[str, Mapping[str, Points]]
 """A training's label → its metrics."""
-X_AXES = {"Steps": "", "Tokens seen": "tokens", "Time": "time"}
-"""Label of an x axis → its value in the URL."""
-SMOOTHEST = 0.95
 LONGEST = 60 * 33
 """Maximum number of characters of the ids in a URL: more than a page of a list has."""
 NAMED = 3
-TIMES = ((3.0, "seconds", 60.0), (180.0, "minutes", 1.0), (float("inf"), "hours", 1 / 60))
-"""(maximum minutes, unit, units per minute)."""
 
 
-@dataclass(frozen=True)
-class TrainingsView:
-    """The compared trainings and the options of the charts, as in the URL."""
-
-    ids: tuple[str, ...] = ()
-    over: str = ""
-    smooth: float = 0.0
-
-    @classmethod
-    def of(cls, query: Mapping[str, Any]) -> "TrainingsView":
-        """The view in a URL's query; invalid values become the defaults."""
-        ids = str(query.get("ids") or "")[:LONGEST].split(",")
-        over = str(query.get("over") or "")
-        known = tuple(dict.fromkeys(row_id.strip()[:64] for row_id in ids if row_id.strip()))
-        return cls(known, over if over in X_AXES.values() else "", smoothing(query.get("smooth")))
-
-    @property
-    def address(self) -> str:
-        fields = {"ids": ",".join(self.ids), "over": self.over, "smooth": f"{self.smooth:g}" if self.smooth else ""}
-        query = urlencode({key: value for key, value in fields.items() if value}, safe=",")
-        return f"/trainings?{query}" if query else "/trainings"
-
-    def without(self, row_id: str) -> "TrainingsView":
-        """The view without this training."""
-        return TrainingsView(tuple(other for other in self.ids if other != row_id), self.over, self.smooth)
+def ids_of(text: str) -> list[str]:
+    """The job ids of `?ids=a,b`."""
+    return list(dict.fromkeys(row_id.strip()[:64] for row_id in text[:LONGEST].split(",") if row_id.strip()))
 
 
-def smoothing(value: Any) -> float:
-    """The weight of earlier points, from 0 to SMOOTHEST; 0 for an invalid value."""
-    try:
-        share = round(float(value or 0), 2)
-    except (TypeError, ValueError):
-        return 0.0
-    return min(share, SMOOTHEST) if share > 0 else 0.0
+def comparison_url(ids: Sequence[str]) -> str:
+    """URL of the comparison of these jobs."""
+    return "/trainings?" + urlencode({"ids": ",".join(ids)}, safe=",")
 
 
 def labels(trainings: Sequence[Training]) -> list[str]:
@@ -89,24 +55,18 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
     return notice(" ".join(words), "warn", "/jobs", "Select on Jobs") if words else ""
 
 
-def charts(metrics: Metrics, over: str, smooth: float) -> tuple[str, str]:
+def charts(metrics: Metrics) -> tuple[str, str]:
     """(the main charts, the others), as HTML."""
-    names = list(metrics)
+    look = ChartStyle(order=list(metrics), near=True)
     drawn: dict[bool, str] = {True: "", False: ""}
     for metric in ordered({name for values in metrics.values() for name in values}):
         series = {label: values[metric] for label, values in metrics.items() if metric in values}
-        drawn[is_first(metric)] += _chart(metric, series, metrics, names, over, smooth)
+        what = chart_of(metric)[0].partition(",")[0]
+        drawn[is_first(metric)] += line_chart(
+            title(metric), series, what.startswith(SHARES), UNITS.get(what, ""), look=look
+        )
     first, more = (tag("div", html, class_="sp-charts") if html else "" for html in (drawn[True], drawn[False]))
     return first, more
-
-
-def without_axis(metrics: Metrics, over: str) -> str:
-    """A notice of the trainings without the requested x axis; "" if all have it."""
-    missing = [label for label, values in metrics.items() if over and values and AXES[over] not in values]
-    if not missing:
-        return ""
-    names = " and ".join(f"“{label}”" for label in missing)
-    return notice(f"{names}: no tokens and times were recorded. Choose “Steps” to show them.", "info")
 
 
 def ordered(metrics: set[str]) -> list[str]:
@@ -129,53 +89,6 @@ def title(metric: str) -> str:
     chart, series = chart_of(metric)
     head = title_of(chart)
     return head if head == series else f"{head}, {series}"
-
-
-def smoothed(points: Points, share: float) -> list[tuple[float, float]]:
-    """Exponential moving average with bias correction; `share` is the weight of the earlier average."""
-    averages, last, weight = [], 0.0, 0.0
-    for x, y in points:
-        last, weight = share * last + (1 - share) * y, share * weight + (1 - share)
-        averages.append((x, last / weight))
-    return averages
-
-
-def points_over_axis(points: Points, axis: Points) -> list[tuple[float, float]]:
-    """The points with x = `axis` at their steps, interpolated linearly between its steps and 0 at step 0."""
-    known = [(0.0, 0.0), *((step, value) for step, value in axis if step > 0)]
-    return [(_at(known, step), value) for step, value in points]
-
-
-def _at(known: Sequence[tuple[float, float]], step: float) -> float:
-    place = bisect_right(known, step, key=lambda point: point[0])
-    if place == len(known):
-        return known[-1][1]
-    (x0, y0), (x1, y1) = known[place - 1], known[place]
-    return y0 + (step - x0) / (x1 - x0) * (y1 - y0)
-
-
-def _chart(
-    metric: str, series: Mapping[str, Points], metrics: Metrics, order: Sequence[str], over: str, smooth: float
-) -> str:
-    lines, across = _placed(series, metrics, over)
-    smooth = smooth if metric.startswith("train/") else 0.0  # held-out points are few and need no smoothing
-    drawn = {label: smoothed(points, smooth) for label, points in lines.items()} if smooth else lines
-    what = chart_of(metric)[0].partition(",")[0]
-    look = ChartStyle(behind=lines if smooth else {}, order=order, near=True)
-    return line_chart(title(metric), drawn, what.startswith(SHARES), UNITS.get(what, ""), across, look)
-
-
-def _placed(series: Mapping[str, Points], metrics: Metrics, over: str) -> tuple[dict[str, Points], str]:
-    """The lines over the requested x axis, and its label."""
-    if not over:
-        return dict(series), "step"
-    axes = {label: metrics[label][AXES[over]] for label in series if AXES[over] in metrics[label]}
-    lines = {label: points_over_axis(series[label], axis) for label, axis in axes.items()}
-    if over == "tokens":
-        return {label: [(round(x), y) for x, y in line] for label, line in lines.items()}, "tokens seen"
-    most = max((x for line in lines.values() for x, _ in line), default=0.0)
-    unit, times = next((unit, times) for bound, unit, times in TIMES if most <= bound)
-    return {label: [(x * times, y) for x, y in line] for label, line in lines.items()}, unit
 
 
 def _quoted(jobs: Sequence[Any]) -> str:

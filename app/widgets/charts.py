@@ -6,8 +6,8 @@ are attached as JSON: static/charts.js shows the values under the pointer and ex
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
@@ -36,13 +36,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class ChartStyle:
-    """Style of a chart. `behind`: unsmoothed values, drawn faint; `dots`: series drawn as points without a line;
-    `order`: series names in the order of colours, for charts that lack some series; `near`: the pointer shows each
-    line's closest value, for lines with different steps; `up`: label of the values' axis; `best`: mark and label the
-    highest point of each line instead of the last."""
+    """Style of a chart. `order`: series names in the order of colours, for charts that lack some series; `near`: the
+    pointer shows each line's closest value, for lines with different steps; `up`: label of the values' axis; `best`:
+    mark and label the highest point of each line instead of the last."""
 
-    behind: Mapping[str, Points] = field(default_factory=dict)
-    dots: Collection[str] = ()
     order: Sequence[str] = ()
     near: bool = False
     up: str = ""
@@ -67,16 +64,15 @@ def line_chart(
 ) -> str:
     """The chart of `series` (name → (step, value) in step order) as HTML; "" without finite values. `percent` fixes
     the range to 0 … 100 %; `unit` is the values' unit, `across` the label of the steps' axis."""
-    shown, behind = _drawn(series), _drawn(look.behind)
+    shown = {name: _downsample(finite) for name, points in series.items() if (finite := _finite(points))}
     if not shown:
         return ""
     styles = {name: look.style(name, place) for place, name in enumerate(shown)}
-    x, y = _scales([*shown.values(), *behind.values()], percent)
-    lines = "".join(_polyline(f"{styles[name]} sp-faint", line, x, y) for name, line in behind.items() if name in shown)
-    for name, points in shown.items():
-        marked = points if name in look.dots else [look.named(points)]
-        lines += "" if name in look.dots else _polyline(styles[name], points, x, y)
-        lines += "".join(_dot(styles[name], *point, x, y) for point in marked)
+    x, y = _scales([*shown.values()], percent)
+    lines = "".join(
+        _polyline(styles[name], points, x, y) + _dot(styles[name], *look.named(points), x, y)
+        for name, points in shown.items()
+    )
     picture = tag(
         "svg",
         _grid(x, y, percent, _are_whole(shown))
@@ -87,15 +83,10 @@ def line_chart(
         aria_label=_words(title, shown, percent, unit, across, look),
     )
     more = {"near": True} if look.near else {}
-    more |= {"behind": _points([behind.get(name, []) for name in shown])} if behind else {}
     numbers = _numbers(shown, x, y, [*styles.values()], across=across, percent=percent, unit=unit, title=title, **more)
     caption = tag("figcaption", tag("span", labelled(title)))
     legend = _legend(shown, styles, percent, unit, across, look)
     return tag("figure", caption + picture + legend, class_="sp-chart", data_chart=numbers)
-
-
-def _drawn(series: Mapping[str, Points]) -> dict[str, list[tuple[float, float]]]:
-    return {name: _downsample(finite) for name, points in series.items() if (finite := _finite(points))}
 
 
 def _are_whole(series: Mapping[str, Points]) -> bool:

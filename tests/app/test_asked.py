@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select
 
-from app.pages import checkpoints, data, jobs, models, plans
+from app.pages import checkpoints, data, jobs, models
 from app.views.checkpoint_rows import checkpoints_table
 from app.widgets.bulk import Action, bulk_bar, row_checkbox, run_bulk_action
 from app.widgets.list_query import ListQuery, filtered_query, is_filtered, list_query_of_url, list_url
@@ -72,7 +72,7 @@ def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "table", [jobs.table, data.table, models.table, checkpoints_table, checkpoints.CHECKPOINTS.html, plans.PLANS.html]
+    "table", [jobs.table, data.table, models.table, checkpoints_table, checkpoints.CHECKPOINTS.html]
 )
 def test_an_empty_search_says_so(filled: Settings, table) -> None:
     with reading(filled) as session:

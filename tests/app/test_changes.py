@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from app import changes
-from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models, plans
+from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models
 from app.views import experiment_rows
 from app.views.job_panel import head
 from speculoos.settings import Settings
@@ -75,7 +75,6 @@ def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Se
         "checkpoints": lambda rows: checkpoints.CHECKPOINTS.html(rows, "All", ""),
         "evaluations": lambda rows: evaluations.view_of(rows, {}),
         "evaluations sorted": lambda rows: evaluations.view_of(rows, {"sort": "-tau", "temperature": "0"}),
-        "plans": lambda rows: plans.PLANS.html(rows, "All", ""),
         "experiments": lambda rows: experiments.EXPERIMENTS.html(rows, "All", ""),
         "an experiment": lambda rows: experiment_rows.parts(rows, rows.get(Experiment, "all")),
         **{f"signature of {page}": lambda rows, page=page: changes.SIGNATURES[page](rows, "") for page in WATCHED},
@@ -88,7 +87,7 @@ def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Se
     assert max(many.values()) <= 15 and many["jobs"] <= 6 and many["signature of jobs"] == 1, many
 
 
-WATCHED = ("home", "jobs", "models", "data", "checkpoints", "evaluations", "plans", "experiments")
+WATCHED = ("home", "jobs", "models", "data", "checkpoints", "evaluations", "experiments")
 
 
 def home_page(settings: Settings, session: db.Session) -> object:

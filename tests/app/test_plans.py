@@ -1,18 +1,17 @@
-"""The plans page from rows: what is asked for, what is drawn, and names that are markup."""
+"""Plans and replays from rows: what is asked for, what is drawn, and names that are markup."""
 
 import json
 from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 
-from app.pages import plans
-from app.views import plan_view
+from app.views import plan_form, plan_view
 from app.views.checkpoint_rows import evaluations_table, last_measured
 from app.views.replay_form import ReplayForm, recorded
 from app.widgets.surface import surface
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from tests.app.test_changes import counted
 from tests.tools.planned import cut, shape
 from tracking import replays
 from tracking.db import reading, writing
@@ -52,9 +51,7 @@ def filled(home: Settings) -> Settings:
 
 def test_a_plan_shows_its_verdict_its_surface_and_what_standalone_drafts_need(filled):
     with reading(filled) as rows:
-        job = rows.get(Job, "plan")
-        parts = [value for value in plans.PlanPanel.live_view(None, rows, job) if isinstance(value, str)]
-        html = "".join([*parts, plan_view.plans_table(rows)])
+        html = plan_view.report(rows.get(Job, "plan"))
     assert "a tree of 8 is fastest" in html and "1.60×" in html and "sp-heat-best" in html
     assert "not worthwhile" in html and "42%" in html and "77 verifications" in html
     assert "<img" not in html and "${" not in html
@@ -67,10 +64,9 @@ def test_a_plan_beside_other_programs_says_so_first_with_its_intervals(filled):
     with writing(filled) as rows:
         rows.get(Job, "plan").result = {**RESULT, "shapes": [chain], "busy": busy, "other_load": 0.5}
     with reading(filled) as rows:
-        job = rows.get(Job, "plan")
-        head = plan_view.head(rows, job)
-        assert head.index("The machine was busy") < head.index("a tree of 8 is fastest")
-        assert "1.10 – 1.70×" in plan_view.shapes_table(job) and "50% of the CPU time" in plan_view.conditions(job)
+        html = plan_view.report(rows.get(Job, "plan"))
+    assert html.index("The machine was busy") < html.index("a tree of 8 is fastest")
+    assert "1.10 – 1.70×" in html and "50% of the CPU time" in html
 
 
 def test_the_best_of_each_column_is_framed_and_losses_have_their_own_colour():
@@ -83,32 +79,15 @@ def test_another_kind_of_job_is_no_plan(filled):
     with writing(filled) as rows:
         rows.get(Job, "plan").kind = "train"
     with reading(filled) as rows:
-        job = rows.get(Job, "plan")
-        assert "not a plan" in plan_view.head(rows, job)
-        assert plan_view.pictures(job) == plan_view.shapes_table(job) == plan_view.standalone_table(job) == ""
-        assert "No plan yet" in plan_view.plans_table(rows)
-
-
-def test_the_list_takes_as_few_queries_for_many_plans_as_for_one(filled):
-    def queries() -> int:
-        with counted(filled) as sent, reading(filled) as rows:
-            plan_view.plans_table(rows), plans.PLANS.now(rows, "")
-        return len(sent)
-
-    few = queries()
-    with writing(filled) as rows:
-        for _ in range(60):
-            create(rows, kind="plan", queue="gpu", request={}, name="p")
-    assert queries() <= few + 1 <= 6
+        assert plan_view.report(rows.get(Job, "plan")) == ""
 
 
 def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
-    good = plans.plan_request("base", "", "8, 1,1", "2", "")
+    good = plan_form.plan_request("base", "", "8, 1,1", "2", "")
     assert (good.batches, good.layers, good.costs) == ([1, 8], [2], {})
-    assert plans.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
-    assert plans.plan_request("base", "", "1", "2", "", "192").draft_hidden_size == 192
+    assert plan_form.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
+    assert plan_form.plan_request("base", "", "1", "2", "", "192").draft_hidden_size == 192
     for values, word in (
-        (("", "", "1", "2", ""), "Base model"),
         (("base", "", "1,x", "2", ""), "Batch sizes"),
         (("base", "", "1,65", "2", ""), "Batch sizes"),
         (("base", "", "9" * 5000, "2", ""), "Batch sizes"),
@@ -119,7 +98,7 @@ def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
         (("base", "", "1", "2", "x" * 200_001), "200,000"),
     ):
         with pytest.raises(BadInput, match=word):
-            plans.plan_request(*values)
+            plan_form.plan_request(*values)
 
 
 def test_the_command_beside_the_button_is_the_request(home):
@@ -129,10 +108,13 @@ def test_the_command_beside_the_button_is_the_request(home):
     assert from_json("plan", json.loads(json.dumps(request.to_json()))) == request
 
 
-def test_the_choices_of_a_draft_are_its_base_s(filled):
+def test_the_form_offers_the_drafts_of_its_base(filled):
+    with gr.Blocks():
+        form = plan_form.PlanForm(filled, gr.Textbox())
     with reading(filled) as rows:
-        assert plans.draft_choices(rows, "base") == [("heads", "heads"), plans.NO_DRAFT]
-        assert plans.draft_choices(rows, "gone") == [plans.NO_DRAFT]
+        box, draft, _ = form.view(rows, rows.get(Base, "base"), {"checkpoint": "heads"})
+        assert draft.choices == [("heads", "heads"), plan_form.NO_DRAFT] and draft.value == "heads" and box.open
+        assert not form.view(rows, None, {})[0].visible
 
 
 def test_a_replay_is_an_evaluation_but_no_measurement_and_its_outputs_are_chats(filled):

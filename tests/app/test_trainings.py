@@ -1,4 +1,4 @@
-"""Trainings compared, from rows alone: which are found, how curves are placed and smoothed, what differs."""
+"""Trainings compared, from rows alone: which are found, curves, what differs."""
 
 import html
 import json
@@ -8,7 +8,7 @@ import pytest
 
 from app.pages import trainings as page
 from app.views import shell, trainings_tables, trainings_view
-from app.views.trainings_view import TrainingsView, points_over_axis, smoothed
+from app.views.trainings_view import comparison_url, ids_of
 from speculoos.settings import Settings
 from tracking import db, trainings
 from tracking.reports import JobReport, write
@@ -58,10 +58,10 @@ def measured(name: str, tau: float, questions: str) -> Evaluation:
     return row
 
 
-def drawn(settings: Settings, **query: str) -> dict[str, str]:
-    names = ("problem", "column", "differ", "axis", "charts", "more", "bars", "figures")
+def drawn(settings: Settings, ids: str = "") -> dict[str, str]:
+    names = ("problem", "column", "differ", "charts", "more", "bars", "figures")
     with db.reading(settings) as session:
-        return dict(zip(names, page.drawn(session, TrainingsView.of(query)), strict=True))
+        return dict(zip(names, page.drawn(session, ids), strict=True))
 
 
 def lines(made: str, title: str) -> dict:
@@ -70,13 +70,9 @@ def lines(made: str, title: str) -> dict:
     return next(each for each in found if each["title"] == title)
 
 
-def test_an_address_says_everything_and_comes_back() -> None:
-    view = TrainingsView.of({"ids": "b,a,,b", "over": "time", "smooth": "0.6"})
-    assert view.ids == ("b", "a") and view.address == "/trainings?ids=b,a&over=time&smooth=0.6"
-    assert view.without("b").address == "/trainings?ids=a&over=time&smooth=0.6"
-    for query in ({"over": "<b>"}, {"smooth": "nan"}, {"smooth": "-1"}, {"smooth": "x"}, {"ids": ""}):
-        assert TrainingsView.of(query) == TrainingsView()
-    assert TrainingsView.of({"smooth": "7"}).smooth == trainings_view.SMOOTHEST
+def test_an_address_lists_each_job_once_and_comes_back() -> None:
+    assert ids_of("b,a,,b") == ["b", "a"] and ids_of("") == []
+    assert comparison_url(["b", "a"]) == "/trainings?ids=b,a"
 
 
 def test_what_cannot_be_compared_is_said(filled: Settings) -> None:
@@ -133,53 +129,11 @@ def test_curves_lie_over_each_other(filled: Settings) -> None:
     assert found["near"] and found["styles"] == ["sp-line-0", "sp-line-1", "sp-line-2"]
 
 
-def test_over_tokens_and_time_come_from_rows(filled: Settings) -> None:
-    over_tokens, over_time = (drawn(filled, ids="one,two,old", over=over) for over in ("tokens", "time"))
-    tokens, time = (lines(made["charts"], "Loss, training") for made in (over_tokens, over_time))
-    assert (
-        tokens["names"] == ["one", "two"] and tokens["points"][0][-1][0] == 1000 and tokens["across"] == "tokens seen"
-    )
-    assert time["across"] == "seconds" and time["points"][1][3][0] == 60
-    assert "“old”" in over_time["axis"] and drawn(filled, ids="one,two,old")["axis"] == ""
-    assert "train/tokens" not in over_time["more"] and ">Tokens<" not in over_time["more"]
-
-
-def test_a_place_between_two_known_steps_is_in_proportion() -> None:
-    axis = [(10, 100.0), (20, 300.0)]
-    assert points_over_axis([(5, 1.0), (15, 2.0), (20, 3.0), (30, 4.0)], axis) == [
-        (50, 1),
-        (200, 2),
-        (300, 3),
-        (300, 4),
-    ]
-
-
-def test_smoothing_leaves_the_first_value_and_a_flat_line_as_they_are() -> None:
-    assert smoothed([(0, 2.0), (1, 2.0), (2, 2.0)], 0.9) == [
-        (0, pytest.approx(2)),
-        (1, pytest.approx(2)),
-        (2, pytest.approx(2)),
-    ]
-    rising = smoothed([(0, 0.0), (1, 1.0)], 0.5)
-    assert rising == [(0, 0.0), (1, pytest.approx(2 / 3))]
-
-
-def test_smoothed_curves_keep_their_values_behind_and_held_out_ones_as_they_are(filled: Settings) -> None:
-    made = drawn(filled, ids="one,two", smooth="0.5")["charts"]
-    loss, tau = lines(made, "Loss, training"), lines(made, "Expected mean accepted length τ, held out")
-    assert loss["behind"][0][-1] == [10, 3] and loss["points"][0][-1][1] > 3
-    assert "behind" not in tau and tau["points"][0][-1] == [10, 1.5]
-    assert made.count("sp-faint") == 2
-
-
 def test_figures_stand_side_by_side_with_intervals(filled: Settings) -> None:
     made = drawn(filled, ids="one,two")
+    assert ">Size<" not in made["figures"], "nobody has a size"
     assert "1.90 – 2.10" in made["figures"] and "MT-Bench" in made["figures"] and "1,000" in made["figures"]
     assert made["bars"].count("sp-interval-span") == 2 and "τ: GSM8K" in made["bars"]
-
-
-def test_rows_that_nobody_has_are_left_out(filled: Settings) -> None:
-    assert ">Size<" not in drawn(filled, ids="one,two")["figures"]
 
 
 def test_what_is_shown_follows_the_rows(filled: Settings) -> None:

@@ -83,14 +83,13 @@ def furnish(home: Path) -> Furnished:
         "answers": f"/data?id={answers}",
         "prompts with bad rows": f"/data?id={prompts}",
         "a checkpoint": f"/checkpoints?id={heads}",
-        "a storage entry": f"/storage?id={heads}",
         "a chat": f"/playground?chat={add_chat(bench)}",
         "a comparison": f"/compare?comparison={add_comparison(bench)}",
         "an evaluation": f"/evaluations?id={measured}",
         "a matrix": f"/jobs?id={add_matrix(bench, base, heads, measured)}",
-        "a plan": f"/plans?id={add_plan(bench, base, heads)}",
+        "a plan": f"/jobs?id={add_plan(bench, base, heads)}",
         "an experiment": f"/experiments?id={add_experiment(bench)}",
-        "trainings compared": f"/trainings?ids={made['SUCCEEDED']},{made['FAILED']}&smooth=0.5",
+        "trainings compared": f"/trainings?ids={made['SUCCEEDED']},{made['FAILED']}",
         "the training form": f"/train?base={base}",
         **{f"a job {state.lower()}": f"/jobs?id={row_id}" for state, row_id in made.items()},
     }
@@ -98,7 +97,7 @@ def furnish(home: Path) -> Furnished:
 
 
 def add_experiment(bench: Workbench) -> str:
-    """Three trainings with a learning curve and a lineage."""
+    """Three trainings with a learning curve."""
     with writing(bench.settings) as session:
         made = experiments.create(session, "rates")
         made.note = "How fast may it learn?"

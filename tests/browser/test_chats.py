@@ -85,7 +85,7 @@ def test_chats_are_there_after_a_restart_of_both_servers_and_the_menu_leads_back
         page.goto("about:blank")
         bench.end()
         bench.start("inference", "web")
-        page.goto(f"{bench.url}/plans")
+        page.goto(f"{bench.url}/storage")
         page.get_by_role("link", name="Playground", exact=True).click()
         expect(page).to_have_url(re.compile(chat))
         answered(page, 2)

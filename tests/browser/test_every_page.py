@@ -17,7 +17,7 @@ from tests.browser.furnished import Furnished, open_page, wait_drawn
 
 pytestmark = pytest.mark.browser
 THINGS = (
-    *("a base", "answers", "prompts with bad rows", "a checkpoint", "a storage entry", "a chat", "a comparison"),
+    *("a base", "answers", "prompts with bad rows", "a checkpoint", "a chat", "a comparison"),
     *("an evaluation", "a matrix", "a plan", "trainings compared", "an experiment"),
     *("the training form", "a job running", "a job succeeded", "a job failed", "a job queued"),
 )

@@ -1,7 +1,6 @@
 """Experiments in a real browser: made, filled from the list of jobs, read, taken away, renamed and deleted."""
 
 import csv
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -59,8 +58,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     expect(page.locator("#jobs-bulk-said")).to_contain_text("Added to the experiment: 3.")
     open_page(page, address)
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(3)
-    expect(page.locator("#experiment-curves")).to_contain_text("Twice the data: τ")
-    expect(page.locator("#experiment-lineage a")).to_have_count(7)
+    expect(page.locator("#experiment-curves figure")).to_contain_text("τ by tokens seen")
     page.get_by_role("link", name="Compare its trainings").click()
     expect(page.locator("#trainings-charts figure")).to_have_count(3)
 
@@ -76,9 +74,6 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     assert caught.value.suggested_filename == "sizes.csv"
     rows = list(csv.DictReader(caught.value.path().read_text("utf-8-sig").splitlines()))
     assert {row["job_id"] for row in rows} == set(three) and len(rows) == 6
-    with page.expect_download() as caught:
-        page.get_by_role("link", name="JSON", exact=True).click()
-    assert json.loads(caught.value.path().read_text())["experiment"]["name"] == "sizes"
     page.get_by_role("checkbox", name="Choose Train wild", exact=True).check()
     page.get_by_role("button", name="Remove from the experiment").click()
     page.get_by_role("button", name="Remove from the experiment? The jobs are not deleted.").click()

@@ -67,7 +67,7 @@ def test_an_end_is_shown_once_to_who_asked(page: Page, workbench: Workbench, job
     expect(button).to_have_text("Notify me in this browser")
     button.click()
     expect(button).to_have_text("Stop notifying me here")
-    open_page(page, f"{workbench.url}/plans")
+    open_page(page, f"{workbench.url}/storage")
     page.wait_for_function("localStorage.getItem('speculoos-told') !== null")
     page.evaluate(HIDE, True)
     end(workbench, job)

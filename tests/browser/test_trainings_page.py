@@ -66,27 +66,17 @@ def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
         assert shown(other) == first
 
 
-def test_curves_are_read_and_drawn_anew(page: Page, workbench: Workbench, three: list[str]) -> None:
+def test_curves_are_read(page: Page, workbench: Workbench, three: list[str]) -> None:
     open_page(page, f"{workbench.url}/trainings?ids={','.join(three)}")
     chart = page.locator("#trainings-charts figure", has_text="Loss")
     chart.locator("svg").first.focus()
     page.keyboard.press("End")
     expect(chart.locator(".sp-chart-tip")).to_contain_text("step 120: slow ")
     expect(chart.locator(".sp-chart-tip")).to_contain_text("wild ")
-    page.get_by_role("radio", name="Time").check()
-    page.wait_for_url("**&over=time")
-    expect(chart.locator(".sp-axis").first).to_have_text("minutes")
-    page.locator("#trainings-smooth input[type=number]").fill("0.6")
-    page.keyboard.press("Tab")
-    page.wait_for_url("**&over=time&smooth=0.6")
-    expect(chart.locator("polyline.sp-faint")).to_have_count(3)
     with page.expect_download() as caught:
         chart.get_by_role("button", name="CSV").click()
     rows = list(csv.reader(caught.value.path().read_text().splitlines()))
-    assert rows[0] == ["minutes", "slow", "quick", "wild", *(f"{n} (not smoothed)" for n in ("slow", "quick", "wild"))]
-    page.reload()
-    expect(page.get_by_role("radio", name="Time")).to_be_checked()
-    expect(page.locator("#trainings-smooth input[type=number]")).to_have_value("0.6")
+    assert rows[0] == ["step", "slow", "quick", "wild"]
 
 
 def test_a_running_training_is_followed_and_one_can_be_left_out(
