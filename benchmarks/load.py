@@ -35,11 +35,10 @@ from sqlalchemy import select
 from app import turns
 from app.views.shell import NAV
 from benchmarks.page_client import PageClient, follow
-from cli.launch.supervision import program_states
 from speculoos.settings import Settings
 from tests.browser.workbench import add_base, add_heads
 from tests.tools.figures import machine, spread
-from tests.tools.running import Up
+from tests.tools.running import Up, program_pids
 from tracking import db, jobs, runs
 from tracking.tables import Job, now
 from workers.jobs.requests import ImportPrompts
@@ -91,9 +90,9 @@ def workbench(folder: Path) -> Iterator[LoadTarget]:
 
 
 def processes(settings: Settings) -> dict[str, psutil.Process]:
-    """Processes under the supervisor of this home folder."""
-    states = program_states(settings)
-    return {name: psutil.Process(states[name]["pid"]) for name in MEASURED if name in states}
+    """Processes of this home folder."""
+    pids = program_pids(settings)
+    return {name: psutil.Process(pids[name]) for name in MEASURED if name in pids}
 
 
 def cpu_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:

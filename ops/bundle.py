@@ -28,7 +28,7 @@ from tracking.states import JobState
 from tracking.tables import Job, Run
 
 LINES, JOBS, RUNS = 300, 30, 300
-PROCESSES = ("web", "inference", "reconciler", "worker-gpu", "worker-io", "broker", "supervisord")
+PROCESSES = ("web", "inference", "reconciler", "worker-gpu", "worker-io", "broker")
 """Processes whose logs are included; logs of jobs contain texts of users."""
 SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL)", re.IGNORECASE)
 QUOTED = re.compile(r"""(["'“‘«])(?=[^"'”’»\n]*\s)[^"'”’»\n]{12,}(["'”’»])""")

@@ -8,8 +8,15 @@ from typing import Annotated
 import typer
 
 from cli.console import Json, finish, say
+from cli.launch.homelock import HomeLock
+from ops.backup import back_up, stream
+from ops.health import exists
+from ops.homes import open_home
+from ops.restore import restore as restore_home
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.settings import Settings, load
+from tracking import processes
+from tracking.db import reading
 
 STANDARD = "-"
 """File name for standard output or input."""
@@ -23,9 +30,6 @@ def backup(
     as_json: Json = False,
 ) -> int:
     """Write the database and all files into one archive; the workbench may run meanwhile."""
-    from ops.backup import back_up, stream
-    from ops.homes import open_home
-
     settings = open_home()
     if file == STANDARD:
         if sys.stdout.isatty():
@@ -51,9 +55,6 @@ def restore(
     as_json: Json = False,
 ) -> int:
     """Fill an empty home from an archive; interrupted jobs resume at the next `speculoos up`."""
-    from cli.launch.homelock import HomeLock
-    from ops.restore import restore
-
     settings = load()
     lock = HomeLock(settings)
     _refuse_running(settings)
@@ -61,7 +62,7 @@ def restore(
         raise Conflict(f"Process {lock.holder().get('pid')} uses the home {settings.home}; stop it first.")
     try:
         with sys.stdin.buffer if file == STANDARD else Path(file).expanduser().open("rb") as source:
-            report = restore(settings, source, "standard input" if file == STANDARD else file, say=say)
+            report = restore_home(settings, source, "standard input" if file == STANDARD else file, say=say)
     finally:
         lock.release()
     for item in [*report.wrong, *report.outside]:
@@ -75,10 +76,6 @@ def restore(
 def _refuse_running(settings: Settings) -> None:
     """Raises Conflict while processes with a heartbeat use this database (other containers do not hold this machine's
     lock)."""
-    from ops.health import exists
-    from tracking import processes
-    from tracking.db import reading
-
     try:
         with reading(settings) as session:
             alive = [row for row in processes.alive(session) if exists(row.key, settings.home)]

@@ -7,9 +7,21 @@ import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.commands.fields import request_options
+from cli.commands.removing import remove_row
+from cli.commands.targets import base_id
 from cli.console import Json, Wait, figures, finish, listed, say, table
+from corpus.mapping import parse_mapping
+from models import data_export
+from models.hub_data import Location, look_up
+from ops.homes import columns, open_home
 from speculoos.errors import BadInput
+from speculoos.people import current_user
 from speculoos.settings import Settings
+from speculoos.suites import SUITES
+from tracking import queries, shards
+from tracking.db import reading
+from tracking.stored import RowFiles
+from workers.jobs.builtin import BUILT_IN, find_built_in
 from workers.jobs.import_prompts import FIELDS_HELP, HUB
 from workers.jobs.request import Request
 from workers.jobs.requests import GenerateData, ImportAnswered, ImportPrompts
@@ -41,9 +53,7 @@ def import_file(
 ) -> None:
     """Import a file of prompts, or of conversations with --answered. Unusable rows are skipped and reported by line. A
     suite (--suite) must be complete and in its own format."""
-    from cli.commands.targets import base_id
     from cli.follow import run_request
-    from ops.homes import open_home
 
     if answered != bool(model):
         raise BadInput("Use --answered together with --model BASE, the model that generated the responses.")
@@ -71,8 +81,6 @@ def import_file(
 
 
 def _mapping(pairs: list[str] | None, suite: str) -> dict[str, str]:
-    from corpus.mapping import parse_mapping
-
     if pairs and suite:
         raise BadInput("A suite is read in its own format; leave --field out.")
     return parse_mapping(pairs or ())
@@ -89,8 +97,6 @@ def _file_fields(file: str, suite: str) -> dict[str, Any]:
 
 
 def _check_suite(name: str, answered: bool) -> str:
-    from speculoos.suites import SUITES
-
     if name and name not in SUITES:
         raise BadInput(f"--suite {name}: there is no such suite; known are {', '.join(SUITES)}.")
     if name and answered:
@@ -100,8 +106,6 @@ def _check_suite(name: str, answered: bool) -> str:
 
 def _hub_fields(settings: Settings, text: str, as_json: bool, dry_run: bool) -> dict[str, Any]:
     """Request fields of a data set on the Hub; prints its files."""
-    from models.hub_data import Location, look_up
-
     location = Location.parse(text)
     listing = look_up(location, settings.hf_token)
     files = [{"name": name, "bytes": size} for name, (size, _) in listing.files.items()]
@@ -122,11 +126,7 @@ def add_builtin(
 ) -> None:
     """Add a data set that is included in the workbench, once: prompts for a first draft, or evaluation prompts."""
     from cli.follow import run_jobs
-    from ops.homes import open_home
-    from speculoos.people import current_user
-    from tracking.db import reading
     from workers.jobs.add_builtin import add, added_sets
-    from workers.jobs.builtin import BUILT_IN, find_built_in
 
     settings = open_home()
     with reading(settings) as session:
@@ -161,9 +161,6 @@ def generate(
 ) -> None:
     """Generate responses to prompts with a base model or an endpoint, as training data for a draft."""
     from cli.follow import run_request
-    from ops.homes import open_home
-    from tracking import queries
-    from tracking.db import reading
 
     if not (model or options["endpoint"]):
         raise BadInput("Choose the model that generates the responses: --model NAME, or --endpoint NAME.")
@@ -187,10 +184,6 @@ def extend(
 ) -> None:
     """Add responses to a data set: more responses per prompt, or responses to more prompts."""
     from cli.follow import run_jobs
-    from ops.homes import open_home
-    from speculoos.people import current_user
-    from tracking import queries
-    from tracking.db import reading
     from workers.jobs.extend import extend as extend_dataset
 
     settings = open_home()
@@ -207,17 +200,14 @@ def extend(
     _print_job(settings, job, as_json)
 
 
-def _print_job(settings, job, as_json: bool) -> None:  # noqa: ANN001
+def _print_job(settings, job, as_json: bool) -> None:
     dataset = describe(settings, job.request["dataset_id"])
     result = {"job": job.id, "job_state": job.state, **dataset, **shards_of(settings, job)}
     finish(result, as_json, figures({k: v for k, v in result.items() if k not in ("bad", "report", "failed")}))
 
 
-def shards_of(settings, job) -> dict[str, int]:  # noqa: ANN001
+def shards_of(settings, job) -> dict[str, int]:
     """Number of shards of a generation (1 if it is not divided), and of finished shards."""
-    from tracking import shards
-    from tracking.db import reading
-
     if not job.shards:
         return {"shards": 1, "shards_done": int(job.state == "SUCCEEDED")}
     with reading(settings) as session:
@@ -227,10 +217,6 @@ def shards_of(settings, job) -> dict[str, int]:  # noqa: ANN001
 @app.command("list")
 def list_data(as_json: Json = False) -> None:
     """Every data set, newest first."""
-    from ops.homes import open_home
-    from tracking import queries
-    from tracking.db import reading
-
     settings = open_home()
     with reading(settings) as session:
         datasets = [describe(settings, row.id) for row in queries.datasets(session)]
@@ -241,8 +227,6 @@ def list_data(as_json: Json = False) -> None:
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
     """One data set: counts, bad rows, and the first conversation."""
-    from ops.homes import open_home
-
     result = describe(open_home(), reference)
     finish(result, as_json, _summary(result))
 
@@ -262,12 +246,6 @@ def export_data(
     as_json: Json = False,
 ) -> None:
     """Write a data set as one JSONL file, which `data import` can read."""
-    from models import data_export
-    from ops.homes import open_home
-    from tracking import queries
-    from tracking.db import reading
-    from tracking.stored import RowFiles
-
     data_export.find_row_converter(form)
     settings = open_home()
     with reading(settings) as session:
@@ -292,18 +270,11 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Delete a data set with its files."""
-    from cli.commands.removing import remove_row
-    from tracking import queries
-
     remove_row(lambda session: queries.find_dataset(session, reference), force, as_json)
 
 
-def describe(settings, reference: str) -> dict:  # noqa: ANN001
+def describe(settings, reference: str) -> dict:
     """A data set as JSON: its row and the counts of its report."""
-    from ops.homes import columns
-    from tracking import queries
-    from tracking.db import reading
-
     with reading(settings) as session:
         row = columns(queries.find_dataset(session, reference))
     report = row.pop("report") or {}

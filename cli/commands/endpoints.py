@@ -12,6 +12,7 @@ import typer
 
 from cli.console import Json, finish, listed, say, table
 from speculoos.errors import BadInput, NotFound
+from speculoos.files import new_path
 from speculoos.settings import Endpoint, check_endpoint, load
 
 app = listed("Servers that generate or are evaluated: the [endpoints.NAME] tables of settings.toml.")
@@ -125,8 +126,6 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _write(file: Path, text: str) -> None:
     """Write atomically; follows a symbolic link and keeps the file's mode. Raises BadInput for invalid TOML."""
-    from speculoos.files import new_path
-
     try:
         tomllib.loads(text)
     except ValueError as error:

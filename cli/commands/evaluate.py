@@ -10,10 +10,19 @@ import typer
 from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.commands.fields import request_options
 from cli.commands.generate import CheckpointOption, Draft
+from cli.commands.targets import dataset, load_target, resolve
 from cli.console import Json, figures, finish, say
+from models.methods import trees
+from ops.homes import open_home
 from speculoos.errors import BadInput
+from speculoos.reporting import ConsoleReporter
 from speculoos.suites import BUILT_IN_SUITE_NAME
+from tracking import queries
+from tracking.db import reading
+from tracking.device_lease import device_name, exclusive_device
+from tracking.tables import Evaluation
 from workers.jobs.evaluate import Evaluate, check_sampling
+from workers.jobs.parsing import parse_settings
 
 
 @request_options(Evaluate)
@@ -30,11 +39,6 @@ def evaluate(
     **options: Any,
 ) -> None:
     """Compare speculative with plain decoding on the same prompts, with interleaved steps."""
-    from cli.commands.targets import resolve
-    from models.methods import trees
-    from ops.homes import open_home
-    from workers.jobs.parsing import parse_settings
-
     if options["endpoint"] and (draft or options["dtype"]):
         raise BadInput("A server sets its own draft and precision; leave --draft and --dtype out.")
     if not (model or options["endpoint"]):
@@ -67,11 +71,8 @@ def _finish(result: dict[str, Any], as_json: bool) -> None:
 def measure(settings: Any, ref: Any, questions: list[dict[str, Any]], request: Evaluate, device: str) -> dict[str, Any]:
     """Run `evaluation.acceptance.evaluate` on base and draft, with the device lease, so that jobs wait. `shared_with`
     names the process that held the lease before."""
-    from cli.commands.targets import load_target
     from evaluation.acceptance import AcceptanceSampling
     from evaluation.acceptance import evaluate as run
-    from speculoos.reporting import ConsoleReporter
-    from tracking.device_lease import device_name, exclusive_device
 
     base, draft = load_target(settings, ref, device)
     sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
@@ -91,8 +92,6 @@ def measure(settings: Any, ref: Any, questions: list[dict[str, Any]], request: E
 def measure_endpoint(settings: Any, request: Evaluate) -> dict[str, Any]:
     """Evaluate an endpoint in a job, which stores the result."""
     from cli.follow import run_request
-    from tracking.db import reading
-    from tracking.tables import Evaluation
 
     job = run_request(settings, request)
     with reading(settings) as session:
@@ -102,8 +101,6 @@ def measure_endpoint(settings: Any, request: Evaluate) -> dict[str, Any]:
 
 def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[str, str]:
     """Ids of the model that an endpoint serves and of the prompt set; "" if not specified."""
-    from tracking import queries
-    from tracking.db import reading
 
     ids = {"base_id": "", "checkpoint_id": "", "dataset_id": ""}
     with reading(settings) as session:
@@ -118,7 +115,6 @@ def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[s
 
 def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, Any]]:
     """Prompts (rows with `messages`) from a file, a data set of this home, or the built-in set."""
-    from cli.commands.targets import dataset
     from evaluation.questions import built_in, read_questions
 
     if not questions or questions == BUILT_IN_SUITE_NAME:

@@ -5,6 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from cli.console import Json, finish, listed, table
+from ops.homes import columns, open_home
+from tracking import experiments, queries, trainings
+from tracking.db import reading
 
 app = listed("Experiments: named groups of jobs.")
 FIGURES = ("suite", "questions", "temperature", "tree", "dtype", "tau", "speedup", "tokens_per_second")
@@ -13,10 +16,6 @@ FIGURES = ("suite", "questions", "temperature", "tree", "dtype", "tau", "speedup
 @app.command("list")
 def list_experiments(as_json: Json = False) -> None:
     """List the experiments, newest first, with the number of jobs."""
-    from ops.homes import columns, open_home
-    from tracking import experiments
-    from tracking.db import reading
-
     with reading(open_home()) as session:
         rows = list(session.scalars(experiments.query()))
         counts = experiments.counts(session, [row.id for row in rows])
@@ -31,10 +30,6 @@ def list_experiments(as_json: Json = False) -> None:
 @app.command()
 def show(reference: Annotated[str, typer.Argument(help="Name or id of an experiment.")], as_json: Json = False) -> None:
     """Show the jobs of an experiment in order, and the newest evaluation of each draft."""
-    from ops.homes import columns, open_home
-    from tracking import experiments, queries, trainings
-    from tracking.db import reading
-
     with reading(open_home()) as session:
         row = queries.find_experiment(session, reference)
         jobs = experiments.jobs_of(session, row.id)

@@ -8,8 +8,19 @@ import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.console import Json, finish, say, table
+from formats import OWN, find_format
+from formats.facts import CardFacts
+from formats.options import export_options
+from models import archive
+from models.starter import installed
+from ops.homes import open_home
 from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.reporting import ConsoleReporter
+from tracking import queries
+from tracking.db import reading
+from tracking.evaluations import measurements
+from tracking.stored import RowFiles
+from workers.jobs.requests import Export
 
 if TYPE_CHECKING:
     from formats.facts import CardFacts
@@ -39,10 +50,6 @@ def export(
     as_json: Json = False,
 ) -> int:
     """Write a checkpoint as a zip with checksums, or in a server's format, which is validated by loading it again."""
-    from formats import OWN, find_format
-    from ops.homes import open_home
-    from workers.jobs.requests import Export
-
     settings = open_home()
     row = find(settings, checkpoint)
     if listing:
@@ -74,8 +81,6 @@ class ExportRow:
 
     def check(self) -> None:
         """Raises Damaged if the checkpoint's files have changed."""
-        from models import archive
-
         archive.check_checkpoint_files(self.path, self.name, self.sha256, self.sums)
 
     def load_base(self) -> Any:
@@ -87,13 +92,7 @@ class ExportRow:
 
 def find(settings: Any, reference: str) -> ExportRow:
     """The checkpoint with this name or id. Raises NotFound, or Conflict if it is not ready."""
-    from formats.facts import CardFacts
     from models.damage import BaseChecksums
-    from models.starter import installed
-    from tracking import queries
-    from tracking.db import reading
-    from tracking.evaluations import measurements
-    from tracking.stored import RowFiles
 
     with reading(settings) as session:
         row = queries.find_checkpoint(session, reference)
@@ -108,8 +107,6 @@ def find(settings: Any, reference: str) -> ExportRow:
 
 
 def _list_formats(row: ExportRow, as_json: bool) -> int:
-    from formats.options import export_options
-
     choices = [option.to_json() for option in export_options(row.path, row.base_path)]
     rows = [(each["name"], "yes" if each["possible"] else "no", each["reason"] or each["for"]) for each in choices]
     finish(choices, as_json, table(rows, ("format", "possible", "servers, or reason")))
@@ -118,7 +115,6 @@ def _list_formats(row: ExportRow, as_json: bool) -> int:
 
 def _export_own(row: ExportRow, output: Path | None, as_json: bool) -> int:
     from formats.export import check_zip_target
-    from models import archive
 
     name = archive.archive_name(row.facts.name, row.name)
     target = (output or Path(name)).expanduser().resolve()
@@ -134,7 +130,6 @@ def _export_own(row: ExportRow, output: Path | None, as_json: bool) -> int:
 
 def _export_for_server(row: ExportRow, form: str, output: Path | None, force: bool, as_json: bool) -> int:
     from formats.export import build_export, check_export
-    from models import archive
 
     name = archive.archive_name(row.facts.name, f"{row.name}-{form}").removesuffix(".zip")
     target = (output or Path(name)).expanduser().resolve()

@@ -4,7 +4,11 @@ from typing import Annotated
 
 import typer
 
+from cli.commands.targets import is_folder, resolve
 from cli.console import say
+from ops.homes import open_home
+from speculoos.checksums import ChecksumCache
+from speculoos.settings import load
 
 app = typer.Typer(no_args_is_help=True, help="Server of hidden states for trainings in other processes.")
 
@@ -24,10 +28,6 @@ def serve(
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a request, including padding.")] = 65_536,
 ) -> None:
     """Serve a base model's hidden states; the setting hidden_states of a training selects the server."""
-    from cli.commands.targets import is_folder, resolve
-    from ops.homes import open_home
-    from speculoos.checksums import ChecksumCache
-    from speculoos.settings import load
     from training.hidden_states.main import ServerAddress, serve
     from training.hidden_states.request import RequestLimits
 

@@ -9,6 +9,7 @@ import typer
 from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.console import Json, Wait, figures, finish
 from models.methods.settings import Setting
+from ops.homes import open_home
 from workers.jobs.request import Request
 
 
@@ -60,7 +61,6 @@ def kind_command(kind: type[Request]) -> Callable[..., None]:
         **options: Any,
     ) -> None:
         from cli.follow import run_request
-        from ops.homes import open_home
 
         settings, request = open_home(), kind(**options)
         if estimate:

@@ -8,8 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.commands.targets import load_target, resolve
 from cli.console import Json, finish, say
+from models.methods import trees
+from ops.homes import open_home
 from speculoos.files import new_file
+from workers.jobs.parsing import parse_settings
 
 Model = Annotated[str, typer.Option(help="Base model: a name, BASE@CHECKPOINT, or a folder.")]
 CheckpointOption = Annotated[str, typer.Option(help="Draft checkpoint: a name or a folder.")]
@@ -36,16 +40,12 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate a response to a prompt; greedy unless --temperature is set."""
-    from cli.commands.targets import load_target, resolve
     from decoding.config import GenerateConfig
     from decoding.drafters import make_drafter
     from decoding.generate import generate as run
     from decoding.target import fast_target
     from decoding.text import TextStream
     from models.chat import render
-    from models.methods import trees
-    from ops.homes import open_home
-    from workers.jobs.parsing import parse_settings
 
     config = GenerateConfig(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, acceptance=acceptance

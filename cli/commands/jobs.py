@@ -4,7 +4,11 @@ from typing import Annotated
 
 import typer
 
+from cli.commands.removing import remove_row
 from cli.console import Json, Wait, figures, finish, listed, table
+from ops.homes import columns, open_home
+from tracking import jobs, listing, reports, shards
+from tracking.db import reading
 
 app = listed("Queued, running and ended jobs.")
 Reference = Annotated[str, typer.Argument(help="Id of a job (or its first characters), or its name.")]
@@ -17,10 +21,6 @@ def list_jobs(
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first, with the queue position and what a job waits for."""
-    from ops.homes import open_home
-    from tracking import listing
-    from tracking.db import reading
-
     with reading(open_home()) as session:
         rows, queues = listing.jobs(session, limit=limit), listing.Queues(session)
         entries = [_entry(job, queues) for job in rows]
@@ -42,10 +42,6 @@ def log(
     as_json: Json = False,
 ) -> None:
     """Print the log of a job, newest lines last."""
-    from ops.homes import open_home
-    from tracking import jobs, reports
-    from tracking.db import reading
-
     with reading(open_home()) as session:
         rows = reports.logs(session, jobs.find(session, reference).id, limit=lines)
         entries = [{"at": row.at, "attempt": row.attempt, "level": row.level, "message": row.message} for row in rows]
@@ -91,16 +87,10 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Delete an ended job with its log and charts; its output is kept."""
-    from cli.commands.removing import remove_row
-    from tracking import jobs
-
     remove_row(lambda session: jobs.find(session, reference), force, as_json)
 
 
-def _find(reference: str):  # noqa: ANN202
-    from ops.homes import open_home
-    from tracking import jobs
-    from tracking.db import reading
+def _find(reference: str):
 
     settings = open_home()
     with reading(settings) as session:
@@ -108,10 +98,6 @@ def _find(reference: str):  # noqa: ANN202
 
 
 def _describe(reference: str) -> dict:
-    from ops.homes import open_home
-    from tracking import jobs, listing, reports, shards
-    from tracking.db import reading
-
     with reading(open_home()) as session:
         job = jobs.find(session, reference)
         return {
@@ -121,8 +107,7 @@ def _describe(reference: str) -> dict:
         }
 
 
-def _entry(job, queues) -> dict:  # noqa: ANN001
-    from ops.homes import columns
+def _entry(job, queues) -> dict:
 
     return {**columns(job, *HIDDEN), "place": queues.place(job), "waits": queues.waits_for(job)}
 

@@ -5,6 +5,9 @@ from typing import Annotated
 import typer
 
 from cli.console import Json, finish, listed, say, table
+from ops.homes import open_home
+from tracking import keys
+from tracking.db import reading, writing
 
 app = listed("API keys of the inference server, one per client.")
 
@@ -12,10 +15,6 @@ app = listed("API keys of the inference server, one per client.")
 @app.command()
 def add(name: Annotated[str, typer.Argument(help="User or client of the key.")], as_json: Json = False) -> None:
     """Create a key and print it. It cannot be shown again: only its sha256 is stored."""
-    from ops.homes import open_home
-    from tracking import keys
-    from tracking.db import writing
-
     with writing(open_home()) as session:
         key, secret = keys.make_key(session, name)
         result = keys.key_view(key)
@@ -28,10 +27,6 @@ def list_keys(
     revoked: Annotated[bool, typer.Option("--revoked", help="Include revoked keys.")] = False, as_json: Json = False
 ) -> None:
     """List the keys: first characters, creation time and last use."""
-    from ops.homes import open_home
-    from tracking import keys
-    from tracking.db import reading
-
     with reading(open_home()) as session:
         entries = [keys.key_view(key) for key in keys.list_keys(session, revoked)]
     heads = ("name", "hint", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
@@ -43,10 +38,6 @@ def revoke(
     reference: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of a key.")], as_json: Json = False
 ) -> None:
     """Revoke a key; requests with it are rejected within a second."""
-    from ops.homes import open_home
-    from tracking import keys
-    from tracking.db import writing
-
     with writing(open_home()) as session:
         result = keys.key_view(keys.revoke(session, reference))
     finish(result, as_json, f"Revoked {result['name']}.")

@@ -3,12 +3,19 @@
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy import select
 
 from cli.commands.fields import request_options
 from cli.console import Json, Wait, figures, finish
+from models.methods.trees import parse
+from ops.homes import open_home
 from speculoos.settings import Settings
 from speculoos.suites import BUILT_IN_SUITE_NAME
-from workers.jobs.matrix import Matrix
+from tracking import queries, shards
+from tracking.db import reading
+from tracking.evaluations import FIGURES
+from tracking.tables import Evaluation
+from workers.jobs.matrix import Matrix, cells, left_out
 
 
 @request_options(Matrix, "limit", "max_tokens", "seed")
@@ -30,7 +37,6 @@ def matrix(
 ) -> None:
     """Evaluate every combination. Finished evaluations are kept when the job stops; a retry continues from there."""
     from cli.follow import run_request
-    from ops.homes import open_home
 
     settings = open_home()
     lists = {"temperatures": temperature, "top_ps": top_p, "dtypes": dtype}
@@ -48,10 +54,6 @@ def request_of(
     settings: Settings, models: list[str], suites: list[str], trees: list[str], options: dict[str, Any]
 ) -> Any:
     """The request with names replaced by ids. Raises NotFound and BadInput."""
-    from models.methods.trees import parse
-    from tracking import queries
-    from tracking.db import reading
-
     with reading(settings) as session:
         pairs = [queries.find_model(session, model) for model in models]
         rows = [{"base_id": base.id, "checkpoint_id": draft.id if draft else ""} for base, draft in pairs]
@@ -63,8 +65,6 @@ def request_of(
 
 def expected(settings: Settings, request: Any) -> dict[str, Any]:
     """Number of cells and their time; `longest_seconds` if a busy machine makes evaluations repeat their prompts."""
-    from tracking.db import reading
-    from workers.jobs.matrix import cells, left_out
     from workers.jobs.submit import check_and_estimate
 
     estimated = check_and_estimate(settings, request)
@@ -77,13 +77,6 @@ def expected(settings: Settings, request: Any) -> dict[str, Any]:
 
 def described(settings: Settings, job: Any) -> dict[str, Any]:
     """The job as JSON, with the number of finished evaluations and their results."""
-    from sqlalchemy import select
-
-    from tracking import shards
-    from tracking.db import reading
-    from tracking.evaluations import FIGURES
-    from tracking.tables import Evaluation
-
     ready = (Evaluation.matrix_id == job.id, Evaluation.state == "ready")
     with reading(settings) as session:
         rows = list(session.scalars(select(Evaluation).where(*ready).order_by(Evaluation.created_at, Evaluation.id)))

@@ -6,8 +6,14 @@ from typing import Annotated
 import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.removing import remove_row
+from cli.commands.targets import base_id
 from cli.console import Json, figures, finish, listed, table
+from ops.homes import columns, open_home
 from speculoos.errors import BadInput
+from tracking import changes, queries
+from tracking.db import reading, writing
+from workers.jobs.requests import FetchModel, ImportDraft
 
 app = listed("Base models and their checkpoints.")
 Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
@@ -18,10 +24,6 @@ DRAFT_SOURCES = ("folder", "hub")
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
     """List the base models with their folders and checkpoints."""
-    from ops.homes import open_home
-    from tracking import queries
-    from tracking.db import reading
-
     with reading(open_home()) as session:
         bases, checkpoints = queries.bases(session), queries.checkpoints(session)
     entries = [
@@ -57,8 +59,6 @@ def add(
 ) -> None:
     """Add a base model: download or convert it, hash its files, write its card."""
     from cli.follow import run_request
-    from ops.homes import open_home
-    from workers.jobs.requests import FetchModel
 
     settings, (source, location) = open_home(), _located(location, source, SOURCES)
     if source == "starter":
@@ -83,11 +83,7 @@ def add_draft(
     as_json: Json = False,
 ) -> None:
     """Add a published draft as a checkpoint: Medusa, EAGLE, or a small model with the same vocabulary."""
-    from cli.commands.targets import base_id
     from cli.follow import run_request
-    from ops.homes import open_home
-    from tracking import queries
-    from workers.jobs.requests import ImportDraft
 
     settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)
     base = base_id(settings, model)
@@ -122,16 +118,11 @@ def _guess_source(location: str) -> str:
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
     """Show the card of a base model, or the training and the results of a checkpoint."""
-    from tracking import queries
-
     _show(lambda session: queries.find_model(session, reference), as_json)
 
 
-def _show(find, as_json: bool) -> None:  # noqa: ANN001
+def _show(find, as_json: bool) -> None:
     """Print the row of a base model or checkpoint; `find(session)` returns (base, checkpoint or None)."""
-    from ops.homes import columns, open_home
-    from tracking.db import reading
-
     with reading(open_home()) as session:
         base, checkpoint = find(session)
         result = {**columns(checkpoint or base), **({"base": base.name} if checkpoint else {})}
@@ -143,10 +134,6 @@ def rename(
     reference: Reference, name: Annotated[str, typer.Argument(help="The new name.")], as_json: Json = False
 ) -> None:
     """Rename a model or checkpoint; its files do not move."""
-    from ops.homes import open_home
-    from tracking import changes, queries
-    from tracking.db import writing
-
     with writing(open_home()) as session:
         base, checkpoint = queries.find_model(session, reference)
         changes.rename(session, checkpoint or base, name)
@@ -161,16 +148,14 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Delete a model or checkpoint with its files; a folder outside the home is kept."""
-    from cli.commands.removing import remove_row
-    from tracking import queries
 
-    def find(session):  # noqa: ANN001, ANN202
+    def find(session):
         base, checkpoint = queries.find_model(session, reference)
         return checkpoint or base
 
     remove_row(find, force, as_json)
 
 
-def _checkpoint(row) -> dict:  # noqa: ANN001
+def _checkpoint(row) -> dict:
     fields = {"name": row.name, "id": row.id, "state": row.state, "method": row.method, "path": row.path}
     return {**fields, "figures": row.figures}

@@ -8,9 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.evaluate import load_questions, served
 from cli.commands.fields import request_options
+from cli.commands.targets import load_target, resolve
 from cli.console import Json, finish, say, table
+from ops.homes import open_home
 from speculoos.errors import BadInput
+from speculoos.files import write_json
+from speculoos.reporting import ConsoleReporter
+from tracking.device_lease import device_name, exclusive_device
 from workers.jobs.requests import PlanRequest
 
 
@@ -36,7 +42,6 @@ def plan(
 
     from evaluation.costs import read_costs
     from evaluation.planner import PlanOptions, predict_plan
-    from speculoos.files import write_json
 
     choices = PlanOptions(
         tuple(fields.batches), tuple(fields.layers), rounds, fields.max_tokens, fields.draft_hidden_size
@@ -54,9 +59,6 @@ def plan(
 
 def _show_estimate(model: str, questions: str, machine: Path | None, request: PlanRequest, as_json: bool) -> None:
     """Print the estimate of a plan; with the costs of another machine nothing is measured."""
-    from cli.commands.evaluate import served
-    from ops.homes import open_home
-
     settings = open_home()
     ids = served(settings, model, "", questions)
     costs = {"machine": str(machine)} if machine else {}
@@ -67,12 +69,7 @@ def _measure_plan(
     model: str, costs: Any, curves: Any, choices: Any, prompts: tuple[str, int], device: str
 ) -> dict[str, Any]:
     """The plan of a model of this home, with the device lease, so that jobs wait. `prompts`: (set, limit)."""
-    from cli.commands.evaluate import load_questions
-    from cli.commands.targets import load_target, resolve
     from evaluation.planner import plan as predict
-    from ops.homes import open_home
-    from speculoos.reporting import ConsoleReporter
-    from tracking.device_lease import device_name, exclusive_device
 
     settings = open_home()
     ref = resolve(settings, model)

@@ -6,6 +6,8 @@ import typer
 
 from cli.commands.export import ExportRow, checks, find
 from cli.console import Json, finish, table
+from formats import find_format
+from ops.homes import open_home
 from speculoos.reporting import ConsoleReporter
 
 if TYPE_CHECKING:
@@ -26,10 +28,8 @@ def push(
     as_json: Json = False,
 ) -> int:
     """Upload the files of `speculoos export` to a repository of the Hugging Face Hub, after validation."""
-    from formats import find_format
     from formats.push import HubExport
     from models.hub_push import check_access, check_repository
-    from ops.homes import open_home
 
     check_repository(repo)
     settings = open_home()

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from cli.console import Json, figures, finish, say
+from ops.homes import open_home
+from speculoos.people import current_user
 
 
 def quickstart(
@@ -16,8 +18,6 @@ def quickstart(
     """Import prompts, generate responses, train and evaluate Medusa heads: four jobs, followed to the end."""
     from cli.follow import follow
     from cli.launch.services import Services, programs_for
-    from ops.homes import open_home
-    from speculoos.people import current_user
     from workers.jobs.quickstart import result, submit_quickstart
 
     settings = open_home()

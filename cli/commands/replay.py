@@ -7,10 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.evaluate import load_questions, served
 from cli.commands.fields import request_options
+from cli.commands.targets import dataset, is_folder, load_target, resolve
 from cli.console import Json, figures, finish, say
+from ops.homes import open_home
 from speculoos.errors import BadInput, NotFound
 from speculoos.reporting import ConsoleReporter
+from tracking import replays
+from tracking.db import writing
+from workers.jobs.parsing import parse_settings
 from workers.jobs.requests import ReplayRequest
 
 app = typer.Typer(no_args_is_help=True, help="Record responses of a model; evaluate drafts on recorded responses.")
@@ -42,10 +48,7 @@ def record_outputs(
     as_json: Json = False,
 ) -> None:
     """Record greedy responses of a base model, or of an OpenAI-compatible server, for `replay run`."""
-    from cli.commands.evaluate import load_questions
-    from cli.commands.targets import load_target, resolve
     from evaluation.record import answerer_of_base, answerer_of_endpoint, check_empty, record
-    from ops.homes import open_home
 
     settings, path = open_home(), check_empty(output)
     questions = load_questions(settings, prompts, limit)
@@ -84,12 +87,9 @@ def run_draft(
     if estimate:
         return _show_estimate(file, draft, limit, as_json)
 
-    from cli.commands.targets import is_folder, resolve
     from corpus.recordings import read_recordings
     from evaluation.costs import read_costs
     from evaluation.replay import project_times, replay, replay_figures
-    from ops.homes import open_home
-    from workers.jobs.parsing import parse_settings
 
     settings = open_home()
     file, name = find_recordings(settings, file)
@@ -110,9 +110,6 @@ def run_draft(
 
 def _show_estimate(data: Path, draft: str, limit: int | None, as_json: bool) -> None:
     """Print the estimate of a checkpoint on a data set of this home."""
-    from cli.commands.evaluate import served
-    from ops.homes import open_home
-
     settings = open_home()
     ids = served(settings, draft, "", str(data))
     if not ids["checkpoint_id"]:
@@ -122,8 +119,6 @@ def _show_estimate(data: Path, draft: str, limit: int | None, as_json: bool) -> 
 
 def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
     """(path, name) of recorded responses: a file or folder, or a data set of this home. Raises BadInput."""
-    from cli.commands.targets import dataset
-
     if file.expanduser().exists():
         return file.expanduser(), file.name
     try:
@@ -134,7 +129,6 @@ def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
 
 def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, Any], device: str) -> Any:
     """The draft with a target model that replays the recording. `ref` is None if the draft is not a checkpoint."""
-    from cli.commands.targets import load_target, resolve
     from evaluation.drafts import open_prompt_lookup, open_small_model, open_with_base
 
     if ref is None and draft != NGRAM:
@@ -156,8 +150,6 @@ def _store(
 ) -> dict[str, Any]:
     """Store the evaluation, and the first `show` responses as chats; returns its id and their URLs."""
     from evaluation.replay import playground_answer
-    from tracking import replays
-    from tracking.db import writing
 
     source = result["replayed"]["file"]
     config = {"replay": source, "drafting": drafting}

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from cli.console import Json, finish, say
+from ops.health import check
+from ops.homes import open_home
 from speculoos.errors import BadInput
 from speculoos.inference_token import read_inference_token
 from speculoos.login_links import create_login_link
@@ -30,8 +32,6 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Check every part of the installation; prints a hint for each that fails."""
-    from ops.health import check
-
     settings = load()
     parts = check(settings)
     healthy = all(part.ok for part in parts.values())
@@ -63,8 +63,6 @@ def serve(
     port: Annotated[int, typer.Option(help="Port; default SPECULOOS_INFERENCE_PORT or 7861.")] = 0,
 ) -> int:
     """Run only the inference server: an OpenAI-compatible API with a trace of speculation in every chunk."""
-    from ops.homes import open_home
-
     settings = open_home()
     read_inference_token(settings)
     os.environ["SPECULOOS_HOME"] = str(settings.home)

@@ -6,6 +6,7 @@ from typing import Any
 
 from models.damage import BaseChecksums
 from models.starter import installed
+from speculoos.checksums import ChecksumCache
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
@@ -91,7 +92,6 @@ def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, A
     files."""
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft
-    from speculoos.checksums import ChecksumCache
 
     sums = ChecksumCache.of(settings)
     base = load_base(ref.base_path, decoding_dtype(settings.dtype, device), device, ref.base_known, sums)

@@ -9,8 +9,17 @@ from typer.core import TyperCommand
 from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.commands.fields import request_options
 from cli.console import Json, Wait, figures, finish, say
+from formats.refusals import no_server_reason
 from models.methods import METHODS, train_config
+from models.methods.recipes import is_built_in, list_recipes, load_recipe
+from models.methods.settings import settings_of
+from ops.homes import open_home
 from speculoos.errors import BadInput
+from speculoos.people import current_user
+from tracking import queries
+from tracking.db import reading
+from tracking.reports import last_metrics
+from workers.jobs.parsing import parse_settings
 from workers.jobs.requests import Train
 
 
@@ -24,8 +33,6 @@ class TrainCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Help below the options."""
-        from models.methods.recipes import list_recipes
-
         recipes = {recipe.name: recipe for recipe in list_recipes()}
         what = next((word for word in ctx.meta["words"] if word in METHODS or word in recipes), "")
         if not what:
@@ -41,8 +48,6 @@ class TrainCommand(TyperCommand):
 
 def settings_help(config: Any) -> Iterable[tuple[str, str]]:
     """(key=value, help and bounds) of every setting, with the values of `config`."""
-    from models.methods.settings import settings_of
-
     for each in settings_of(type(config)):
         value = getattr(config, each.name)
         shown = ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
@@ -66,13 +71,6 @@ def train(
 ) -> None:
     """Train a draft; the base model stays frozen. `train METHOD --help` lists the settings of a method."""
     from cli.follow import run_jobs
-    from formats.refusals import no_server_reason
-    from ops.homes import open_home
-    from speculoos.people import current_user
-    from tracking import queries
-    from tracking.db import reading
-    from tracking.reports import last_metrics
-    from workers.jobs.parsing import parse_settings
     from workers.jobs.submit import submit_training
 
     home = open_home()
@@ -114,8 +112,6 @@ def make_request(
     what: str, base_id: str, dataset_ids: list[str], changes: dict[str, Any], *, recipe: str = "", **options: Any
 ) -> Train:
     """The Train request with the recipe's settings, overridden by `changes`. Raises BadInput for invalid settings."""
-    from models.methods.recipes import is_built_in, load_recipe
-
     if what not in METHODS:
         recipe, what = what, ""
     start = load_recipe(recipe) if recipe else {}

@@ -8,7 +8,10 @@ from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.commands.fields import request_options
 from cli.console import Json, finish, table
 from models.methods.trees import NOT_SAVED
+from ops.homes import open_home
 from speculoos.errors import BadInput
+from tracking import queries
+from tracking.db import reading
 from workers.jobs.requests import Tune
 
 
@@ -22,9 +25,6 @@ def tune(
 ) -> None:
     """Find the fastest tree on this machine, and whether plain decoding is faster than every tree."""
     from cli.follow import run_request
-    from ops.homes import open_home
-    from tracking import queries
-    from tracking.db import reading
 
     settings = open_home()
     with reading(settings) as session:

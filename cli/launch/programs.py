@@ -1,7 +1,8 @@
 """The processes of a workbench and their commands, for `up`, `worker` and other commands."""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from speculoos.errors import Unavailable
 from speculoos.settings import Settings
@@ -13,15 +14,13 @@ ALL_PROGRAMS = (BROKER, INFERENCE, WEB, RECONCILER, WORKER_GPU, WORKER_IO)
 
 @dataclass(frozen=True)
 class Program:
-    """A supervised process. Groups start by ascending `rank` and stop by descending rank, one after another."""
+    """A supervised process. Programs start by ascending `rank` and stop by descending rank, one rank after another."""
 
     name: str
     command: tuple[str, ...]
-    group: str
     rank: int
     stop_seconds: int
-    environment: str = ""
-    """In the syntax of supervisord: `NAME="value",…`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def programs(settings: Settings, names: tuple[str, ...] = ALL_PROGRAMS) -> list[Program]:
@@ -32,13 +31,13 @@ def programs(settings: Settings, names: tuple[str, ...] = ALL_PROGRAMS) -> list[
 def _program(settings: Settings, name: str) -> Program:
     """Stop timeouts add up to less than 15 s: workers (which mark their jobs), then all servers, then the broker."""
     if name == BROKER:
-        return Program(name, broker_command(settings), "store", 1, 1)
+        return Program(name, broker_command(settings), 1, 1)
     if name in (WORKER_GPU, WORKER_IO):
-        return Program(name, worker_command(name.removeprefix("worker-")), "workers", 20, 10)
+        return Program(name, worker_command(name.removeprefix("worker-")), 20, 10)
     # Many threads serve requests; with an arena each, glibc would not return memory (as in docker-compose.yml).
-    environment = 'MALLOC_ARENA_MAX="2"' if name == WEB else ""
+    environment = {"MALLOC_ARENA_MAX": "2"} if name == WEB else {}
     module = {WEB: "app.main", INFERENCE: "serving.main", RECONCILER: "workers.supervise.reconcile"}[name]
-    return Program(name, (sys.executable, "-m", module), "servers", 10, 2, environment)
+    return Program(name, (sys.executable, "-m", module), 10, 2, environment)
 
 
 def worker_command(queue: str, threads: int | None = None) -> tuple[str, ...]:
@@ -50,7 +49,7 @@ def worker_command(queue: str, threads: int | None = None) -> tuple[str, ...]:
 def broker_command(settings: Settings) -> tuple[str, ...]:
     """The server binary itself (a killed wrapper would leave it running), on a private socket, append-only.
 
-    It must not set its process title: that overwrites the environment, which `supervision.survivors` reads.
+    It must not set its process title: that overwrites the environment, which `supervision.leftover_processes` reads.
     """
     return (
         *(valkey_binary(), "--port", "0", "--unixsocket", str(settings.run_dir / "redis.sock")),

@@ -71,7 +71,7 @@ class Services:
                 self._say("`speculoos up` takes over the services of this home.")
                 self.stop()
             else:
-                self._check(self._supervisor)
+                self._supervisor.check(self.names)
         elif self._has_remote_workers():
             return
         elif not self._lock.handover_asked() and self._lock.acquire(COMMAND, self.names):
@@ -98,13 +98,6 @@ class Services:
         read_inference_token(self.settings)
         self._supervisor = ProcessSupervisor(self.settings, programs(self.settings, self.names))
         self._supervisor.start()
-
-    def _check(self, supervisor: ProcessSupervisor) -> None:
-        if not supervisor.alive:
-            end_leftover_processes(self.settings)
-            supervisor.start()
-        else:
-            supervisor.check(self.names)
 
     def _wait_for_broker(self) -> None:
         deadline = time.monotonic() + BROKER_SECONDS

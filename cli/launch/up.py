@@ -25,7 +25,6 @@ from speculoos.settings import Settings
 START_SECONDS = 300.0
 HANDOVER_SECONDS = 60.0
 POLL_SECONDS = 0.25
-REVIVE_SECONDS = 30.0
 
 
 def up(settings: Settings) -> int:
@@ -59,7 +58,8 @@ def _run(settings: Settings) -> int:
         if wait_healthy(supervisor, ALL_PROGRAMS, stop):
             with suppress(OSError):
                 print(_welcome(settings), flush=True)
-            _watch(supervisor, stop)
+            while not stop.wait(POLL_SECONDS):
+                supervisor.tend()
     finally:
         if supervisor:
             _say("Stopping (running jobs continue at the next start) …")
@@ -170,29 +170,6 @@ def _stop_on_signals(settings: Settings) -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, handle)
     return stop
-
-
-def _watch(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
-    """Wait for `stop`. Restart a killed supervisor, and every REVIVE_SECONDS programs in state FATAL (for example after
-    a full disk)."""
-    revived = time.monotonic()
-    while not stop.wait(POLL_SECONDS):
-        if time.monotonic() - revived > REVIVE_SECONDS:
-            supervisor.revive()
-            revived = time.monotonic()
-        if not supervisor.alive:
-            _say("The supervisor ended; restarting it …")
-            _restart(supervisor, stop)
-
-
-def _restart(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
-    """End leftover processes and start again; wait a little after an error, such as a full disk."""
-    end_leftover_processes(supervisor.settings)
-    try:
-        supervisor.start()
-    except (Unavailable, OSError) as error:
-        _say(f"Restart failed: {error}")
-        stop.wait(REVIVE_SECONDS / 6)
 
 
 def _welcome(settings: Settings) -> str:

@@ -23,7 +23,7 @@ from tests.drills.trainings import SETTINGS
 from tests.tools.figures import Figures
 from tests.tools.homes import add_answers, add_base
 from tests.tools.loops import run_async
-from tests.tools.running import SUPERVISOR, Up, wait_for
+from tests.tools.running import Up, wait_for
 from tests.workers.conftest import Bench
 from tests.workers.drill_work import Count
 from tracking import db, jobs
@@ -109,7 +109,7 @@ def cramped(small_disk: Path, clean_environment: None) -> Iterator[Up]:
 def test_disk_full_in_a_log(cramped: Up, small_disk: Path, tmp_path: Path, figures: Figures) -> None:
     """Nothing can be written for a while, by anybody. The pages stay and say so; with room again everything goes on."""
     up = cramped
-    before = {name: up.pid(name) for name in (SUPERVISOR, "web", "inference")}
+    before = {name: up.pid(name) for name in ("web", "inference")}
     jobs_before = [order(up, tmp_path / f"job-{n}", steps=400) for n in range(3)]
     wait_for(lambda: row(up, jobs_before[0]).done > 5, "a job that takes steps")
     with kept_full(small_disk):

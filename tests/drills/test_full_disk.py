@@ -12,12 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.launch.supervision import end_leftover_processes, program_states
+from cli.launch.supervision import end_leftover_processes
 from speculoos import resources
 from speculoos.settings import Settings, load
 from tests.cli.launch.test_up import start, wait_until
 from tests.speculoos.test_resources import fill
 from tests.tools.ports import free_ports
+from tests.tools.running import program_pids
 from tracking import db, jobs
 from tracking.tables import Job
 from workers.jobs.requests import ImportPrompts
@@ -51,7 +52,7 @@ def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
     try:
         running.wait_until_up()
         wait_until((small.home / resources.RESERVE).exists)
-        before = {name: running.pid(name) for name in program_states(small)}
+        before = program_pids(small)
         fill(small_disk, 2 * 2**20)
         wait_until(lambda: "Paused: " in paused(small), 60)
         job = submit(ImportPrompts(path=str(prompts), original_name="p.jsonl"), name="p", settings=small)
@@ -60,12 +61,12 @@ def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
             fill(small_disk)
             the_pages_answer(small)
             time.sleep(1)
-        assert {name: running.pid(name) for name in program_states(small)} == before, "no process had to be replaced"
+        assert program_pids(small) == before, "no process had to be replaced"
         assert state(small, job) == "QUEUED"
         (small_disk / "ballast").unlink()
         wait_until(lambda: state(small, job) == "SUCCEEDED", 120)
         wait_until((small.home / resources.RESERVE).exists, 60)
-        assert {name: running.pid(name) for name in program_states(small)} == before
+        assert program_pids(small) == before
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(30) == 0
     finally:

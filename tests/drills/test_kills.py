@@ -13,7 +13,7 @@ import pytest
 from tests.drills.trainings import Trainings
 from tests.tools.figures import Figures, spread
 from tests.tools.homes import add_answers, add_base
-from tests.tools.running import SUPERVISOR, Up, wait_for
+from tests.tools.running import Up, wait_for
 from tracking import db, jobs
 from tracking.states import FINISHED
 from tracking.tables import Dataset, Job
@@ -21,8 +21,8 @@ from workers.jobs.requests import ImportPrompts
 from workers.jobs.submit import submit
 
 CHILD = "child"
-PARTS = ("worker-gpu", CHILD, "broker", "reconciler", "web", "inference", SUPERVISOR)
-WITH_THE_CHILD = ("worker-gpu", CHILD, SUPERVISOR)
+PARTS = ("worker-gpu", CHILD, "broker", "reconciler", "web", "inference")
+WITH_THE_CHILD = ("worker-gpu", CHILD)
 """Parts whose end ends the process that trains."""
 KILLS = int(os.environ.get("DRILLS_KILLS", "20"))
 """How often each part is killed."""

@@ -17,7 +17,7 @@ from benchmarks.load import MEASURED, SETTLE_SECONDS
 from benchmarks.page_client import PageClient, follow
 from models.starter import starter_path
 from tests.tools.figures import Figures, spread
-from tests.tools.running import SUPERVISOR, Up
+from tests.tools.running import Up
 
 TURNS = int(os.environ.get("DRILLS_TURNS", "300"))
 CHAT = 10
@@ -123,7 +123,7 @@ def browser(up: Up) -> httpx.AsyncClient:
 
 def parts(up: Up) -> Iterator[tuple[str, psutil.Process]]:
     """Every process of the home with the part it belongs to: what a part starts is its own."""
-    names = {up.pid(name): name for name in (*MEASURED, SUPERVISOR)} | {up.process.pid: "up"}
+    names = {up.pid(name): name for name in MEASURED} | {up.process.pid: "up"}
     top = psutil.Process(up.process.pid)
     for process in [top, *top.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):

@@ -1,13 +1,11 @@
-"""Floors of disk and memory, the reserve, logs of a supervisor on a full disk, and what the pages say of it."""
+"""Floors of disk and memory, the reserve, and what the pages say of it."""
 
 import contextlib
 import html
 import json
 import logging
-import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -16,18 +14,15 @@ from pathlib import Path
 import pytest
 
 from app.views import status_bar
-from cli.launch.programs import Program
-from cli.launch.supervision import ProcessSupervisor, end_leftover_processes, program_states
+from cli.launch.supervision import end_leftover_processes
 from ops import health
 from speculoos import logs, resources
 from speculoos.errors import BadInput
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
-from tests.cli.launch.test_supervision import wait_until
 from tracking import db
 
 MB = 2**20
-CHATTY = str(Path(__file__).resolve().parent.parent / "tools" / "chatty.py")
 
 
 def fill(disk: Path, left: int = 0) -> Path:
@@ -48,51 +43,6 @@ def small_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
     yield settings
     end_leftover_processes(settings, patience=0)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
-
-
-def written_by(pid: int) -> int:
-    """Bytes that a process has written, to wherever."""
-    return int(re.search(r"wchar: (\d+)", Path(f"/proc/{pid}/io").read_text())[1])
-
-
-def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home: Settings, small_disk: Path) -> None:
-    """supervisord's own handler raises on a full disk, prints that to a file on it, and takes every program along."""
-    supervisor = ProcessSupervisor(small_home, [Program("chatty", (sys.executable, CHATTY), "one", 1, 1)])
-    supervisor.start()
-    log = small_home.home / "logs" / "chatty.log"
-    wait_until(lambda: log.exists() and "line 3 " in log.read_text())
-    ballast = fill(small_disk)
-    pid = program_states(supervisor.settings)["chatty"]["pid"]
-    wait_until(lambda: shutil.disk_usage(small_disk).free == 0)
-    size, printed = log.stat().st_size, written_by(pid)
-    wait_until(lambda: written_by(pid) > printed + 200_000)  # more than a pipe and the file's last page take
-    os.kill(supervisor._process.pid, 0)
-    for _ in range(20):  # supervisord has its own lines to write too
-        assert program_states(supervisor.settings)["chatty"]["pid"] == pid and supervisor.alive
-    assert log.stat().st_size <= size + 8192
-    ballast.unlink()
-    wait_until(lambda: "bytes of log are missing here: they could not be written]" in log.read_text())
-    assert program_states(supervisor.settings)["chatty"]["pid"] == pid
-    supervisor.stop()
-    assert "line" in log.read_text().rpartition("missing here")[2], "lines are kept again"
-
-
-def test_logs_of_programs_are_rotated(small_home: Settings) -> None:
-    from supervisor.loggers import LogRecord
-
-    from cli.launch.steady_log import FullDiskLogHandler
-
-    file = small_home.home / "logs" / "x.log"
-    file.parent.mkdir(parents=True)
-    handler = FullDiskLogHandler(str(file), maxBytes=1000, backupCount=2)
-    for number in range(100):
-        handler.emit(LogRecord(20, f"{number:03} {'x' * 45}\n".encode()))
-    kept = sorted(file.parent.iterdir())
-    assert [p.name for p in kept] == ["x.log", "x.log.1", "x.log.2"]
-    assert "099" in file.read_text() + kept[1].read_text() and sum(p.stat().st_size for p in kept) < 3100
-    handler.reopen()
-    handler.remove()
-    assert not file.exists()
 
 
 def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, small_disk: Path) -> None:

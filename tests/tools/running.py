@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli.launch.supervision import end_leftover_processes, leftover_processes, program_states
+import psutil
+
+from cli.launch.programs import programs
+from cli.launch.supervision import end_leftover_processes, leftover_processes
 from ops import health
 from speculoos.settings import Settings, load
 from tests.tools.ports import free_ports
@@ -18,7 +21,6 @@ from tracking.db import writing
 
 CLONE = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "cli.main"]
-SUPERVISOR = "supervisor"
 START_SECONDS = 300.0
 
 
@@ -92,9 +94,7 @@ class Up:
 
     def pid(self, name: str) -> int:
         """Process of one part now; 0 when it has none."""
-        if name == SUPERVISOR:
-            return next((p.pid for p in leftover_processes(self.settings) if _is_supervisor(p)), 0)
-        return int(program_states(self.settings).get(name, {}).get("pid", 0))
+        return program_pids(self.settings).get(name, 0)
 
     def kill(self, name: str) -> int:
         """SIGKILL one part; returns the process that was killed, 0 when there was none just then."""
@@ -105,9 +105,7 @@ class Up:
 
     def is_back(self, name: str, before: int) -> bool:
         """Whether another process does its work and is well."""
-        if self.pid(name) in (0, before):
-            return False
-        return name == SUPERVISOR or health.check(self.settings, [name])[name].ok
+        return self.pid(name) not in (0, before) and health.check(self.settings, [name])[name].ok
 
     def end(self) -> None:
         """Stop it in order, and make sure that nothing is left."""
@@ -125,8 +123,15 @@ class Up:
         return Path(f"{self.home}{which}.out")
 
 
-def _is_supervisor(process: Any) -> bool:
-    return "cli.launch.supervision" in process.cmdline()
+def program_pids(settings: Settings) -> dict[str, int]:
+    """Processes of the programs of `up`, by name."""
+    names = {program.command: program.name for program in programs(settings)}
+    found = {}
+    for process in leftover_processes(settings):
+        with contextlib.suppress(psutil.Error):
+            if name := names.get(tuple(process.cmdline())):
+                found[name] = process.pid
+    return found
 
 
 def wait_for(claim: Callable[[], object], what: str, seconds: float = START_SECONDS, every: float = 0.1) -> float:

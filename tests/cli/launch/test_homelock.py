@@ -70,7 +70,7 @@ def test_a_wish_to_take_over_counts_only_while_its_process_lives(settings: Setti
 def test_the_run_folder_is_private_and_short_enough_for_a_socket(settings: Settings) -> None:
     folder = private_folder(settings.run_dir)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert len(str(folder / "supervisor.sock").encode()) < 100, "longer paths fail as Unix sockets"
+    assert len(str(folder / "redis.sock").encode()) < 100, "longer paths fail as Unix sockets"
 
 
 def test_the_run_folder_is_the_same_in_every_shell(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,12 @@ import httpx
 import psutil
 import pytest
 
-from cli.launch.supervision import end_leftover_processes, leftover_processes, program_states
+from cli.launch.supervision import end_leftover_processes, leftover_processes
 from ops.health import check
 from speculoos.settings import Settings, load
 from tests.tools.homes import add_answers, add_base
 from tests.tools.ports import free_ports
+from tests.tools.running import program_pids
 from tracking import db, jobs
 
 COMMAND = [sys.executable, "-m", "cli.main"]
@@ -38,7 +39,7 @@ class Running:
         assert self.process.poll() is None, self.output.read_text()
 
     def pid(self, name: str) -> int:
-        return program_states(self.settings).get(name, {}).get("pid", 0)
+        return program_pids(self.settings).get(name, 0)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = START_SECONDS) -> None:
@@ -94,7 +95,6 @@ def test_up_from_start_to_ctrl_c_and_on_again(own_ports: Settings, starter: Path
         the_socket_and_the_token_are_private(settings)
         a_second_up_says_where_the_first_one_is(url)
         what_is_killed_comes_back(running)
-        a_killed_supervisor_is_replaced(running)
         job_id = ctrl_c_in_mid_job_interrupts_it(running, tiny_base)
         running = start(settings)
         the_job_goes_on(running, job_id)
@@ -137,13 +137,6 @@ def what_is_killed_comes_back(running: Running) -> None:
     wait_until(lambda: check(running.settings, ["broker"])["broker"].ok)
 
 
-def a_killed_supervisor_is_replaced(running: Running) -> None:
-    (supervisor,) = [p for p in leftover_processes(running.settings) if "cli.launch.supervision" in p.cmdline()]
-    supervisor.kill()
-    wait_until(lambda: "restarting it" in running.output.read_text())
-    wait_until(lambda: all(check(running.settings, ["web", "broker", "worker-gpu"])[n].ok for n in ("web", "broker")))
-
-
 def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path) -> str:
     add_answers(running.settings, add_base(running.settings, tiny_base), rows=60)
     words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads", "--json"]
@@ -171,7 +164,7 @@ def the_job_goes_on(running: Running, job_id: str) -> None:
 def nothing_can_be_read_by_others(settings: Settings) -> None:
     """The home and its database were made by this test with the usual umask; all else by processes of ours since."""
     written = [path for path in settings.home.rglob("*") if "datasets" not in path.parts]  # this test's own
-    assert {"speculoos.db", "logs", "checkpoints", "broker", "supervisord.log"} <= {path.name for path in written}
+    assert {"speculoos.db", "logs", "checkpoints", "broker", "web.log"} <= {path.name for path in written}
     found = [f"{path} {path.lstat().st_mode:o}" for path in (settings.home, *written) if path.lstat().st_mode & 0o077]
     found = [line for line in found if not line.endswith(" 120777")]  # links have no permissions of their own
     assert not found
