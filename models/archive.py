@@ -21,9 +21,8 @@ def archive_name(base: str, checkpoint: str) -> str:
 def write_zip(folder: str | Path, target: str | Path) -> Path:
     """Write the checkpoint in `folder` as a zip, atomically. Creates SHA256SUMS when the folder has none."""
     files = archive_files(Path(folder))
-    return zip_files(
-        files, Path(target), {} if Path(folder, CHECKSUM_FILE).exists() else {CHECKSUM_FILE: checksums_text(files)}
-    )
+    texts = {} if Path(folder, CHECKSUM_FILE).exists() else {CHECKSUM_FILE: checksums_text(files)}
+    return zip_files(files, Path(target), texts)
 
 
 def zip_files(

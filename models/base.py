@@ -45,7 +45,6 @@ class LoadedBase:
 
     @property
     def backbone(self) -> nn.Module:
-        """The model without its LM head."""
         return self.model.get_decoder()
 
     @property
@@ -68,7 +67,6 @@ class LoadedBase:
 
     @cached_property
     def logit_rule(self) -> LogitRule:
-        """Scale and cap applied to the output of the LM head."""
         return logit_rule(self.config.to_dict())
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -95,7 +93,6 @@ class LoadedBase:
 
     @property
     def max_length(self) -> int:
-        """Maximum number of positions."""
         return int(getattr(self.config, "max_position_embeddings", None) or 2048)
 
     def forward_hidden(

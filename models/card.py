@@ -1,6 +1,7 @@
 """Model cards of base models: JSON made from the config and safetensors headers, without loading weights or torch."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO
         "max_length": first_set(text, "max_position_embeddings", "n_positions"),
         "chat_template": bool(template),
         "licence": licence or read_licence(folder),
-        "size_bytes": sum(entry.end - entry.start for entry in entries),
+        "size_bytes": sum(entry.size for entry in entries),
         "tokenizer_sha256": identity.tokenizer_sha256(folder),
         "weights_sha256": weights_sum(folder, sums),
         "files": {path.name: file_sha256(path) for path in identity.read_files(folder)},
@@ -70,20 +71,18 @@ def unsupported_reasons(config: dict[str, Any]) -> dict[str, str]:
 
 
 def first_set(config: Mapping[str, Any], *names: str) -> Any:
-    """Value of the first of `names` that is set, or None."""
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
 def _dtype(entries: list[identity.TensorEntry]) -> str:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for entry in entries:
-        counts[entry.dtype] = counts.get(entry.dtype, 0) + entry.count
-    common = max(counts, key=counts.__getitem__)
+        counts[entry.dtype] += entry.count
+    common = counts.most_common(1)[0][0]
     return identity.FLOATS.get(common, common.lower())
 
 
 def read_licence(folder: Path) -> str:
-    """The licence stated in the folder's README, or ""."""
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.is_file() else ""
     match = LICENCE_LINE.search(text)

@@ -13,42 +13,43 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from models.archive import WEIGHTS, checkpoint_problems
 from models.draft_card import draft_card
 from models.identity import read_json
 from models.methods import find_method
-from speculoos import checksums
 from speculoos.checksums import CHECKSUM_FILE, ChecksumCache, checksums_text
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.files import new_folder, sync_file
 from speculoos.private import apply_umask
 
 FORMAT = 1
-SPECULOOS_KEYS = ("speculoos_method", "speculoos_format", "base", "base_path", "base_sha256")
-SPECULOOS_KEYS += ("training", "drafting", "tuning")
+SPECULOOS_KEYS = (
+    *("speculoos_method", "speculoos_format", "base", "base_path", "base_sha256"),
+    *("training", "drafting", "tuning"),
+)
 """Keys of config.json that do not describe the network."""
-KEY_TYPES = {"speculoos_method": str, "speculoos_format": int, "training": dict, "drafting": dict, "tuning": dict}
-KEY_TYPES |= {"base_path": str}
+KEY_TYPES = {
+    **dict.fromkeys(("speculoos_method", "base_path"), str),
+    **dict.fromkeys(("training", "drafting", "tuning"), dict),
+    "speculoos_format": int,
+}
 TYPE_NAMES = {str: "text", int: "number", dict: "table"}
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+CONFIG, CARD = "config.json", "README.md"
 RESTORE_HINT = "Download or train the checkpoint again; `speculoos verify` checks all."
 log = logging.getLogger(__name__)
 
 
 def draft_class(method: str) -> Any:
-    """Class of the draft network of a method. Raises Unsupported for an unknown method."""
     return find_method(method).load("network")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The checkpoint's config.json. Raises NotFound, BadInput or Unsupported."""
     path = Path(folder) / CONFIG
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NotFound(f"{folder} is not a draft checkpoint: it has no {CONFIG}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); download or train the checkpoint again.") from None
-    if not isinstance(data, dict) or "speculoos_method" not in data:
+    if not path.exists():
+        raise NotFound(f"{folder} is not a draft checkpoint: it has no {CONFIG}.")
+    data = read_json(path)
+    if "speculoos_method" not in data:
         raise BadInput(f"{path} names no speculoos_method, so it is not a draft made by Speculoos.")
     for key, kind in KEY_TYPES.items():
         if not isinstance(data.get(key, kind()), kind):
@@ -132,14 +133,8 @@ def update_draft_config(folder: str | Path, **changes: Any) -> None:
 def verify_sums(folder: str | Path, sha256: str = "", sums: ChecksumCache | None = None) -> None:
     """Check the files against SHA256SUMS, if present, and the weights against `sha256`, if given. Raises Damaged naming
     the first file that differs or is missing."""
-    folder, sums = Path(folder), sums or ChecksumCache()
-    checksums.verify_checksums(folder, RESTORE_HINT, sums)
-    try:
-        same = not sha256 or sums.of_file(folder / WEIGHTS) == sha256
-    except OSError as error:
-        raise Damaged(f"{folder / WEIGHTS} cannot be read ({error.strerror}).", RESTORE_HINT) from None
-    if not same:
-        raise Damaged(f"{folder / WEIGHTS} is not the file that was trained (its sha256 differs).", RESTORE_HINT)
+    for file, problem in checkpoint_problems(folder, sha256, sums).items():
+        raise Damaged(f"{Path(folder) / file} {problem}.", RESTORE_HINT)
 
 
 def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, tensors: dict[str, Any] | None) -> None:
@@ -163,7 +158,6 @@ def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, ten
 
 
 def _write_texts(folder: Path, config: dict[str, Any]) -> None:
-    """Write config.json, the model card and SHA256SUMS."""
     from safetensors import safe_open
 
     with safe_open(folder / WEIGHTS, "pt") as stored:
@@ -189,33 +183,24 @@ def _cast(tensors: dict[str, Any], dtype: str) -> dict[str, Any]:
     }
 
 
-def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:
-    vocabulary, hidden = base.lm_head.weight.shape
-    for key, actual in (("hidden_size", hidden), ("vocab_size", vocabulary)):
-        if key == "hidden_size" and not find_method(config["speculoos_method"]).shares_hidden_size:
-            continue
-        expected = config.get("target_hidden_size") if key == "hidden_size" else None
-        expected = expected or config.get(key, actual)
-        if expected != actual:
-            raise Unsupported(
-                f"The draft in {folder} was trained for a base with {key} {expected}, this base has {actual}; "
-                f"choose the base it names ({config.get('base') or 'unknown'})."
-            )
-
-
 def _load_module(folder: Path, config: dict[str, Any], base: Any, full: bool = False) -> Any:
     """The module described by `config` with the weights of `folder`, in the base's dtype or, if `full`, in fp32."""
-    _check_fit(folder, config, base)
-    draft = draft_class(config["speculoos_method"]).from_json(config, base)
-    draft = draft.float() if full else draft
-    _load_weights(folder / WEIGHTS, draft)
-    return draft
-
-
-def _load_weights(path: Path, draft: Any) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    method, (vocabulary, hidden) = find_method(config["speculoos_method"]), base.lm_head.weight.shape
+    expected = {"vocab_size": (config.get("vocab_size"), vocabulary)}
+    if method.shares_hidden_size:
+        expected["hidden_size"] = config.get("target_hidden_size") or config.get("hidden_size"), hidden
+    for key, (size, actual) in expected.items():
+        if size not in (None, actual):
+            raise Unsupported(
+                f"The draft in {folder} was trained for a base with {key} {size}, this base has {actual}; "
+                f"choose the base it names ({config.get('base') or 'unknown'})."
+            )
+    draft = method.load("network").from_json(config, base)
+    draft = draft.float() if full else draft
+    path = folder / WEIGHTS
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -226,6 +211,7 @@ def _load_weights(path: Path, draft: Any) -> None:
     if wrong:
         raise Unsupported(f"{path} does not hold the weights described by its config (first wrong tensor: {wrong[0]}).")
     draft.load_state_dict(tensors, strict=False)
+    return draft
 
 
 def base_notices(config: dict[str, Any], base_sha256: str) -> list[str]:

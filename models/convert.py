@@ -17,24 +17,32 @@ def convert_gguf(file: str | Path, folder: str | Path) -> dict[str, str]:
     Weights are float32, or bfloat16 above two billion parameters. Returns the file's `general.*` metadata (name,
     license, …). Raises BadInput for a damaged file, Unsupported for an architecture without a loader.
     """
-    file, folder = Path(file).resolve(), Path(folder)
-    metadata = gguf_metadata(file)
-    model, tokenizer = _load(file, _dtype(file))
-    _save(model, tokenizer, folder)
-    return metadata
-
-
-def gguf_metadata(file: str | Path) -> dict[str, str]:
-    """The text metadata under `general.` of a GGUF file, without that prefix. Raises BadInput for an invalid file."""
     import gguf
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    check_magic(Path(file))
+    file = Path(file).resolve()
+    check_magic(file)
     try:
-        fields = gguf.GGUFReader(str(file)).fields
+        reader = gguf.GGUFReader(str(file))
     except (ValueError, OSError, IndexError, KeyError) as error:
         raise BadInput(f"{file}: damaged GGUF file ({error}); fetch it again.") from None
-    strings = {k: f for k, f in fields.items() if k.startswith("general.") and f.types == [gguf.GGUFValueType.STRING]}
-    return {k.removeprefix("general."): str(f.contents()) for k, f in strings.items()}
+    parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    dtype = torch.float32 if parameters <= FLOAT32_UP_TO else torch.bfloat16
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars that no option turns off
+            model = AutoModelForCausalLM.from_pretrained(dtype=dtype, **source)
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+    except (ValueError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unsupported(f"{file.name}: this GGUF file cannot be converted ({reason}).") from None
+    _save(model, tokenizer, Path(folder))
+    return {
+        name.removeprefix("general."): str(field.contents())
+        for name, field in reader.fields.items()
+        if name.startswith("general.") and field.types == [gguf.GGUFValueType.STRING]
+    }
 
 
 def check_magic(file: Path) -> None:
@@ -46,26 +54,6 @@ def check_magic(file: Path) -> None:
         raise BadInput(f"{file}: cannot be read ({error.strerror}).") from None
     if head != MAGIC:
         raise BadInput(f"{file}: not a GGUF file (it does not begin with GGUF).")
-
-
-def _dtype(file: Path) -> Any:
-    import gguf
-    import torch
-
-    parameters = sum(int(t.n_elements) for t in gguf.GGUFReader(str(file)).tensors)
-    return torch.float32 if parameters <= FLOAT32_UP_TO else torch.bfloat16
-
-
-def _load(file: Path, dtype: Any) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars that no option turns off
-            return AutoModelForCausalLM.from_pretrained(dtype=dtype, **source), AutoTokenizer.from_pretrained(**source)
-    except (ValueError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Unsupported(f"{file.name}: this GGUF file cannot be converted ({reason}).") from None
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:

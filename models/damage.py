@@ -34,11 +34,16 @@ def base_problems(folder: str | Path, known: BaseChecksums, sums: ChecksumCache 
     folder = Path(folder)
     if not folder.is_dir():
         return {str(folder): "is missing"}
-    problems = _files(folder, dict(known.files))
+    files, problems = dict(known.files), {}
+    for name, digest in files.items():
+        problems |= _compare(name, digest, lambda name=name: file_sha256(folder / name))
+    if files:
+        found = {path.name for path in identity.read_files(folder)}
+        problems |= dict.fromkeys(found - files.keys(), "was not there when the model was added")
     if not problems and known.tokenizer_sha256:
-        problems = _part("tokenizer", known.tokenizer_sha256, lambda: identity.tokenizer_sha256(folder))
+        problems = _compare("the tokenizer", known.tokenizer_sha256, lambda: identity.tokenizer_sha256(folder))
     if known.weights_sha256:
-        problems |= _part("weights", known.weights_sha256, lambda: weights_sum(folder, sums))
+        problems |= _compare("the weights", known.weights_sha256, lambda: weights_sum(folder, sums))
     return problems
 
 
@@ -84,28 +89,10 @@ def weights_sum(folder: Path, sums: ChecksumCache) -> str:
     return sums.remembered(f"weights:{folder.absolute()}", files, lambda: identity.weights_sha256(folder))
 
 
-def _files(folder: Path, known: dict[str, str]) -> dict[str, str]:
-    if not known:
-        return {}
-    current = {path.name: path for path in identity.read_files(folder)}
-    problems = {name: "is missing" for name in known if name not in current}
-    for name, path in current.items():
-        if name not in known:
-            problems[name] = "was not there when the model was added"
-        elif problem := _changed(path, known[name]):
-            problems[name] = problem
-    return problems
-
-
-def _changed(path: Path, digest: str) -> str:
+def _compare(part: str, digest: str, compute: Callable[[], str]) -> dict[str, str]:
     try:
-        return "" if file_sha256(path) == digest else "was changed after the model was added, or is damaged"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-
-
-def _part(part: str, digest: str, compute: Callable[[], str]) -> dict[str, str]:
-    try:
-        return {} if compute() == digest else {f"the {part}": "changed: its sha256 differs from the added model's"}
+        return {} if compute() == digest else {part: "changed: its sha256 differs from the added model's"}
+    except FileNotFoundError:
+        return {part: "is missing"}
     except (SpeculoosError, OSError) as error:
-        return {f"the {part}": f"cannot be read ({str(error).rstrip('.')})"}
+        return {part: f"cannot be read ({str(error).rstrip('.')})"}

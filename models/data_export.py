@@ -32,7 +32,6 @@ def export_lines(folder: str | Path, form: str = "messages") -> Iterator[bytes]:
 
 
 def find_row_converter(form: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that converts a row. Raises BadInput for an unknown form."""
     if form not in ROW_CONVERTERS:
         raise BadInput(f"Unknown data set format {form!r}; choose {' or '.join(ROW_CONVERTERS)}.")
     return ROW_CONVERTERS[form]
@@ -65,7 +64,6 @@ def export_shards(folder: str | Path, target: Path, rows: int, form: str = "mess
 
 
 def file_name(name: str) -> str:
-    """A file name that is valid on every system, such as `answers.jsonl`."""
     return (portable_name(name) or "data") + ".jsonl"
 
 

@@ -58,7 +58,6 @@ def _loading(config: dict[str, Any], base: str) -> str:
 
 
 def _drafting(config: dict[str, Any]) -> dict[str, Any]:
-    """Default drafting options, and the expected figures if they were tuned."""
     if not config.get("drafting"):
         return {}
     tuning = dict(config.get("tuning", {}))

@@ -29,8 +29,6 @@ class EagleConfig(LayerShape):
 
 
 class EagleLayer(nn.Module):
-    """A Llama decoder layer with an optional input norm."""
-
     def __init__(self, shape: LayerShape, input_norm: bool):
         super().__init__()
         self.self_attn = Attention(shape, shape.hidden_size)
@@ -65,7 +63,6 @@ class BorrowedParts(nn.Module):
 
     @property
     def table(self) -> Any:
-        """The embeddings in use."""
         return self._base[0].embed_tokens if self.embed_tokens is None else self.embed_tokens
 
     def embed(self, token_ids: Tensor) -> Tensor:

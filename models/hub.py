@@ -3,14 +3,15 @@
 Fetches safetensors, configs and tokenizers only, and pickled weights if there are no safetensors; never code.
 """
 
-import os
 import re
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
@@ -22,11 +23,12 @@ WANTED_FILES = re.compile(
     r"[^/]+\.(?:json|jinja|safetensors)|tokenizer\.model|spiece\.model|merges\.txt|vocab\.txt|README\.md"
 )
 EXCLUDED_FILES = re.compile(r"(?:adapter_|consolidated|training_args|optimizer|trainer_state).*")
-NO_SAFETENSORS = "has no safetensors weights and no pytorch_model.bin; other formats are not loaded."
+NO_SAFETENSORS = "has no safetensors weights and no pytorch_model.bin; of other formats only GGUF files can be added."
 PICKLES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin|medusa_lm_head\.pt")
 """Pickled weights of drafts."""
 BASE_PICKLES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 """Pickled weights of bases: fetched only without safetensors, and converted in a child process with limits."""
+Result = TypeVar("Result")
 POLL_SECONDS = 0.5
 HEADROOM = 1 << 30
 Files = dict[str, tuple[int, str]]
@@ -68,11 +70,11 @@ def download(
     """Download a hub model to `folder`, resuming an earlier download there. `chosen` selects the files; default: those
     of a base (`choose`).
 
-    Raises NotFound, Unavailable (gated, offline, disk full), Unsupported (no safetensors), Cancelled.
+    Raises NotFound, SpeculoosError, Unavailable (gated, offline, disk full), Unsupported (no safetensors), Cancelled.
     """
     repo, revision = parse_id(location)
     listing = with_hub_errors(repo, lambda: _listing(repo, revision, token, chosen or choose))
-    check_space(listing, folder)
+    check_space(repo, listing.size - bytes_in(folder), folder)
     folder.mkdir(parents=True, exist_ok=True)
     reporter.log(f"Downloading {repo} ({listing.size / 1e6:,.0f} MB) …")
     run_with_progress(
@@ -80,16 +82,11 @@ def download(
     )
     for name in listing.files:
         listing.check_arrived(name, folder)
-    _remove_others(folder, listing)
-    return listing
-
-
-def _remove_others(folder: Path, listing: RepositoryListing) -> None:
-    """Remove files of other revisions and the download metadata."""
     shutil.rmtree(folder / ".cache", ignore_errors=True)
-    for path in folder.iterdir():
+    for path in folder.iterdir():  # files of other revisions
         if path.name not in listing.files:
             path.unlink()
+    return listing
 
 
 def last_part(name: str) -> str:
@@ -97,26 +94,19 @@ def last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
-def choose(files: Files) -> Files:
+def choose(files: Files, pickles: re.Pattern[str] = BASE_PICKLES) -> Files:
     """Files of a repository that a base needs: `model*.safetensors` if any, else other safetensors, else pickles."""
     selection = {n: v for n, v in files.items() if WANTED_FILES.fullmatch(n) and not EXCLUDED_FILES.fullmatch(n)}
     weights = [n for n in selection if n.endswith(".safetensors")]
     if any(n.startswith("model") for n in weights):
         selection = {n: v for n, v in selection.items() if n not in weights or n.startswith("model")}
-    return selection if weights else selection | _matching(BASE_PICKLES, files)
+    return selection if weights else selection | {n: v for n, v in files.items() if pickles.fullmatch(n)}
 
 
 def choose_draft(files: Files) -> Files:
     """Files of a repository that a draft needs; pickles only without safetensors. Pickles are read in a child process
     with limits, without running code in them."""
-    selection = choose(files)
-    if any(name.endswith(".safetensors") for name in selection):
-        return selection
-    return selection | _matching(PICKLES, files)
-
-
-def _matching(pattern: re.Pattern[str], files: Files) -> Files:
-    return {name: value for name, value in files.items() if pattern.fullmatch(name)}
+    return choose(files, PICKLES)
 
 
 def _listing(repo: str, revision: str | None, token: str, select: FileFilter) -> RepositoryListing:
@@ -126,16 +116,10 @@ def _listing(repo: str, revision: str | None, token: str, select: FileFilter) ->
     files = {s.rfilename: (s.size or 0, s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
     selection = select(files)
     if not any(name.endswith(".safetensors") or PICKLES.fullmatch(name) for name in selection):
-        raise Unsupported(_no_weights_reason(repo, set(files)))
+        if any(name.startswith("adapter_") for name in files):
+            raise Unsupported(f"{repo}: is an adapter (LoRA), not a whole model; merge it into its base first.")
+        raise Unsupported(f"{repo}: {NO_SAFETENSORS}")
     return RepositoryListing(repo, info.sha or revision or "main", selection)
-
-
-def _no_weights_reason(repo: str, names: set[str]) -> str:
-    if any(name.startswith("adapter_") for name in names):
-        return f"{repo}: is an adapter (LoRA), not a whole model; merge it into its base first."
-    if any(name.endswith(".gguf") for name in names):
-        return f"{repo}: has GGUF files only; download one and add it as a GGUF file."
-    return f"{repo}: {NO_SAFETENSORS}"
 
 
 def _snapshot(listing: RepositoryListing, folder: Path, token: str) -> None:
@@ -150,55 +134,49 @@ def _snapshot(listing: RepositoryListing, folder: Path, token: str) -> None:
     )
 
 
-def run_with_progress(work: Any, listing: RepositoryListing, folder: Path, reporter: Reporter) -> None:
+def run_with_progress(work: Callable[[], object], listing: RepositoryListing, folder: Path, reporter: Reporter) -> None:
     """Run `work` in a thread, reporting bytes on disk and checking for a stop; a stop keeps the partial download."""
-    errors: list[BaseException] = []
+    result: Future[object] = Future()
 
     def body() -> None:
         try:
-            work()
+            result.set_result(work())
         except BaseException as error:
-            errors.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(POLL_SECONDS)
-        reporter.progress(min(_bytes_in(folder), listing.size), listing.size, "bytes")
+    threading.Thread(target=body, daemon=True).start()
+    while not wait([result], POLL_SECONDS).done:
+        reporter.progress(min(bytes_in(folder), listing.size), listing.size, "bytes")
         check_stop(reporter)
-    if errors:
-        raise errors[0]
+    result.result()
 
 
-def _bytes_in(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
     total = 0
-    for root, _folders, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(root, name)).st_size
-            except OSError:  # renamed meanwhile
-                continue
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # renamed meanwhile
+            total += path.stat().st_size
     return total
 
 
-def check_space(listing: RepositoryListing, folder: Path) -> None:
+def check_space(name: str, needed: int, folder: Path) -> None:
+    """Raise Unavailable when fewer than `needed` bytes and some reserve are free for `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
-    if free < listing.size - _bytes_in(folder) + HEADROOM:
-        need = (listing.size + HEADROOM) / 1e9
+    if free < needed + HEADROOM:
         raise Unavailable(
-            f"{listing.repo} needs {need:.1f} GB on disk and {free / 1e9:.1f} GB are free; free disk space first."
+            f"{name} needs {(needed + HEADROOM) / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB are free; "
+            "free disk space first."
         )
 
 
 def offline() -> bool:
-    """Whether HF_HUB_OFFLINE is set."""
     from huggingface_hub import is_offline_mode
 
     return is_offline_mode()
 
 
-def with_hub_errors(repo: str, work: Any, noun: str = "model") -> Any:
+def with_hub_errors(repo: str, work: Callable[[], Result], noun: str = "model") -> Result:
     """`work()`, with hub errors converted to SpeculoosErrors (subclasses first, since they inherit from each other)."""
     from huggingface_hub import errors
 
@@ -221,7 +199,7 @@ def with_hub_errors(repo: str, work: Any, noun: str = "model") -> Any:
         raise Unavailable(f"{repo}: the hub answered with status {status}; try again later.") from None
     except OSError as error:
         raise Unavailable(f"{repo}: could not be downloaded ({error.strerror or type(error).__name__}).") from None
-    except Exception as error:  # transport errors of the HTTP library have no common base class with the above
+    except Exception as error:  # huggingface_hub uses httpx or httpx2
         if "http" not in type(error).__module__:
             raise
         raise Unavailable(f"{repo}: the hub cannot be reached ({type(error).__name__}); check the network.") from None

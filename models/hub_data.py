@@ -3,7 +3,6 @@
 Only parquet, JSONL and JSON files are fetched; no code is run.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from models.hub import Files, RepositoryListing, check_space, parse_id, run_with_progress, with_hub_errors
-from models.hub_ask import HubRequest, send_hub_request
+from pydantic import BaseModel, ValidationError
+
+from models.hub import Files, RepositoryListing, bytes_in, check_space, parse_id, run_with_progress, with_hub_errors
+from models.hub_ask import get_from_hub
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Reporter
 
@@ -28,9 +29,19 @@ SHARD = re.compile(r"(^|[-_.])\d+(-of-\d+)?(-[0-9a-f]{6,})?$")
 MOST_FILES = 1000
 LISTED_PARTS = 12
 TIMEOUT, MAX_LISTING_BYTES = 15.0, 64 << 20  # seconds and bytes of the request for the file list
-INVALID_LISTING = "{}: the hub's response is not a list of files; try again later."
 NOUN = "data set"
 PREVIEW_BYTES, LARGEST_LOOK = 2 << 20, 16 << 20  # bytes fetched for a preview: of text files, of parquet files
+
+
+class _ListedFile(BaseModel):
+    rfilename: str
+    size: int | None = None
+    lfs: dict[str, Any] | None = None
+
+
+class _Listing(BaseModel):
+    sha: str | None = None
+    siblings: list[_ListedFile]
 
 
 @dataclass(frozen=True)
@@ -81,18 +92,13 @@ def look_up_file(repo: str, name: str, token: str = "") -> RepositoryListing:
 def _listing(location: Location, token: str, select: Callable[[Files], Files]) -> RepositoryListing:
     repo, at = location.repo, f"/revision/{quote(location.revision, safe='')}" if location.revision else ""
     path, params = f"api/datasets/{repo}{at}", {"blobs": "true"}
-    content = send_hub_request(HubRequest(repo, path, MAX_LISTING_BYTES, token, params, noun=NOUN, seconds=TIMEOUT))
+    content = get_from_hub(repo, path, MAX_LISTING_BYTES, token, params=params, noun=NOUN, seconds=TIMEOUT)
     try:
-        info = json.loads(content)
-        files = {str(each["rfilename"]): _size_and_sum(each) for each in info["siblings"]}
-        revision = str(info.get("sha") or location.revision or "main")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        raise Unavailable(INVALID_LISTING.format(repo)) from None
-    return RepositoryListing(repo, revision, select(files))
-
-
-def _size_and_sum(file: dict[str, Any]) -> tuple[int, str]:
-    return int(file.get("size") or 0), str((file.get("lfs") or {}).get("sha256") or "")
+        info = _Listing.model_validate_json(content)
+    except ValidationError:
+        raise Unavailable(f"{repo}: the hub's response is not a list of files; try again later.") from None
+    files = {each.rfilename: (each.size or 0, (each.lfs or {}).get("sha256") or "") for each in info.siblings}
+    return RepositoryListing(repo, info.sha or location.revision or "main", select(files))
 
 
 def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
@@ -107,7 +113,7 @@ def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
         )
     path = f"datasets/{listing.repo}/resolve/{quote(listing.revision, safe='')}/{quote(name)}"
     limit = LARGEST_LOOK if whole else PREVIEW_BYTES
-    return name, send_hub_request(HubRequest(listing.repo, path, limit, token, truncate=not whole, noun=NOUN))
+    return name, get_from_hub(listing.repo, path, limit, token, truncate=not whole, noun=NOUN)
 
 
 def choose(location: Location, files: Files) -> Files:
@@ -142,7 +148,7 @@ def _named(location: Location, kinds: list[dict[str, Files]]) -> Files:
     for parts in kinds:
         if location.part in parts:
             return parts[location.part]
-        matches = [part for part in parts if part.rpartition("/")[2] == location.part]
+        matches = _ending(parts, location.part)
         if len(matches) > 1:
             raise BadInput(f"{location.repo}: {location.part!r} may be {_listed(matches)}; name one of these.")
         if matches:
@@ -151,12 +157,15 @@ def _named(location: Location, kinds: list[dict[str, Files]]) -> Files:
 
 
 def _only(location: Location, parts: dict[str, Files]) -> Files:
-    trains = [part for part in parts if part.rpartition("/")[2] == "train"]
-    matches = [*parts] if len(parts) == 1 else trains
+    matches = [*parts] if len(parts) == 1 else _ending(parts, "train")
     if len(matches) != 1:
         example = f"{PREFIX}{location.repo}:{next(iter(parts))}"
         raise BadInput(f"{location.repo}: has several parts, {_listed([*parts])}; choose one, such as {example}")
     return parts[matches[0]]
+
+
+def _ending(parts: dict[str, Files], last: str) -> list[str]:
+    return [part for part in parts if part.rpartition("/")[2] == last]
 
 
 def _listed(parts: list[str]) -> str:
@@ -169,7 +178,7 @@ def fetch(listing: RepositoryListing, folder: Path, reporter: Reporter, token: s
 
     Raises NotFound, Unavailable (gated, offline, disk full, damaged in transit), Cancelled.
     """
-    check_space(listing, folder)
+    check_space(listing.repo, listing.size - bytes_in(folder), folder)
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, (size, _)) in enumerate(listing.files.items(), 1):
         reporter.log(f"Fetching {name} ({size / 1e6:,.1f} MB), file {number} of {len(listing.files)} …")
@@ -181,5 +190,5 @@ def fetch(listing: RepositoryListing, folder: Path, reporter: Reporter, token: s
 def _get(listing: RepositoryListing, name: str, folder: Path, token: str) -> None:
     from huggingface_hub import hf_hub_download
 
-    options = {"repo_type": "dataset", "revision": listing.revision, "local_dir": folder}
-    with_hub_errors(listing.repo, lambda: hf_hub_download(listing.repo, name, token=token or False, **options), NOUN)
+    options = {"repo_type": "dataset", "revision": listing.revision, "local_dir": folder, "token": token or False}
+    with_hub_errors(listing.repo, lambda: hf_hub_download(listing.repo, name, **options), NOUN)

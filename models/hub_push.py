@@ -2,7 +2,7 @@
 neither printed nor stored. No torch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ PUSH_ERRORS = {
 
 @dataclass(frozen=True)
 class PushResult:
-    """URL of the repository and id of the commit with the uploaded files."""
-
     url: str
     commit: str
 
@@ -36,7 +34,6 @@ def check_repository(repo: str) -> None:
 
 
 def repository_url(repo: str) -> str:
-    """URL of the repository's page."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repo}"
@@ -45,7 +42,17 @@ def repository_url(repo: str) -> str:
 def check_access(repo: str, public: bool) -> None:
     """Check access before anything large is created. Raises Unavailable without a token or a hub, Conflict when the
     repository is public and `public` is false."""
-    if _is_public(repo) and not public:
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    def is_public(api: Any) -> bool:
+        try:
+            return not api.model_info(repo).private
+        except RepositoryNotFoundError as error:
+            if error.response.status_code == 401:  # the token is invalid; a private repository is a 404
+                raise
+            return False
+
+    if _call(repo, is_public) and not public:
         raise Conflict(f"{repo} exists and is public; add --public to push to it, or choose another repository.")
 
 
@@ -61,23 +68,7 @@ def push_folder(folder: Path, repo: str, public: bool, message: str) -> PushResu
     return _call(repo, work)
 
 
-def _is_public(repo: str) -> bool:
-    """Whether the repository exists and is public."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    def work(api: Any) -> bool:
-        try:
-            return not api.model_info(repo).private
-        except RepositoryNotFoundError as error:
-            if error.response.status_code == 401:  # the token is invalid; a private repository is a 404
-                raise
-            return False
-
-    return _call(repo, work)
-
-
 def _call(repo: str, work: Callable[[Any], Any]) -> Any:
-    """`work(api)`, with errors converted to SpeculoosErrors."""
     from huggingface_hub import HfApi, get_token
 
     if not (token := get_token()):
@@ -92,24 +83,16 @@ def _convert_error(repo: str, error: BaseException) -> SpeculoosError:
     """Convert the first known error of the chain. Its text is left out, since URLs in it may hold signatures."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    if type(error) is RuntimeError:  # raised for uploads of large files
-        return Unavailable(f"{repo}: the upload failed; {RETRY_HINT}")
-    for each in _chain(error):
+    each = None if type(error) is RuntimeError else error  # raised for uploads of large files
+    while each is not None:
         if isinstance(each, OfflineModeIsEnabled):
             return Unavailable(f"{repo}: the hub is not used while HF_HUB_OFFLINE is set; unset it to push.")
         if isinstance(each, HfHubHTTPError) and each.response is not None:
             status = each.response.status_code
-            kind, message = PUSH_ERRORS.get(
-                status, (Unavailable, f"the hub answered with status {status}; {RETRY_HINT}")
-            )
+            default = Unavailable, f"the hub answered with status {status}; {RETRY_HINT}"
+            kind, message = PUSH_ERRORS.get(status, default)
             return kind(f"{repo}: {message}")
         if type(each).__module__.startswith(("httpx", "httpcore")) or isinstance(each, ConnectionError | TimeoutError):
-            name = type(each).__name__
-            return Unavailable(f"{repo}: the hub cannot be reached ({name}); check the network and {RETRY_HINT}")
-    return Unavailable(f"{repo}: the upload failed ({type(error).__name__}); {RETRY_HINT}")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+            return Unavailable(f"{repo}: the hub cannot be reached; check the network and {RETRY_HINT}")
+        each = each.__cause__ or each.__context__
+    return Unavailable(f"{repo}: the upload failed; {RETRY_HINT}")

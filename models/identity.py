@@ -16,7 +16,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.tx
 INDEX = "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SHARDS = "pytorch_model-*-of-*.bin"
-CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 EXTRA_TOKENIZER_FILES = (
     "added_tokens.json",
@@ -25,7 +24,12 @@ EXTRA_TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tiktoken.model",
 )
-READ_FILES = (*CONFIGS, *TEMPLATES, *TOKENIZER_FILES, *EXTRA_TOKENIZER_FILES)
+READ_FILES = (
+    *("config.json", "generation_config.json", "tokenizer_config.json"),
+    *TEMPLATES,
+    *TOKENIZER_FILES,
+    *EXTRA_TOKENIZER_FILES,
+)
 """Files besides the weights that loading a model reads; transformers sees no others."""
 FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """{safetensors name: usual name} of the floating-point types, widest first."""
@@ -49,7 +53,6 @@ class TensorEntry:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -89,7 +92,6 @@ def pickled_files(folder: str | Path) -> list[Path]:
 
 
 def read_files(folder: str | Path) -> list[Path]:
-    """The existing files of READ_FILES."""
     return [path for name in READ_FILES if (path := Path(folder) / name).is_file()]
 
 
@@ -121,6 +123,12 @@ def tensors(folder: str | Path) -> list[TensorEntry]:
     return entries
 
 
+def write_index(folder: Path, target: Path) -> None:
+    """Write the index of the weight files in `folder`, made from their contents, to the folder `target`."""
+    weight_map = {entry.name: entry.file.name for entry in tensors(folder)}
+    (target / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
+
+
 def weights_sha256(folder: str | Path) -> str:
     """Identity of a base: sha256 over (name, dtype, shape, bytes) of its tensors, sorted by name.
 
@@ -129,7 +137,12 @@ def weights_sha256(folder: str | Path) -> str:
     digest = hashlib.sha256()
     for entry in tensors(folder):
         digest.update(json.dumps([entry.name, entry.dtype, list(entry.shape)]).encode() + b"\n")
-        _update(digest, entry)
+        count = 0
+        for chunk in entry.chunks():
+            digest.update(chunk)
+            count += len(chunk)
+        if count < entry.size:
+            raise BadInput(f"{entry.file}: is truncated; fetch it again.")
     return digest.hexdigest()
 
 
@@ -175,7 +188,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     if not isinstance(data, dict):
-        raise BadInput(f"{path}: expected a JSON object, found {_kind(data)}; fetch the file again.")
+        raise BadInput(f"{path}: expected a JSON object, found another value; fetch the file again.")
     return data
 
 
@@ -197,11 +210,6 @@ def _text(path: Path) -> str:
         raise
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read ({error}).") from None
-
-
-def _kind(value: Any) -> str:
-    names = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
-    return names.get(type(value), "null" if value is None else "an object")
 
 
 def _indexed_files(index: Path, ending: str = ".safetensors") -> list[Path]:
@@ -232,15 +240,6 @@ def _entries(file: Path, header: dict, base: int, file_size: int) -> list[Tensor
     return entries
 
 
-def _update(digest: Any, entry: TensorEntry) -> None:
-    count = 0
-    for chunk in entry.chunks():
-        digest.update(chunk)
-        count += len(chunk)
-    if count < entry.size:
-        raise BadInput(f"{entry.file}: is truncated; fetch it again.")
-
-
 def _one_template(template: Any, path: Path) -> str:
     """`template` is a template, or several: [{"name", "template"}, …] or {name: template}."""
     named = template
@@ -250,7 +249,5 @@ def _one_template(template: Any, path: Path) -> str:
     if isinstance(named, dict):
         template = named.get("default") or next(iter(named.values()), "")
     if not isinstance(template, str):
-        raise BadInput(
-            f"{path}: chat_template: expected a text, or a list of texts with names; found {_kind(template)}."
-        )
+        raise BadInput(f"{path}: chat_template: expected a text, or a list of texts with names.")
     return template

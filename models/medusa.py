@@ -129,7 +129,6 @@ class MedusaHeads(nn.Module):
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Columns of the logits to token ids of the base."""
         return ids + self.d2t[ids] if self.config.draft_vocab_size else ids
 
     def features(self, i: int, hidden: Tensor) -> Tensor:

@@ -76,7 +76,6 @@ def _without_tied_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _refused_global(error: Exception) -> str:
-    """The global that torch rejected, from its error message."""
     words = str(error).split()
     named = [word for before, word in zip(words, words[1:], strict=False) if before in ("GLOBAL", "global")]
     return next((word.strip(".,`'") for word in named), "an unknown instruction")

@@ -109,7 +109,6 @@ class StandaloneDraft(nn.Module):
 
 
 def base_shape(base: LoadedBase) -> StandaloneShape:
-    """Sizes of the base."""
     text = base.config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads

@@ -1,8 +1,9 @@
-"""The steps of `models.trial`, run in a child process with limits: each may hang, crash or exhaust its memory. Loaded
-objects are kept between calls.
+"""The steps of `models.trial`, run in a child process with limits: each may hang, crash or exhaust its memory. The
+tokenizer is kept between calls.
 """
 
 import resource
+import string
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,24 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (imported before the child forks)
 
 from models import convert, pickles
-from models.base import LoadedBase, load_base, load_tokenizer
+from models.base import load_base, load_tokenizer
 from models.chat import render
-from speculoos.errors import BadInput, SpeculoosError
+from speculoos.errors import BadInput, Unavailable
 
 STEPS = 2
+LENGTH = 20_000
+RUN_ENDINGS = ("", f"! {string.printable}")
+"""Some regular expressions are slow only when a certain character follows a long run."""
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog. 1 + 1 = 2; naïve café, 你好, 🦊!\n" * 4,
+    "aA1 .,;!?\t\n'-_/<>\\\u0301\u200d🦊é字" * (LENGTH // 25),
+    *(sign * LENGTH + end for sign in ("a", " ", "\n", "1", ".", "字") for end in RUN_ENDINGS),
+)
+QUESTION = {"role": "user", "content": "Why is the sky blue?"}
+CHATS = (
+    [{"role": "system", "content": "Be brief."}, QUESTION],
+    [QUESTION, {"role": "assistant", "content": "It scatters blue light."}, QUESTION],
+)
 
 
 class Refusal(Exception):
@@ -31,64 +45,51 @@ def read_tokenizer(folder: str, memory: int) -> None:
     _loaded["tokenizer"] = load_tokenizer(folder)
 
 
-def tokenize(text: str, memory: int) -> int:
-    """Encode and decode a text; returns the largest token id."""
-    _limit_memory(memory)
-    ids = _loaded["tokenizer"](text)["input_ids"]
-    _loaded["tokenizer"].decode(ids)
-    _loaded.setdefault("ids", ids[:16])
-    return max(ids, default=0)
+def tokenize() -> int:
+    """Encode and decode texts; returns the largest token id."""
+    tokenizer, largest = _loaded["tokenizer"], 0
+    for text in TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        tokenizer.decode(ids)
+        largest = max(largest, *ids)
+    return largest
 
 
-def chat(turns: list[dict[str, str]], must: bool, memory: int) -> int:
-    """Render a conversation; returns the largest id. Raises Refusal if the template rejects it and `must` is set."""
-    _limit_memory(memory)
+def render_chats() -> int:
+    """Render chats; returns the largest token id. Raises Refusal if the template rejects a single user message; it may
+    reject other chats."""
     try:
-        return max(render(_loaded["tokenizer"], turns), default=0)
+        largest = max(render(_loaded["tokenizer"], [QUESTION]), default=0)
     except BadInput as error:
-        if must:
-            raise Refusal(str(error)) from None
-        return 0
-
-
-def read_model(folder: str, dtype: str, memory: int) -> int:
-    """Load the whole model; returns the rows of its embedding."""
-    _limit_memory(memory)
-    base: LoadedBase = load_base(folder, dtype)
-    _loaded["base"] = base
-    return base.embed_tokens.weight.shape[0]
+        raise Refusal(str(error)) from None
+    for turns in CHATS:
+        with suppress(BadInput):
+            largest = max(largest, *render(_loaded["tokenizer"], turns))
+    return largest
 
 
 @torch.inference_mode()
-def generate(memory: int) -> int:
-    """Generate a few tokens greedily after an ordinary text; returns the last id."""
+def generate(folder: str, dtype: str, memory: int) -> int:
+    """Load the whole model and generate a few tokens greedily; returns the rows of its embedding."""
     _limit_memory(memory)
-    base: LoadedBase = _loaded["base"]
-    ids = torch.tensor([_loaded["ids"] or [0]])
-    for _ in range(STEPS):
+    try:
+        base = load_base(folder, dtype)
+    except Unavailable:
+        raise MemoryError from None
+    ids = torch.tensor([base.tokenizer(TEXTS[0])["input_ids"][:16] or [0]])
+    rows = base.embed_tokens.weight.shape[0]
+    for _ in range(STEPS if ids.max() < rows else 0):
         logits = base.model(input_ids=ids, use_cache=False).logits
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
-    return int(ids[0, -1])
-
-
-def forget() -> None:
-    """Free the loaded objects."""
-    _loaded.clear()
+    return rows
 
 
 def convert_gguf(file: str, folder: str, memory: int) -> dict[str, str]:
-    """`models.convert.convert_gguf` within `memory` bytes."""
     _limit_memory(memory)
-    try:
-        return convert.convert_gguf(file, folder)
-    except SpeculoosError:
-        raise
-    except (AttributeError, TypeError, IndexError, OverflowError, AssertionError, RecursionError) as error:
-        raise BadInput(f"{Path(file).name}: damaged GGUF file ({type(error).__name__}: {error}).") from None
+    return convert.convert_gguf(file, folder)
 
 
 def convert_pickle(file: str, target: str, tied: bool, memory: int) -> None:
-    """`models.pickles.convert` within `memory` bytes."""
     _limit_memory(memory)
     pickles.convert(Path(file), Path(target), tied)
 

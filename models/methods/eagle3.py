@@ -16,14 +16,10 @@ class Eagle3Settings(DraftVocabularyConfig):
     )
     norm_before_residual: bool = setting(False, "Take the residual after the hidden norm, as some EAGLE-3 heads do.")
     train_lm_head: bool = setting(
-        True,
-        "Train the draft's output matrix; false: keep the base's rows, which is faster.",
-        label="Train the output matrix",
+        True, "Train the draft's output matrix; false: faster.", label="Train the output matrix"
     )
     aux_layers: tuple[int, ...] = setting(
-        (),
-        "Base layers (0-based, outputs) whose hidden states are fused; empty for low, middle and high.",
-        label="Fused layers",
+        (), "Fused base layers (0-based, outputs); empty for low, middle and high.", label="Fused layers"
     )
 
 

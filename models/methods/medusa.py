@@ -10,14 +10,10 @@ class MedusaSettings(DraftVocabularyConfig):
     medusa_num_heads: int = setting(4, "Medusa heads: tokens predicted beyond the next one.", 1, 16, label="Heads")
     medusa_num_layers: int = setting(1, "Residual blocks in each head.", 0, 16, label="Blocks a head")
     medusa_tie_lm_head: bool = setting(
-        False,
-        "Heads share the base's output matrix, frozen: small and fast to train.",
-        label="Share the base's output matrix",
+        False, "Heads share the base's frozen output matrix.", label="Share the base's output matrix"
     )
     medusa_loss: Literal["decayed", "sum"] = setting(
-        "decayed",
-        "decayed: coefficient · decay^i for head i; sum: plain sum, as the first Medusa release.",
-        label="Loss",
+        "decayed", "Weight of head i: coefficient · decay^i, or 1 (sum).", label="Loss"
     )
     medusa_coefficient: float = setting(
         0.2, "Weight of the first head's loss.", 0, 100, label="Weight of the first head"

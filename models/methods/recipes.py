@@ -4,28 +4,29 @@ A recipe has `about` (one line), `source` (where its numbers come from), `method
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from models.methods import train_config
 from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput, NotFound
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
-KEYS = {"about", "source", "method", "settings"}
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(BaseModel):
     """One recipe. `settings` do not include `method`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     method: str
-    about: str
-    source: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    about: str = ""
+    source: str = ""
+    settings: dict[str, Any] = {}
 
     def config(self, changes: Mapping[str, Any] | None = None) -> TrainConfig:
         """The validated settings, updated with `changes`."""
@@ -50,13 +51,15 @@ def read_recipe(name: str) -> Recipe:
 @lru_cache(maxsize=100)
 def _read(path: Path, _mtime: int) -> Recipe:
     """Cached by modification time, since forms read all recipes each time they open."""
-    data = _parsed(path)
-    if unknown := set(data) - KEYS:
-        raise BadInput(f"{path}: unknown key {sorted(map(str, unknown))[0]!r}; a recipe has {', '.join(sorted(KEYS))}.")
-    settings = data.get("settings") or {}
-    if not isinstance(settings, dict) or not isinstance(data.get("method"), str):
-        raise BadInput(f"{path}: needs a `method` and a table `settings`.")
-    recipe = Recipe(path.stem, data["method"], str(data.get("about", "")), str(data.get("source", "")), settings)
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipe = Recipe(name=path.stem, **data)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: not readable as YAML ({' '.join(str(error).split())}).") from None
+    except (TypeError, ValidationError):
+        raise BadInput(f"{path}: expected a table with `about`, `source`, `method` and a table `settings`.") from None
     recipe.config()
     return recipe
 
@@ -78,15 +81,3 @@ def config_for(method: str, recipe: str, settings: Mapping[str, Any]) -> TrainCo
     if start and start["method"] != method:
         raise BadInput(f"Recipe {recipe!r} is for {start['method']}, not for {method}.")
     return train_config(**{**start, **settings, "method": method})
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: not readable as YAML ({' '.join(str(error).split())}).") from None
-    if not isinstance(data, dict):
-        raise BadInput(f"{path}: expected a table with method and settings.")
-    return data

@@ -57,18 +57,10 @@ class TrainConfig(BaseModel):
         0, "Stop after this many optimizer steps; 0 for no limit.", 0, 10**9, label="Steps at most"
     )
     max_minutes: float = setting(
-        0.0,
-        "Stop after this many minutes of training; 0 for no limit.",
-        0,
-        60 * 24 * 365,
-        label="Minutes at most",
+        0.0, "Stop after this many minutes; 0 for no limit.", 0, 60 * 24 * 365, label="Minutes at most"
     )
     patience: int = setting(
-        0,
-        "Stop after this many evaluations in a row without a better accepted length; 0: never.",
-        0,
-        10_000,
-        label="Patience",
+        0, "Stop after this many evaluations without a better accepted length; 0: never.", 0, 10_000, label="Patience"
     )
     # data
     max_length: int = setting(
@@ -83,32 +75,20 @@ class TrainConfig(BaseModel):
     )
     max_held_out: int = setting(64, "Maximum number of held-out conversations.", 0, 10**6, label="Held out at most")
     cache_features_mb: int = setting(
-        1024,
-        "Memory for caching the base's hidden states after the first epoch; 0: recompute them.",
-        0,
-        10**7,
-        label="Memory for hidden states, MB",
+        1024, "Memory for caching hidden states; 0: recompute them.", 0, 10**7, label="Memory for hidden states, MB"
     )
     cache_disk_gb: float = setting(
-        0.0,
-        "Disk space for hidden states that do not fit in memory, freed when training ends; 0 for none.",
-        0,
-        10**6,
-        label="Disk for hidden states, GB",
+        0.0, "Disk for hidden states that do not fit in memory.", 0, 10**6, label="Disk for hidden states, GB"
     )
     # hidden states
     hidden_states: str = setting(
-        "",
-        "Server that runs the base, by its name in settings.toml; stored: store only; empty: run it locally.",
-        label="Server of hidden states",
+        "", "Server that runs the base (settings.toml), or stored: store only.", label="Server of hidden states"
     )
     hidden_states_ahead: int = setting(
         2, "Batches requested from that server in advance.", 0, 64, label="Batches requested ahead"
     )
     hidden_states_store: str = setting(
-        "",
-        "Name of a folder that stores hidden states across runs, one file per conversation; empty for none.",
-        label="Store of hidden states",
+        "", "Name of a folder that stores hidden states across runs.", label="Store of hidden states"
     )
     # optimizer
     optimizer: Literal["adamw", "sgd"] = setting("adamw", "adamw, or plain sgd.")
@@ -126,9 +106,7 @@ class TrainConfig(BaseModel):
         0.5, "Largest gradient norm; larger ones are scaled down. 0 for no limit.", 0, 1e9, label="Largest gradient"
     )
     draft_path: str = setting(
-        "",
-        "Folder to start from: a checkpoint of this method, or any small model for a standalone draft.",
-        label="Start from",
+        "", "Folder to start from: a checkpoint, or any small model for a standalone draft.", label="Start from"
     )
     seed: int = setting(0, "Random seed of the held-out split, the data order and all sampling.", 0, 2**31 - 1)
     # precision and device
@@ -137,9 +115,7 @@ class TrainConfig(BaseModel):
         "no", "Precision of the draft's arithmetic: no (fp32), bf16 or, on a GPU, fp16.", label="Precision of the draft"
     )
     base_dtype: Literal["float32", "bfloat16", "float16", "auto"] = setting(
-        "float32",
-        "Precision of the frozen base; auto: bfloat16 where the CPU or GPU supports it.",
-        label="Precision of the base",
+        "float32", "Precision of the base; auto: bfloat16 where supported.", label="Precision of the base"
     )
     save_dtype: Literal["float32", "bfloat16", "float16"] = setting(
         "float32", "Precision of the stored weights.", label="Precision of the files"
@@ -147,18 +123,10 @@ class TrainConfig(BaseModel):
     # reports and checkpoints
     log_every: int = setting(1, "Steps between points in the charts.", 1, 10**9, label="Steps between points")
     eval_every: int | None = setting(
-        None,
-        "Steps between evaluations on held-out conversations; 0: only at the end, empty: by the run's length.",
-        0,
-        10**9,
-        label="Steps between measurements",
+        None, "Steps between evaluations; 0: only at the end.", 0, 10**9, label="Steps between measurements"
     )
     save_every: int | None = setting(
-        None,
-        "Steps between resumable states on disk; 0: only when stopped, empty: by the run's length.",
-        0,
-        10**9,
-        label="Steps between saves",
+        None, "Steps between saves; 0: only when stopped.", 0, 10**9, label="Steps between saves"
     )
     keep_last: int = setting(2, "Number of the latest resumable states to keep.", 1, 10_000, label="Saves to keep")
     samples: int = setting(2, "Sample generations to keep at each evaluation.", 0, 100)
@@ -211,12 +179,10 @@ class TrainConfig(BaseModel):
 
     @property
     def step_tokens(self) -> int:
-        """Tokens per optimizer step."""
         return self.batch_tokens * self.accumulate
 
     @property
     def total_minutes(self) -> float:
-        """Time limit in minutes, infinite without one."""
         return self.max_minutes or math.inf
 
 
@@ -227,11 +193,7 @@ class DraftVocabularyConfig(TrainConfig):
         0, "Tokens the draft can propose, most frequent first; 0 for all.", 0, 10**7, label="Draft vocabulary"
     )
     draft_vocab_coverage: float = setting(
-        0.0,
-        "Choose the draft vocabulary to cover this fraction of the response tokens; 0 for all tokens.",
-        0,
-        1,
-        label="Draft vocabulary by coverage",
+        0.0, "Share of the response tokens to cover; 0 for all.", 0, 1, label="Draft vocabulary by coverage"
     )
 
     @model_validator(mode="after")
@@ -257,7 +219,6 @@ class Setting:
 
     @property
     def expected(self) -> str:
-        """Description of valid values."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         return TYPE_DESCRIPTIONS.get(self.kind, "a text") + (", or nothing" if self.is_open else "")

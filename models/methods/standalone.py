@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import model_validator
-
 from models.methods.record import DraftSize, Method
 from models.methods.settings import TrainConfig, setting
 from speculoos.errors import BadInput
@@ -26,23 +24,12 @@ class StandaloneSettings(TrainConfig):
         0, "Key-value heads; 0: as many heads share one as in the base.", 0, 10**4, label="Key-value heads"
     )
     draft_init: Literal["pruned", "random"] = setting(
-        PRUNED,
-        "pruned: the base's weights, where it is narrower those with the largest norms; random: fresh weights.",
-        label="Initial weights",
+        PRUNED, "pruned: the base's weights with the largest norms; random: fresh weights.", label="Initial weights"
     )
     draft_loss: Literal["ce", "kl", "reverse_kl"] = setting(
         "kl", "ce on the answers, kl (forward) or reverse_kl to the base's probabilities.", label="Loss"
     )
     gradient_checkpointing: bool = setting(False, "Compute activations twice to save memory.")
-
-    @model_validator(mode="after")
-    def _divisible(self) -> "StandaloneSettings":
-        heads, kv_heads = self.draft_num_heads, self.draft_num_kv_heads
-        if heads and kv_heads:
-            _check_sharing(heads, kv_heads)
-        if self.draft_hidden_size and heads:
-            _check_divisible(self.draft_hidden_size, heads)
-        return self
 
 
 @dataclass(frozen=True)
@@ -63,13 +50,27 @@ def shape_of(config: Any, base: StandaloneShape) -> StandaloneShape:
         raise BadInput(f"draft_num_layers: expected 1 to {base.layers} for this base, got {config.draft_num_layers}.")
     hidden = config.draft_hidden_size or base.hidden_size
     heads, kv_heads = _heads(config, hidden, base)
-    _check_sharing(heads, kv_heads)
-    if hidden != base.hidden_size or heads != base.heads:
-        _check_divisible(hidden, heads)
+    if heads % kv_heads:
+        raise BadInput(
+            f"draft_num_heads: {heads} heads cannot share {kv_heads} key-value heads evenly; set a multiple of them."
+        )
+    if (hidden != base.hidden_size or heads != base.heads) and hidden % heads:
+        raise BadInput(f"draft_hidden_size: {hidden} is not a multiple of the {heads} attention heads; set one.")
     inner = config.draft_intermediate_size or base.intermediate_size * hidden // base.hidden_size
     shape = StandaloneShape(config.draft_num_layers, hidden, inner, heads, kv_heads)
     if config.draft_init == PRUNED:
-        _check_narrower(shape, base)
+        limits = {
+            "draft_hidden_size": (hidden, base.hidden_size),
+            "draft_intermediate_size": (inner, base.intermediate_size or inner),
+            "draft_num_kv_heads": (kv_heads, base.kv_heads),
+            "draft_num_heads": (heads, kv_heads * (base.heads // base.kv_heads)),
+        }
+        for name, (size, limit) in limits.items():
+            if size > limit:
+                raise BadInput(
+                    f"{name}: pruning this base gives at most {limit}, got {size}.",
+                    "Choose a smaller size, or set draft_init to random.",
+                )
     return shape
 
 
@@ -83,33 +84,6 @@ def _heads(config: Any, hidden: int, base: StandaloneShape) -> tuple[int, int]:
     limit = max(base.kv_heads * hidden // base.hidden_size, 1)
     kv_heads = next((n for n in range(limit, 0, -1) if hidden % (n * group) == 0), 1)
     return kv_heads * group, kv_heads
-
-
-def _check_narrower(shape: StandaloneShape, base: StandaloneShape) -> None:
-    sizes = (
-        ("draft_hidden_size", shape.hidden_size, base.hidden_size),
-        ("draft_intermediate_size", shape.intermediate_size, base.intermediate_size or shape.intermediate_size),
-        ("draft_num_kv_heads", shape.kv_heads, base.kv_heads),
-        ("draft_num_heads", shape.heads, shape.kv_heads * (base.heads // base.kv_heads)),
-    )
-    for name, size, limit in sizes:
-        if size > limit:
-            raise BadInput(
-                f"{name}: pruning this base gives at most {limit}, got {size}.",
-                "Choose a smaller size, or set draft_init to random.",
-            )
-
-
-def _check_sharing(heads: int, kv_heads: int) -> None:
-    if heads % kv_heads:
-        raise BadInput(
-            f"draft_num_heads: {heads} heads cannot share {kv_heads} key-value heads evenly; set a multiple of them."
-        )
-
-
-def _check_divisible(hidden: int, heads: int) -> None:
-    if hidden % heads:
-        raise BadInput(f"draft_hidden_size: {hidden} is not a multiple of the {heads} attention heads; set one.")
 
 
 def check_card(card: Mapping[str, Any], config: Any) -> None:

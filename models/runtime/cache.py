@@ -43,7 +43,6 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Committed rows of the first sequence."""
         return self.lengths[0]
 
     @property
@@ -125,7 +124,6 @@ class KVCache:
             self.staged[sequence] = 0
 
     def commit_all(self) -> None:
-        """Keep every staged row of every sequence. Mutates lengths only."""
         self.lengths = [length + staged for length, staged in zip(self.lengths, self.staged, strict=True)]
         self.staged = [0] * len(self.lengths)
 
@@ -158,7 +156,6 @@ class KVCache:
             own[:, :, start + moved : start + len(rows)] = own.index_select(2, source)
 
     def _allocate(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, rows: int) -> None:
-        """Allocate `rows` rows, at most `max_length`, and copy the committed rows."""
         # Unused rows must be finite where they are multiplied by 0: in graphs, and next to longer sequences.
         make = torch.empty if device.type == "cpu" and self.batch == 1 else torch.zeros
         shape, used = (self.num_layers, self.batch, heads, min(rows, self.max_length), dim), max(self.lengths)

@@ -50,7 +50,6 @@ class Buffers:
         )
 
     def fill(self, inputs: Inputs, length: int) -> None:
-        """Copy the inputs of the next forward; without a mask: causal."""
         self.ids.copy_(inputs.ids)
         self.positions.copy_(inputs.positions)
         self.length.fill_(length)
@@ -61,7 +60,6 @@ class Buffers:
             self.mask.copy_(inputs.mask)
 
     def inputs(self) -> Inputs:
-        """The buffers as Inputs."""
         return Inputs(self.ids, self.positions, 0, (len(self.ids),))
 
     def biases(self, windows: Iterable[int | None], bucket: int, group: int, dtype: torch.dtype) -> Biases:
@@ -125,8 +123,6 @@ class GraphedForward:
 
 
 class _GraphReplay:
-    """A graph with its buffers and results."""
-
     def __init__(self, forward: Any, cache: KVCache, nodes: int, bucket: int, layers: tuple[int, ...]):
         self.forward, self.cache, self.bucket, self.selection = forward, cache, bucket, Selection(layers)
         self.buffers = Buffers.empty(nodes, cache.keys.device)

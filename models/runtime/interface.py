@@ -34,7 +34,6 @@ class Inputs:
         device: torch.device,
         mask: torch.Tensor | None = None,
     ) -> "Inputs":
-        """Inputs of one sequence."""
         rows = torch.tensor([ids, positions], device=device)
         return cls(rows[0], rows[1], max(positions) + 1, (len(ids),), mask)
 
@@ -50,7 +49,6 @@ class Inputs:
 
     @property
     def last_rows(self) -> slice | torch.Tensor:
-        """Index of the last row of each sequence."""
         if len(self.counts) == 1:
             return slice(len(self.ids) - 1, len(self.ids))
         return torch.tensor(self.counts, device=self.ids.device).cumsum(0) - 1

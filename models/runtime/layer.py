@@ -13,15 +13,12 @@ from models.runtime.rotary import rotate
 
 @dataclass(frozen=True)
 class Heads:
-    """Number of query and key heads, and head size."""
-
     queries: int
     keys: int
     dim: int
 
     @property
     def group(self) -> int:
-        """Query heads per key head."""
         return self.queries // self.keys
 
 
@@ -79,7 +76,6 @@ class DecoderLayer:
         return self.down.add(up, x)
 
     def _attend(self, qkv: torch.Tensor, rotation: torch.Tensor, view: CacheView, index: int) -> torch.Tensor:
-        """Norm and rotate queries and keys, then attend → [n, heads · dim]."""
         n, queries, dim, both = qkv.shape[0], self.heads.queries, self.heads.dim, self.heads.queries + self.heads.keys
         queries_keys = qkv[:, : both * dim].view(n, both, dim)
         if self.query_norm is not None:

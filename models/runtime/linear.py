@@ -10,8 +10,6 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from models.runtime.memory import release_pages
-
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 MIN_ROWS = 4
 """Fewer rows are padded with zeros: oneDNN's kernels for one to three rows are up to a fifth slower."""
@@ -30,24 +28,17 @@ class PackedLinear(nn.Module):
         self._product_add = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """As `forward`, skipping the hooks of nn.Module for speed."""
+        """Skips the hooks of nn.Module for speed."""
         return self.forward(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] → [..., out]."""
         if x.dim() == 2 and (n := x.size(0)) < MIN_ROWS:
             return self._product(self.filled_up(x), self._packed, self.bias, "none", [], "")[:n]
         return self._product(x, self._packed, self.bias, "none", [], "")
 
-    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] → [..., out] with torch's float32 product and the temporarily unpacked weight."""
-        bias = None if self.bias is None else self.bias.float()
-        return nn.functional.linear(x.float(), self._packed.to_dense().float(), bias)
-
     @property
-    def is_half(self) -> bool:
-        """Whether the weight is of half precision."""
-        return self._packed.dtype != torch.float32
+    def dense(self) -> torch.Tensor:
+        return self._packed.to_dense()
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`residual + self(x)`, both [n, ...], in one kernel with at least FEWEST_ROWS rows."""
@@ -85,15 +76,9 @@ class PlainLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
 
-    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] → [..., out] in float32."""
-        bias = None if self.bias is None else self.bias.float()
-        return nn.functional.linear(x.float(), self.weight.float(), bias)
-
     @property
-    def is_half(self) -> bool:
-        """Whether the weight is of half precision."""
-        return self.weight.dtype != torch.float32
+    def dense(self) -> torch.Tensor:
+        return self.weight
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual + nn.functional.linear(x, self.weight, self.bias)
@@ -107,21 +92,14 @@ Linear = PackedLinear | PlainLinear
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A linear layer for few rows: packed if supported, else plain. After packing, the memory pages of the original
-    weight are released; the caller drops the weight."""
+    """A linear layer for few rows: packed if supported, else plain. The caller drops the weight."""
     usable = weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES and packing_works(weight.dtype)
-    if not usable:
-        return PlainLinear(weight, bias)
-    layer = PackedLinear(weight, bias)
-    release_pages(weight)
-    return layer
+    return PackedLinear(weight, bias) if usable else PlainLinear(weight, bias)
 
 
 def pack_module(module: nn.Module) -> nn.Module:
-    """Replace every `nn.Linear` in a frozen `module` by a packed one, in place; returns the module.
-
-    Mutates the module: it cannot be trained or saved afterwards. Linears that share one weight are packed once.
-    """
+    """Replace every `nn.Linear` in a frozen `module` by a packed one, in place; returns the module, which cannot be
+    trained or saved afterwards. Linears that share one weight are packed once."""
     layers: dict[int, nn.Module] = {}
     for parent in [m for m in module.modules() if not isinstance(m, nn.Linear)]:  # so that nn.Linears can be freed
         for name, child in list(parent.named_children()):
@@ -136,10 +114,10 @@ def pack_module(module: nn.Module) -> nn.Module:
 @lru_cache
 def packing_works(dtype: torch.dtype) -> bool:
     """Whether the private operators exist and agree with `F.linear` on a small product."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 32, generator=generator).to(dtype)
+    x = torch.randn(3, 32, generator=generator).to(dtype)
     try:
-        generator = torch.Generator().manual_seed(0)
-        weight = torch.randn(48, 32, generator=generator).to(dtype)
-        x = torch.randn(3, 32, generator=generator).to(dtype)
         layer = PackedLinear(weight)
         expected = nn.functional.linear(x.float(), weight.float())
         tolerance = 1e-4 if dtype == torch.float32 else 0.2

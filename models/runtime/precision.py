@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,11 @@ def enable_tf32(device: torch.device) -> None:
         torch.set_float32_matmul_precision("high")
 
 
+def _linear_in_float32(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    bias = None if linear.bias is None else linear.bias.float()
+    return nn.functional.linear(x.float(), linear.dense.float(), bias)
+
+
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
     """Within the context, a half-precision model computes in float32, including layers of `models.runtime.linear`. Each
@@ -39,9 +45,9 @@ def in_float32(model: nn.Module) -> Iterator[None]:
         for parameter, narrow in originals.pop(module, ()):
             parameter.data = narrow
 
-    frozen = [module for module in model.modules() if isinstance(module, Linear) and module.is_half]
+    frozen = [module for module in model.modules() if isinstance(module, Linear) and module.weight.dtype in HALF]
     for module in frozen:
-        module.forward = module.in_float32
+        module.forward = partial(_linear_in_float32, module)
     for module in model.modules():
         if not any(p.dtype in HALF for p in module.parameters(recurse=False)):
             continue

@@ -51,7 +51,6 @@ class Rotations:
         self.table = torch.empty(0)
 
     def reach(self, length: int) -> torch.Tensor:
-        """The table with at least `length` positions."""
         if length > len(self.table):
             self.table = self._compute(max(length, 2 * len(self.table), INITIAL_POSITIONS))
         return self.table

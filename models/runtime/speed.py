@@ -36,7 +36,6 @@ def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = PROBE
 
 
 def _read(file: Path) -> dict[str, float]:
-    """The speeds in `file`; {} if it is missing or damaged."""
     try:
         speeds = json.loads(file.read_text(encoding="utf-8"))
         return {name: float(speed) for name, speed in speeds.items()}

@@ -62,8 +62,6 @@ class TransformersForward:
 
 
 class _Single:
-    """Layout of one sequence."""
-
     def __init__(self, forward: TransformersForward, inputs: Inputs, cache: KVCache):
         self.ids, self.positions = inputs.ids[None], inputs.positions[None]
         self.mask = forward.four_d(inputs.mask, inputs.positions, cache.length)
@@ -71,7 +69,6 @@ class _Single:
 
     @staticmethod
     def real(values: torch.Tensor) -> torch.Tensor:
-        """[1, N, …] → [N, …]."""
         return values[0]
 
 
@@ -95,7 +92,6 @@ class _Padded:
         )
 
     def real(self, values: torch.Tensor) -> torch.Tensor:
-        """[batch, width, …] → [N, …]."""
         return values[self._real]
 
     def _pad(self, values: torch.Tensor) -> torch.Tensor:
@@ -136,8 +132,6 @@ class _Layer(CacheLayerMixin):
 
 
 class _SingleLayer(_Layer):
-    """Rows of the only sequence."""
-
     def __init__(self, cache: KVCache, layer: int):
         super().__init__(cache, layer, cache.length)
 

@@ -14,7 +14,6 @@ from models.families import IDENTITY_RULE
 from models.runtime.attention import layer_windows
 from models.runtime.layer import DecoderLayer, Heads
 from models.runtime.linear import Linear, PackedLinear, pack, pack_module
-from models.runtime.memory import release_pages
 from models.runtime.norms import norm_of
 from models.runtime.rotary import head_dim, pair_order, paired_rows
 
@@ -53,8 +52,8 @@ def heads_of(config: Any) -> Heads:
 
 
 def take_layers(base: LoadedBase) -> list[DecoderLayer]:
-    """Pack the weights of all layers. Mutates the base: each original is dropped once packed, so weights are in memory
-    once and the transformers forward no longer works."""
+    """Pack the weights of all layers. Mutates the base: each original is dropped once packed, so the transformers
+    forward no longer works."""
     windows = _windows(base.config, base.num_layers)
     return [_take(layer, base.config, window) for layer, window in zip(base.layers, windows, strict=True)]
 
@@ -146,7 +145,6 @@ def _joined(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None
 def _cast(
     dtype: torch.dtype | None, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Cast weight and bias to `dtype`, if given."""
     if dtype is None:
         return weight, bias
     return weight.to(dtype), None if bias is None else bias.detach().to(dtype)
@@ -155,7 +153,6 @@ def _cast(
 def _drop(module: nn.Module, *names: str) -> None:
     for name in names:
         if hasattr(module, name):
-            release_pages(getattr(module, name).weight)
             setattr(module, name, None)
 
 
@@ -171,7 +168,6 @@ def _activation(mlp: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _windows(config: Any, num_layers: int) -> list[int | None]:
-    """Sliding window of each layer, in order."""
     by_type = layer_windows(config)
     types = getattr(config, "layer_types", None) or list(by_type) * num_layers
     return [by_type[kind] for kind in types]
