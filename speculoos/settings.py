@@ -1,44 +1,88 @@
 """Settings: one frozen dataclass read from environment variables and `settings.toml` in the home folder.
 
-Loading has no side effects. Every setting can also be read from a file (see `speculoos.environment`).
+Loading has no side effects. NAME_FILE instead of NAME holds the path of a file with the value, such as a container
+secret.
 """
 
 import hashlib
-import math
 import os
-import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import platformdirs
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
-from speculoos.environment import Env, Read, one_of, read_count, read_list, read_number, read_port, read_text, some_of
 from speculoos.errors import BadInput
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 INFERENCE_TOKEN = Path("secrets") / "inference-token"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-LOGINS = ("open", "token")
 TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow", "trackio": "trackio"}
 """Experiment trackers for training metrics: {name in accelerate: display name}."""
 
+# The description of a type says what is expected, for error messages.
+Positive = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
+Count = Annotated[int, Field(ge=0, description="a whole number, 0 or more")]
+Port = Annotated[int, Field(ge=1, le=65535, description="a port from 1 to 65535")]
+Text = Annotated[str, Field(description="a text in quotes")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds")]
+Url = Annotated[str, Field(pattern="^https?://", description="http://… or https://… in quotes")]
+StoreUrl = Annotated[
+    str,
+    BeforeValidator(lambda text: text.rstrip("/")),
+    Field(pattern="^[a-z][a-z0-9+.-]*://.", description="a URL such as s3://bucket/folder or file:///folder"),
+]
+Login = Annotated[Literal["open", "token"], Field(description="open or token")]
+LogFormat = Annotated[Literal["text", "json"], Field(description="text or json")]
+Protocol = Annotated[Literal["speculoos", "vllm", "sglang"], Field(description="one of speculoos, vllm, sglang")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"], Field(description="one of auto, float32, bfloat16, float16")
+]
+DTYPES: tuple[str, ...] = get_args(get_args(Dtype)[0])
 
-@dataclass(frozen=True)
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _not_stored(name: str) -> str:
+    if name == "stored":
+        raise ValueError(name)
+    return name
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Trackers = Annotated[
+    tuple[Literal[*TRACKERS], ...],
+    BeforeValidator(_split),
+    Field(description=f"some of {', '.join(TRACKERS)}, separated by commas"),
+]
+ServerName = Annotated[
+    str,
+    BeforeValidator(_not_stored),
+    Field(description="another name than “stored”, which means hidden states without a server"),
+]
+
+
+@checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Endpoint:
     """An OpenAI-compatible server, or several equal ones, configured by the operator. Pages select it by name only."""
 
     name: str
-    url: str | list[str]
-    key_env: str = ""
-    model: str = ""
-    concurrency: int = 8
-    timeout: float = 120.0
-    retries: int = 6
-    requests_per_minute: int = 0
+    url: Annotated[
+        Url | Annotated[list[Url], Field(min_length=1)],
+        Field(description="http://… or https://… in quotes, or a list of them"),
+    ]
+    key_env: Text = ""
+    model: Text = ""
+    concurrency: Positive = 8
+    timeout: Seconds = 120.0
+    retries: Count = 6
+    requests_per_minute: Count = 0
 
     @property
     def urls(self) -> list[str]:
@@ -51,23 +95,17 @@ class Endpoint:
         return os.environ.get(self.key_env, "") if self.key_env else ""
 
 
-HIDDEN_STATES_PROTOCOLS = ("speculoos", "vllm", "sglang")
-
-
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class HiddenStatesServer:
     """A server of a base model's hidden states, configured by the operator. Trainings select it by name only."""
 
-    name: str
-    url: str
-    kind: str = "speculoos"
-    """Protocol of the server: one of STATE_SERVERS."""
-    key_env: str = ""
-    model: str = ""
-    """Model name in vLLM; empty: the first model it lists."""
-    concurrency: int = 8
-    """Concurrent requests to a server that takes one row per request."""
-    timeout: float = 300.0
+    name: ServerName
+    url: Url
+    kind: Protocol = "speculoos"
+    key_env: Text = ""
+    model: Text = ""  # model name in vLLM; empty: the first model it lists
+    concurrency: Positive = 8  # concurrent requests to a server that takes one row per request
+    timeout: Seconds = 300.0
 
     @property
     def root(self) -> str:
@@ -80,101 +118,50 @@ class HiddenStatesServer:
         return os.environ.get(self.key_env, "") if self.key_env else ""
 
 
-def _setting(read: Read, default: Any, secret: bool = False) -> Any:
-    """A field that `load` reads with `read` from the environment variable SPECULOOS_<FIELD NAME>."""
-    return field(default=default, repr=not secret, metadata={"read": read})
-
-
-def _read_store_url(env: Env, name: str, default: str) -> str:
-    url = read_text(env, name, default).rstrip("/")
-    if url and not re.match(r"[a-z][a-z0-9+.-]*://.", url):
-        raise BadInput(f"{name}: expected a URL such as s3://bucket/folder or file:///folder, got {url!r}.")
-    return url
-
-
 @dataclass(frozen=True)
 class Settings:
-    """All settings. Created by `load()`."""
+    """All settings, created by `load()`. A field is read from the environment variable SPECULOOS_<FIELD NAME>, unless
+    its comment names another. docs/settings.md says more."""
 
-    home: Path
-    """SPECULOOS_HOME: folder of the database, data sets, checkpoints and logs."""
-    database_url: str
-    """DATABASE_URL; default SQLite in the home folder."""
-    redis_url: str
-    """REDIS_URL; default: the private socket of the embedded server."""
-    store: str = _setting(_read_store_url, "")
-    """SPECULOOS_STORE: fsspec URL of the store for files shared by several machines (`s3://bucket/folder`)."""
-    host: str = _setting(read_text, "127.0.0.1")
-    """SPECULOOS_HOST: listen address of the pages. Addresses other than loopback need a password."""
-    port: int = _setting(read_port, 7860)
-    """SPECULOOS_PORT: port of the pages."""
-    inference_host: str = _setting(read_text, "127.0.0.1")
-    """SPECULOOS_INFERENCE_HOST: listen address of the inference server."""
-    inference_port: int = _setting(read_port, 7861)
-    """SPECULOOS_INFERENCE_PORT: port of the inference server."""
-    inference_url: str = ""
-    """SPECULOOS_INFERENCE_URL: URL of the inference server for the pages; default: its loopback address."""
-    inference_token: str = field(default="", repr=False)
-    """SPECULOOS_INFERENCE_TOKEN; default: the token that `up` created in home/secrets."""
-    password: str = _setting(read_text, "", secret=True)
-    """SPECULOOS_PASSWORD: password of the pages, if any."""
-    login: str = _setting(one_of(*LOGINS), "open")
-    """SPECULOOS_LOGIN: without a password, `open` needs no login, `token` needs a login link."""
-    allowed_hosts: tuple[str, ...] = _setting(read_list, ())
-    """SPECULOOS_ALLOWED_HOSTS: accepted Host headers besides loopback, comma-separated."""
-    publish_address: str = _setting(read_text, "")
-    """SPECULOOS_PUBLISH_ADDRESS: address under which browsers reach a published container."""
-    publish_port: int = _setting(read_port, 0)
-    """SPECULOOS_PUBLISH_PORT: published port of the pages; 0: same as `port`."""
-    publish_inference_port: int = _setting(read_port, 0)
-    """SPECULOOS_PUBLISH_INFERENCE_PORT: published port of the inference server."""
-    hf_token: str = field(default="", repr=False)
-    """HF_TOKEN: access token for gated models on the Hugging Face Hub."""
-    device: str = _setting(read_text, "auto")
-    """SPECULOOS_DEVICE: auto, cpu, cuda or cuda:N."""
-    dtype: str = _setting(one_of(*DTYPES), "auto")
-    """SPECULOOS_DTYPE: dtype of base models for inference and evaluation; auto: float32 on CPU, bfloat16 on GPU."""
-    max_upload_mb: int = _setting(read_number, 200)
-    """SPECULOOS_MAX_UPLOAD_MB: largest prompt file that the pages accept."""
-    max_rows: int = _setting(read_number, 1_000_000)
-    """SPECULOOS_MAX_ROWS: maximum rows read from one prompt file."""
-    stuck_seconds: int = _setting(read_count, 120)
-    """SPECULOOS_STUCK_SECONDS: timeout of one device step, after which the inference server exits to be restarted;
-    loading and long prompts get more time. 0: no timeout."""
-    metrics_token: str = _setting(read_text, "", secret=True)
-    """SPECULOOS_METRICS_TOKEN: gives access to `/metrics` without login (`Authorization: Bearer …`)."""
-    features_token: str = _setting(read_text, "", secret=True)
-    """SPECULOOS_FEATURES_TOKEN: token of `speculoos features serve`; without it the server accepts loopback only."""
-    webhook_hosts: tuple[str, ...] = _setting(read_list, ())
-    """SPECULOOS_WEBHOOK_HOSTS: hosts of the internal network that webhooks may use, comma-separated."""
-    trackers: tuple[str, ...] = _setting(some_of(*TRACKERS), ())
-    """SPECULOOS_TRACKERS: experiment trackers for training metrics, comma-separated: some of TRACKERS."""
-    keep_runs_days: int = _setting(read_count, 90)
-    """SPECULOOS_KEEP_RUNS_DAYS: retention of chats and comparisons with their steps; 0: forever (also below)."""
-    keep_logs_days: int = _setting(read_count, 90)
-    """SPECULOOS_KEEP_LOGS_DAYS: retention of log lines and log files of ended jobs."""
-    keep_logs_mb: int = _setting(read_count, 1000)
-    """SPECULOOS_KEEP_LOGS_MB: maximum total size of ended jobs' log files; the oldest are deleted first."""
-    keep_uploads_days: int = _setting(read_count, 2)
-    """SPECULOOS_KEEP_UPLOADS_DAYS: retention of uploaded files that no job needs any more."""
-    keep_exports_days: int = _setting(read_count, 7)
-    """SPECULOOS_KEEP_EXPORTS_DAYS: retention of zip files for download, which are recreated on request."""
-    keep_states_days: int = _setting(read_count, 14)
-    """SPECULOOS_KEEP_STATES_DAYS: retention of the checkpoints from which failed or cancelled trainings resume."""
-    keep_copies: int = _setting(read_count, 5)
-    """SPECULOOS_KEEP_COPIES: number of automatic database backups to keep."""
-    min_disk_mb: int | None = _setting(read_count, None)
-    """SPECULOOS_MIN_DISK_MB: free disk space below which jobs pause; None: the default (see speculoos.resources)."""
-    min_memory_mb: int | None = _setting(read_count, None)
-    """SPECULOOS_MIN_MEMORY_MB: available memory below which jobs pause; None: the default."""
-    job_memory_mb: int = _setting(read_count, 0)
-    """SPECULOOS_JOB_MEMORY_MB: memory limit for all processes of a job; 0: no limit."""
-    log_format: str = _setting(one_of("text", "json"), "text")
-    """SPECULOOS_LOG_FORMAT: text, or json with one object per line."""
-    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
-    """[endpoints.NAME] tables of settings.toml."""
-    state_servers: Mapping[str, HiddenStatesServer] = field(default_factory=dict)
-    """[hidden_states.NAME] tables of settings.toml."""
+    home: Path  # database, data sets, checkpoints and logs
+    database_url: str  # DATABASE_URL; default SQLite in the home folder
+    redis_url: str  # REDIS_URL; default: the private socket of the embedded server
+    store: StoreUrl = ""  # fsspec URL of the store for files shared by several machines
+    host: str = "127.0.0.1"  # listen address of the pages; addresses other than loopback need a password
+    port: Port = 7860
+    inference_host: str = "127.0.0.1"  # listen address of the inference server
+    inference_port: Port = 7861
+    inference_url: str = ""  # of the inference server for the pages; default: its loopback address
+    inference_token: str = field(default="", repr=False)  # default: the token that `up` created in home/secrets
+    password: str = field(default="", repr=False)  # of the pages, if any
+    login: Login = "open"  # without a password: token needs a login link
+    allowed_hosts: Names = ()  # accepted Host headers besides loopback
+    publish_address: str = ""  # under which browsers reach a published container
+    publish_port: Port = 0  # published port of the pages; 0: same as `port`
+    publish_inference_port: Port = 0
+    hf_token: str = field(default="", repr=False)  # HF_TOKEN, for gated models on the Hugging Face Hub
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    dtype: Dtype = "auto"  # of base models for inference and evaluation; auto: float32 on CPU, bfloat16 on GPU
+    max_upload_mb: Count = 200  # largest prompt file that the pages accept
+    max_rows: Count = 1_000_000  # read from one prompt file
+    stuck_seconds: Count = 120  # of one device step, after which the inference server exits to be restarted; 0: never
+    metrics_token: str = field(default="", repr=False)  # for `/metrics` without login (`Authorization: Bearer …`)
+    features_token: str = field(default="", repr=False)  # of `features serve`; without it only loopback is served
+    webhook_hosts: Names = ()  # hosts of the internal network that webhooks may use
+    trackers: Trackers = ()
+    keep_runs_days: Count = 90  # chats and comparisons with their steps; 0: forever (also below)
+    keep_logs_days: Count = 90  # log lines and log files of ended jobs
+    keep_logs_mb: Count = 1000  # total size of ended jobs' log files; the oldest are deleted first
+    keep_uploads_days: Count = 2  # uploaded files that no job needs any more
+    keep_exports_days: Count = 7  # zip files for download, which are recreated on request
+    keep_states_days: Count = 14  # checkpoints from which failed or cancelled trainings resume
+    keep_copies: Count = 5  # automatic database backups
+    min_disk_mb: Count | None = None  # free disk space below which jobs pause; None: see speculoos.resources
+    min_memory_mb: Count | None = None  # available memory below which jobs pause
+    job_memory_mb: Count = 0  # memory limit for all processes of a job; 0: no limit
+    log_format: LogFormat = "text"  # json: one object per line
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)  # [endpoints.NAME] tables of settings.toml
+    state_servers: Mapping[str, HiddenStatesServer] = field(default_factory=dict)  # [hidden_states.NAME] tables
 
     @property
     def embedded_broker(self) -> bool:
@@ -239,35 +226,48 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     """
     env = os.environ if env is None else env
     home = home_of(env)
-    read = {
-        item.name: item.metadata["read"](env, f"SPECULOOS_{item.name.upper()}", item.default)
-        for item in fields(Settings)
-        if "read" in item.metadata
+    others: dict[str, Any] = {
+        "home": home,
+        "database_url": read_text(env, "DATABASE_URL") or f"sqlite:///{home / 'speculoos.db'}",
+        "redis_url": read_text(env, "REDIS_URL") or f"redis+socket://{_run_dir(home) / 'redis.sock'}",
+        "hf_token": read_text(env, "HF_TOKEN"),
+        "endpoints": _records(home / "settings.toml", "endpoints", Endpoint),
+        "state_servers": _records(home / "settings.toml", "hidden_states", HiddenStatesServer),
     }
-    inference_url = f"http://127.0.0.1:{read['inference_port']}"
-    return Settings(
-        home=home,
-        database_url=read_text(env, "DATABASE_URL", f"sqlite:///{home / 'speculoos.db'}"),
-        redis_url=read_text(env, "REDIS_URL", f"redis+socket://{_run_dir(home) / 'redis.sock'}"),
-        inference_url=read_text(env, "SPECULOOS_INFERENCE_URL", inference_url),
-        inference_token=read_text(env, "SPECULOOS_INFERENCE_TOKEN") or _stored_token(home),
-        hf_token=read_text(env, "HF_TOKEN"),
-        endpoints=_records(home / "settings.toml", "endpoints", Endpoint, check_endpoint),
-        state_servers=_records(home / "settings.toml", "hidden_states", HiddenStatesServer, _check_state_server),
-        **read,
-    )
+    kinds = get_type_hints(Settings, include_extras=True)
+    names = [each.name for each in fields(Settings) if each.name not in others]
+    texts = {name: read_text(env, f"SPECULOOS_{name.upper()}") for name in names}
+    read = {name: _checked(name, kinds[name], text) for name, text in texts.items() if text}
+    read.setdefault("inference_url", f"http://127.0.0.1:{read.get('inference_port', Settings.inference_port)}")
+    read.setdefault("inference_token", _stored_token(home))
+    return Settings(**others, **read)
+
+
+def read_text(env: Mapping[str, str], name: str) -> str:
+    """The value of NAME, or of the file that NAME_FILE names, without surrounding whitespace."""
+    if not (file := env.get(f"{name}_FILE")):
+        return env.get(name, "").strip()
+    try:
+        return Path(file).read_text().strip()
+    except OSError as error:
+        raise BadInput(f"{name}_FILE: cannot read {file} ({error.strerror}).") from None
+
+
+def _checked(name: str, kind: Any, text: str) -> Any:
+    """The value of a setting. Raises BadInput."""
+    try:
+        return TypeAdapter(kind).validate_python(text)
+    except ValidationError:
+        described = kind if hasattr(kind, "__metadata__") else get_args(kind)[0]  # `Count | None`
+        expected = described.__metadata__[-1].description
+        raise BadInput(f"SPECULOOS_{name.upper()}: expected {expected}, got {text!r}.") from None
 
 
 def home_of(env: Mapping[str, str]) -> Path:
-    """The home folder from SPECULOOS_HOME, or the default."""
-    return Path(read_text(env, "SPECULOOS_HOME") or default_home()).expanduser().resolve()
-
-
-def default_home() -> Path:
-    """`data/` of the git clone if running from one, else the user's data folder."""
-    if (PROJECT_ROOT / "pyproject.toml").exists():
-        return PROJECT_ROOT / "data"
-    return Path(platformdirs.user_data_dir("speculoos"))
+    """The home folder: SPECULOOS_HOME, or `data/` of a git clone, or a folder in the user's data folder."""
+    in_clone = (PROJECT_ROOT / "pyproject.toml").exists()
+    default = PROJECT_ROOT / "data" if in_clone else platformdirs.user_data_dir("speculoos")
+    return Path(read_text(env, "SPECULOOS_HOME") or default).expanduser().resolve()
 
 
 def _run_dir(home: Path) -> Path:
@@ -290,8 +290,8 @@ def _published_hosts(address: str, port: int) -> list[str]:
     return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names]
 
 
-def _records(path: Path, section: str, kind: Any, check: Callable[[Any, str], None]) -> dict[str, Any]:
-    """The validated [section.NAME] tables of a TOML file as `kind` objects; {} if the file does not exist."""
+def _records(path: Path, section: str, kind: type) -> dict[str, Any]:
+    """The [section.NAME] tables of a TOML file as `kind` objects; {} if the file does not exist."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8")).get(section, {})
     except (FileNotFoundError, NotADirectoryError):
@@ -300,57 +300,18 @@ def _records(path: Path, section: str, kind: Any, check: Callable[[Any, str], No
         raise BadInput(f"{path}: cannot be read ({error.strerror}).") from None
     except ValueError as error:  # invalid TOML or UTF-8
         raise BadInput(f"{path}: {error}.") from None
-    if not isinstance(tables, dict):
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise BadInput(f"{path}: {section}: expected [{section}.NAME] tables, each with its url.")
-    records = {}
-    for name, table in tables.items():
-        where = f"{path}: [{section}.{name}]"
-        try:
-            records[name] = kind(name=name, **table)
-        except TypeError:
-            known = ", ".join(k for k in kind.__dataclass_fields__ if k != "name")
-            raise BadInput(f"{where} takes {known}; url is required.") from None
-        check(records[name], where)
-    return records
+    return {name: make_record(kind, f"{path}: [{section}.{name}]", name, table) for name, table in tables.items()}
 
 
-def check_endpoint(endpoint: Endpoint, where: str) -> None:
-    """Raise BadInput for an invalid endpoint; `where` is the start of the message."""
-    _check_texts(endpoint, where)
-    urls = [endpoint.url] if isinstance(endpoint.url, str) else endpoint.url
-    if not isinstance(urls, list) or not urls or not all(isinstance(url, str) for url in urls):
-        raise BadInput(f"{where} url: expected a text in quotes, or a list of them, got {endpoint.url!r}.")
-    for url in urls:
-        _check_url(url, where)
-    _check_numbers(endpoint, where, ("concurrency", 1), ("retries", 0), ("requests_per_minute", 0))
-
-
-def _check_state_server(server: HiddenStatesServer, where: str) -> None:
-    _check_texts(server, where)
-    if not isinstance(server.url, str):
-        raise BadInput(f"{where} url: expected a text in quotes, got {server.url!r}.")
-    _check_url(server.url, where)
-    if server.kind not in HIDDEN_STATES_PROTOCOLS:
-        raise BadInput(f"{where} kind: expected one of {', '.join(HIDDEN_STATES_PROTOCOLS)}, got {server.kind!r}.")
-    if server.name == "stored":
-        raise BadInput(f"{where}: “stored” is reserved for stored hidden states without a server; choose another name.")
-    _check_numbers(server, where, ("concurrency", 1))
-
-
-def _check_texts(record: Endpoint | HiddenStatesServer, where: str) -> None:
-    for key in ("key_env", "model"):
-        if not isinstance(value := getattr(record, key), str):
-            raise BadInput(f"{where} {key}: expected a text in quotes, got {value!r}.")
-
-
-def _check_url(url: str, where: str) -> None:
-    if not url.startswith(("http://", "https://")):
-        raise BadInput(f"{where} url: expected http://… or https://…, got {url!r}.")
-
-
-def _check_numbers(record: Endpoint | HiddenStatesServer, where: str, *numbers: tuple[str, int]) -> None:
-    for key, least in numbers:
-        if type(value := getattr(record, key)) is not int or value < least:
-            raise BadInput(f"{where} {key}: expected a whole number, {least} or more, got {value!r}.")
-    if type(record.timeout) not in (int, float) or not 0 < record.timeout < math.inf:
-        raise BadInput(f"{where} timeout: expected seconds, got {record.timeout!r}.")
+def make_record(kind: Any, where: str, name: str, table: Mapping[str, Any]) -> Any:
+    """An Endpoint or HiddenStatesServer. Raises BadInput; `where` is the start of the message."""
+    known = kind.__pydantic_fields__
+    try:
+        return kind(**{**table, "name": name})
+    except ValidationError as error:
+        first = error.errors()[0]
+        if (key := first["loc"][0]) not in known or first["type"] == "missing":
+            raise BadInput(f"{where} takes {', '.join(k for k in known if k != 'name')}; url is required.") from None
+        raise BadInput(f"{where} {key}: expected {known[key].description}, got {first['input']!r}.") from None

@@ -13,7 +13,7 @@ import typer
 from cli.console import Json, finish, listed, say, table
 from speculoos.errors import BadInput, NotFound
 from speculoos.files import new_path
-from speculoos.settings import Endpoint, check_endpoint, load
+from speculoos.settings import Endpoint, load, make_record
 
 app = listed("Servers that generate or are evaluated: the [endpoints.NAME] tables of settings.toml.")
 NAME, VARIABLE = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -46,17 +46,9 @@ def add(
         raise BadInput("--key-env: expected the name of an environment variable, such as TEAM_KEY, not a key.")
     if any("@" in urlsplit(each).netloc for each in url):
         raise BadInput("--url: leave user and password out; set the variable with the key by --key-env.")
-    endpoint = Endpoint(
-        name,
-        url[0] if len(url) == 1 else url,
-        model=model,
-        concurrency=concurrency,
-        timeout=timeout,
-        retries=retries,
-        key_env=key_env,
-        requests_per_minute=requests_per_minute,
-    )
-    check_endpoint(endpoint, f"Endpoint {name}:")
+    values = {"url": url[0] if len(url) == 1 else url, "key_env": key_env, "model": model, "timeout": timeout}
+    values |= {"concurrency": concurrency, "retries": retries, "requests_per_minute": requests_per_minute}
+    endpoint = make_record(Endpoint, f"Endpoint {name}:", name, values)
     settings = load()
     if name in settings.endpoints:
         raise BadInput(f"The endpoint {name!r} already exists; remove it first: speculoos endpoints rm {name}.")

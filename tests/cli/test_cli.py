@@ -176,10 +176,10 @@ def test_every_error_is_one_sentence_and_an_object(
 
 
 def test_a_bad_setting_is_named(home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    for value, says in (("many", "expected a whole number"), ("99999", "expected a port from 1 to 65535")):
+    for value in ("many", "99999"):
         monkeypatch.setenv("SPECULOOS_PORT", value)
         assert main(["models", "list"]) == 2
-        assert capsys.readouterr().err.startswith(f"SPECULOOS_PORT: {says}")
+        assert capsys.readouterr().err.startswith("SPECULOOS_PORT: expected a port from 1 to 65535")
 
 
 @pytest.mark.parametrize("content", [b"endpoints = 5", b"\xff\xfe", b"[endpoints", b"[endpoints.x]\nport = 1"])
@@ -192,7 +192,7 @@ def test_a_broken_settings_file_is_named(home: Settings, content: bytes, capsys:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("url = 5", "url: expected a text in quotes, or a list of them, got 5"),
+        ("url = 5", "url: expected http://… or https://… in quotes, or a list of them, got 5"),
         ('url = "ftp://x"', "url: expected http"),
         ('url = "http://x"\nconcurrency = "8"', "concurrency: expected a whole number, 1 or more, got '8'"),
         ('url = "http://x"\nretries = -1', "retries: expected a whole number, 0 or more, got -1"),
@@ -210,7 +210,7 @@ def test_a_wrong_endpoint_is_named_with_its_key(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("url = 5", "[hidden_states.mine] url: expected a text in quotes, got 5"),
+        ("url = 5", "[hidden_states.mine] url: expected http://… or https://… in quotes, got 5"),
         ("port = 5", "[hidden_states.mine] takes url, kind, key_env, model, concurrency, timeout; url is required"),
         ('url = "http://x"\nkind = "tgi"', "kind: expected one of speculoos, vllm, sglang, got 'tgi'"),
         ('url = "http://x"\nconcurrency = 0', "concurrency: expected a whole number, 1 or more, got 0"),

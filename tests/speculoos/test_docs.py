@@ -22,7 +22,8 @@ SETTINGS_PAGE = (CLONE / "docs" / "settings.md").read_text()
 def settings_read() -> set[str]:
     """Names of environment variables that settings.load asks for."""
     source = (CLONE / "speculoos" / "settings.py").read_text()
-    named = {f"SPECULOOS_{f.name.upper()}" for f in fields(Settings) if "read" in f.metadata}
+    others = {"database_url", "redis_url", "hf_token", "endpoints", "state_servers"}
+    named = {f"SPECULOOS_{f.name.upper()}" for f in fields(Settings) if f.name not in others}
     return named | set(re.findall(r'read_text\(env, "([A-Z_]+)"', source))
 
 
