@@ -17,7 +17,6 @@ from benchmarks.exactness import ExactnessOutcome, Reference, compare, guided, r
 from benchmarks.gpu_claims import AGREEMENT_GOAL, Bench, Claim, Findings, first_line
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
-from decoding.drafters.replay import ReplayDrafter
 from decoding.target import Target, fast_target
 from decoding.tree import DraftTree, shape_from_choices
 from decoding.tuning import measure_forward
@@ -31,6 +30,7 @@ from models.runtime.graphs import GraphedForward
 from models.runtime.interface import ForwardOutput
 from models.standalone import StandaloneDraft
 from models.tiny import FAMILIES, make_tiny_base
+from tests.decoding.replay import ReplayDrafter
 
 CHOICES = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
 DYNAMIC = {"depth": 3, "top_k": 3, "nodes": 10}

@@ -7,7 +7,7 @@ from typing import Any
 
 from models.base import load_tokenizer, read_eos_ids
 from training.batches import TokenisedConversation, epoch_order, load_conversations, make_batches
-from training.schedule import lr_factor
+from training.setup import lr_factor
 
 
 @dataclass(frozen=True)

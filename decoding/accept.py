@@ -5,7 +5,6 @@ whatever the draft proposes. `typical` is Medusa's rule and is lossy: it changes
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -24,21 +23,10 @@ class Verification:
     token: int
 
 
-class AcceptanceRule(Protocol):
-    """An acceptance rule with its settings and random generator."""
-
-    best_only: bool
-    """Whether the rule needs only the base model's best tokens, no logits."""
-
-    def first(self, scored: ForwardOutput) -> int:
-        """The first token of the response, from the scores [1, V] after the prompt's last token."""
-
-    def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
-        """Verify `tree` with the base model's scores [n, V]; row i is after node i."""
-
-
-def make_rule(config: GenerateConfig, generator: torch.Generator) -> AcceptanceRule:
-    """The acceptance rule of a config."""
+def make_rule(config: GenerateConfig, generator: torch.Generator) -> "GreedyRule | LosslessRule | TypicalRule":
+    """The acceptance rule of a config. `rule.first(scored)` is the first token of the response, from the scores [1, V]
+    after the prompt's last token; `rule(tree, scored)` verifies a tree with scores [n, V], whose row i is after node i.
+    With `best_only` the rule needs only the base model's best tokens, no logits."""
     if config.temperature == 0:
         return GreedyRule()
     warp = Warp(config.temperature, config.top_k, config.top_p)
@@ -53,13 +41,9 @@ def make_rule(config: GenerateConfig, generator: torch.Generator) -> AcceptanceR
 def accept_greedy(shape: TreeShape, tokens: tuple[int, ...], best: list[int]) -> Verification:
     """Follow the base model's best token `best[i]` after node i while it is a drafted child of node i."""
     node = 0
-    while (child := _child_with(shape, tokens, node, best[node])) is not None:
+    while (child := next((c for c in shape.children[node] if tokens[c] == best[node]), None)) is not None:
         node = child
     return Verification(shape.path(node), best[node])
-
-
-def _child_with(shape: TreeShape, tokens: tuple[int, ...], node: int, token: int) -> int | None:
-    return next((child for child in shape.children[node] if tokens[child] == token), None)
 
 
 class GreedyRule:

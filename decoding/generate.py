@@ -42,7 +42,7 @@ def generate(
     while finish is None and not limits.should_stop():
         clock.start()
         drafted = drafter.propose(token)
-        tree = drafted.clipped(target.room)
+        tree = drafted.clipped(target.free_positions)
         clock.lap("draft")
         scored = target.score(tree, drafter.layers, best_only)
         clock.lap("verify")

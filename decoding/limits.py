@@ -10,10 +10,10 @@ from decoding.step import EmittedToken
 class Limits:
     """The limits of one generation. Only `cut` changes the state."""
 
-    def __init__(self, config: GenerateConfig, eos_ids: frozenset[int], room: int, tokenizer: Any):
-        """`room` is the number of new tokens that fit the model."""
+    def __init__(self, config: GenerateConfig, eos_ids: frozenset[int], free_positions: int, tokenizer: Any):
+        """`free_positions`: number of new tokens that fit the model."""
         self.eos_ids = eos_ids if config.eos_ids is None else config.eos_ids
-        self.remaining = min(config.max_tokens, room)
+        self.remaining = min(config.max_tokens, free_positions)
         self.should_stop = config.should_stop or (lambda: False)
         self.stops = StopTexts(tokenizer, config.stop) if config.stop else None
 

@@ -7,8 +7,7 @@ the starter's 30 layers) and could hide an ignored mask or look like one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 
@@ -29,29 +28,21 @@ TOLERANCE = 2e-3
 """Largest difference of a likely token's log-probability that rounding in float32 can cause."""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """The largest difference of log-probabilities, and whether masks beyond a sliding window were tested."""
-
-    difference: float
-    past_window: bool
+_passed: WeakSet[LoadedBase] = WeakSet()
 
 
-def probe(base: LoadedBase, seed: int = 0) -> Probe:
-    """Compare tree logits with plain logits on random tokens: two short forwards, no weights are changed.
+def probe(base: LoadedBase, seed: int = 0) -> float:
+    """The largest difference between log-probabilities of a tree and of plain decoding, on random tokens: two short
+    forwards, no weights are changed.
 
     Raises Unsupported with the difference if they differ, or with the error if the family cannot run. Must be called
     before a fast forward moves the weights.
     """
-    windowed = any(layer_windows(base.config).values())
     worst = _compare(base, seed)
-    if windowed:
+    if any(layer_windows(base.config).values()):
         with with_sliding_window(base, NARROW_WINDOW):
             worst = max(worst, _compare(base, seed))
-    return Probe(worst, windowed)
-
-
-_passed: WeakKeyDictionary[LoadedBase, Probe] = WeakKeyDictionary()
+    return worst
 
 
 def require_trees(target: Target) -> None:
@@ -60,7 +51,8 @@ def require_trees(target: Target) -> None:
     The fast forward supports only families it was tested with and needs no probe.
     """
     if isinstance(target.forward, TransformersForward) and target.base not in _passed:
-        _passed[target.base] = probe(target.base)
+        probe(target.base)
+        _passed.add(target.base)
 
 
 @contextmanager

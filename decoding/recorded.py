@@ -13,6 +13,7 @@ import torch
 from decoding.target import Target
 from decoding.tree import DraftTree
 from models.base import LoadedBase
+from models.runtime.cache import KVCache
 from models.runtime.forward import fastest_forward
 from models.runtime.interface import Forward, ForwardOutput
 from models.runtime.precision import disable_tf32
@@ -39,7 +40,7 @@ class ForcedTarget(Target):
         self.prompt_length = 0
 
     def play(self, recorded: Sequence[int]) -> None:
-        """Generate these new tokens in the next generation, which prompt_length with a prefill."""
+        """Generate these new tokens in the next generation, which begins with a prefill."""
         self.recorded = list(recorded)
 
     def prefill(
@@ -75,47 +76,22 @@ class UnloadedBase:
     device: torch.device = torch.device("cpu")
 
 
-class RecordedTarget:
+class RecordedTarget(ForcedTarget):
     """A recording instead of a base model, for drafts that need no hidden states: prompt lookup and standalone
-    drafts."""
+    drafts. Its cache counts rows and stores nothing."""
 
     def __init__(self, base: UnloadedBase, max_length: int):
         self.base, self.max_length = base, max_length
         self.forward, self.notice = None, ""
+        self.cache = KVCache(0, max_length)
         self.ids: list[int] = []
         self.recorded: list[int] = []
         self.prompt_length = 0
 
-    play = ForcedTarget.play
-
-    @property
-    def room(self) -> int:
-        return self.max_length - len(self.ids)
-
-    def prefill(
-        self,
-        prompt_ids: Sequence[int],
-        reusable: int | None = None,
-        layers: Sequence[int] = (),
-        best_only: bool = False,
-    ) -> ForwardOutput:
-        """As Target, without hidden states."""
-        Target._check(self, prompt_ids)  # type: ignore[arg-type]
-        self.ids, self.prompt_length = list(prompt_ids), len(prompt_ids)
-        return _scored(self.recorded[:1])
-
-    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> ForwardOutput:
-        return _scored(best_after(tree, self.recorded, len(self.ids) - self.prompt_length + 1))
-
     def commit(self, tree: DraftTree, nodes: Sequence[int]) -> None:
+        self.cache.commit(range(len(nodes)))
         self.ids += [tree.tokens[node] for node in nodes]
 
-    def rewind(self, length: int) -> None:
-        del self.ids[length:]
-
-    def synchronize(self) -> None:
-        """Does nothing; there is no device."""
-
-
-def _scored(tokens: Sequence[int]) -> ForwardOutput:
-    return ForwardOutput(None, torch.empty(len(tokens), 0), None, torch.tensor(tokens))
+    def _run(self, ids: Sequence[int], *_: Any, **__: Any) -> ForwardOutput:
+        self.cache.stage(len(ids))
+        return ForwardOutput(None, torch.empty(len(ids), 0))

@@ -73,20 +73,16 @@ def acceptance_by_rank(steps: Iterable[Step], ranks: int = 8) -> tuple[tuple[flo
     accepted: Counter[tuple[int, int]] = Counter()
     for step in (step for step in steps if step.counted):
         drafted, on_path = step.drafted, {-1, *step.accepted}
-        children = [n for n, parent in enumerate(drafted.parents) if parent in on_path]
-        keys = {n: (drafted.depths[n], drafted.ranks[n]) for n in children if drafted.ranks[n] < ranks}
-        tried.update(keys.values())
-        accepted.update(key for n, key in keys.items() if n in on_path)
-    depths = range(1, max((depth for depth, _ in tried), default=0) + 1)
-    widest = {depth: max(rank for at, rank in tried if at == depth) for depth in depths}
+        for node, parent in enumerate(drafted.parents):
+            if parent in on_path and drafted.ranks[node] < ranks:
+                key = drafted.depths[node], drafted.ranks[node]
+                tried[key] += 1
+                accepted[key] += node in on_path
+    widths = {depth: 1 + max(rank for at, rank in tried if at == depth) for depth, _ in sorted(tried)}
     return tuple(
-        tuple(_share(accepted[depth, rank], tried[depth, rank]) for rank in range(widest[depth] + 1))
-        for depth in depths
+        tuple(accepted[depth, r] / tried[depth, r] if tried[depth, r] else None for r in range(width))
+        for depth, width in widths.items()
     )
-
-
-def _share(accepted: int, tried: int) -> float | None:
-    return accepted / tried if tried else None
 
 
 def acceptance_by_depth(steps: Iterable[Step]) -> tuple[float, ...]:

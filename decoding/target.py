@@ -37,9 +37,9 @@ class Target:
         """Token ids in the cache, in order."""
 
     @property
-    def room(self) -> int:
+    def free_positions(self) -> int:
         """Largest number of nodes, including the root, of the next tree."""
-        return self.cache.room
+        return self.cache.free_rows
 
     def prefill(
         self,

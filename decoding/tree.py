@@ -4,9 +4,11 @@ Node 0 is the root: the last emitted token, whose key and value are not in the c
 caches.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import count
 
 import numpy as np
 import torch
@@ -28,7 +30,8 @@ class TreeShape:
     def __post_init__(self) -> None:
         assert self.parents[0] == -1 and all(0 <= p < i for i, p in enumerate(self.parents) if i), self.parents
         if not self.ranks:
-            object.__setattr__(self, "ranks", _sibling_ranks(self.parents))
+            siblings = defaultdict(count)
+            object.__setattr__(self, "ranks", tuple(next(siblings[parent]) for parent in self.parents))
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -81,11 +84,6 @@ class TreeShape:
         """Every root-to-leaf path, without the root."""
         return tuple(self.path(node) for node in range(len(self)) if not self.children[node] and node)
 
-    @cached_property
-    def choices(self) -> tuple[tuple[int, ...], ...]:
-        """All nodes except the root as Medusa choices: the ranks on the path from the root."""
-        return tuple(tuple(self.ranks[n] for n in self.path(node)) for node in range(1, len(self)))
-
 
 @dataclass(frozen=True)
 class DraftTree:
@@ -122,15 +120,6 @@ class DraftTree:
             return self
         shape = TreeShape(self.shape.parents[:max_nodes], self.shape.ranks[:max_nodes])
         return DraftTree(self.tokens[:max_nodes], shape, self.logprobs[:max_nodes], self.proposals)
-
-
-def _sibling_ranks(parents: Sequence[int]) -> tuple[int, ...]:
-    counts: dict[int, int] = {}
-    ranks = []
-    for parent in parents:
-        ranks.append(counts.get(parent, 0))
-        counts[parent] = ranks[-1] + 1
-    return tuple(ranks)
 
 
 @lru_cache(maxsize=64)

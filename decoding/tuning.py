@@ -82,42 +82,15 @@ def plan_tree(
     other_ms: float = 0.0,
     max_nodes: int = 64,
 ) -> TreePlan:
-    """The tree with the most expected tokens per second.
+    """The static tree with the most expected tokens per second.
 
     `forward_ms`: cost of a forward by node count, interpolated; `draft_ms(depth)`: cost of drafting; `other_ms`: the
     rest of a step. Every size is tried with every depth, because deeper drafts may cost more."""
-    plain = forward_ms[1] + other_ms
+    sizes = range(2, min(max_nodes, len(values) + 1) + 1)
     depths = range(1, max(map(len, values), default=0) + 1)
-    best: dict[int, tuple[SizePlan, tuple[Choice, ...]]] = {}
-    for nodes in range(2, min(max_nodes, len(values) + 1) + 1):
-        candidates = [
-            _size_plan(values, best_choices(values, nodes, d), forward_ms, draft_ms, other_ms, plain) for d in depths
-        ]
-        best[nodes] = max(candidates, key=lambda pair: pair[0].speedup)
-    return _verdict(list(best.values()))
-
-
-def _verdict(best: Sequence[tuple[SizePlan, tuple[Choice, ...]]]) -> TreePlan:
-    """The fastest of the best trees of all sizes, or plain decoding."""
-    sizes = tuple(size for size, _ in best)
-    if not best or max(size.speedup for size in sizes) <= 1.0:
-        return TreePlan(0, 0, (), 1.0, 1.0, sizes, PLAIN_IS_FASTER)
-    top, choices = max(best, key=lambda pair: pair[0].speedup)
-    verdict = f"{top.nodes} nodes, depth {top.depth}: expected τ {top.expected_tau:.2f}, {top.speedup:.2f} × plain."
-    return TreePlan(top.nodes, top.depth, choices, top.expected_tau, top.speedup, sizes, verdict)
-
-
-def _size_plan(
-    values: Mapping[Choice, float],
-    choices: tuple[Choice, ...],
-    forward_ms: Mapping[int, float],
-    draft_ms: Callable[[int], float],
-    other_ms: float,
-    plain_ms: float,
-) -> tuple[SizePlan, tuple[Choice, ...]]:
-    nodes, depth, tau = len(choices) + 1, max(map(len, choices)), expected_tau(values, choices)
-    cost = interpolate(forward_ms, nodes) + draft_ms(depth) + other_ms
-    return SizePlan(nodes, depth, tau, cost, tau * plain_ms / cost), choices
+    trees = (best_choices(values, nodes, depth) for nodes in sizes for depth in depths)
+    candidates = ((expected_tau(values, tree), len(tree) + 1, max(map(len, tree)), tree) for tree in trees)
+    return _fastest(candidates, forward_ms, draft_ms, other_ms)
 
 
 def plan_dynamic(
@@ -129,16 +102,36 @@ def plan_dynamic(
 ) -> TreePlan:
     """The size and depth of EAGLE-2's dynamic tree with the most expected tokens per second, from traces of a larger
     tree. `choices` is empty, because the tree has no fixed shape."""
-    plain = forward_ms[1] + other_ms
-    depths = range(1, max((max(s.drafted.depths, default=0) for s in steps), default=0) + 1)
-    best: dict[int, SizePlan] = {}
-    for depth in depths:
-        for nodes, tau in lengths_by_size(steps, sizes, depth).items():
-            cost = interpolate(forward_ms, nodes) + draft_ms(depth) + other_ms
-            candidate = SizePlan(nodes, depth, tau, cost, tau * plain / cost)
-            if nodes > 1 and (nodes not in best or candidate.speedup > best[nodes].speedup):
-                best[nodes] = candidate
-    return _verdict([(size, ()) for size in best.values()])
+    deepest = max((max(step.drafted.depths, default=0) for step in steps), default=0)
+    candidates = (
+        (tau, nodes, depth, ())
+        for depth in range(1, deepest + 1)
+        for nodes, tau in lengths_by_size(steps, sizes, depth).items()
+        if nodes > 1
+    )
+    return _fastest(candidates, forward_ms, draft_ms, other_ms)
+
+
+def _fastest(
+    candidates: Iterable[tuple[float, int, int, tuple[Choice, ...]]],
+    forward_ms: Mapping[int, float],
+    draft_ms: Callable[[int], float],
+    other_ms: float,
+) -> TreePlan:
+    """The fastest of the candidates (expected τ, nodes, depth, choices), or plain decoding."""
+    plain_ms = forward_ms[1] + other_ms
+    best: dict[int, tuple[SizePlan, tuple[Choice, ...]]] = {}
+    for tau, nodes, depth, choices in candidates:
+        cost = interpolate(forward_ms, nodes) + draft_ms(depth) + other_ms
+        plan = SizePlan(nodes, depth, tau, cost, tau * plain_ms / cost)
+        if nodes not in best or plan.speedup > best[nodes][0].speedup:
+            best[nodes] = plan, choices
+    sizes = tuple(best[nodes][0] for nodes in sorted(best))
+    top = max(sizes, key=lambda size: size.speedup, default=None)
+    if top is None or top.speedup <= 1.0:
+        return TreePlan(0, 0, (), 1.0, 1.0, sizes, PLAIN_IS_FASTER)
+    verdict = f"{top.nodes} nodes, depth {top.depth}: expected τ {top.expected_tau:.2f}, {top.speedup:.2f} × plain."
+    return TreePlan(top.nodes, top.depth, best[top.nodes][1], top.expected_tau, top.speedup, sizes, verdict)
 
 
 def lengths_by_size(steps: Iterable[Step], sizes: Sequence[int], max_depth: int | None = None) -> dict[int, float]:
@@ -183,7 +176,7 @@ def measure_forward(target: Target, sizes: Sequence[int] = SIZES, rounds: int = 
     that a disturbance affects all of them. Nodes are tokens of the present text, because random tokens would give
     nearly equal logits. The cache is restored."""
     length, tokens = len(target.ids), (target.ids or [0]) * max(sizes)
-    times: dict[int, list[float]] = {size: [] for size in sizes if size <= target.room}
+    times: dict[int, list[float]] = {size: [] for size in sizes if size <= target.free_positions}
     for _ in range(rounds):
         for size, samples in times.items():
             start = time.perf_counter()

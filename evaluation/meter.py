@@ -215,7 +215,7 @@ def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]
             yield rows, timed(lambda hidden=hidden: _heads(drafter, hidden), device)
     elif isinstance(drafter, StandaloneDrafter):
         target = drafter.draft
-        for rows in (n for n in PASS_ROWS if n <= target.room):
+        for rows in (n for n in PASS_ROWS if n <= target.free_positions):
             tree = DraftTree.chain((target.ids * rows)[:rows])
             yield rows, timed(lambda tree=tree: target.score(tree), device)
 

@@ -30,7 +30,7 @@ class HeadOnlyBase(LoadedBase):
 
     full_config: Any = None
     """Config of the whole base."""
-    ask: HiddenStatesFunction | None = None
+    compute_hidden: HiddenStatesFunction | None = None
     """Computes hidden states; set by `training.hidden_states`."""
 
     @property
@@ -45,9 +45,9 @@ class HeadOnlyBase(LoadedBase):
         self, input_ids: torch.Tensor, layers: Sequence[int] = (), lengths: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """As `LoadedBase.forward_hidden`; zeros after the end of a row."""
-        if self.ask is None:
+        if self.compute_hidden is None:
             raise Unsupported(f"{self.path}: the layers of this base are not loaded, so it cannot be run.")
-        return self.ask(input_ids, lengths, layers)
+        return self.compute_hidden(input_ids, lengths, layers)
 
 
 def load_head_only_base(

@@ -24,8 +24,8 @@ WIDTH = 8
 class Acceptance:
     """Totals over positions (`hits`, `valid`, by depth) and over the steps of a walk (`steps`, `emitted`)."""
 
-    hits: list[int] = field(default_factory=list)
-    valid: list[int] = field(default_factory=list)
+    hits: Tensor = field(default_factory=lambda: torch.zeros(1))
+    valid: Tensor = field(default_factory=lambda: torch.zeros(1))
     steps: int = 0
     emitted: int = 0
     paths: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -41,19 +41,19 @@ class Acceptance:
 
         All positions have equal weight here, while a walk has more positions after a miss: slightly overestimated.
         """
-        total = max(self.valid[0], 1) if self.valid else 1
+        total = max(float(self.valid[0]), 1)
         values = {path: count / total for path, count in self.paths.items()}
         return expected_tau(values, best_choices(values, nodes))
 
     def top1(self) -> list[float]:
         """Fraction of the positions where the top token is correct, by depth."""
-        return [h / v if v else 0.0 for h, v in zip(self.hits, self.valid, strict=True)]
+        return (self.hits / self.valid.clamp(min=1)).tolist()
 
     def add(self, outcome: Outcome, row: Tensor, position: Tensor) -> None:
         """Add the result of `drafted` for one batch; row, position [N] in ascending order."""
         hits, valid = outcome.hits, outcome.valid
-        self.hits = _add_lists(self.hits, hits.sum(0).tolist())
-        self.valid = _add_lists(self.valid, valid.sum(0).tolist())
+        self.hits = self.hits + hits.sum(0).cpu().double()
+        self.valid = self.valid + valid.sum(0).cpu().double()
         runs = (hits & valid).int().cumprod(1).sum(1).tolist()
         positions = list(zip(row.tolist(), position.tolist(), strict=True))
         steps, emitted = simulate_steps(runs, positions)
@@ -89,10 +89,6 @@ def _paths(ranks: list[list[int]]) -> Iterator[tuple[int, ...]]:
     for row in ranks:
         inside = tuple(takewhile(lambda rank: rank < WIDTH, row))
         yield from (inside[:depth] for depth in range(1, len(inside) + 1))
-
-
-def _add_lists(a: list[int], b: list[int]) -> list[int]:
-    return b if not a else [x + y for x, y in zip(a, b, strict=True)]
 
 
 @torch.no_grad()

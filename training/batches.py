@@ -4,10 +4,9 @@ Works on data set files and token ids, without a model. Truncated, dropped and u
 """
 
 import hashlib
-import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.damage import check_dataset
-from speculoos.errors import BadInput, NotFound
+from models.identity import read_json
+from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
-from training.masks import MaskedTokens
-from training.token_files import TokenFile, prompt_group
 from training.tokenising import tokenise_dataset
+
+HINT = "generate the data with this base, or train the base the data was made with."
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +51,8 @@ class DataReport:
     tokenised: int = 0
     """Tokens tokenised for this call. Not in `to_json`, since a later attempt finds them cached."""
 
-    def add(self, other: "DataReport") -> None:
-        """Add the counts of another data set."""
-        for name, value in other.__dict__.items():
-            setattr(self, name, getattr(self, name) + value)
+    def __add__(self, other: "DataReport") -> "DataReport":
+        return DataReport(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: value for name, value in self.__dict__.items() if name != "tokenised"}
@@ -82,37 +79,8 @@ class Batch:
     lengths: Tensor
     index: int = 0
 
-    @property
-    def tokens(self) -> int:
-        """Real tokens, without padding."""
-        return int(self.lengths.sum())
-
     def to(self, device: torch.device) -> "Batch":
         return Batch(self.input_ids.to(device), self.mask.to(device), self.lengths.to(device), self.index)
-
-
-def read_rows(folder: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a data set folder, shard by shard. Raises NotFound, Damaged when checksums or counts do not match, or
-    BadInput with file and line."""
-    shards = sorted(Path(folder).glob("shard-*.jsonl"))
-    if not shards:
-        raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
-    check_dataset(folder)
-    for shard in shards:
-        with open(shard, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _row(line, shard, number)
-
-
-def read_info(folder: str | Path) -> dict[str, Any]:
-    """The data set's `dataset.json`, {} when there is none."""
-    try:
-        return json.loads((Path(folder) / "dataset.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{folder}/dataset.json cannot be read ({error}).") from None
 
 
 def load_conversations(
@@ -129,29 +97,26 @@ def load_conversations(
 
     Raises BadInput when the data's token ids come from another tokenizer, or when no conversation is usable.
     """
-    data_tokenizer = read_info(folder).get("tokenizer_sha256", "")
+    data_tokenizer = read_json(Path(folder) / "dataset.json").get("tokenizer_sha256", "")
     other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
-    if other_tokenizer and next(read_rows(folder), {}).get("token_ids"):
-        raise _other_tokenizer(folder)
     result = tokenise_dataset(folder, tokenizer, eos_ids, reporter)
     report, conversations = DataReport(tokenised=result.tokens), []
     for tokens in result.read():
-        _check_tokenizer(folder, tokens.words, other_tokenizer, vocab_size)
+        if tokens.largest_id >= 0 and other_tokenizer:
+            raise BadInput(f"The data in {folder} was made with another tokenizer than the base's; {HINT}")
+        if vocab_size and tokens.largest_id >= vocab_size:
+            raise BadInput(
+                f"The data in {folder} holds token id {tokens.largest_id}, the base has {vocab_size}; {HINT}"
+            )
         report.dropped.update(tokens.dropped.values())
-        rows = (_from_file(tokens, index, max_length, report) for index in range(len(tokens)))
+        rows = (
+            make_conversation(*tokens.tokens(index), info, max_length, report) for index, info in enumerate(tokens.rows)
+        )
         conversations += [row for row in rows if row]
-    _check_not_empty(folder, conversations, report)
+    if not conversations:
+        reasons = ", ".join(f"{n} × {reason}" for reason, n in report.dropped.most_common(3)) or "it has no rows"
+        raise BadInput(f"No conversation in {folder} can be trained on: {reasons}.")
     return conversations, report
-
-
-def load_datasets(folders: Sequence[str | Path], *args: Any) -> tuple[list[TokenisedConversation], DataReport]:
-    """The conversations of several data sets, each read by `load_conversations(folder, *args)`, and a joint report."""
-    conversations, total = [], DataReport()
-    for folder in folders:
-        loaded, report = load_conversations(folder, *args)
-        conversations += loaded
-        total.add(report)
-    return conversations, total
 
 
 def split_held_out(
@@ -192,63 +157,22 @@ def epoch_order(count: int, epoch: int, seed: int) -> list[int]:
     return order
 
 
-def collate(conversations: Sequence[TokenisedConversation], index: int = 0, pad_id: int = 0) -> Batch:
-    """Right-pad rows to one Batch. `pad_id` may be any id: padding is not in the loss and never attended to."""
+def collate(conversations: Sequence[TokenisedConversation], index: int = 0) -> Batch:
+    """Right-pad rows to one Batch. Padding may be any id: it is not in the loss and never attended to."""
     lengths = torch.tensor([len(c) for c in conversations])
     shape = (len(conversations), int(lengths.max()))
-    input_ids, mask = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.bool)
+    input_ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
     for row, conversation in enumerate(conversations):
         input_ids[row, : len(conversation)] = conversation.token_ids.long()
         mask[row, : len(conversation)] = conversation.mask
     return Batch(input_ids, mask, lengths, index)
 
 
-def _row(line: str, shard: Path, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BadInput(
-            f"{shard} line {number}: broken JSON ({error}); generate or import the data set again."
-        ) from None
-    if not isinstance(row, dict):
-        raise BadInput(f"{shard} line {number}: expected an object; make the data set again.")
-    return row
-
-
-HINT = "generate the data with this base, or train the base the data was made with."
-
-
-def _other_tokenizer(folder: Any) -> BadInput:
-    return BadInput(f"The data in {folder} was made with another tokenizer than the base's; {HINT}")
-
-
-def _check_tokenizer(folder: Any, words: Mapping[str, Any], other_tokenizer: bool, vocab_size: int) -> None:
-    """Verify that token ids stored in the data are the base model's."""
-    if words["own"] and other_tokenizer:
-        raise _other_tokenizer(folder)
-    if vocab_size and words["largest"] >= vocab_size:
-        raise BadInput(f"The data in {folder} holds token id {words['largest']}, the base has {vocab_size}; {HINT}")
-
-
 def make_conversation(
-    row: Mapping[str, Any], masked: MaskedTokens, max_length: int, report: DataReport
+    ids: Tensor, mask: Tensor, info: Mapping[str, str], max_length: int, report: DataReport
 ) -> TokenisedConversation | None:
-    """The row as a conversation truncated to `max_length`, counted in `report`; None when no token is in the loss."""
-    ids, mask = torch.tensor(masked.token_ids, dtype=torch.int32), torch.tensor(masked.mask, dtype=torch.bool)
-    fields = (str(row.get("id", "")), prompt_group(row).hex(), str(row.get("category", "")))
-    return _truncate(ids, mask, masked.source, *fields, max_length, report)
-
-
-def _from_file(tokens: TokenFile, index: int, max_length: int, report: DataReport) -> TokenisedConversation | None:
-    """The same for a row read from a token file."""
-    ids, mask = tokens.row(index)
-    fields = (tokens.words["ids"][index], tokens.group(index), tokens.words["categories"][index])
-    return _truncate(ids, mask, tokens.source(index), *fields, max_length, report)
-
-
-def _truncate(
-    ids: Tensor, mask: Tensor, source: str, name: str, group: str, category: str, max_length: int, report: DataReport
-) -> TokenisedConversation | None:
+    """A row (`info`: `training.token_files.row_info`) as a conversation truncated to `max_length`, counted in `report`;
+    None when no token is in the loss."""
     if bool(mask.all()):
         report.dropped["every token counts, so there is no prompt"] += 1
         return None
@@ -262,12 +186,5 @@ def _truncate(
     report.conversations += 1
     report.tokens += len(ids)
     report.loss_tokens += counted
-    report.mask_sources[source] += 1
-    return TokenisedConversation(name, ids, mask, group, category)
-
-
-def _check_not_empty(folder: Any, conversations: list[TokenisedConversation], report: DataReport) -> None:
-    if conversations:
-        return
-    reasons = ", ".join(f"{n} × {reason}" for reason, n in report.dropped.most_common(3)) or "it has no rows"
-    raise BadInput(f"No conversation in {folder} can be trained on: {reasons}.")
+    report.mask_sources[info["mask_source"]] += 1
+    return TokenisedConversation(info["id"], ids, mask, info["group"], info["category"])

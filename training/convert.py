@@ -13,11 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from decoding.drafters import make_drafter
-from decoding.generate import GenerateConfig, generate
-from decoding.stats import Summary, summarize
-from decoding.target import Target
-from decoding.text import TextStream
+from decoding.generate import GenerateConfig
 from models import identity
 from models.base import LoadedBase, load_base, native_dtype, pick_device
 from models.chat import render
@@ -31,20 +27,13 @@ from speculoos.files import new_folder
 from training.batches import Batch, DataReport, TokenisedConversation, collate, make_conversation
 from training.masks import mask_conversation
 from training.method import make_method
-from training.samples import copy_as_loaded
+from training.samples import ModelAnswer, copy_as_loaded, draft_answer
+from training.token_files import row_info
 
 BASE = "base"
 """Folder of a copied base model, inside the draft's folder."""
 OWN = "method."
 """Prefix of names in this module's state dict; a checkpoint has the draft's names."""
-
-
-class ModelAnswer(NamedTuple):
-    """One generated answer: its text, its token ids, and the `decoding.stats.summarize` of its steps."""
-
-    text: str
-    token_ids: list[int]
-    summary: Summary
 
 
 class IncompatibleKeys(NamedTuple):
@@ -63,9 +52,11 @@ def conversations_from(
         raise max_length_error(base.max_length, max_length)
     limit = max_length or min(SETTINGS["max_length"].default, base.max_length)
     report = DataReport()
-    conversations = (
-        make_conversation(row, mask_conversation(row, base.tokenizer, base.eos_ids), limit, report) for row in rows
-    )
+    conversations = []
+    for row in rows:
+        masked = mask_conversation(row, base.tokenizer, base.eos_ids)
+        ids, mask = torch.tensor(masked.token_ids, dtype=torch.int32), torch.tensor(masked.mask)
+        conversations.append(make_conversation(ids, mask, row_info(row, masked), limit, report))
     return [conversation for conversation in conversations if conversation]
 
 
@@ -120,7 +111,7 @@ class TrainableDraft(PreTrainedModel):
         """A new draft, or the one in `folder`."""
         super().__init__(PreTrainedConfig())
         torch.manual_seed(config.seed)
-        self.settings, self._base = config, base
+        self.settings, self.base = config, base  # a LoadedBase, so its parameters are not registered
         config = config.model_copy(update={"draft_path": str(folder)}) if folder else config
         self.method = make_method(config, base, conversations)
         self.notices: list[str] = []
@@ -135,16 +126,11 @@ class TrainableDraft(PreTrainedModel):
     def draft(self) -> nn.Module:
         return self.method.draft
 
-    @property
-    def base(self) -> LoadedBase:
-        """The frozen base model."""
-        return self._base
-
     def forward(self, input_ids: Tensor, mask: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         """{"loss"}: Σ_k weight_k · sum_k / count_k over this batch."""
-        if input_ids.device != self._base.device:
+        if input_ids.device != self.base.device:
             raise BadInput(
-                f"The batch is on {input_ids.device} and the frozen base on {self._base.device}; "
+                f"The batch is on {input_ids.device} and the frozen base on {self.base.device}; "
                 "load the base on the device that trains (for Trainer: TrainingArguments.device)."
             )
         features = self.method.features(Batch(input_ids, mask, lengths))
@@ -153,31 +139,28 @@ class TrainableDraft(PreTrainedModel):
         scale = weights / self.method.counts(features).clamp(min=1)
         return {"loss": self.method(features, seed, scale).loss}
 
-    @torch.no_grad()
     def generate(self, prompt: str | Sequence[dict[str, str]], max_tokens: int = 128, **options: Any) -> ModelAnswer:
         """Answer a prompt, or messages, with the base and the current draft. `options` are those of
         `decoding.generate.GenerateConfig`; greedy by default."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        draft = copy_as_loaded(self._base, self.draft)
+        draft = copy_as_loaded(self.base, self.draft)
         draft.drafting = self._drafting.get("drafting") or {}
-        target, stream = Target(self._base, self._base.max_length), TextStream(self._base.tokenizer)
-        prompt_ids = render(self._base.tokenizer, messages)
-        steps = list(generate(target, make_drafter(target, draft), prompt_ids, GenerateConfig(max_tokens, **options)))
-        token_ids = [token["id"] for record in stream.records(steps) for token in record["tokens"]]
-        return ModelAnswer(stream.text, token_ids, summarize(steps))
+        prompt_ids = render(self.base.tokenizer, messages)
+        config = GenerateConfig(max_tokens, **options)
+        return draft_answer(self.base, draft, prompt_ids, config, self.base.max_length)
 
     def save(self, folder: str | Path, copy_base: bool = False, **info: Any) -> Path:
         """Write a checkpoint for `load(folder)` and `models.checkpoints.load_draft(folder, base)`, replacing `folder`.
         It names the base's folder, or holds a copy of the base (`copy_base`), so that it can be moved."""
         folder = Path(folder)
-        within = Path(self._base.path).resolve().is_relative_to(folder.resolve())  # which is replaced
+        within = Path(self.base.path).resolve().is_relative_to(folder.resolve())  # which is replaced
         with new_folder(folder, replace=True) as building:
             if copy_base or within:
-                _copy_base(self._base, building / BASE)
+                _copy_base(self.base, building / BASE)
                 info["base_path"] = BASE
             write_draft(building, self.draft, self._info(info), self.settings.save_dtype)
         if within:
-            self._base.path = folder / BASE
+            self.base.path = folder / BASE
         return folder
 
     def save_pretrained(  # type: ignore[override]
@@ -209,12 +192,12 @@ class TrainableDraft(PreTrainedModel):
     def base_sha256(self) -> str:
         """sha256 of the base's weights; "" when they are not safetensors files in a folder."""
         try:
-            return weights_sum(Path(self._base.path), NO_SUMS)
+            return weights_sum(Path(self.base.path), NO_SUMS)
         except (SpeculoosError, OSError):
             return ""
 
     def _info(self, info: dict[str, Any]) -> dict[str, Any]:
-        path = Path(self._base.path)
+        path = Path(self.base.path)
         known = {"settings": self.settings.to_json(), "base_sha256": self.base_sha256(), **self._drafting}
         field = {"base_path": str(path.resolve())} if path.is_dir() else {}
         return {"base": path.name if path.is_dir() else str(path), **field, **known, **info}

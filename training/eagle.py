@@ -36,7 +36,6 @@ class EagleMethod(nn.Module):
     """The EAGLE-1 draft with its loss."""
 
     depth_name = "depth"
-    names = ("feature", "token")
 
     def __init__(self, config: TrainConfig, base: Any, draft: EagleDraft | None = None):
         super().__init__()

@@ -33,38 +33,35 @@ from training.losses import unrolled_loss
 from training.medusa import medusa_labels
 from training.method import Outcome
 from training.source import RequiredStates, States, forward_states
-from training.vocabulary import DraftVocabulary, choose_vocabulary
+from training.vocabulary import choose_vocabulary
 
 MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
 
 
 class Eagle3Method(nn.Module):
-    """The EAGLE-3 draft with its loss over `ttt_steps` unrolled steps."""
+    """The EAGLE-3 draft with its loss over `ttt_steps` unrolled steps. The feature scale, and a new draft's vocabulary,
+    are measured on `conversations`."""
 
     depth_name = "depth"
+    needs_conversations = True
 
     def __init__(
         self,
         config: TrainConfig,
         base: Any,
         draft: Eagle3Draft | None = None,
-        vocabulary: DraftVocabulary | None = None,
-        rms: Tensor | None = None,
+        conversations: Sequence[TokenisedConversation] = (),
     ):
         super().__init__()
         self._base = (base,)
-        self.vocabulary = vocabulary
+        self.start_note = ""
         self.steps = config.ttt_steps
         self.weights = [config.ttt_decay**j for j in range(self.steps)]
-        self.names = [f"step{j}" for j in range(self.steps)]
-        _check_layers(config, base)
-        self.draft = draft or Eagle3Draft.from_base(
-            base,
-            None if vocabulary is None else vocabulary.ids,
-            feature_rms=rms,
-            aux_layers=config.aux_layers,
-            norm_before_residual=config.norm_before_residual,
-        )
+        if wrong := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
+            raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
+        if draft:
+            draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
+        self.draft = draft or self._new_draft(config, base, conversations)
         self.draft.float()
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
         whole = self.draft.config.draft_vocab_size == base.vocab_size
@@ -72,25 +69,17 @@ class Eagle3Method(nn.Module):
         self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
         self.draft.lm_head.requires_grad_(config.train_lm_head)
 
-    @classmethod
-    def prepare(
-        cls,
-        config: TrainConfig,
-        base: Any,
-        conversations: Sequence[TokenisedConversation],
-        draft: Eagle3Draft | None = None,
-    ) -> "Eagle3Method":
-        """With the config's draft vocabulary, counted over the training conversations, or that of `draft`; the feature
-        scale is measured on the conversations."""
-        if draft is not None:
-            draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
-            return cls(config, base, draft)
-        _check_layers(config, base)
-        vocabulary = choose_vocabulary(conversations, config, base.vocab_size, sorted(base.eos_ids))
-        return cls(config, base, vocabulary=vocabulary, rms=feature_rms(base, config.aux_layers, conversations))
-
-    def opening(self) -> str:
-        return self.vocabulary.sentence() if self.vocabulary else ""
+    def _new_draft(self, config: TrainConfig, base: Any, conversations: Sequence[TokenisedConversation]) -> Eagle3Draft:
+        ids = None
+        if conversations:
+            ids, self.start_note = choose_vocabulary(conversations, config, base)
+        return Eagle3Draft.from_base(
+            base,
+            ids,
+            feature_rms=feature_rms(base, config.aux_layers, conversations),
+            aux_layers=config.aux_layers,
+            norm_before_residual=config.norm_before_residual,
+        )
 
     def wanted(self, batch: Batch) -> RequiredStates:
         """The fused layers at every position, the head's input only where it gives a target distribution."""
@@ -112,16 +101,15 @@ class Eagle3Method(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         row, position, hidden = features["row"], features["position"], features["hidden"]
         labels = features["labels"][row, position]
-        positions_table, column = (
-            (None, position) if self.multi_layer else pad_positions_by_row(row, position, len(hidden))
-        )
-        memory, x, xs, target_indices, counted_by_step = ChainMemory(positions_table), self._fused(features), [], [], []
+        table, column = (None, position) if self.multi_layer else pad_positions_by_row(row, position, len(hidden))
+        memory, x = ChainMemory(table), self._fused(features)
+        xs, target_indices, counted_by_step = [], [], []
         flat_index = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
         for j in range(self.steps):
             tokens, positions = next_tokens(features["input_ids"], j)
-            if j and positions_table is not None:  # step 0 already stored the keys of the whole row
-                tokens, positions = tokens.gather(1, positions_table), positions.gather(1, positions_table)
-            x = self.draft(x, tokens, positions, memory, None if j else positions_table)
+            if j and table is not None:  # step 0 already stored the keys of the whole row
+                tokens, positions = tokens.gather(1, table), positions.gather(1, table)
+            x = self.draft(x, tokens, positions, memory, None if j else table)
             counted, target_position = self._targets(features, j)
             xs.append(self.draft.scored(x[row[counted], column[counted]]))
             target_indices.append(flat_index[row[counted], target_position])
@@ -176,11 +164,6 @@ def target_positions(mask: Tensor) -> Tensor:
     before_or_in = mask.clone()
     before_or_in[:, :-1] |= mask[:, 1:]
     return before_or_in
-
-
-def _check_layers(config: TrainConfig, base: Any) -> None:
-    if wrong := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
-        raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
 
 
 @torch.no_grad()

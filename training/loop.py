@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.base import load_base, native_dtype, pick_device
-from models.checkpoints import read_config, save_draft, verify_sums
+from models.base import load_base, native_dtype
+from models.checkpoints import read_config, save_draft, stored_tensors, verify_sums
 from models.damage import NO_SUMS, BaseChecksums, check_base
 from models.frame import HeadOnlyBase, load_head_only_base
 from models.identity import tokenizer_sha256, weights_sha256
@@ -30,9 +30,9 @@ from speculoos.checksums import ChecksumCache
 from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, SilentReporter
 from training.acceptance import Acceptance, measure_acceptance
-from training.batches import DataReport, load_datasets, split_held_out
+from training.batches import DataReport, load_conversations, split_held_out
 from training.faults import nonfinite_loss_error, translate_errors
-from training.feature_store import FeatureStore, cache_advice
+from training.feature_store import FeatureStore, feature_bytes
 from training.hidden_states.connect import StatesLocation, connect_prefetcher, make_states_source
 from training.hidden_states.prefetcher import ServerWaitMonitor
 from training.method import make_method
@@ -48,14 +48,14 @@ from training.resume_points import (
     save_resume_point,
 )
 from training.samples import can_be_sampled, sample
-from training.schedule import lr_factor
-from training.setup import make_accelerator, micro_seed, prepare
-from training.sharding import draft_tensors, fsdp_switch, gather_tensor, gather_tensors, unsharded
+from training.setup import lr_factor, make_accelerator, make_optimizer, micro_seed
 from training.step_metrics import StepMetrics, eval_values
 from training.stream import Stream
 
-SAMPLING = 0.1
+SAMPLING_SHARE = 0.1
 """Maximum share of the training time spent on sample generations."""
+NO_BEST = {"tau": None, "step": 0, "worse": 0}
+"""The best evaluation so far, and the number of evaluations since: none."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def train(
     """
     if known is not None:
         check_base(base_path, known, sums)
-    with translate_errors(), fsdp_switch(pick_device(config.device)) as sharded:
+    with translate_errors():
         report = reporter or SilentReporter()
-        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, sharded, states_location)
+        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, states_location)
         return trainer.run(resume_from)
 
 
@@ -107,7 +107,6 @@ class Trainer:
         out_dir: Path,
         reporter: Reporter,
         info: dict[str, Any],
-        sharded: bool = False,
         states_location: StatesLocation | None = None,
     ):
         self.started, self.sampling_seconds = time.monotonic(), 0.0
@@ -130,13 +129,13 @@ class Trainer:
         self.method = make_method(config, base, training)
         if not isinstance(base, HeadOnlyBase):
             pack_supported(base, head=False)
-        self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
+        self.wrapped, self.optimizer = self.accelerator.prepare(self.method, make_optimizer(config, self.method))
         source, held_source = (make_states_source(config, self.method, base, self.prefetcher) for _ in range(2))
         self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._store(0.8))
         self.held = Stream(held, config.batch_tokens, config.seed, held_source, device, self._store(0.2))
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
         self.loss: float | None = None
-        self.best: dict[str, Any] = {"tau": -math.inf, "step": 0, "worse": 0}
+        self.best: dict[str, Any] = NO_BEST
         self.total_steps = self._total_steps()
         self.config = config.for_steps(self.total_steps, sum(map(len, held)) / config.step_tokens)
         self.step_metrics = StepMetrics()
@@ -146,7 +145,8 @@ class Trainer:
         self.reporter.begin()
         self.reporter.log(self._start_message())
         self.watch.progress = lambda: (self.step, self._expected_steps())
-        self.watch.before_stop = self._save_if_single_process
+        if self.accelerator.num_processes == 1:  # several processes wait at different points
+            self.watch.before_stop = self._save
         try:
             while not self._finished():
                 self._stop_if_requested()
@@ -176,27 +176,23 @@ class Trainer:
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
-        self._restore_step_metrics(facts.get("window"))
-        self.best = {**facts["best"], "tau": -math.inf if facts["best"]["tau"] is None else facts["best"]["tau"]}
+        if (window := facts.get("window")) and window["steps"]:
+            self.step_metrics = StepMetrics.restored(**window, main=self.main, device=self.accelerator.device)
+        self.best = facts["best"]
         self._adopt_best(state.parent / "best")
         if self.main and state.parent.resolve() != self.out_dir.resolve():
             remove_scratch(state.parent)
         self.reporter.log(f"Resumed from step {self.step}.")
 
-    def _restore_step_metrics(self, saved: dict[str, Any] | None) -> None:
-        """Restore the metrics of steps that were not logged yet; the first process holds the sums of all processes."""
-        if saved and saved["steps"]:
-            self.step_metrics = StepMetrics.reopened(saved["totals"], saved["steps"], saved["tokens"], self.main)
-
     def _train_step(self) -> None:
-        progress = self._from_main_process(self._progress(0.5))
+        progress = self._of_main_process(self._progress(0.5))
         lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         numbers = self._batch_numbers()
-        if self.step == 0:
-            self._log_cache_advice(numbers[0])
         features = [self._features(number) for number in numbers]
+        if self.step == 0:
+            self._log_cache_size(features[0])
         counts = self._global(torch.stack([self.method.counts(f) for f in features]).sum(0))
         self.wrapped.train()
         for i, (number, batch) in enumerate(zip(numbers, features, strict=True)):
@@ -215,7 +211,7 @@ class Trainer:
         return self.stream.features(self.stream.index(number), upcoming)
 
     def _backward(self, number: int, features: dict[str, Tensor], counts: Tensor, last: bool) -> None:
-        """Gradient of Σ_k w_k · sum_k / count_k. DDP and FSDP take the mean over processes, hence the factor."""
+        """Gradient of Σ_k w_k · sum_k / count_k. DDP takes the mean over processes, hence the factor."""
         skip_sync = self.accelerator.no_sync(self.wrapped) if not last else torch.enable_grad()
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         seed = micro_seed(self.config.seed, number)
@@ -228,9 +224,7 @@ class Trainer:
 
     def _clip(self, lr: float) -> float:
         """Global gradient norm before clipping. With fp16 it may be infinite: such steps are skipped."""
-        norm = float(
-            gather_tensor(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
-        )
+        norm = float(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
         if not math.isfinite(norm) and self.config.mixed_precision != "fp16":
             raise nonfinite_loss_error(self.step + 1, lr, self.config.mixed_precision)
         return norm
@@ -256,53 +250,48 @@ class Trainer:
         if not self.held.conversations:
             return None
         self.wrapped.eval()
-        with unsharded(self.method):
-            count = len(self.held)
-            acc = measure_acceptance(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
-        tensors = self._draft_tensors()
-        self.best["worse"] += 1
-        better = acc.tau > self.best["tau"]
+        count = len(self.held)
+        acc = measure_acceptance(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
+        better = acc.tau > (self.best["tau"] or 0.0)
         if better:
             self.best = {"tau": acc.tau, "step": self.step, "worse": 0, "top1": acc.top1(), "tree": acc.tree_tau()}
+        else:
+            self.best = {**self.best, "worse": self.best["worse"] + 1}
         if self.main:
             self.reporter.metrics(self.step, {**eval_values(acc, self.method.depth_name), **self._chart_axes()})
-            self._sample(tensors, last)
+            self._sample(last)
             if better:
-                self._save_draft("best", self._figures(), tensors)
+                self._save_draft("best", self._figures())
         return acc
 
-    def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
+    def _sample(self, last: bool) -> None:
         """Log greedy answers to the first held-out prompts, generated with the current draft: at the first and the last
-        evaluation, and between them within the share SAMPLING. Nothing when the base model's layers are not loaded."""
-        due = last or self.sampling_seconds <= SAMPLING * self._elapsed() * 60
+        evaluation, and between them within SAMPLING_SHARE. Nothing when the base model's layers are not loaded."""
+        due = last or self.sampling_seconds <= SAMPLING_SHARE * self._elapsed() * 60
         if isinstance(self.base, HeadOnlyBase) or not due:
             return
         began = time.monotonic()
         fit = [c for c in self.held.conversations if can_be_sampled(self.base, c)]
         for conversation in fit[: self.config.samples]:
-            self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation, tensors))
+            self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation))
         self.sampling_seconds += time.monotonic() - began
 
     def _save(self) -> None:
-        draft, moments = self._draft_tensors(), gather_tensors(optimizer_tensors(self.optimizer), self.main)
-        window = (
-            self._global(self.step_metrics.packed(self.accelerator.device)).tolist() if self.step_metrics.steps else []
-        )
-        if not self.main:
+        metrics = self.step_metrics
+        totals = self._global(metrics.packed(self.accelerator.device)).tolist() if metrics.steps else []
+        if not self.main or not self.reporter.keep():  # a run resumed from here would not report these steps again
             return
-        if not self.reporter.keep():
-            return  # metrics are not stored; a run resumed from this state would not report these steps again
-        best = {**self.best, "tau": None if math.isinf(self.best["tau"]) else self.best["tau"]}
         facts = {
             "step": self.step,
             "elapsed": self._elapsed(),
             "tokens": self.tokens_seen,
-            "window": {"totals": window, "steps": self.step_metrics.steps, "tokens": self.step_metrics.tokens},
-            "best": best,
+            "window": {"totals": totals, "steps": metrics.steps, "tokens": metrics.tokens},
+            "best": self.best,
             **self._fingerprint(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
-        save_resume_point(self.out_dir, draft, moments, facts, self.config.keep_last)
+        tensors, moments = stored_tensors(self.method.draft), optimizer_tensors(self.optimizer)
+        save_resume_point(self.out_dir, tensors, moments, facts, self.config.keep_last)
 
     def _stop_if_requested(self) -> None:
         stop = self._global(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
@@ -310,14 +299,9 @@ class Trainer:
             self._save()
             raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run goes on from there.")
 
-    def _save_if_single_process(self) -> None:
-        """Save while waiting for hidden states. Not with several processes: they wait at different points."""
-        if self.accelerator.num_processes == 1:
-            self._save()
-
     def _finish(self) -> TrainResult:
         evaluated = self._evaluate(last=True) is not None
-        figures, tensors = self._figures(), self._draft_tensors()
+        figures, tensors = self._figures(), None
         if self.main:
             if evaluated and (self.out_dir / "best").exists():
                 verify_sums(self.out_dir / "best")
@@ -328,14 +312,14 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return TrainResult(self.out_dir / "final", self.step, figures)
 
-    def _log_cache_advice(self, number: int) -> None:
-        """Log what caching features costs and saves, measured on the first batch."""
-        started = time.monotonic()
-        size = sum(t.numel() * t.element_size() for t in self._features(number).values())
-        seconds = time.monotonic() - started
-        cache_bytes = self.config.cache_features_mb * 2**20 + int(self.config.cache_disk_gb * 1e9)
-        epochs = self.total_steps * self.config.accumulate * self.accelerator.num_processes / len(self.stream)
-        self.reporter.log(cache_advice(len(self.stream), size, seconds, epochs or self.config.epochs, cache_bytes))
+    def _log_cache_size(self, features: dict[str, Tensor]) -> None:
+        """Log how much caching the features takes, extrapolated from the first batch."""
+        total = len(self.stream) * feature_bytes(features)
+        share = min((self.config.cache_features_mb * 2**20 + self.config.cache_disk_gb * 1e9) / max(total, 1), 1)
+        self.reporter.log(
+            f"Hidden states of all batches take {total / 1e9:.2f} GB; {share:.0%} of them fit in the cache "
+            "(cache_features_mb, cache_disk_gb)."
+        )
 
     def _store(self, part: float) -> FeatureStore:
         """A store with `part` of the config's memory and disk, which all processes share."""
@@ -363,7 +347,7 @@ class Trainer:
     def _global(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor
 
-    def _from_main_process(self, part: float) -> float:
+    def _of_main_process(self, part: float) -> float:
         """The first process's value of `part`: clocks differ, but all processes must take the same step."""
         if not self.config.max_minutes or self.accelerator.num_processes == 1:
             return part
@@ -409,18 +393,19 @@ class Trainer:
         return config.model_copy(update={"max_length": base.max_length})
 
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
+        """Training and held-out conversations of all data sets, and their joint report."""
+        config, eos_ids, sha256 = self.config, sorted(base.eos_ids), tokenizer_sha256(base_path)
+        folders = [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path
         with self.accelerator.main_process_first():  # it tokenises and caches, the others read
-            conversations, report = load_datasets(
-                [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path,
-                base.tokenizer,
-                self.config.max_length,
-                base.vocab_size,
-                sorted(base.eos_ids),
-                tokenizer_sha256(base_path),
-                self.reporter,
-            )
-        training, held = split_held_out(conversations, self.config.held_out, self.config.max_held_out, self.config.seed)
-        return training, held, report
+            loaded = [
+                load_conversations(
+                    folder, base.tokenizer, config.max_length, base.vocab_size, eos_ids, sha256, self.reporter
+                )
+                for folder in folders
+            ]
+        conversations = [conversation for part, _ in loaded for conversation in part]
+        training, held = split_held_out(conversations, config.held_out, config.max_held_out, config.seed)
+        return training, held, sum((report for _, report in loaded), DataReport())
 
     def _figures(self) -> dict[str, Any]:
         tokens = self.tokens_seen + self.step_metrics.tokens  # includes those since the last log line
@@ -434,32 +419,26 @@ class Trainer:
             figures["top1"] = [round(x, 4) for x in self.best["top1"]]
         return figures
 
-    def _draft_tensors(self) -> dict[str, Tensor]:
-        """The draft's full tensors, for the main process. A collective call: see `gather_tensors`."""
-        return gather_tensors(draft_tensors(self.method.draft), self.main)
-
-    def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> None:
+        """Save the draft, or `tensors` in its place."""
         settings = {name: value for name, value in self.config.to_json().items() if name != "method"}
         data = {"dataset": self.info.get("dataset", ""), **self.data.to_json()}
         info = {**self.info, "dataset": data, "settings": settings, "figures": figures}
         save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype, tensors)
 
     def _adopt_best(self, best: Path) -> None:
-        """Keep the earlier attempt's best draft, unless it is newer than the state: then it is trained again."""
-        figures = self._figures_of(best) if best.exists() else {}
-        if figures.get("best_step") != self.best["step"]:
-            self.best = {"tau": -math.inf, "step": 0, "worse": 0}
-        elif best.parent.resolve() != self.out_dir.resolve() and self.main:
-            shutil.copytree(best, self.out_dir / "best", dirs_exist_ok=True)
-
-    def _figures_of(self, best: Path) -> dict[str, Any]:
-        """The best draft's figures; {} when its files are damaged."""
+        """Keep the earlier attempt's best draft, unless it is damaged, or newer than the state and trained again."""
+        figures = {}
         try:
-            verify_sums(best)
-            return read_config(best)["training"]["figures"]
+            if best.exists():
+                verify_sums(best)
+                figures = read_config(best)["training"]["figures"]
         except SpeculoosError as error:
             self._warn(f"The best draft so far is left out: {error}")
-            return {}
+        if figures.get("best_step") != self.best["step"]:
+            self.best = NO_BEST
+        elif self.main and best.parent.resolve() != self.out_dir.resolve():
+            shutil.copytree(best, self.out_dir / "best", dirs_exist_ok=True)
 
     def _warn(self, message: str) -> None:
         if self.main:
@@ -467,13 +446,13 @@ class Trainer:
 
     def _start_message(self) -> str:
         count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
-        extra = getattr(self.method, "opening", str)()
+        note = getattr(self.method, "start_note", "")
         return (
             f"{self.data.sentence()} {len(self.held.conversations)} conversations held out, "
             f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
             f"{self.total_steps or 'any number of'} steps of {self.config.batch_tokens} tokens"
             + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
-            + (f" {extra}" if extra else "")
+            + (f" {note}" if note else "")
         )
 
     def _end_message(self, figures: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ log-softmax and its exponential would need four. Derivatives overwrite the logit
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     x [N, H], the head's weight [V, H], labels [N] in 0…V-1.
     """
-    return _HardLoss.apply(x, head.weight, head.bias, head, labels)
+    return _ChunkedLoss.apply(x, head.weight, head.bias, head, labels.__getitem__, _to_labels, None)
 
 
 def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: str = "ce") -> tuple:
@@ -40,7 +41,8 @@ def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: st
     x [N, H], the head's weight [V, H]; target [N, H'], target_head's weight [V, H'] give p and take no gradient.
     kind: ce −Σ p log q; kl Σ p (log p − log q); reverse_kl Σ q (log q − log p). A hit: the top token of p.
     """
-    return _SoftLoss.apply(x, head.weight, head.bias, head, target, target_head, kind)
+    teacher_of = _Logits(target, target_head)
+    return _ChunkedLoss.apply(x, head.weight, head.bias, head, teacher_of, DISTANCES[kind], argmax)
 
 
 def unrolled_loss(
@@ -48,8 +50,8 @@ def unrolled_loss(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Soft cross-entropy of several unrolled steps that share targets: (scalar, sums [T], hits by step).
 
-    xs[j] [N_j, H] are the rows of step j, meets[j] [N_j] ascending indices into target [S, H']; the weights of head
-    [V, H] and target_head [V, H']. The scalar is Σ_j scale[j]·sums[j]; sums carry no gradient. Each target's
+    xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into target [S, H']; the weights of
+    head [V, H] and target_head [V, H']. The scalar is Σ_j scale[j]·sums[j]; sums carry no gradient. Each target's
     distribution is computed once for all steps, with a single gradient buffer for the head. Products are in the dtype
     of its weight.
     """
@@ -59,38 +61,27 @@ def unrolled_loss(
     return loss, sums, list(hits.split(sizes))
 
 
-class _HardLoss(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, _w: Tensor, _b: Tensor | None, head: Head, labels: Tensor) -> tuple:
-        grads, logits_of = _Gradients(ctx, x, head), _Logits(x, head)
-        total, hits = x.new_zeros((), dtype=torch.float32), torch.zeros_like(labels, dtype=torch.bool)
-        for part in _chunks(len(x), len(head.weight)):
-            logits = logits_of(part)
-            rule_slope, hits[part] = logit_rule_derivative(logits, head.rule), _is_best(logits, labels[part])
-            total += _in_blocks(_to_labels, logits, labels[part]).sum()
-            if grads.needed:
-                grads.add(part, logits, rule_slope)
-        grads.save()
-        ctx.mark_non_differentiable(hits)
-        return total, hits
+class _ChunkedLoss(Function):
+    """Sum of `distance` of the logits to `target_of(rows)`: labels, or logits whose `best` tokens are the hits."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _hits: Any) -> tuple:
-        return (*_Gradients.scaled(ctx, grad), None, None)
-
-
-class _SoftLoss(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, _w: Tensor, _b: Tensor | None, head: Head, target: Tensor, target_head: Head, kind: str
+        ctx: Any,
+        x: Tensor,
+        _w: Tensor,
+        _b: Tensor | None,
+        head: Head,
+        target_of: Callable[[slice], Tensor],
+        distance: Callable[[Tensor, Tensor], Tensor],
+        best: Callable[[Tensor], Tensor] | None,
     ) -> tuple:
-        grads, logits_of, teacher_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
-        total = x.new_zeros((), dtype=torch.float32)
-        hits = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        grads, logits_of = _Gradients(ctx, x, head), _Logits(x, head)
+        total, hits = x.new_zeros((), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
         for part in _chunks(len(x), len(head.weight)):
-            logits, teacher = logits_of(part), teacher_of(part)
-            rule_slope, hits[part] = logit_rule_derivative(logits, head.rule), _is_best(logits, argmax(teacher))
-            total += _in_blocks(DISTANCES[kind], logits, teacher).sum()
+            logits, target = logits_of(part), target_of(part)
+            rule_slope = logit_rule_derivative(logits, head.rule)
+            hits[part] = _is_best(logits, best(target) if best else target)
+            total += _in_blocks(distance, logits, target).sum()
             if grads.needed:
                 grads.add(part, logits, rule_slope)
         grads.save()
@@ -116,7 +107,7 @@ class _UnrolledLoss(Function):
         scale: Tensor,
     ) -> tuple:
         grads, logits_of, teacher_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
-        starts = [0, *torch.tensor([len(m) for m in target_indices]).cumsum(0).tolist()]
+        starts = [0, *accumulate(map(len, target_indices))]
         sums, hits = x.new_zeros(len(target_indices), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
         for part in _chunks(len(target), len(head.weight)):
             teacher = teacher_of(part)

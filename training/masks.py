@@ -19,8 +19,6 @@ Message = dict[str, Any]
 OPTIONAL = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 """Optional fields of a message besides role and content."""
 ANSWER_FIELDS = ("content", "reasoning_content", "tool_calls")
-MASK_SOURCES = ("tokens", "marks", "prefixes")
-"""Sources of a mask; the index is stored in token files."""
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\b")
 
 
@@ -42,24 +40,24 @@ def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[
     """The row's ids and loss mask. Raises BadInput, without naming the row, when the row is unusable."""
     eos = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
     if row.get("token_ids") and row.get("loss_spans") is not None:
-        return from_spans(row["token_ids"], row["loss_spans"])
-    messages, cut, tools = _messages(row), cut_answers(row), row.get("tools") or None
+        return _from_spans(row["token_ids"], row["loss_spans"])
+    messages, cut, tools = _messages(row), _cut_answers(row), row.get("tools") or None
     template = getattr(tokenizer, "chat_template", None)
     if not template:
-        return from_plain(tokenizer, messages, eos, cut)
+        return _from_plain(tokenizer, messages, eos, cut)
     if isinstance(template, str) and GENERATION_MARK.search(template):
-        return from_marks(tokenizer, messages, eos, cut, tools)
-    return from_prefixes(tokenizer, messages, eos, cut, tools)
+        return _from_marks(tokenizer, messages, eos, cut, tools)
+    return _from_prefixes(tokenizer, messages, eos, cut, tools)
 
 
-def cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
+def _cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
     """0-based numbers of the row's answers that were truncated by a limit."""
     finish = row.get("finish") or ()
     reasons = [finish] if isinstance(finish, str) else finish
     return frozenset(i for i, reason in enumerate(reasons) if reason == "length")
 
 
-def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> MaskedTokens:
+def _from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> MaskedTokens:
     """Mask from half-open [start, end) spans of `token_ids`."""
     mask = [False] * len(token_ids)
     for span in spans:
@@ -69,12 +67,8 @@ def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> Mask
     return MaskedTokens([int(i) for i in token_ids], mask, "tokens")
 
 
-def from_marks(
-    tokenizer: Any,
-    messages: list[Message],
-    eos: frozenset[int],
-    cut: frozenset[int] = frozenset(),
-    tools: Sequence[Any] | None = None,
+def _from_marks(
+    tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int], tools: Sequence[Any] | None
 ) -> MaskedTokens:
     """Mask from the template's marks, extended so that each span ends with its end-of-turn token; truncated answers
     (`cut`) end before it."""
@@ -95,12 +89,8 @@ def from_marks(
     return MaskedTokens(ids, mask, "marks")
 
 
-def from_prefixes(
-    tokenizer: Any,
-    messages: list[Message],
-    eos: frozenset[int],
-    cut: frozenset[int] = frozenset(),
-    tools: Sequence[Any] | None = None,
+def _from_prefixes(
+    tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int], tools: Sequence[Any] | None
 ) -> MaskedTokens:
     """Mask from rendered texts: an answer is what rendering its turn adds to the rendered prompt; of a truncated answer
     (`cut`), only its content.
@@ -120,7 +110,7 @@ def from_prefixes(
         answered = _render(tokenizer, messages[: turn + 1], False, tools)
         if not (text.startswith(prompt) and text.startswith(answered) and answered.startswith(prompt)):
             continue
-        stop = _end_of_text(text, _answer_text(messages[turn]), len(prompt)) if number in cut else len(answered)
+        stop = _end_of_content(text, messages[turn], len(prompt)) if number in cut else len(answered)
         inside = [i for i, (a, b) in enumerate(offsets) if a >= len(prompt) and b <= stop and b > a]
         if inside:
             end = _cut_after_eos(ids, inside[0], inside[-1] + 1, eos)
@@ -128,9 +118,7 @@ def from_prefixes(
     return MaskedTokens(ids, mask, "prefixes")
 
 
-def from_plain(
-    tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int] = frozenset()
-) -> MaskedTokens:
+def _from_plain(tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int]) -> MaskedTokens:
     """Without a chat template: one prompt, one answer, and the tokenizer's EOS token unless the answer was `cut`."""
     if [m["role"] for m in messages] != ["user", "assistant"]:
         raise BadInput("the base has no chat template, so a row needs exactly one prompt and one answer")
@@ -155,11 +143,6 @@ def _messages(row: Mapping[str, Any]) -> list[Message]:
     ]
 
 
-def _answer_text(message: Message) -> str:
-    """The last part of an answer's text."""
-    return message["content"] or str(message.get("reasoning_content", ""))
-
-
 def _render(tokenizer: Any, messages: list[Message], add_prompt: bool, tools: Sequence[Any] | None) -> str:
     return _apply_template(tokenizer, messages, tools=tools, tokenize=False, add_generation_prompt=add_prompt)
 
@@ -173,12 +156,12 @@ def _apply_template(tokenizer: Any, messages: list[Message], **options: Any) -> 
         raise BadInput(f"the chat template refuses these messages ({error})") from None
 
 
-def _end_of_text(text: str, words: str, start: int) -> int:
-    """End of the answer `words` in the rendered `text`, searched from `start`; `start` itself when the template rewrote
-    the answer, which then cannot be separated from the template's text."""
-    words = words.strip()
-    at = text.find(words, start)
-    return at + len(words) if at >= 0 else start
+def _end_of_content(text: str, message: Message, start: int) -> int:
+    """End of an answer's content in the rendered `text`, searched from `start`; `start` itself when the template
+    rewrote the content, which then cannot be separated from the template's text."""
+    content = (message["content"] or str(message.get("reasoning_content", ""))).strip()
+    begin = text.find(content, start)
+    return begin + len(content) if begin >= 0 else start
 
 
 def _cut_after_eos(ids: list[int], start: int, end: int, eos: frozenset[int]) -> int:

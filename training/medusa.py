@@ -25,49 +25,35 @@ from training.batches import Batch, TokenisedConversation
 from training.losses import hard_loss
 from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
 from training.source import RequiredStates, States, forward_states
-from training.vocabulary import DraftVocabulary, choose_vocabulary
+from training.vocabulary import choose_vocabulary
 
 
 class MedusaMethod(nn.Module):
-    """Medusa heads with their loss. The base model's parameters are not registered."""
+    """Medusa heads with their loss. The base model's parameters are not registered. A new draft's vocabulary is counted
+    over `conversations`."""
 
     depth_name = "head"
+    needs_conversations = True
 
     def __init__(
         self,
         config: TrainConfig,
         base: Any,
         draft: MedusaHeads | None = None,
-        vocabulary: DraftVocabulary | None = None,
+        conversations: Sequence[TokenisedConversation] = (),
     ):
         super().__init__()
         self._base = (base,)
-        self.vocabulary = vocabulary
-        self.draft = draft or fresh_heads(config, base, vocabulary)
+        self.start_note, ids = "", None
+        if draft is None and (config.draft_vocab_size or config.draft_vocab_coverage):
+            ids, self.start_note = choose_vocabulary(conversations, config, base)
+        self.draft = draft or _new_heads(config, base, ids)
         self.draft.float()
-        self.weights = loss_weights(config, self.draft.num_heads)
-        self.names = [f"head{i + 1}" for i in range(self.draft.num_heads)]
+        self.weights = _loss_weights(config, self.draft.num_heads)
         columns = torch.full((base.vocab_size,), -100)
         columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
         self._columns = (columns.to(base.device),)
         self._shared = (base.head.to(torch.float32),) if self.draft.config.matrices == 0 else ()
-
-    @classmethod
-    def prepare(
-        cls,
-        config: TrainConfig,
-        base: Any,
-        conversations: Sequence[TokenisedConversation],
-        draft: MedusaHeads | None = None,
-    ) -> "MedusaMethod":
-        """With the config's draft vocabulary, counted over the conversations, or that of `draft`."""
-        if draft or not (config.draft_vocab_size or config.draft_vocab_coverage):
-            return cls(config, base, draft)
-        vocabulary = choose_vocabulary(conversations, config, base.vocab_size, sorted(base.eos_ids))
-        return cls(config, base, vocabulary=vocabulary)
-
-    def opening(self) -> str:
-        return self.vocabulary.sentence() if self.vocabulary else ""
 
     def wanted(self, batch: Batch) -> RequiredStates:
         """The head's input where head 0 has a label."""
@@ -116,9 +102,8 @@ class MedusaMethod(nn.Module):
         return self._shared[0] if self._shared else self.draft.head(i)
 
 
-def fresh_heads(config: TrainConfig, base: Any, vocabulary: DraftVocabulary | None) -> MedusaHeads:
-    """Untrained heads of the config's shape, over all tokens or over `vocabulary`."""
-    ids = vocabulary.ids if vocabulary else None
+def _new_heads(config: TrainConfig, base: Any, ids: Tensor | None) -> MedusaHeads:
+    """Heads of the config's shape, over all tokens or over `ids`."""
     shape = MedusaConfig(
         base.hidden_size,
         base.vocab_size,
@@ -130,7 +115,7 @@ def fresh_heads(config: TrainConfig, base: Any, vocabulary: DraftVocabulary | No
     return MedusaHeads.from_base(shape, base, ids)
 
 
-def loss_weights(config: TrainConfig, heads: int) -> list[float]:
+def _loss_weights(config: TrainConfig, heads: int) -> list[float]:
     """coefficient · decay^i for head i, or 1 for each."""
     if config.medusa_loss == "sum":
         return [1.0] * heads

@@ -1,6 +1,7 @@
 """The interface of training methods.
 
-A method is an `nn.Module` whose parameters are the draft's, with `draft`, `names` and `weights` of its loss terms,
+A method is an `nn.Module` whose parameters are the draft's. It is called with (settings, base, draft or None), and with
+the training conversations if it has `needs_conversations`. It has `draft`, `depth_name`, `weights` of its loss terms,
 `features(batch, states=None)` (frozen base, no gradient, cacheable; `states` are the hidden states of `wanted(batch)`
 computed by another process, see training/source.py), `counts(features)`, `forward(features, seed, scale) -> Outcome`
 and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for the accepted length). The loop passes
@@ -75,5 +76,5 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
     path = config.draft_path
     from_checkpoint = bool(path) and (config.method != "draft" or is_checkpoint(path))
     draft = load_draft_for_training(path, base, config.method) if from_checkpoint else None
-    prepare = getattr(cls, "prepare", None)
-    return prepare(config, base, conversations, draft) if prepare else cls(config, base, draft)
+    data = {"conversations": conversations} if getattr(cls, "needs_conversations", False) else {}
+    return cls(config, base, draft, **data)

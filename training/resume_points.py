@@ -13,37 +13,39 @@ from pathlib import Path
 from typing import Any
 
 from models.identity import tensors_of
-from speculoos.checksums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums
+from speculoos.checksums import CHECKSUM_FILE, checksums_text, find_changed_files
 from speculoos.errors import BadInput, Damaged, SpeculoosError, Unavailable
 from speculoos.files import new_folder
 
 DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
 STATE_NAME = re.compile(r"state-(\d+)$")
+CHANGEABLE = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
+CHANGEABLE |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype", "accumulate"}
+CHANGEABLE |= {"hidden_states", "hidden_states_ahead", "hidden_states_store"}
+"""Settings that a resumed run may change."""
 
 
-def all_resume_points(folder: str | Path) -> list[Path]:
-    """Complete states in `folder`, oldest first."""
-    points = [p for p in Path(folder).glob("state-*") if STATE_NAME.match(p.name) and (p / STATE).exists()]
-    return sorted(points, key=_step)
+def all_resume_points(folder: str | Path | None) -> list[Path]:
+    """Complete states in `folder`, oldest first; `folder` may be a state itself."""
+    if folder is None:
+        return []
+    folder = Path(folder)
+    paths = [folder] if STATE_NAME.match(folder.name) else folder.glob("state-*")
+    states = [path for path in paths if STATE_NAME.match(path.name) and (path / STATE).exists()]
+    return sorted(states, key=lambda state: int(STATE_NAME.match(state.name)[1]))
 
 
 def latest_resume_point(folder: str | Path | None) -> Path | None:
-    """The newest state in `folder`, or `folder` itself if it is one; None without any."""
-    if folder is None:
-        return None
-    folder = Path(folder)
-    if STATE_NAME.match(folder.name) and (folder / STATE).exists():
-        return folder
-    states = all_resume_points(folder) if folder.is_dir() else []
+    """The newest state in `folder`; None without any."""
+    states = all_resume_points(folder)
     return states[-1] if states else None
 
 
 def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
-    """The newest undamaged state of the first folder that has one (a folder may be a state itself); None without any.
-    `log` is called for each damaged state that is skipped."""
+    """The newest undamaged state of the first folder that has one; None without any. `log` is called for each damaged
+    state that is skipped."""
     for folder in folders:
-        own = latest_resume_point(folder)
-        for state in [own] if own and own == Path(folder or "") else reversed(all_resume_points(folder) if own else []):
+        for state in reversed(all_resume_points(folder)):
             if not (problems := resume_point_damage(state)):
                 return state
             log(f"{state.parent.name}/{state.name} is damaged ({problems}), so it is passed over for an older one.")
@@ -71,28 +73,20 @@ def remove_damaged(folder: Path) -> None:
             shutil.rmtree(state, ignore_errors=True)
 
 
-def _step(state: Path) -> int:
-    return int(STATE_NAME.match(state.name)[1])
-
-
 def save_resume_point(
     out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int
 ) -> Path:
-    """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full.
-
-    `draft` and `moments` (see `optimizer_tensors`) are full tensors, not shards.
-    """
+    """Write state-<facts["step"]> and remove all but the newest `keep`; `moments` are `optimizer_tensors`. Raises
+    Unavailable when the disk is full."""
     from safetensors.torch import save_file
 
     final = out_dir / f"state-{facts['step']}"
-    check_room(out_dir, sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()]))
+    _check_disk_space(out_dir, sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()]))
     with new_folder(final, replace=True) as building:
         for tensors, name in ((draft, DRAFT), (moments, OPTIMIZER)):
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, building / name)
         (building / STATE).write_text(json.dumps(facts, indent=2), encoding="utf-8")
-        (building / CHECKSUM_FILE).write_text(
-            format_checksums({p.name: file_sha256(p) for p in building.iterdir()}), encoding="utf-8"
-        )
+        (building / CHECKSUM_FILE).write_text(checksums_text(list(building.iterdir())), encoding="utf-8")
     for old in all_resume_points(out_dir)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -117,15 +111,16 @@ def read_facts(state: Path) -> dict[str, Any]:
 
 
 def load_resume_point(state: Path, draft: Any, optimizer: Any) -> None:
-    """Load the stored tensors into `draft` (a module) and `optimizer` in place, sharded where these are."""
+    """Load the stored tensors into `draft` (a module) and `optimizer` in place."""
     from safetensors.torch import load_file
 
-    from training.sharding import load_tensors
-
-    missing = load_tensors(draft, load_file(state / DRAFT))
-    if missing.unexpected_keys:
+    if draft.load_state_dict(load_file(state / DRAFT), strict=False).unexpected_keys:
         raise BadInput(f"{state} belongs to a draft of another shape; start the training anew.")
-    restore_optimizer(optimizer, load_file(state / OPTIMIZER))
+    parameters = _parameters(optimizer)
+    for key, value in load_file(state / OPTIMIZER).items():
+        number, name = key.split(".", 1)
+        parameter = parameters[int(number)]
+        optimizer.state[parameter][name] = value if name == "step" else value.to(parameter.device)
 
 
 def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
@@ -139,12 +134,9 @@ def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> 
             f"accumulate: {state} was made with {before['accumulate']} batches in each of {old_processes} processes, "
             f"not {config['accumulate']} in each of {processes}; their product must stay the same."
         )
-    free = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
-    free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype", "accumulate"}
-    free |= {"hidden_states", "hidden_states_ahead", "hidden_states_store"}
     before, expected = {**before, **facts.get("made_of", {})}, {**config, **now["made_of"]}
     for name, value in expected.items():
-        if name not in free and not _same_value(name, before.get(name, value), value):
+        if name not in CHANGEABLE and not _same_value(name, before.get(name, value), value):
             raise BadInput(
                 f"{name}: {state} was made with {before[name]!r}, not {value!r}; start a new training for that."
             )
@@ -158,29 +150,21 @@ def _same_value(name: str, before: Any, value: Any) -> bool:
 
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's moments as {"<parameter number>.<name>": tensor}, possibly sharded; parameters in the order of
-    its groups."""
+    """The optimizer's moments as {"<parameter number>.<name>": tensor}; parameters in the order of its groups."""
     import torch
 
-    tensors = {}
-    for number, parameter in enumerate(_parameters(optimizer)):
-        for name, value in optimizer.state.get(parameter, {}).items():
-            tensor = value if torch.is_tensor(value) else torch.tensor(float("nan") if value is None else value)
-            tensors[f"{number}.{name}"] = tensor
-    return tensors
+    return {
+        f"{number}.{name}": value if torch.is_tensor(value) else torch.tensor(float("nan") if value is None else value)
+        for number, parameter in enumerate(_parameters(optimizer))
+        for name, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
-def restore_optimizer(optimizer: Any, tensors: dict[str, Any]) -> None:
-    from training.sharding import distribute_like
-
-    parameters = _parameters(optimizer)
-    for key, value in tensors.items():
-        number, name = key.split(".", 1)
-        parameter = parameters[int(number)]
-        optimizer.state[parameter][name] = value if name == "step" else distribute_like(value, parameter)
+def _parameters(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def check_room(folder: Path, needed: int) -> None:
+def _check_disk_space(folder: Path, needed: int) -> None:
     """Raise Unavailable unless the disk has 1.1 × `needed` bytes free."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
@@ -189,7 +173,3 @@ def check_room(folder: Path, needed: int) -> None:
             f"The disk of {folder} has {free / 1e6:,.1f} MB free, this checkpoint needs {needed * 1.1 / 1e6:,.1f} MB.",
             "Free some space, then retry: training resumes from the last saved state. A lower keep_last needs less.",
         )
-
-
-def _parameters(optimizer: Any) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,21 +1,31 @@
 """Sample generations during training with the current draft, token by token."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from decoding.drafters import make_drafter
 from decoding.drafters.eagle import GPU_TREE
 from decoding.generate import GenerateConfig, generate
-from decoding.stats import summarize
+from decoding.stats import Summary, summarize
 from decoding.target import Target, usable_length
 from decoding.text import TextStream
-from models.checkpoints import draft_class
+from models.checkpoints import draft_class, stored_tensors
 from training.batches import TokenisedConversation
-from training.sharding import draft_tensors
 
 TOKENS = 48
+
+
+class ModelAnswer(NamedTuple):
+    """One generated answer: its text, the tokens of its step records, and the summary of its steps."""
+
+    text: str
+    tokens: list[dict[str, Any]]
+    summary: Summary
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token["id"] for token in self.tokens]
 
 
 def can_be_sampled(base: Any, conversation: TokenisedConversation) -> bool:
@@ -23,32 +33,31 @@ def can_be_sampled(base: Any, conversation: TokenisedConversation) -> bool:
     return 0 < int(conversation.mask.nonzero()[0]) < usable_length(base)
 
 
-@torch.no_grad()
-def sample(
-    base: Any, draft: Any, conversation: TokenisedConversation, tensors: dict[str, Tensor] | None = None
-) -> dict[str, Any]:
-    """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}.
-
-    `tensors`: the draft's full tensors, if `draft` is sharded.
-    `tokens` are those of the step records: id, text, origin, depth, rank.
-    """
+def sample(base: Any, draft: Any, conversation: TokenisedConversation) -> dict[str, Any]:
+    """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}."""
     start = int(conversation.mask.nonzero()[0])
     prompt = conversation.token_ids[:start].tolist()
-    target = Target(base, start + TOKENS + GPU_TREE.nodes + 4)
-    drafter = make_drafter(target, copy_as_loaded(base, draft, tensors))
-    steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=TOKENS)))
-    stream = TextStream(base.tokenizer)
-    tokens = [token for record in stream.records(steps) for token in record["tokens"]]
+    length = start + TOKENS + GPU_TREE.nodes + 4
+    answer = draft_answer(base, copy_as_loaded(base, draft), prompt, GenerateConfig(max_tokens=TOKENS), length)
     return {
         "prompt": base.tokenizer.decode(prompt, skip_special_tokens=True),
-        "text": stream.text,
-        "tokens": tokens,
-        "mean_accepted_length": summarize(steps).mean_accepted_length,
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "mean_accepted_length": answer.summary.mean_accepted_length,
     }
 
 
-def copy_as_loaded(base: Any, draft: Any, tensors: dict[str, Tensor] | None = None) -> Any:
-    """A copy of `draft` (or of `tensors`) in the base's dtype, as loaded from a checkpoint."""
+@torch.no_grad()
+def draft_answer(base: Any, draft: Any, prompt: list[int], config: GenerateConfig, max_length: int) -> ModelAnswer:
+    """Answer a prompt with the base and a draft for it."""
+    target, stream = Target(base, max_length), TextStream(base.tokenizer)
+    steps = list(generate(target, make_drafter(target, draft), prompt, config))
+    tokens = [token for record in stream.records(steps) for token in record["tokens"]]
+    return ModelAnswer(stream.text, tokens, summarize(steps))
+
+
+def copy_as_loaded(base: Any, draft: Any) -> Any:
+    """A copy of `draft` in the base's dtype, as loaded from a checkpoint."""
     copy = draft_class(draft.method).from_json(draft.to_json(), base)
-    copy.load_state_dict(tensors or draft_tensors(draft), strict=False)
+    copy.load_state_dict(stored_tensors(draft), strict=False)
     return copy.eval().requires_grad_(False)

@@ -1,5 +1,6 @@
-"""Setup of a training run: device and processes, optimizer, seeds."""
+"""Setup of a training run: device and processes, optimizer, learning rate, seeds."""
 
+import math
 import os
 from typing import Any
 
@@ -7,15 +8,17 @@ import torch
 
 from models.base import pick_device
 from models.methods.settings import TrainConfig
-from speculoos.errors import BadInput
-from training.sharding import shard
+from speculoos.errors import BadInput, Unsupported
 
 
 def make_accelerator(config: TrainConfig) -> Any:
     """An Accelerator with the device, precision and processes of this run, from the environment."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.utils import parse_flag_from_env
 
+    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        raise Unsupported("FSDP is not supported: each process holds the whole draft; launch without --use_fsdp.")
     device = pick_device(config.device)
     if config.mixed_precision == "fp16" and device.type == "cpu":
         raise BadInput("mixed_precision: fp16 needs a GPU (accelerate would silently use fp32); choose bf16 or no.")
@@ -42,12 +45,15 @@ def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=fused)
 
 
-def prepare(config: TrainConfig, accelerator: Any, method: Any, sharded: bool) -> tuple[Any, Any]:
-    """The wrapped method and its optimizer: sharded by FSDP2, else wrapped by accelerate (DDP)."""
-    if sharded and accelerator.num_processes > 1:
-        shard(method, accelerator.device)
-        return method, accelerator.prepare_optimizer(make_optimizer(config, method))
-    return accelerator.prepare(method, make_optimizer(config, method))
+def lr_factor(progress: float, warmup: float, schedule: str) -> float:
+    """Factor of the peak learning rate at `progress` (0…1) of the run; linear warm-up over the fraction `warmup`.
+
+    cosine: (1 + cos(π·r)) / 2, linear: 1 − r, constant: 1, with r the progress after the warm-up (0…1).
+    """
+    if progress < warmup:
+        return progress / warmup
+    rest = min((progress - warmup) / max(1 - warmup, 1e-9), 1.0)
+    return {"cosine": (1 + math.cos(math.pi * rest)) / 2, "linear": 1 - rest, "constant": 1.0}[schedule]
 
 
 def micro_seed(seed: int, number: int) -> int:

@@ -6,12 +6,13 @@ to `ahead` batches in advance (RemoteSource), so that base and draft run in para
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from training.batches import Batch
+from training.hidden_states.prefetcher import StatesPrefetcher
 from training.hidden_states.wire import HiddenStates, StatesRequest
 
 States = tuple[Tensor, tuple[Tensor, ...]]
@@ -24,23 +25,6 @@ class RequiredStates(NamedTuple):
 
     layers: tuple[int, ...] = ()
     positions: Tensor | None = None
-
-
-class StatesSource(Protocol):
-    """Computes or fetches the features of a stream of batches."""
-
-    def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
-        """The method's features of `batch`; `upcoming` are the next batches, in order, for prefetching."""
-
-
-class StatesPrefetcher(Protocol):
-    """Fetches hidden states: `begin` starts a request, `result` waits for it."""
-
-    def begin(self, request: StatesRequest) -> Any: ...
-
-    def result(self, started: Any) -> HiddenStates: ...
-
-    def close(self) -> None: ...
 
 
 class LocalSource:
@@ -61,6 +45,7 @@ class RemoteSource:
         self._begun: dict[int, tuple[RequiredStates, Any]] = {}
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
+        """Features of `batch`; `upcoming` are the next batches, in order."""
         if not hasattr(self._method, "wanted"):  # a plugin's method: it calls base.forward_hidden itself
             return self._method.features(batch)
         started = self._begun.pop(batch.index, None) or self._begin(batch)
@@ -100,21 +85,16 @@ def make_states_request(batch: Batch, wanted: RequiredStates) -> StatesRequest:
 
 def pad_states(states: HiddenStates, batch: Batch, wanted: RequiredStates, base: Any) -> States:
     """The response as padded tensors [B, L, …] in the base's dtype; unrequested positions are zero and never read."""
-    real = real_positions(batch)
+    real = torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
     mask = real if wanted.positions is None else real & wanted.positions
-    return scatter(states.hidden, mask, base), (scatter(states.aux, real, base),) if wanted.layers else ()
+    return _scatter(states.hidden, mask, base), (_scatter(states.aux, real, base),) if wanted.layers else ()
 
 
-def scatter(values: Tensor, mask: Tensor, base: Any) -> Tensor:
+def _scatter(values: Tensor, mask: Tensor, base: Any) -> Tensor:
     """Scatter `values` [n, …] to the n True positions of `mask` [B, L], in row-major order."""
     whole = torch.zeros(*mask.shape, values.shape[-1], dtype=base.dtype, device=mask.device)
     whole[mask] = values.to(mask.device, base.dtype)
     return whole
-
-
-def real_positions(batch: Batch) -> Tensor:
-    """bool [B, L]: not padding."""
-    return torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
 
 
 def forward_states(base: Any, batch: Batch, wanted: RequiredStates) -> States:

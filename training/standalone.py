@@ -28,7 +28,6 @@ class StandaloneMethod(nn.Module):
     """The draft model with its loss."""
 
     depth_name = "depth"
-    names = ("token",)
     weights = (1.0,)
 
     def __init__(self, config: TrainConfig, base: Any, draft: StandaloneDraft | None = None):
@@ -36,7 +35,7 @@ class StandaloneMethod(nn.Module):
         self._base = (base,)
         self.kind = config.draft_loss
         self._head = base.head.to(torch.float32) if self.kind != "ce" else None
-        self.draft = draft or make_draft(config, base)
+        self.draft = draft or _new_draft(config, base)
         self._rule = logit_rule(self.draft.to_json())
         self.draft.float().requires_grad_(True)
         if config.gradient_checkpointing:
@@ -55,21 +54,15 @@ class StandaloneMethod(nn.Module):
         """input_ids, mask [B, L]; hidden [M, H] of the base at counted positions; row, position [N] of drafting."""
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        features = {
-            "input_ids": batch.input_ids,
-            "mask": batch.mask,
-            "row": row,
-            "position": position,
-            "labels": labels,
-        }
+        features = {"input_ids": batch.input_ids, "mask": batch.mask, "labels": labels}
+        features |= {"row": row, "position": position}
         if self.kind != "ce":
             hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
             features["hidden"] = hidden[_counted_positions(batch.mask)]
         return features
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
-        row, _ = _counted_positions(features["mask"])
-        return row.new_tensor([len(row)])
+        return features["mask"][:, 1:].sum().reshape(1)
 
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         row, position = _counted_positions(features["mask"])
@@ -99,7 +92,7 @@ class StandaloneMethod(nn.Module):
         return Head(linear.weight, getattr(linear, "bias", None), self._rule)
 
 
-def make_draft(config: TrainConfig, base: Any) -> StandaloneDraft:
+def _new_draft(config: TrainConfig, base: Any) -> StandaloneDraft:
     if config.draft_path:
         return StandaloneDraft.from_folder(config.draft_path, base)
     shape = shape_of(config, base_shape(base))

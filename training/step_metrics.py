@@ -24,10 +24,10 @@ class StepMetrics:
         self.valid = valid if self.valid is None else self.valid + valid
 
     @classmethod
-    def reopened(cls, totals: list[float], steps: int, tokens: int, mine: bool) -> "StepMetrics":
-        """Restore from `packed`; if another process holds the sums (not `mine`), only `steps` and `tokens`."""
-        hits, valid = (torch.tensor(totals[1:]).long() * mine).chunk(2)
-        return cls(torch.tensor(totals[0]) * mine, hits, valid, tokens, steps)
+    def restored(cls, totals: list[float], steps: int, tokens: int, main: bool, device: torch.device) -> "StepMetrics":
+        """Restored from the sum of `packed` over all processes, which the main process takes over."""
+        values = torch.tensor(totals, device=device) * main
+        return cls(values[0], *values[1:].long().chunk(2), tokens, steps)
 
     def packed(self, device: torch.device) -> Tensor:
         """[1 + 2·depths] float64: loss, hits, valid, for a sum over processes."""

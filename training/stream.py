@@ -12,7 +12,7 @@ from torch import Tensor
 
 from training.batches import Batch, TokenisedConversation, collate, epoch_order, make_batches
 from training.feature_store import FeatureStore
-from training.source import StatesSource
+from training.source import LocalSource, RemoteSource
 
 
 class Stream:
@@ -23,7 +23,7 @@ class Stream:
         conversations: Sequence[TokenisedConversation],
         batch_tokens: int,
         seed: int,
-        source: StatesSource,
+        source: LocalSource | RemoteSource,
         device: Any,
         store: FeatureStore,
     ):
@@ -34,7 +34,6 @@ class Stream:
         self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(self.groups), epoch, seed))
 
     def __len__(self) -> int:
-        """Batches in one epoch."""
         return len(self.groups)
 
     def index(self, number: int) -> int:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from speculoos.errors import BadInput
 from training.masks import mask_conversation
 from training.token_files import Piece, TokenWriter
 
-RULES = 1
+RULES = 2
 """Version of the tokenisation in `training.masks` and `training.token_files`; increase it to invalidate caches."""
 
 
@@ -36,34 +38,47 @@ def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: P
     """Write the piece's tokens to `file`; returns their number. Raises BadInput that names the line for broken JSON;
     rows that the template rejects are recorded in the file with the reason."""
     writer, eos = TokenWriter(), tuple(eos_ids)
-    for number, line in enumerate(piece.lines()):
-        row = _parsed(piece, number, line)
+    for number, (offset, line) in enumerate(piece.lines()):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            number = _line_number(piece.shard, offset)
+            raise BadInput(
+                f"{piece.shard} line {number}: broken JSON ({error}); generate or import the data set again."
+            ) from None
         try:
             writer.add(number, row, mask_conversation(row, tokenizer, eos))
         except BadInput as error:
-            writer.drop(number, str(error))
+            writer.dropped.append((number, str(error)))
     writer.write(file)
     return len(writer.ids)
 
 
-def _parsed(piece: Piece, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise BadInput(
-            f"{_line_number(piece, number)}: broken JSON ({error}); generate or import the data set again."
-        ) from None
-    if not isinstance(row, dict):
-        raise BadInput(f"{_line_number(piece, number)}: expected an object; make the data set again.")
-    return row
+def tokenise_in_child(
+    shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], key: str, file: str
+) -> int | None:
+    """For child processes: write the tokens of a piece to `file`. Returns their number, or None when the tokenizer in
+    `model` has another cache key than `key`."""
+    tokenizer, own_key = _tokenizer_in_child(model, tuple(eos_ids))
+    return (
+        tokenise_piece(Piece(Path(shard), digest, start, end), tokenizer, eos_ids, Path(file))
+        if own_key == key
+        else None
+    )
 
 
-def _line_number(piece: Piece, number: int) -> str:
-    """Path and 1-based line number in the shard."""
-    with open(piece.shard, "rb") as handle:
-        before, offset = 0, 0
-        while offset < piece.start and (line := handle.readline()):
-            before, offset = before + 1, offset + len(line)
-        while number >= 0 and (line := handle.readline()):
-            before, number = before + 1, number - bool(line.strip())
-    return f"{piece.shard} line {before}"
+@lru_cache(maxsize=1)
+def _tokenizer_in_child(model: str, eos_ids: tuple[int, ...]) -> tuple[Any, str]:
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # tokenizers do not need it
+    from models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    return tokenizer, token_cache_key(tokenizer, eos_ids)
+
+
+def _line_number(shard: Path, offset: int) -> int:
+    """1-based number of the line that begins at byte `offset`."""
+    with open(shard, "rb") as handle:
+        return handle.read(offset).count(b"\n") + 1

@@ -7,19 +7,19 @@ deleted.
 """
 
 import os
-import queue
 import shutil
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import platformdirs
+import psutil
 
 from models.damage import check_dataset
 from speculoos.checksums import file_sha256, read_checksums
@@ -31,7 +31,7 @@ from training.tokenise_shard import token_cache_key, tokenise_piece
 
 FOLDER = ".tokens"
 """Subfolder of the data set; the leading dot excludes it from backups."""
-WORK = "training.tokenising_work"
+WORK = "training.tokenise_shard"
 MEMORY, SECONDS = 3 << 30, 3600.0
 """Limits of a child process, and of one piece in it."""
 PARALLEL_BYTES = 4 << 20
@@ -41,18 +41,14 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class TokenisedDataset:
-    """The token files of a data set, and statistics of this call: `tokens` made in `seconds`, with `core_seconds` of
-    CPU time in all processes."""
+    """The token files of a data set; `tokens` were made by this call, in `processes`."""
 
     pieces: list[Piece]
     folder: Path
     tokens: int = 0
-    seconds: float = 0.0
-    core_seconds: float = 0.0
     processes: int = 0
 
     def file(self, piece: Piece) -> Path:
-        """Path of a piece's token file."""
         return self.folder / piece.name
 
     def read(self) -> Iterator[TokenFile]:
@@ -78,8 +74,8 @@ def tokenise_dataset(
     if not shards:
         raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
     check_dataset(folder)
-    digests, key = _digests(folder, shards), token_cache_key(tokenizer, eos)
-    all_pieces = [piece for shard in shards for piece in split_shard(shard, digests[shard.name])]
+    digests, key = read_checksums(folder), token_cache_key(tokenizer, eos)  # data of earlier versions has no digests
+    all_pieces = [p for shard in shards for p in split_shard(shard, digests.get(shard.name) or file_sha256(shard))]
     result = TokenisedDataset(all_pieces if rows is None else _first(all_pieces, rows), _cache_root(folder) / key)
     missing = [piece for piece in result.pieces if not _is_valid(result.file(piece))]
     if missing:
@@ -101,7 +97,7 @@ def _first(all_pieces: Iterable[Piece], rows: int) -> list[Piece]:
 def _fill(
     result: TokenisedDataset, missing: Sequence[Piece], tokenizer: Any, eos: list[int], key: str, reporter: Reporter
 ) -> None:
-    began, processor = time.monotonic(), time.process_time()
+    began = time.monotonic()
     model = Path(str(getattr(tokenizer, "name_or_path", "") or ""))
     result.processes = _processes(missing) if model.is_dir() else 1
     if result.processes > 1:
@@ -109,12 +105,9 @@ def _fill(
     for piece in missing:
         check_stop(reporter)
         result.tokens += tokenise_piece(piece, tokenizer, eos, result.file(piece))
-    result.core_seconds += time.process_time() - processor
-    result.seconds = time.monotonic() - began
     how = f"{result.processes} processes" if result.processes > 1 else "this process"
-    reporter.log(
-        f"Tokenised {result.tokens:,} tokens in {result.seconds:.1f} s ({how}); they are cached with the data set."
-    )
+    seconds = time.monotonic() - began
+    reporter.log(f"Tokenised {result.tokens:,} tokens in {seconds:.1f} s ({how}); they are cached with the data set.")
 
 
 def _tokenise_parallel(
@@ -123,79 +116,50 @@ def _tokenise_parallel(
     """Tokenise pieces in child processes. Returns the pieces they could not, because the tokenizer loaded from `model`
     differs from ours."""
     remaining: list[Piece] = []
-    with ThreadPoolExecutor(result.processes) as threads, _Children(result.processes) as children:
-        pending: dict[Future[Any], Piece] = {}
-        for piece in missing:
-            arguments = (str(piece.shard), piece.digest, piece.start, piece.end, str(model), eos, key)
-            pending[threads.submit(children.tokenise, *arguments, str(result.file(piece)))] = piece
+    free: SimpleQueue[LimitedChild] = SimpleQueue()
+
+    def tokenise(piece: Piece) -> int | None:
+        child = free.get()
+        arguments = (str(piece.shard), piece.digest, piece.start, piece.end, str(model), eos, key)
+        try:
+            return child.call(f"{WORK}:tokenise_in_child", *arguments, str(result.file(piece)), seconds=SECONDS)
+        except (LimitExceeded, ChildError) as error:
+            raise Unavailable(f"{piece.shard.name} could not be tokenised: {error}") from None
+        finally:
+            free.put(child)
+
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(result.processes))
+        for _ in range(result.processes):
+            free.put(stack.enter_context(LimitedChild(MEMORY, (WORK,))))  # killed when the block ends
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        pending = {threads.submit(tokenise, piece): piece for piece in missing}
         while pending:
             check_stop(reporter)
             for future in wait(pending, POLL_SECONDS, FIRST_COMPLETED).done:
                 piece = pending.pop(future)
-                if (counts := _result(future, piece)) is None:
+                if (tokens := future.result()) is None:
                     remaining.append(piece)
                 else:
-                    result.tokens, result.core_seconds = result.tokens + counts[0], result.core_seconds + counts[1]
+                    result.tokens += tokens
             done = f"{len(missing) - len(pending)} of {len(missing)} pieces"
             reporter.progress(0, None, "", f"Tokenising: {done}")
     return remaining
 
 
-class _Children:
-    """A pool of child processes, killed when the context ends."""
-
-    def __init__(self, count: int):
-        self._all = [LimitedChild(MEMORY, (WORK,)) for _ in range(count)]
-        self._free: queue.SimpleQueue[LimitedChild] = queue.SimpleQueue()
-        self._closed = threading.Event()
-
-    def __enter__(self) -> "_Children":
-        for child in self._all:
-            self._free.put(child)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._closed.set()
-        for child in self._all:
-            child.close()
-
-    def tokenise(self, *arguments: Any) -> Any:
-        """Call a free child. Thread-safe."""
-        child = self._free.get()
-        try:
-            return None if self._closed.is_set() else child.call(f"{WORK}:tokenise", *arguments, seconds=SECONDS)
-        finally:
-            self._free.put(child)
-
-
-def _result(future: "Future[Any]", piece: Piece) -> Any:
-    try:
-        return future.result()
-    except (LimitExceeded, ChildError) as error:
-        raise Unavailable(f"{piece.shard.name} could not be tokenised: {error}") from None
-
-
 def _processes(missing: Sequence[Piece]) -> int:
     """Number of processes: one per core, limited by work and memory; 1 means this process."""
-    import psutil
-
     if sum(piece.end - piece.start for piece in missing) < PARALLEL_BYTES:
         return 1
     by_memory = psutil.virtual_memory().available // (512 << 20)
     return max(1, min(len(os.sched_getaffinity(0)), len(missing), by_memory))
 
 
-def _digests(folder: Path, shards: Sequence[Path]) -> dict[str, str]:
-    """{shard: sha256}; computed for data sets of earlier versions, which have no SHA256SUMS."""
-    known = read_checksums(folder)
-    return {shard.name: known.get(shard.name) or file_sha256(shard) for shard in shards}
-
-
 def _cache_root(folder: Path) -> Path:
     """Cache folder: in the data set, or in the user's cache folder if that is not writable."""
     if os.access(folder, os.W_OK):
         return folder / FOLDER
-    return Path(platformdirs.user_cache_path("speculoos")) / FOLDER / folder.resolve().as_posix().strip("/")
+    return platformdirs.user_cache_path("speculoos") / FOLDER / folder.resolve().as_posix().strip("/")
 
 
 def _is_valid(file: Path) -> bool:

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from decoding.drafters.base import Drafter
+from decoding.drafters.base import Drafter, PlainDrafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.parts import MAX_OPTION
-from decoding.drafters.plain import PlainDrafter
 from decoding.probe import require_trees
 from decoding.target import Target
 from models.methods import METHODS, trees

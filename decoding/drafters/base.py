@@ -61,3 +61,9 @@ class Drafter:
     def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
         """Receive the emitted `tokens`. `rows` are the rows of `scored` that were committed to the cache, the old root
         first; tokens[i] follows row rows[i]."""
+
+
+class PlainDrafter(Drafter):
+    """Plain decoding: proposes trees with only a root."""
+
+    name, kind, own = "none", "plain", "plain"

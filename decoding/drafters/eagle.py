@@ -5,7 +5,7 @@ the feature of t with token t+1. The rows of the current tree, whose features ar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -158,8 +158,7 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
     if "tree" in options:
         tree = shape_from_choices(options["tree"])
     else:
-        usual = GPU_TREE if target.base.device.type == "cuda" else CPU_TREE
-        tree = DynamicTree(**{"depth": usual.depth, "top_k": usual.top_k, "nodes": usual.nodes} | options)
+        tree = replace(GPU_TREE if target.base.device.type == "cuda" else CPU_TREE, **options)
     columns = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
     check_columns(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], columns)
     if not is_fast(target) and draft.runner is not None:

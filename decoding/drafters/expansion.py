@@ -31,79 +31,52 @@ def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: Samp
     warped distribution without replacement and stored as `proposals`. A shape with only a root drafts nothing."""
     if len(shape) == 1:
         return DraftTree((token,))
-    filler = _Filler(shape, token, expander, sampling)
+    nodes, number = {0: (token, 0.0)}, {0: 0}  # token and log-probability of each node, and its number in the expander
+    proposals: dict[int, torch.Tensor] = {}
     level, logits = [0], expander.root(token)[None]
     while level:
-        level, logits = filler.fill(level, logits)
-    return filler.tree()
-
-
-class _Filler:
-    """State of one `grow_static`: tokens by node of the shape, and the expander's number of each node."""
-
-    def __init__(self, shape: TreeShape, token: int, expander: Expander, sampling: Sampling | None):
-        self.shape, self.expander, self.sampling = shape, expander, sampling
-        self.tokens: dict[int, int] = {0: token}
-        self.logprobs: dict[int, float] = {0: 0.0}
-        self.proposals: dict[int, torch.Tensor] = {}
-        self.number = {0: 0}
-
-    def fill(self, level: list[int], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-        """Choose the children of the nodes in `level`. Returns the children that have children, and the logits after
-        them."""
-        if self.sampling is None:
-            self._rank(level, logits)
+        if sampling is None:
+            nodes |= _best_children(shape, level, logits, expander)
         else:
             for node, row in zip(level, logits, strict=True):
-                self._sample(node, row)
-        children = self.shape.children
-        parents = [c for node in level for c in children[node] if children[c] and c in self.tokens]
-        if not parents:
-            return [], logits
-        for node in parents:
-            self.number[node] = len(self.number)
-        numbers = [self.number[self.shape.parents[node]] for node in parents]
-        return parents, self.expander.add([self.tokens[node] for node in parents], numbers)
+                sampled, proposals[node] = _sampled_children(shape.children[node], row, expander, sampling)
+                nodes |= sampled
+        level = [c for node in level for c in shape.children[node] if shape.children[c] and c in nodes]
+        if level:
+            number |= {node: index for index, node in enumerate(level, len(number))}
+            logits = expander.add([nodes[n][0] for n in level], [number[shape.parents[n]] for n in level])
+    kept = sorted(nodes)
+    new = {old: index for index, old in enumerate(kept)}
+    if len(kept) < len(shape):  # a node without a token has no descendants
+        parents = tuple(new.get(shape.parents[n], -1) for n in kept)
+        shape = TreeShape(parents, tuple(shape.ranks[n] for n in kept))
+    tokens, logprobs = zip(*(nodes[n] for n in kept), strict=True)
+    return DraftTree(tokens, shape, logprobs, {new[n]: q for n, q in proposals.items()})
 
-    def _rank(self, level: list[int], logits: torch.Tensor) -> None:
-        """Set the children of all nodes of a level to their parent's best tokens by rank."""
-        children, ranks = self.shape.children, self.shape.ranks
-        count = max(ranks[c] for node in level for c in children[node]) + 1
-        best = logits.float().log_softmax(-1).topk(count, dim=-1)
-        ids, values = self.expander.token_ids(best.indices).tolist(), best.values.tolist()
-        for node, own_ids, own_values in zip(level, ids, values, strict=True):
-            for child in children[node]:
-                self.tokens[child], self.logprobs[child] = own_ids[ranks[child]], own_values[ranks[child]]
 
-    def _sample(self, node: int, logits: torch.Tensor) -> None:
-        children = self.shape.children[node]
-        picked = self._draw(node, logits, len(children))
-        ids = self.expander.token_ids(picked).tolist()
-        values = logits.float().log_softmax(-1)[picked].tolist()
-        for child, token, value in zip(children, ids, values, strict=False):  # fewer if no probability mass remains
-            self.tokens[child], self.logprobs[child] = token, value
+def _best_children(
+    shape: TreeShape, level: list[int], logits: torch.Tensor, expander: Expander
+) -> dict[int, tuple[int, float]]:
+    """The children of all nodes of a level: their parent's best tokens by rank."""
+    children, ranks = shape.children, shape.ranks
+    count = max(ranks[c] for node in level for c in children[node]) + 1
+    best = logits.float().log_softmax(-1).topk(count, dim=-1)
+    rows = zip(level, expander.token_ids(best.indices).tolist(), best.values.tolist(), strict=True)
+    return {c: (ids[ranks[c]], values[ranks[c]]) for node, ids, values in rows for c in children[node]}
 
-    def _draw(self, node: int, logits: torch.Tensor, count: int) -> torch.Tensor:
-        warp, generator, vocab = self.sampling
-        q = warp(logits)
-        row = torch.zeros(vocab, dtype=q.dtype, device=q.device)
-        self.proposals[node] = row.index_put((self.expander.token_ids(torch.arange(len(q), device=q.device)),), q)
-        return draw_distinct(q, count, generator).to(q.device)
 
-    def tree(self) -> DraftTree:
-        """The tree of the nodes that have a token; a node without a token has no descendants."""
-        keep = [n for n in range(len(self.shape)) if n in self.tokens]
-        new = {old: i for i, old in enumerate(keep)}
-        shape = self.shape
-        if len(keep) < len(shape):
-            parents = tuple(new.get(shape.parents[n], -1) for n in keep)
-            shape = TreeShape(parents, tuple(self.shape.ranks[n] for n in keep))
-        return DraftTree(
-            tuple(self.tokens[n] for n in keep),
-            shape,
-            tuple(self.logprobs[n] for n in keep),
-            {new[n]: q for n, q in self.proposals.items()},
-        )
+def _sampled_children(
+    children: Sequence[int], logits: torch.Tensor, expander: Expander, sampling: Sampling
+) -> tuple[dict[int, tuple[int, float]], torch.Tensor]:
+    """Sampled children of one node, fewer if no probability mass remains, and their distribution over the target's
+    vocabulary."""
+    warp, generator, vocab_size = sampling
+    q = warp(logits)
+    all_ids = expander.token_ids(torch.arange(len(q), device=q.device))
+    proposal = torch.zeros(vocab_size, dtype=q.dtype, device=q.device).index_put((all_ids,), q)
+    picked = draw_distinct(q, len(children), generator).to(q.device)
+    values = logits.float().log_softmax(-1)[picked].tolist()
+    return dict(zip(children, zip(all_ids[picked].tolist(), values, strict=True), strict=False)), proposal
 
 
 def grow_dynamic(token: int, expander: Expander, depth: int, top_k: int, nodes: int) -> DraftTree:

@@ -23,12 +23,11 @@ class NgramDrafter(Drafter):
     name = "ngram"
 
     def __init__(self, depth: int = 7, width: int = 1, max_ngram: int = 3, min_ngram: int = 1):
-        if width < 1 or not 1 <= min_ngram <= max_ngram:
-            raise BadInput("Prompt lookup: width and min_ngram must be 1 or more, and max_ngram at least min_ngram.")
-        if max_ngram > MAX_NGRAM or depth > MAX_DEPTH or width * depth > MAX_TREE_NODES:
+        sizes_fit = 1 <= min_ngram <= max_ngram <= MAX_NGRAM
+        if width < 1 or not sizes_fit or depth > MAX_DEPTH or width * depth > MAX_TREE_NODES:
             raise BadInput(
-                f"Prompt lookup: max_ngram must be at most {MAX_NGRAM}, depth at most {MAX_DEPTH}, "
-                f"and width times depth at most {MAX_TREE_NODES:,}."
+                "Prompt lookup: width must be 1 or more, min_ngram and max_ngram ascending numbers from 1 to "
+                f"{MAX_NGRAM}, depth at most {MAX_DEPTH}, and width times depth at most {MAX_TREE_NODES:,}."
             )
         self.depth, self.width = depth, width
         self.sizes = range(max_ngram, min_ngram - 1, -1)

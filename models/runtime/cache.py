@@ -51,7 +51,7 @@ class KVCache:
         return 0 if self.keys is None else self.keys.shape[3]
 
     @property
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """Rows that can still be written after the longest sequence."""
         return self.max_length - max(self.lengths)
 

@@ -13,7 +13,6 @@ from speculoos.checksums import CHECKSUM_FILE, ChecksumCache, read_checksums
 from speculoos.errors import BadInput, Damaged
 from speculoos.reporting import SilentReporter
 from tests.tools.damage import cut, flip
-from training.batches import read_rows as rows_to_train
 
 
 def write(folder: Path, rows: int = 60, shard: int = 20) -> Path:
@@ -29,8 +28,8 @@ def keep_lines(file: Path, count: int) -> None:
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:count]))
 
 
-READERS = [lambda f: list(read_rows(f)), lambda f: list(rows_to_train(f)), lambda f: read_questions(f, 3)]
-IDS = ["corpus", "training", "evaluation"]
+READERS = [lambda f: list(read_rows(f)), lambda f: read_questions(f, 3)]
+IDS = ["corpus", "evaluation"]
 
 
 @pytest.mark.parametrize("read", READERS, ids=IDS)

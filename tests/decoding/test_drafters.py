@@ -11,7 +11,6 @@ from decoding.drafters.eagle import CPU_TREE, GPU_TREE
 from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.ngram import NgramDrafter
-from decoding.drafters.replay import ReplayDrafter
 from decoding.generate import seeded_generator
 from decoding.sampling import Warp
 from decoding.target import Target
@@ -23,6 +22,7 @@ from models.runtime.interface import ForwardOutput
 from models.standalone import StandaloneDraft
 from speculoos.errors import BadInput
 from tests.decoding.conftest import greedy, ids_of, run
+from tests.decoding.replay import ReplayDrafter
 
 TREE = shape_from_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
 VOCAB = 7

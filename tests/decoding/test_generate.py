@@ -7,7 +7,6 @@ import torch
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.drafters.replay import ReplayDrafter
 from decoding.sampling import Warp
 from decoding.stats import summarize
 from decoding.step import Step
@@ -18,6 +17,7 @@ from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from speculoos.errors import BadInput
 from tests.decoding.conftest import greedy, ids_of, run, tokens_of
+from tests.decoding.replay import ReplayDrafter
 
 SHAPE = shape_from_choices([[0, 0, 0], [1, 0], [1, 1]])
 

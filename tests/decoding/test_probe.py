@@ -15,18 +15,15 @@ from tests.decoding.conftest import FAMILIES, greedy, ids_of, run, tokens_of
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_of_the_list_passes(family, base_of):
-    found = probe(base_of(family))
-    assert found.difference < 1e-4
-    assert found.past_window is bool("sliding_window" in FAMILIES[family][1])
+    assert probe(base_of(family)) < 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["llama", "phi", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "bfloat16"), ("gpt2", "float16")])
 def test_a_base_of_half_precision_is_compared_in_full(family, dtype, tmp_path):
     """Its own rounding would be a hundred times what is allowed. Its weights stay the tensors they were."""
     base = load_base(make_tiny_base(tmp_path, family, num_hidden_layers=4), dtype=dtype)
     before = {name: (p.data_ptr(), p.dtype) for name, p in base.model.named_parameters()}
-    assert probe(base).difference < 1e-4
+    assert probe(base) < 1e-4
     assert {name: (p.data_ptr(), p.dtype) for name, p in base.model.named_parameters()} == before
 
 

@@ -18,7 +18,6 @@ def test_paths_only_and_all_nodes_name_the_same_tree_of_ten():
     assert len(shape) == 10
     assert shape.parents == (-1, 0, 0, 1, 1, 2, 2, 3, 4, 7)
     assert shape.ranks == (0, 0, 1, 0, 1, 0, 1, 0, 0, 0)
-    assert sorted(shape.choices) == sorted(map(tuple, ALL_NODES))
 
 
 def test_a_node_sees_itself_and_its_ancestors_only():
@@ -71,9 +70,3 @@ def test_paths_masks_and_depths_agree(shape):
         above = {0, *shape.path(node)}
         assert set(shape.mask[node].nonzero()[:, 0].tolist()) == above
         assert shape.depths[node] == len(above) - 1
-
-
-@given(shapes())
-def test_choices_round_trip(shape):
-    assert len(shape_from_choices(shape.choices)) == len(shape)
-    assert sorted(shape_from_choices(shape.choices).choices) == sorted(shape.choices)

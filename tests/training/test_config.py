@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from models.methods import METHODS, SETTINGS, train_config
 from models.methods.recipes import config_for, list_recipes, load_recipe, read_recipe
 from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput, NotFound
-from training.schedule import lr_factor
+from training.setup import lr_factor
 
 
 @pytest.mark.parametrize(
@@ -121,12 +120,6 @@ def test_measuring_takes_less_than_learning(held, often):
     assert train_config("medusa", eval_every=1).for_steps(60, held).eval_every == 1
 
 
-def test_the_standard_recipes_leave_them_to_the_data():
-    for recipe in (r for r in list_recipes() if r.name.endswith("standard")):
-        config = recipe.config()
-        assert (config.batch_tokens, config.eval_every, config.save_every) == (None, None, None), recipe.name
-
-
 def test_an_emptied_text_leaves_a_number_to_the_data():
     assert train_config("medusa", batch_tokens="", eval_every="").batch_tokens is None
     with pytest.raises(BadInput, match="batch_tokens: expected a whole number, or nothing"):
@@ -138,10 +131,3 @@ def test_every_setting_has_a_label_of_its_own():
         labels = [s.label for s in SETTINGS.values() if not s.methods or method in s.methods]
         assert all(labels) and len(labels) == len(set(labels)), method
         assert not any("_" in label for label in labels)
-
-
-def test_every_setting_is_in_the_docs():
-    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    missing = [s.name for s in SETTINGS.values() if s.name != "method" and f"| `{s.name}` |" not in text]
-    assert not missing
-    assert all(s.help in text for s in SETTINGS.values() if s.name != "method")

@@ -54,30 +54,25 @@ def test_rows_are_cut_to_the_base_where_no_length_is_given(base):
         conversations_from([row], base, 600)
 
 
-@pytest.mark.parametrize("method", ["medusa", "draft"])
-def test_a_base_whose_weights_were_taken_over_is_refused(tiny_base, method):
+def test_a_base_whose_weights_were_taken_over_is_refused(tiny_base):
     fast = load_base(tiny_base)
     fast_target(fast)
     with pytest.raises(Unsupported, match="load it again to train"):
-        convert(fast, method)
+        convert(fast, "medusa")
 
 
-@pytest.mark.parametrize("method", ["medusa", "draft"])
 @pytest.mark.parametrize("works", [True, False])
-def test_a_base_whose_layers_were_packed_is_refused_and_one_that_nothing_packs_is_not(
-    tiny_base, method, works, monkeypatch
-):
+def test_a_base_whose_layers_were_packed_is_refused_and_one_that_nothing_packs_is_not(tiny_base, works, monkeypatch):
     monkeypatch.setattr("models.runtime.linear.packing_works", lambda dtype: works and packing_works(dtype))
     base = load_base(tiny_base)
     pack_supported(base, head=False)
     packed = works and packing_works(base.dtype)
     with pytest.raises(Unsupported, match="load it again to train") if packed else nullcontext():
-        convert(base, method)
+        convert(base, "draft")
 
 
 SMALL = {
     "medusa": {"medusa_num_heads": 2, "medusa_tie_lm_head": True},
-    "eagle": {},
     "eagle3": {"ttt_steps": 2, "draft_vocab_size": 64},
     "draft": {"draft_num_layers": 1},
 }

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ from models.tiny import GRANITE, make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import SilentReporter
 from tests.training.conftest import answer, write_dataset
-from training.feature_store import FeatureStore, cache_advice
+from training.feature_store import FeatureStore
 from training.loop import Trainer, train
 from training.resume_points import all_resume_points, latest_resume_point
 from training.setup import make_accelerator
@@ -108,14 +107,13 @@ def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, saved, tiny_b
     assert resumed.figures["tokens"] == straight.figures["tokens"]
 
 
-@pytest.mark.parametrize("stopped_at", [5, 6, 7])
-def test_points_of_several_steps_are_the_same_after_a_stop_between_them(stopped_at, tiny_base, dataset, tmp_path):
+def test_points_of_several_steps_are_the_same_after_a_stop_between_them(tiny_base, dataset, tmp_path):
     """The charts' point at step 8 is a mean over steps 5 to 8, some of them before the stop."""
     whole, first, second = Notebook(), Notebook(), Notebook()
     settings = config(max_steps=12, log_every=4, eval_every=0)
     train(settings, tiny_base, dataset, tmp_path / "a", reporter=whole)
     trainer = Trainer(settings, tiny_base, dataset, tmp_path / "b", first, {})
-    first.stop_requested = lambda: trainer.step == stopped_at
+    first.stop_requested = lambda: trainer.step == 6
     with pytest.raises(Cancelled):
         trainer.run()
     train(settings, tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
@@ -138,10 +136,9 @@ def test_a_small_model_with_dropout_resumes_exactly_too(tmp_path):
 
 
 KILLED = """
-import json, sys, time
+import json, sys
 from speculoos.reporting import SilentReporter
 from models.methods import train_config
-from training.feature_store import FeatureStore, cache_advice
 from training.loop import train
 import torch
 torch.set_num_threads(1)
@@ -149,17 +146,18 @@ class Slow(SilentReporter):
     def metrics(self, step, values):
         if "train/loss" in values:
             print(json.dumps([step, values["train/loss"]]), flush=True)
-            time.sleep(0.05)
+            if step == 11:
+                sys.stdin.read()  # until it is killed
 settings, base, data, out, resume = json.loads(sys.argv[1])
 train(train_config(**settings), base, data, out, resume, Slow())
 """
 
 
 def test_a_run_killed_at_any_step_goes_on_to_the_same_weights(tiny_base, dataset, tmp_path):
-    settings = {"method": "medusa", **SHORT, "max_steps": 30, "save_every": 3}
+    settings = {"method": "medusa", **SHORT, "max_steps": 14, "save_every": 3}
     straight = train(train_config(**settings), tiny_base, dataset, tmp_path / "a", reporter=(whole := Notebook()))
     arguments = json.dumps([settings, str(tiny_base), str(dataset), str(tmp_path / "b"), None])
-    child = subprocess.Popen([sys.executable, "-c", KILLED, arguments], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", KILLED, arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     seen = [json.loads(child.stdout.readline()) for _ in range(11)]
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
@@ -227,7 +225,7 @@ def test_the_learning_rate_by_the_clock_is_the_first_processes(tiny_base, datase
     trainer = Trainer(config(max_minutes=5.0), tiny_base, dataset, tmp_path / "out", SilentReporter(), {})
     other = {"device": torch.device("cpu"), "reduce": lambda tensor, reduction: tensor + 0.25}
     trainer.accelerator, trainer.main = SimpleNamespace(num_processes=2, **other), False
-    assert trainer._from_main_process(0.75) == 0.25
+    assert trainer._of_main_process(0.75) == 0.25
 
 
 def test_the_scale_of_fp16_gradients_is_part_of_a_state(tiny_base, dataset, tmp_path):
@@ -261,6 +259,10 @@ def test_a_prompt_that_cannot_be_answered_gives_no_sample_and_ends_no_training(t
 def test_a_device_that_cannot_do_what_is_asked_is_refused(tiny_base, dataset, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="fp16 needs a GPU"):
         train(config(mixed_precision="fp16"), tiny_base, dataset, tmp_path / "out")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(Unsupported, match="FSDP is not supported"):
+        train(config(), tiny_base, dataset, tmp_path / "out")
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(BadInput, match="2 GPUs"):
@@ -287,12 +289,12 @@ def test_patience_ends_a_run_that_no_longer_improves(tiny_base, dataset, tmp_pat
     assert result.step == 4
 
 
-def test_the_clock_ends_a_run(tiny_base, dataset, tmp_path):
-    started = time.monotonic()
-    result = train(
-        config(max_steps=0, max_minutes=0.03, eval_every=0, save_every=0), tiny_base, dataset, tmp_path / "out"
-    )
-    assert 1.5 < time.monotonic() - started < 20 and result.step > 20
+def test_the_clock_ends_a_run(tiny_base, dataset, tmp_path, monkeypatch):
+    seconds = iter(range(0, 10**6, 5))
+    monkeypatch.setattr("training.loop.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    settings = config(max_steps=0, max_minutes=3, eval_every=0, save_every=0)
+    result = train(settings, tiny_base, dataset, tmp_path / "out")
+    assert 3 < result.step < 36 and result.figures["minutes"] > 3
 
 
 def test_one_pass_sees_every_training_token_once(tiny_base, dataset, conversations, tmp_path):
@@ -310,14 +312,13 @@ def test_the_tokens_since_the_last_log_line_are_counted(tiny_base, dataset, tmp_
     assert result.figures["tokens"] == notes.curve("train/tokens")[3] > notes.curve("train/tokens")[2]
 
 
-@pytest.mark.parametrize("method", ["medusa", "eagle3"])
-def test_features_kept_in_memory_or_on_disk_change_nothing(method, tiny_base, dataset, tmp_path):
+def test_features_kept_in_memory_or_on_disk_change_nothing(tiny_base, dataset, tmp_path):
     notes = [Notebook(), Notebook(), Notebook()]
     for note, place in zip(notes, ({}, {"cache_disk_gb": 0.1}, {"cache_disk_gb": 0.0}), strict=True):
-        settings = config(method, **({"cache_features_mb": 0} if place else {}), **place)
+        settings = config("eagle3", **({"cache_features_mb": 0} if place else {}), **place)
         train(settings, tiny_base, dataset, tmp_path / str(id(note)), reporter=note)
     assert notes[0].curve() == notes[1].curve() == notes[2].curve()
-    assert any("saves" in line and "all are cached" in line for line in notes[1].lines)
+    assert any("100% of them fit in the cache" in line for line in notes[1].lines)
     assert not list(tmp_path.rglob("*features*"))
 
 
@@ -326,16 +327,9 @@ def test_the_store_fills_memory_then_disk_then_forgets(tmp_path):
     for index in range(3):
         store.put(index, {"hidden": torch.full((25,), float(index))})
     assert store.get(0)["hidden"][0] == 0 and store.get(1)["hidden"][0] == 1 and store.get(2) is None
-    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["features-000001.safetensors"] and store.on_disk == 1
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["features-000001.safetensors"]
     store.clear()
     assert not (tmp_path / "kept").exists()
-
-
-def test_advice_names_gigabytes_hours_and_when_it_pays():
-    assert "2.00 GB" in cache_advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
-    assert "saves 2.00 h" in cache_advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
-    assert "25% are cached" in cache_advice(10, 200_000_000, 360.0, 3, 500_000_000)
-    assert "would not pay" in cache_advice(10, 200_000_000, 360.0, 1, 0)
 
 
 def test_accumulation_equals_one_larger_batch(tiny_base, base, conversations):
@@ -359,9 +353,7 @@ def test_accumulation_equals_one_larger_batch(tiny_base, base, conversations):
     assert torch.allclose(gradient([whole]), gradient(parts), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("method", "precision"), [("medusa", "bf16"), ("tied", "no"), ("eagle", "no"), ("eagle3", "bf16"), ("draft", "no")]
-)
+@pytest.mark.parametrize(("method", "precision"), [("tied", "no"), ("eagle3", "bf16"), ("draft", "no")])
 def test_a_half_precision_base_and_mixed_precision_learn_too(method, precision, tiny_base, dataset, tmp_path):
     notes = Notebook()
     changes = {"mixed_precision": precision, "base_dtype": "bfloat16", "save_dtype": "bfloat16", "samples": 1}
@@ -452,17 +444,9 @@ def test_a_base_that_drafts_cannot_be_made_for_is_refused_by_name(dataset, tmp_p
         train(config(), granite, dataset, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("version", "sentence"), [("1", "FSDP version 1"), ("2", "FSDP is not supported on a cpu")])
-def test_fsdp_is_refused_by_name(version, sentence, tiny_base, dataset, tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_VERSION", version)
-    with pytest.raises(Unsupported, match=sentence):
-        train(config(), tiny_base, dataset, tmp_path / "out")
-
-
 def test_other_families_train_too(tmp_path):
     sizes_of = {"gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4}, "granite": GRANITE}
-    for family in ("qwen2", "gpt2", "phi", "granite"):
+    for family in ("gpt2", "phi", "granite"):
         sizes = sizes_of.get(family, {})
         folder = make_tiny_base(tmp_path / family, family, **sizes)
         rows = [answer(load_base(folder), f"count {i}", 20) for i in range(4)]
@@ -498,14 +482,6 @@ def test_a_checkpoint_of_another_method_is_refused(tiny_base, dataset, tmp_path)
         train(config("eagle3", draft_path=str(heads)), tiny_base, dataset, tmp_path / "out")
     with pytest.raises(NotFound, match="nowhere"):
         train(config("eagle3", draft_path=str(tmp_path / "nowhere")), tiny_base, dataset, tmp_path / "out")
-
-
-def test_few_data_are_measured_on_the_way(tiny_base, dataset, tmp_path):
-    """Where nobody says how often: several batches an epoch, and a curve rather than a point."""
-    notes, open_ = Notebook(), {"batch_tokens": None, "eval_every": None, "save_every": None}
-    result = train(config(max_steps=0, epochs=3, **open_), tiny_base, dataset, tmp_path / "out", None, notes)
-    assert result.step >= 3 and len(notes.curve("eval/tau")) >= 3
-    assert result.figures["loss"] == pytest.approx(list(notes.curve().values())[-1], abs=1e-3)
 
 
 def test_two_sets_train_as_one(tiny_base, rows, tmp_path):

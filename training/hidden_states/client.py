@@ -1,7 +1,10 @@
-"""Common parts of all hidden states clients: the client protocol, the HTTP connection and its error messages."""
+"""Common parts of all hidden states clients: base class, threads, and the HTTP connection with its error messages."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
 
 import httpx
 from torch import Tensor
@@ -23,27 +26,59 @@ class TemporarilyUnavailable(Unavailable):
     """The server is temporarily unavailable; retry."""
 
 
-class StatesClient(Protocol):
+class StatesClient:
     """Source of hidden states. Thread-safe; `workers` is the useful number of concurrent calls."""
 
-    workers: int
+    workers = 2
 
     def check(self, rows: Sequence[Tensor]) -> str:
         """Verify that the server runs the base model of this training; returns a line for the log. `rows` are token
-        ids that may be sent as a test. Raises Away, or BadInput for another base model."""
+        ids that may be sent as a test. Raises TemporarilyUnavailable, or BadInput for another base model."""
+        return ""
 
     def states(self, request: StatesRequest) -> HiddenStates:
-        """Raises Away, or BadInput or Unavailable when a retry would not help."""
+        """Raises TemporarilyUnavailable, or BadInput or Unavailable when a retry would not help."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release the connections; no further calls."""
+
+
+class DaemonPool:
+    """`count` threads that run calls in FIFO order. Unlike ThreadPoolExecutor, it does not keep the process alive."""
+
+    def __init__(self, count: int):
+        self._calls: SimpleQueue[tuple[Future, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
+        self._count = count
+        for _ in range(count):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Future:
+        """Queue a call; it runs as soon as a thread is free."""
+        future: Future = Future()
+        self._calls.put((future, function, arguments))
+        return future
+
+    def close(self) -> None:
+        """End the threads after the calls queued so far."""
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function, arguments = call
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:  # includes panics of Rust code: a waiting caller must not hang
+                future.set_exception(error)
 
 
 class StatesConnection:
     """HTTP to one server over persistent connections."""
 
     def __init__(self, server: HiddenStatesServer):
-        self.name = server.name
+        self._title = f"The server of hidden states “{server.name}”"
+        self._key_hint = f"Set the variable named by key_env of [hidden_states.{server.name}] in settings.toml."
         headers = NO_COMPRESSION | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
         timeout = httpx.Timeout(server.timeout, connect=CONNECT_SECONDS)
         self._client = httpx.Client(base_url=server.root, headers=headers, timeout=timeout)
@@ -53,14 +88,14 @@ class StatesConnection:
 
     def get(self, path: str) -> Any:
         """The parsed JSON response."""
-        return _json(self._request("GET", path), self.name)
+        return self._json(self._request("GET", path))
 
-    def post(self, path: str, body: dict[str, Any], max_bytes: int = 0) -> httpx.Response:
+    def post(self, path: str, body: dict[str, Any], max_bytes: int) -> httpx.Response:
         """`max_bytes`: limit for the hidden states in the response body."""
         return self._request("POST", path, max_bytes, json=body)
 
-    def post_json(self, path: str, body: dict[str, Any], max_bytes: int = 0) -> Any:
-        return _json(self.post(path, body, max_bytes), self.name)
+    def post_json(self, path: str, body: dict[str, Any], max_bytes: int) -> Any:
+        return self._json(self.post(path, body, max_bytes))
 
     def _request(self, verb: str, path: str, max_bytes: int = 0, **body: Any) -> httpx.Response:
         max_bytes += OVERHEAD_BYTES
@@ -70,19 +105,33 @@ class StatesConnection:
         except httpx.TransportError as error:
             raise TemporarilyUnavailable(_reason(error)) from None
         except httpx.HTTPError as error:
-            raise Unavailable(f"The server of hidden states “{self.name}”: invalid response ({error}).") from None
+            raise Unavailable(f"{self._title}: invalid response ({error}).") from None
         if content is None:
             raise BadInput(
-                f"The server of hidden states “{self.name}” answers {path} with more than the {max_bytes / 1e6:,.1f} "
-                "MB that this request allows; the rest was not read.",
+                f"{self._title} answers {path} with more than the {max_bytes / 1e6:,.1f} MB that this request allows; "
+                "the rest was not read.",
                 "Serve the base model of this training, with a server of the kind set in settings.toml.",
             )
         response = httpx.Response(streamed.status_code, content=content)
-        if response.status_code in RETRYABLE_STATUSES:
-            raise TemporarilyUnavailable(_error_message(response))
-        if response.status_code >= 400:
-            raise _refusal(response, self.name)
+        self._raise_for_status(response)
         return response
+
+    def _raise_for_status(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status < 400:
+            return
+        message = _error_message(response)
+        if status in RETRYABLE_STATUSES:
+            raise TemporarilyUnavailable(message)
+        if status in (401, 403):
+            raise BadInput(f"{self._title} refuses us ({status}): {message}", self._key_hint)
+        raise (BadInput if status < 500 else Unavailable)(f"{self._title} says: {message}")
+
+    def _json(self, response: httpx.Response) -> Any:
+        try:
+            return response.json()
+        except ValueError:
+            raise Unavailable(f"{self._title} did not send JSON; check its url.") from None
 
 
 def _reason(error: httpx.TransportError) -> str:
@@ -91,30 +140,13 @@ def _reason(error: httpx.TransportError) -> str:
     return "it takes too long" if isinstance(error, httpx.TimeoutException) else "the connection broke"
 
 
-def _refusal(response: httpx.Response, name: str) -> BadInput | Unavailable:
-    status, message = response.status_code, _error_message(response)
-    if status in (401, 403):
-        return BadInput(
-            f"The server of hidden states “{name}” refuses us ({status}): {message}",
-            f"Set the environment variable named by key_env of [hidden_states.{name}] in settings.toml.",
-        )
-    kind = BadInput if status < 500 else Unavailable
-    return kind(f"The server of hidden states “{name}” says: {message}")
-
-
 def _error_message(response: httpx.Response) -> str:
     """The error message in a response body; supports the shapes that different servers use."""
+    status = f"{response.status_code} {response.reason_phrase}"
     try:
         body = response.json()
     except ValueError:
-        return f"{response.status_code} {response.reason_phrase}"
+        return status
     error = body.get("error", body) if isinstance(body, dict) else {}
     message = error.get("message") if isinstance(error, dict) else error
-    return cut_to_words(str(message or f"{response.status_code} {response.reason_phrase}"), 500)
-
-
-def _json(response: httpx.Response, name: str) -> Any:
-    try:
-        return response.json()
-    except ValueError:
-        raise Unavailable(f"The server of hidden states “{name}” did not send JSON; check its url.") from None
+    return cut_to_words(str(message or status), 500)

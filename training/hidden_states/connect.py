@@ -14,11 +14,15 @@ from speculoos.errors import BadInput
 from speculoos.settings import HiddenStatesServer
 from training.batches import Batch, TokenisedConversation
 from training.hidden_states.client import StatesClient
-from training.hidden_states.prefetcher import LocalPrefetcher, ServerWaitMonitor, ThreadedPrefetcher
+from training.hidden_states.prefetcher import (
+    LocalPrefetcher,
+    ServerWaitMonitor,
+    StatesPrefetcher,
+    ThreadedPrefetcher,
+)
 from training.hidden_states.reference import ReferenceClient
 from training.hidden_states.sglang import SglangClient
-from training.hidden_states.states_store import StatesStore
-from training.hidden_states.stored import StoredStates
+from training.hidden_states.states_store import StatesStore, StoredStates
 from training.hidden_states.vllm import VllmClient
 from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states
 from training.source import (
@@ -26,8 +30,6 @@ from training.source import (
     RemoteSource,
     RequiredStates,
     States,
-    StatesPrefetcher,
-    StatesSource,
     make_states_request,
     pad_states,
 )
@@ -41,22 +43,14 @@ class StatesLocation:
     folder: Path | None = None
 
 
-class LocalClient:
+class LocalClient(StatesClient):
     """Client for a base model in this process; the store requests missing rows from it."""
-
-    workers = 1
 
     def __init__(self, base: Any):
         self._base = base
 
-    def check(self, rows: Sequence[Tensor]) -> str:
-        return ""
-
     def states(self, request: StatesRequest) -> HiddenStates:
         return compute_states(self._base, request)
-
-    def close(self) -> None:
-        pass
 
 
 def connect_prefetcher(
@@ -75,57 +69,51 @@ def connect_prefetcher(
     if not (config.hidden_states or config.hidden_states_store):
         return None
     location = location or StatesLocation()
-    client = _client(config, location, base, sha256)
-    if not isinstance(base, HeadOnlyBase):
+    local = not isinstance(base, HeadOnlyBase)
+    client = LocalClient(base) if local else _server(config, location.server, base, sha256)
+    if config.hidden_states_store:
+        if location.folder is None:
+            raise BadInput("hidden_states_store: it has no folder.")
+        client = StoredStates(StatesStore(location.folder, sha256, base.dtype, base.hidden_size), client)
+    if local:
         return LocalPrefetcher(client)
     prefetcher = ThreadedPrefetcher(client, watch)
     rows = [conversation.token_ids for conversation in conversations]
     watch.reporter.log(prefetcher.result(prefetcher.call(lambda: client.check(rows))))
-    base.ask = make_ask(base, prefetcher)
+    base.compute_hidden = hidden_states_function(base, prefetcher)
     return prefetcher
 
 
-def _client(config: TrainConfig, location: StatesLocation, base: Any, sha256: str) -> StatesClient:
-    client = _server(config, location, base, sha256) if isinstance(base, HeadOnlyBase) else LocalClient(base)
-    if not config.hidden_states_store:
-        assert client is not None
-        return client
-    if location.folder is None:
-        raise BadInput("hidden_states_store: it has no folder.")
-    return StoredStates(StatesStore(location.folder, sha256, base.dtype, base.hidden_size), client)
-
-
-def _server(config: TrainConfig, location: StatesLocation, base: Any, sha256: str) -> StatesClient | None:
+def _server(config: TrainConfig, server: HiddenStatesServer | None, base: Any, sha256: str) -> StatesClient | None:
     """The server's client; None when only the store is used."""
     if config.hidden_states == FROM_STORE:
         return None
-    if location.server is None:
+    if server is None:
         raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
-    if location.server.kind == "speculoos":
-        return ReferenceClient(location.server, base, sha256)
-    return {"vllm": VllmClient, "sglang": SglangClient}[location.server.kind](location.server, base)
+    if server.kind == "speculoos":
+        return ReferenceClient(server, base, sha256)
+    return {"vllm": VllmClient, "sglang": SglangClient}[server.kind](server, base)
 
 
 def make_states_source(
     config: TrainConfig, method: Any, base: Any, prefetcher: StatesPrefetcher | None
-) -> StatesSource:
+) -> LocalSource | RemoteSource:
     """The source of hidden states for a stream of batches."""
     if prefetcher is None:
         return LocalSource(method)
     return RemoteSource(method, base, prefetcher, config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0)
 
 
-def make_ask(base: HeadOnlyBase, prefetcher: StatesPrefetcher) -> Any:
-    """A function that requests hidden states of whole rows, for `base.ask`."""
+def hidden_states_function(base: HeadOnlyBase, prefetcher: StatesPrefetcher) -> Any:
+    """A function that requests hidden states of whole rows, for `base.compute_hidden`."""
 
-    def ask(input_ids: Tensor, lengths: Tensor | None, layers: Sequence[int]) -> States:
+    def compute(input_ids: Tensor, lengths: Tensor | None, layers: Sequence[int]) -> States:
         if lengths is None:
             lengths = torch.full((len(input_ids),), input_ids.shape[1], device=input_ids.device)
         batch = Batch(input_ids, torch.ones_like(input_ids, dtype=torch.bool), lengths)
         wanted = RequiredStates(tuple(layers))
-        hidden, aux = pad_states(
-            prefetcher.result(prefetcher.begin(make_states_request(batch, wanted))), batch, wanted, base
-        )
+        states = prefetcher.result(prefetcher.begin(make_states_request(batch, wanted)))
+        hidden, aux = pad_states(states, batch, wanted, base)
         return hidden, tuple(aux[0].split(base.hidden_size, -1)) if aux else ()
 
-    return ask
+    return compute

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from speculoos.errors import BadInput, Unsupported
 from speculoos.settings import HiddenStatesServer
-from training.hidden_states.client import StatesConnection
-from training.hidden_states.daemons import DaemonPool
+from training.hidden_states.client import DaemonPool, StatesClient, StatesConnection
 from training.hidden_states.wire import HiddenStates, StatesRequest, check_shapes, concat_states
 
 CHECK_ROWS, CHECK_TOKENS = 6, 64
@@ -31,12 +30,11 @@ def first_generated_token(token_ids: Any) -> int | None:
     return token_ids[0] if isinstance(token_ids, list) and token_ids and type(token_ids[0]) is int else None
 
 
-class EngineClient:
+class EngineClient(StatesClient):
     """Client of a server that processes one row per request; subclasses implement its API."""
 
     def __init__(self, server: HiddenStatesServer, base: Any):
         self.connection, self.base, self.server = StatesConnection(server), base, server
-        self.workers = 2
         self._daemons = DaemonPool(server.concurrency)
 
     def row(self, ids: list[int], layers: tuple[int, ...]) -> EngineAnswer:

@@ -9,8 +9,7 @@ from typing import Any
 
 from speculoos.errors import Cancelled
 from speculoos.reporting import Reporter
-from training.hidden_states.client import StatesClient, TemporarilyUnavailable
-from training.hidden_states.daemons import DaemonPool
+from training.hidden_states.client import DaemonPool, StatesClient, TemporarilyUnavailable
 from training.hidden_states.wire import HiddenStates, StatesRequest
 
 POLL_SECONDS = 0.2
@@ -33,7 +32,11 @@ class ServerWaitMonitor:
     def poll(self, error: str) -> None:
         """Call regularly while waiting; `error` is the reason, "" when the server responds. Raises Cancelled."""
         if error:
-            self._report(f"Waiting for the server of hidden states “{self.name}”: {error}.")
+            message = f"Waiting for the server of hidden states “{self.name}”: {error}."
+            if not self._since:
+                self._since = time.monotonic()
+                self.reporter.log(message, "warning")
+            self.reporter.progress(*self.progress(), "steps", message)
         if self.reporter.stop_requested():
             self.before_stop()
             raise Cancelled(f"Stopped at your request while waiting for hidden states of “{self.name}”.")
@@ -44,13 +47,6 @@ class ServerWaitMonitor:
             waited, self._since = time.monotonic() - self._since, 0.0
             self.seconds += waited
             self.reporter.log(f"The server of hidden states “{self.name}” answers again after {waited:.0f} s.")
-
-    def _report(self, message: str) -> None:
-        if not self._since:
-            self._since = time.monotonic()
-            self.reporter.log(message, "warning")
-        done, total = self.progress()
-        self.reporter.progress(done, total, "steps", message)
 
 
 class ThreadedPrefetcher:
@@ -66,7 +62,7 @@ class ThreadedPrefetcher:
         return self.call(lambda: self._client.states(request))
 
     def call(self, task: Callable[[], Any]) -> Future:
-        """Queue a task; it is retried while it raises Away."""
+        """Queue a task; it is retried while it raises TemporarilyUnavailable."""
         return self._daemons.call(self._with_retries, task)
 
     def result(self, pending: Future) -> Any:
@@ -111,3 +107,6 @@ class LocalPrefetcher:
 
     def close(self) -> None:
         pass
+
+
+StatesPrefetcher = ThreadedPrefetcher | LocalPrefetcher

@@ -7,26 +7,29 @@ from torch import Tensor
 
 from speculoos.errors import BadInput
 from speculoos.settings import HiddenStatesServer
-from training.hidden_states.client import StatesConnection
+from training.hidden_states.client import StatesClient, StatesConnection
 from training.hidden_states.wire import MAX_VALUE_BYTES, PROTOCOL, HiddenStates, StatesRequest, check_shapes, from_bytes
 
 
-class ReferenceClient:
-    """Every request names the weights' sha256, so a server restarted with another base model is detected at once."""
-
-    workers = 2
-    """One batch is computed while the other is transferred."""
+class ReferenceClient(StatesClient):
+    """Every request names the weights' sha256, so a server restarted with another base model is detected at once.
+    While one batch is computed, another is transferred."""
 
     def __init__(self, server: HiddenStatesServer, base: Any, sha256: str):
         self._connection, self._base, self._sha256 = StatesConnection(server), base, sha256
+        self._name = server.name
 
     def check(self, rows: Sequence[Tensor]) -> str:
         facts = self._connection.get("/v1/base")
-        base = self._base
         if not isinstance(facts, dict) or facts.get("protocol") != PROTOCOL:
-            raise BadInput(f"“{self._connection.name}” is no server of hidden states of this version; check its url.")
-        check_facts(facts, self._connection.name, self._sha256, base.vocab_size, base.hidden_size)
-        return f"Hidden states come from “{self._connection.name}”, which runs {facts['name']} in {facts['dtype']}."
+            raise BadInput(f"“{self._name}” is no server of hidden states of this version; check its url.")
+        if (served := str(facts.get("base_sha256"))) != self._sha256:
+            raise BadInput(
+                f"The server of hidden states “{self._name}” runs other weights ({served[:12]}…) than this training's "
+                f"base ({self._sha256[:12]}…).",
+                "Serve the base model of this training, or choose another server.",
+            )
+        return f"Hidden states come from “{self._name}”, which runs {facts['name']} in {facts['dtype']}."
 
     def states(self, request: StatesRequest) -> HiddenStates:
         width = self._base.hidden_size
@@ -38,23 +41,3 @@ class ReferenceClient:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def check_facts(facts: dict[str, Any], name: str, sha256: str, vocab_size: int, hidden_size: int) -> None:
-    """Raise BadInput when the response of GET /v1/base describes another base model."""
-    for key, unit, expected in (
-        ("vocab_size", "tokens", vocab_size),
-        ("hidden_size", "numbers a hidden state", hidden_size),
-    ):
-        if facts.get(key) != expected:
-            raise BadInput(
-                f"The server of hidden states “{name}” runs another base: {facts.get(key)} {unit}, this training's "
-                f"base has {expected}.",
-                "Serve the base model of this training, or choose another server.",
-            )
-    if (served := str(facts.get("base_sha256"))) != sha256:
-        raise BadInput(
-            f"The server of hidden states “{name}” runs other weights ({served[:12]}…) than this training's base "
-            f"({sha256[:12]}…).",
-            "Serve the base model of this training, or choose another server.",
-        )

@@ -36,45 +36,40 @@ class StatesBody(BaseModel):
     base_sha256: str = ""
 
 
-def read_request(body: bytes) -> StatesBody:
-    """Parse a request body. Raises BadInput that names the first invalid field."""
+def parse_request(body: bytes, base: Any, sha256: str, limits: RequestLimits) -> StatesRequest:
+    """The request in a body, validated against the base model and the limits. Raises Conflict for another base, or
+    BadInput that names the first invalid field."""
     try:
-        return StatesBody.model_validate_json(body)
+        request = StatesBody.model_validate_json(body)
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         field = ".".join(map(str, problem["loc"])) or "body"
         raise BadInput(f"{field}: {problem['msg'][:1].lower()}{problem['msg'][1:]}.") from None
-
-
-def validate_states_request(request: StatesBody, base: Any, sha256: str, limits: RequestLimits) -> StatesRequest:
-    """The request, validated against the base model and the limits. Raises Conflict for another base, BadInput."""
     if request.base_sha256 and request.base_sha256 != sha256:
         raise Conflict(
             f"This server runs a base with weights {sha256[:12]}…, the request is for {request.base_sha256[:12]}….",
             "Serve the base model of this training.",
         )
-    _check_rows(request, base, limits)
+    _check_rows(request.rows, base, limits)
     _check_layers(request.layers, base)
+    _check_positions(request.places, request.rows)
     rows = tuple(torch.tensor(row, dtype=torch.int32) for row in request.rows)
     positions = None if request.places is None else tuple(torch.tensor(p, dtype=torch.int32) for p in request.places)
     return StatesRequest(rows, tuple(request.layers), positions)
 
 
-def _check_rows(request: StatesBody, base: Any, limits: RequestLimits) -> None:
-    longest = max(map(len, request.rows))
-    if len(request.rows) > limits.rows:
-        raise BadInput(f"rows: at most {limits.rows} at once, got {len(request.rows)}; send fewer.")
-    if longest * len(request.rows) > limits.tokens:
+def _check_rows(rows: list[list[int]], base: Any, limits: RequestLimits) -> None:
+    lengths = [*map(len, rows)]
+    if len(lengths) > limits.rows or max(lengths) * len(lengths) > limits.tokens:
         raise BadInput(
-            f"rows: {len(request.rows)} rows of up to {longest} tokens are more than the {limits.tokens} that this "
-            "server accepts at once; lower batch_tokens, or start it with a higher --max-tokens."
+            f"rows: {len(lengths)} rows of up to {max(lengths)} tokens are more than the {limits.rows} rows and "
+            f"{limits.tokens} tokens that this server accepts at once; lower batch_tokens, or start it with a higher "
+            "--max-tokens."
         )
-    if longest > base.max_length or not min(map(len, request.rows)):
-        raise BadInput(f"rows: each takes 1 to {base.max_length} tokens, got {longest if longest else 0}.")
-    if (highest := max(map(max, request.rows))) >= base.vocab_size:
+    if max(lengths) > base.max_length or not min(lengths):
+        raise BadInput(f"rows: each takes 1 to {base.max_length} tokens, got {min(lengths)} to {max(lengths)}.")
+    if (highest := max(map(max, rows))) >= base.vocab_size:
         raise BadInput(f"rows: token id {highest} is not of this base, which has {base.vocab_size}.")
-    if request.places is not None:
-        _check_places(request.places, request.rows)
 
 
 def _check_layers(layers: list[int], base: Any) -> None:
@@ -85,7 +80,9 @@ def _check_layers(layers: list[int], base: Any) -> None:
         raise BadInput(f"layers: at most {max_layers} at once, got {len(layers)}.")
 
 
-def _check_places(places: list[list[int]], rows: list[list[int]]) -> None:
+def _check_positions(places: list[list[int]] | None, rows: list[list[int]]) -> None:
+    if places is None:
+        return
     if len(places) != len(rows):
         raise BadInput(f"places: expected a list for each of {len(rows)} rows, got {len(places)}.")
     for positions, row in zip(places, rows, strict=True):

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from speculoos.errors import BadInput, Conflict, SpeculoosError
 from speculoos.faults import out_of_memory
 from speculoos.guard import RequestGuard
-from training.hidden_states.request import RequestLimits, read_request, validate_states_request
+from training.hidden_states.request import RequestLimits, parse_request
 from training.hidden_states.wire import MEDIA_TYPE, PROTOCOL, compute_states
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class StatesEngine:
         if not self._slots.acquire(blocking=False):
             return None
         try:
-            states_request = validate_states_request(read_request(body), self.base, self.sha256, self.limits)
+            states_request = parse_request(body, self.base, self.sha256, self.limits)
             return self.device.submit(compute_states, self.base, states_request).result().to_bytes()
         finally:
             self._slots.release()

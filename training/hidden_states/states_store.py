@@ -15,9 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from speculoos.errors import SpeculoosError, Unavailable
+from speculoos.errors import NotFound, SpeculoosError, Unavailable
 from speculoos.files import new_path
-from training.hidden_states.wire import HiddenStates, StatesRequest, check_shapes
+from training.hidden_states.client import StatesClient
+from training.hidden_states.wire import HiddenStates, StatesRequest, check_shapes, concat_states
 
 WRITTEN = "written"
 """Replaces the requested positions in the key of a row whose hidden states were stored while it was generated."""
@@ -33,13 +34,12 @@ class StatesStore:
 
     def read(self, single: StatesRequest) -> HiddenStates | None:
         """Hidden states for a request of one row; None when the store has no valid file for it."""
-        tensors = self._load(self._path(single.to_json()))
-        if tensors is None and not single.layers and single.positions:
+        tensors = _load(self._path(single.to_json()))
+        if not tensors and not single.layers and single.positions:
             tensors = self._from_generation(single)
         try:
-            states = tensors and HiddenStates(tensors["hidden"], tensors["aux"])
-            if states:
-                check_shapes(states, single, self._width)
+            states = HiddenStates(tensors["hidden"], tensors["aux"])
+            check_shapes(states, single, self._width)
         except (KeyError, SpeculoosError):
             return None
         return states
@@ -53,27 +53,22 @@ class StatesStore:
         tensors = {"hidden": hidden, "places": torch.tensor(positions, dtype=torch.int32)}
         self._save(self._path(_written(row)), tensors)
 
-    def _from_generation(self, single: StatesRequest) -> dict[str, Tensor] | None:
-        """Selected positions of a row stored by `write_answers`; None unless it has all of them."""
+    def _from_generation(self, single: StatesRequest) -> dict[str, Tensor]:
+        """Selected positions of a row stored by `write_answers`; {} unless it has all of them."""
         (row,), (positions,) = single.rows, single.positions or ()
-        tensors = self._load(self._path(_written(row.tolist()))) or {}
-        if not {"hidden", "places"} <= {*tensors} or not len(tensors["places"]):
-            return None
-        at = torch.searchsorted(tensors["places"], positions.int()).clamp(max=len(tensors["places"]) - 1)
-        if not torch.equal(tensors["places"][at], positions.int()) or len(tensors["hidden"]) != len(tensors["places"]):
-            return None
-        return {"hidden": tensors["hidden"][at], "aux": tensors["hidden"].new_zeros(len(row), 0)}
+        tensors = _load(self._path(_written(row.tolist())))
+        stored, hidden = tensors.get("places", positions[:0]), tensors.get("hidden", positions[:0])
+        if not len(stored) or len(hidden) != len(stored):
+            return {}
+        indices = torch.searchsorted(stored, positions.int()).clamp(max=len(stored) - 1)
+        if not torch.equal(stored[indices], positions.int()):
+            return {}
+        return {"hidden": hidden[indices], "aux": hidden.new_zeros(len(row), 0)}
 
     def _path(self, request: dict) -> Path:
         text = json.dumps({"of": self._base, **request}, sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()
         return self.folder / key[:2] / f"{key}.safetensors"
-
-    def _load(self, path: Path) -> dict[str, Tensor] | None:
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError):
-            return None
 
     def _save(self, path: Path, tensors: dict[str, Tensor]) -> None:
         tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -88,5 +83,49 @@ class StatesStore:
             ) from None
 
 
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        return {}
+
+
 def _written(row: Sequence[int]) -> dict:
     return {"base_sha256": "", "rows": [list(row)], "layers": [], "places": WRITTEN}
+
+
+class StoredStates(StatesClient):
+    """Read-through cache: rows from the store; missing ones are requested from `client`, if any, and stored."""
+
+    def __init__(self, store: StatesStore, client: StatesClient | None):
+        self._store, self._client = store, client
+
+    def check(self, rows: Sequence[Tensor]) -> str:
+        message = self._client.check(rows) if self._client else ""
+        return f"{message} Hidden states are stored in {self._store.folder}.".strip()
+
+    def states(self, request: StatesRequest) -> HiddenStates:
+        singles = [_subset(request, [number]) for number in range(len(request.rows))]
+        results = [self._store.read(single) for single in singles]
+        if missing := [number for number, states in enumerate(results) if states is None]:
+            if self._client is None:
+                raise NotFound(
+                    f"{self._store.folder} lacks the hidden states of {len(missing)} conversations that this training "
+                    "reads.",
+                    "Train once with a server and this store, or name a server in hidden_states.",
+                )
+            subset = _subset(request, missing)
+            for number, states in zip(missing, self._client.states(subset).by_row(subset), strict=True):
+                self._store.write(singles[number], states)
+                results[number] = states
+        return concat_states([states for states in results if states is not None])
+
+    def close(self) -> None:
+        if self._client:
+            self._client.close()
+
+
+def _subset(request: StatesRequest, numbers: Sequence[int]) -> StatesRequest:
+    rows = tuple(request.rows[number] for number in numbers)
+    positions = None if request.positions is None else tuple(request.positions[number] for number in numbers)
+    return StatesRequest(rows, request.layers, positions)

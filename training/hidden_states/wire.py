@@ -91,25 +91,17 @@ def check_shapes(states: HiddenStates, request: StatesRequest, width: int) -> No
         raise BadInput(f"The hidden states have the shapes {shapes}, expected are {expected}.")
 
 
-def pad_rows(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """input_ids int64 [B, L], padded on the right with 0, and lengths [B]."""
-    ids = pad_sequence([row.long() for row in rows], batch_first=True)
-    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
-
-
 def compute_states(base: Any, request: StatesRequest) -> HiddenStates:
     """Compute hidden states with a base model in this process, by one forward over the rows as one batch."""
-    ids, lengths = pad_rows(request.rows, base.device)
+    ids = pad_sequence([row.long() for row in request.rows], batch_first=True).to(base.device)
+    lengths = torch.tensor([*map(len, request.rows)], device=base.device)
     with torch.no_grad():
         hidden, aux = base.forward_hidden(ids, layers=request.layers, lengths=lengths)
     real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+    wanted = real
+    if request.positions is not None:
+        wanted = torch.zeros_like(real)
+        for row, positions in zip(wanted, request.positions, strict=True):
+            row[positions.long().to(ids.device)] = True
     joined_aux = torch.cat([each[real] for each in aux], -1) if aux else hidden.new_zeros(request.tokens, 0)
-    return HiddenStates(hidden[real if request.positions is None else mask_of(request.positions, ids)], joined_aux)
-
-
-def mask_of(positions: Sequence[Tensor], ids: Tensor) -> Tensor:
-    """The positions of each row as a mask: bool [B, L], the shape of `ids`."""
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    for row, selected in enumerate(positions):
-        mask[row, selected.long().to(ids.device)] = True
-    return mask
+    return HiddenStates(hidden[wanted], joined_aux)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.config import GenerateConfig
-from decoding.drafters.plain import PlainDrafter
+from decoding.drafters.base import PlainDrafter
 from decoding.generate import generate
 from decoding.target import fast_target
 from models.base import load_base

@@ -73,7 +73,7 @@ def test_commit_keeps_the_chosen_rows_in_order_and_forgets_the_rest():
     stage(cache, 0, 3)
     cache.commit([0, 1, 2])
     stage(cache, 10, 5)
-    assert cache.room == 13
+    assert cache.free_rows == 13
     cache.commit([0, 2, 4])
     assert kept(cache) == [0, 1, 2, 10, 12, 14]
     stage(cache, 20, 2)

@@ -24,7 +24,7 @@ class StandIn:
     kind = ""
 
     def __init__(self, base: LoadedBase, key: str = ""):
-        self.base, self.key, self.asked = base, key, []
+        self.base, self.key, self.requests = base, key, []
         self._one = threading.Lock()
         stand_in = self
 
@@ -41,7 +41,7 @@ class StandIn:
                 if stand_in.key and self.headers.get("authorization") != f"Bearer {stand_in.key}":
                     status, answer = 401, {"error": {"message": "Unauthorized", "type": "x", "code": 401}}
                 else:
-                    stand_in.asked.append((self.path, body))
+                    stand_in.requests.append((self.path, body))
                     status, answer = stand_in.answer(self.path, body)
                 data = json.dumps(answer).encode()
                 self.send_response(status)
@@ -97,7 +97,7 @@ class VllmStandIn(StandIn):
     def __init__(
         self, base: LoadedBase, folder: Path, layer_ids: list[int], dtype: torch.dtype = torch.float32, **options: Any
     ):
-        self.folder, self.layer_ids, self.dtype, self.told = folder, layer_ids, dtype, folder
+        self.folder, self.layer_ids, self.dtype, self.reported_folder = folder, layer_ids, dtype, folder
         folder.mkdir(exist_ok=True)
         super().__init__(base, **options)
 
@@ -107,10 +107,10 @@ class VllmStandIn(StandIn):
         assert path == "/v1/completions" and body["max_tokens"] == 1 and body["return_token_ids"] is True
         if body["model"] != "tiny":
             return 404, {"error": {"message": "The model does not exist.", "type": "NotFoundError", "code": 404}}
-        ids, name = body["prompt"], f"cmpl-{len(self.asked)}-{threading.get_ident()}-0.safetensors"
+        ids, name = body["prompt"], f"cmpl-{len(self.requests)}-{threading.get_ident()}-0.safetensors"
         token = self._leave(ids, self.folder / name)
         choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_token_ids": ids, "token_ids": [token]}
-        moved = {"hidden_states_path": str(self.told / name)}
+        moved = {"hidden_states_path": str(self.reported_folder / name)}
         return 200, {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "kv_transfer_params": moved}
 
     def _leave(self, ids: list[int], path: Path) -> int:

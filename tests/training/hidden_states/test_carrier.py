@@ -24,12 +24,12 @@ class Slow:
     workers = 4
 
     def __init__(self) -> None:
-        self.open, self.asked, self.away = threading.Event(), [], 0
+        self.open, self.requested, self.failures = threading.Event(), [], 0
 
     def states(self, asked: StatesRequest) -> HiddenStates:
-        self.asked.append(asked.rows[0][0].item())
-        if self.away:
-            self.away -= 1
+        self.requested.append(asked.rows[0][0].item())
+        if self.failures:
+            self.failures -= 1
             raise TemporarilyUnavailable("it cannot be reached")
         self.open.wait(20)
         return HiddenStates(torch.ones(asked.tokens, 4) * asked.rows[0][0], torch.empty(asked.tokens, 0))
@@ -63,13 +63,13 @@ def test_no_more_than_the_settled_number_is_asked_ahead() -> None:
     )
     asking.start()
     time.sleep(0.5)
-    assert sorted(client.asked) == [0, 1, 2]
+    assert sorted(client.requested) == [0, 1, 2]
     client.open.set()
     asking.join()
     assert got[0].tolist()[1] == [[0.0] * 4] * 3
     source.features(batch(1), (batch(i) for i in range(2, 100)))
     time.sleep(0.2)
-    assert sorted(client.asked) == [0, 1, 2, 3], "one was taken, so one more was asked for"
+    assert sorted(client.requested) == [0, 1, 2, 3], "one was taken, so one more was asked for"
     carrier.close()
 
 
@@ -84,7 +84,7 @@ def test_places_that_were_not_sent_are_zero_and_the_rest_is_where_it_belongs() -
 
 def test_it_asks_again_and_says_so_once() -> None:
     client, notes = Slow(), Notebook()
-    client.away, client.workers = 2, 1
+    client.failures, client.workers = 2, 1
     client.open.set()
     watch = ServerWaitMonitor(notes, "here")
     carrier = ThreadedPrefetcher(client, watch)
@@ -93,7 +93,7 @@ def test_it_asks_again_and_says_so_once() -> None:
     assert notes.lines[0] == "Waiting for the server of hidden states “here”: it cannot be reached."
     assert notes.lines[1].startswith("The server of hidden states “here” answers again after ")
     assert len(notes.lines) == 2 and set(notes.notes) == {notes.lines[0]}
-    assert watch.seconds > 1 and client.asked == [1, 1, 1]
+    assert watch.seconds > 1 and client.requested == [1, 1, 1]
 
 
 def test_a_refusal_is_raised_and_not_asked_again() -> None:
