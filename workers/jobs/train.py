@@ -10,13 +10,12 @@ from sqlalchemy.orm import Session
 from models.methods import METHODS
 from models.methods.recipes import config_for
 from models.methods.record import DraftSize
-from models.methods.settings import TrainConfig, max_length_error, setting
+from models.methods.settings import FROM_STORE, TrainConfig, max_length_error, setting
 from speculoos.errors import BadInput, Conflict, Unsupported
-from speculoos.settings import Settings
+from speculoos.settings import HiddenStatesServer, Settings
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.jobs import sizes
-from workers.jobs.hidden_states import check_server
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.tune import TUNING_SHARE, Tune
 from workers.jobs.words import changed_options, option, pairs
@@ -68,7 +67,7 @@ class Train(Request):
         return [str(path)] if path else []
 
     def check_settings(self, settings: Settings) -> None:
-        check_server(settings, self.config, self.base_id)
+        find_server(settings, self.config)
 
     def check(self, session: Session) -> None:
         base = session.get_one(Base, self.base_id)
@@ -136,6 +135,21 @@ class Train(Request):
         words = ["train", self.method, *option("model", named(self.base_id))]
         words += [word for row_id in self.dataset_ids for word in option("data", named(row_id))]
         return [*words, *changed_options(self, *type(self).options()), *pairs("--set", self.settings)]
+
+
+def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:
+    """The hidden states server of a training; None if the training runs the base or reads stored states. Raises
+    BadInput for an unknown name."""
+    name, known = config.hidden_states, settings.state_servers
+    if name in ("", FROM_STORE):
+        return None
+    if name not in known:
+        raise BadInput(
+            f"hidden_states: there is no server named {name!r} in settings.toml; known are: "
+            f"{', '.join(known) or 'none yet'}.",
+            "Add a [hidden_states.NAME] table with its url, then retry.",
+        )
+    return known[name]
 
 
 def require_method(base: Base, method: str) -> None:
