@@ -28,16 +28,10 @@ class Server:
     def __init__(self, settings: Settings):
         self.settings, self.log = settings, settings.home / "serving.log"
         self.url = f"http://127.0.0.1:{settings.inference_port}"
-        given = {"SPECULOOS_HOME": str(settings.home), "SPECULOOS_INFERENCE_PORT": str(settings.inference_port)}
-        env = {
-            **os.environ,
-            **given,
-            "SPECULOOS_DEVICE": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(zygote.CLONE),
-        }
+        own = {"SPECULOOS_HOME": str(settings.home), "SPECULOOS_INFERENCE_PORT": str(settings.inference_port)}
+        own |= {"SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(zygote.CLONE)}
         with self.log.open("ab") as out:
-            self.process = zygote.begin("serving.main", [], {**os.environ, **given, **own}, out.fileno())
+            self.process = zygote.begin("serving.main", [], {**os.environ, **own}, out.fileno())
 
     def ready(self) -> "Server":
         until(self._answers, 180)
