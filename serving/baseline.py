@@ -53,12 +53,6 @@ class PlainSpeed:
     conditions: Conditions
     at: float
 
-    def to_json(self, conditions: Conditions) -> dict[str, Any]:
-        """`plain_reference` in the summary of a generation under `conditions`."""
-        same = self.conditions.prompt == conditions.prompt
-        shared = self.conditions.shared_with
-        return {"source": "plain run", "same_prompt": same, "tokens": self.tokens, "shared_with": shared}
-
 
 class PlainBaselines:
     """The last plain speeds of each base model. A speedup is reported only against one under the same conditions."""
@@ -80,7 +74,12 @@ class PlainBaselines:
         figures: dict[str, Any] = {"decode_tokens_per_second": own and round(own, 2)}
         if reference and own:
             figures["plain_tokens_per_second"] = round(reference.tokens_per_second, 2)
-            figures["plain_reference"] = reference.to_json(conditions)
+            figures["plain_reference"] = {
+                "source": "plain run",
+                "same_prompt": reference.conditions.prompt == conditions.prompt,
+                "tokens": reference.tokens,
+                "shared_with": reference.conditions.shared_with,
+            }
             figures["speedup"] = round(own / reference.tokens_per_second, 3)
         return figures
 

@@ -22,50 +22,43 @@ CLIENT_CLOSED = 499
 RequestBody = ChatRequest | CompletionRequest
 
 
-def submit_prompt(engine: Engine, ref: ModelRef, body: RequestBody, client: str) -> QueuedWork:
-    """Queue the prompt for chat template and tokenizer. Its one event is the prompt's token ids."""
-    engine.queue.check_room(client)  # fail before the prompt is rendered
-    return QueuedWork(engine.prompts.queue, client, lambda _, emit: emit(_prompt_ids(engine.prompts, ref, body)))
-
-
 def _prompt_ids(prompts: Prompts, ref: ModelRef, body: RequestBody) -> list[int]:
     if isinstance(body, ChatRequest):
         return prompts.render(ref, body.chat())
     return prompts.encode(ref, body.prompt) if isinstance(body.prompt, str) else body.prompt
 
 
-def submit_generation(
-    engine: Engine, ref: ModelRef, body: RequestBody, prompt_ids: list[int], client: str
-) -> QueuedWork:
-    """Queue the generation. Its events: STARTED, step records, then the GenerationResult."""
-
-    def work(ticket: Ticket, emit: Emit) -> None:
-        emit(engine.answer(ref, body, prompt_ids, emit, ticket.cancelled, on_start=lambda: emit(STARTED)))
-
-    return QueuedWork(engine.queue, client, work)
-
-
 async def respond(engine: Engine, ref: ModelRef, body: RequestBody, request: Request) -> Response:
     """The HTTP response. Errors before the first token set its status; later ones are sent as an event."""
-    client = client_of(request.scope)
-    prompt = submit_prompt(engine, ref, body, client)
-    prompt_ids = await cancel_on_disconnect(request.is_disconnected, anext(prompt.events(), None), prompt)
+    client, disconnected = client_of(request.scope), request.is_disconnected
+    engine.queue.check_room(client)  # fail before the prompt is rendered
+    prompts = engine.prompts
+    prompt = QueuedWork(prompts.queue, client, lambda _, emit: emit(_prompt_ids(prompts, ref, body)))
+    prompt_ids = await cancel_on_disconnect(disconnected, anext(prompt.events(), None), prompt)
     if prompt_ids is None:
         return _no_result(engine)
-    generation = submit_generation(engine, ref, body, prompt_ids, client)
+
+    def generate(ticket: Ticket, emit: Emit) -> None:
+        """Emits STARTED, the step records, then the GenerationResult."""
+        emit(engine.answer(ref, body, prompt_ids, emit, ticket.cancelled, on_start=lambda: emit(STARTED)))
+
+    generation = QueuedWork(engine.queue, client, generate)
     events = generation.events()
-    returned_ids = prompt_ids if body.return_token_ids else None
-    completion = Completion(ref.name, int(time.time()), isinstance(body, ChatRequest), returned_ids)
+    completion = Completion(
+        ref.name,
+        int(time.time()),
+        isinstance(body, ChatRequest),
+        prompt_ids if body.return_token_ids else None,
+        with_usage=bool(body.stream_options and body.stream_options.include_usage),
+    )
     if not body.stream:
-        result = await cancel_on_disconnect(request.is_disconnected, _result(events), generation)
-        if result is None:
+        result = await cancel_on_disconnect(disconnected, _last(events), generation)
+        if not isinstance(result, GenerationResult):
             return _no_result(engine)
         return JSONResponse(completion.whole(result.text, result.token_ids, result.summary))
-    first = await cancel_on_disconnect(request.is_disconnected, anext(events, None), generation)
-    if first is not STARTED:
+    if await cancel_on_disconnect(disconnected, anext(events, None), generation) is not STARTED:
         return _no_result(engine)
-    with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return EventStream(_stream(_Chunks(completion, with_usage), events), generation)
+    return EventStream(_stream(completion, events), generation)
 
 
 def _no_result(engine: Engine) -> Response:
@@ -90,45 +83,27 @@ class EventStream(StreamingResponse):
             self._generation.cancel()
 
 
-async def _result(events: AsyncIterator[Any]) -> GenerationResult | None:
-    """The result at the end of the events."""
-    result = None
+async def _last(events: AsyncIterator[Any]) -> Any:
+    last = None
     async for event in events:
-        result = event if isinstance(event, GenerationResult) else result
-    return result
+        last = event
+    return last
 
 
-class _Chunks:
-    def __init__(self, completion: Completion, with_usage: bool):
-        self._completion, self._with_usage = completion, with_usage
-
-    def of(self, record: dict[str, Any], finish: str | None = None, **extra: Any) -> dict[str, Any]:
-        """The chunk of one step."""
-        usage = {"usage": None} if self._with_usage else {}
-        return self._completion.chunk(record, finish, **usage, **extra)
-
-    def ending(self, last: dict[str, Any] | None, result: GenerationResult) -> list[dict[str, Any]]:
-        """The chunk of the `last` step, which includes the summary, and the usage chunk."""
-        chunks = []
-        if last is not None:
-            chunks.append(self.of(last, finish=result.finish, speculation_summary=result.summary))
-        if self._with_usage:
-            chunks.append(self._completion.usage_chunk(result.summary))
-        return chunks
-
-
-async def _stream(chunks: _Chunks, events: AsyncIterator[Any]) -> AsyncIterator[str]:
+async def _stream(completion: Completion, events: AsyncIterator[Any]) -> AsyncIterator[str]:
     """One chunk per step; the last one waits for the summary and has the finish reason."""
     last: dict[str, Any] | None = None
     try:
         async for event in events:
             if isinstance(event, GenerationResult):
-                for chunk in chunks.ending(last, event):
-                    yield _event(chunk)
+                if last is not None:
+                    yield _event(completion.chunk(last, event.finish, speculation_summary=event.summary))
+                if completion.with_usage:
+                    yield _event(completion.usage_chunk(event.summary))
             elif event["finish"]:
                 last = event
             else:
-                yield _event(chunks.of(event))
+                yield _event(completion.chunk(event))
         yield "data: [DONE]\n\n"
     except Exception as error:
         api_error = as_api_error(error)

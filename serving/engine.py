@@ -133,7 +133,6 @@ class Engine:
                 generated = generation.run(on_start, on_step)
                 steps = list(self._with_heartbeat(generated, loaded, len(generation.prompt_ids)))
                 load = other_work.share()
-            self.pool.settle(loaded.base)
             return self._finish(ref, generation, steps, sharing.shared_with, load)
 
     @contextmanager
@@ -197,7 +196,7 @@ class Engine:
         watch("queue_length", "Requests that wait for the device", lambda: queue.waiting)
         watch("queue_lanes", "Clients whose requests wait for the device", lambda: queue.lanes)
         watch("prompts_queue_length", "Requests that wait for chat template and tokenizer", lambda: prompts.waiting)
-        watch("pool_bytes", "Weights and caches of loaded models", lambda: self.pool.counted)
+        watch("pool_bytes", "Weights and caches of loaded models", lambda: self.pool.nbytes)
         watch("pool_budget_bytes", "Limit of pool_bytes", lambda: self.pool.budget)
         watch("pool_bases", "Loaded base models", lambda: len(self.pool))
 

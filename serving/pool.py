@@ -31,30 +31,26 @@ MAX_CONTEXT = 8192
 @dataclass
 class WarmDraft:
     """A draft network and its drafters by options (as JSON). Drafters keep their cache of the last text, because the
-    next turn of a chat starts with it."""
+    next turn of a chat starts with it. `nbytes`: bytes of weights and cache, as for WarmBase."""
 
     network: Any
     weight_count: int
+    nbytes: int
     drafters: "OrderedDict[str, Any]" = field(default_factory=OrderedDict)
 
 
 @dataclass
 class WarmBase:
     """A loaded base model. `drafts` is keyed by the checkpoint's (path, sha256), least recently used first. `refusal`
-    is the reason why this base model does not support drafting, or ""."""
+    is the reason why this base model does not support drafting, or "". `nbytes`: bytes of its weights and KV cache,
+    from its files and config."""
 
     key: tuple[str, str]
     target: Any
     weight_count: int
+    nbytes: int
     refusal: str = ""
     drafts: "OrderedDict[tuple[str, str], WarmDraft]" = field(default_factory=OrderedDict)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights (packed and screened copies included) and KV cache, of the base model and its drafts."""
-        from serving.sizes import held_bytes
-
-        return held_bytes(self.target, [(d.network, list(d.drafters.values())) for d in self.drafts.values()])
 
     def forget_text(self) -> None:
         """Clear the KV cache and all drafter state."""
@@ -120,8 +116,6 @@ class ModelPool:
         self.device, self.dtype, self.budget = device, dtype, budget
         self.heartbeat, self.sums = heartbeat or Heartbeat(), sums or ChecksumCache()
         self._itemsize = 4 if dtype == "float32" else 2
-        self.counted = 0
-        """The last value of `nbytes`, which other threads may read."""
         self._bases: OrderedDict[tuple[str, str], WarmBase] = OrderedDict()
 
     def get(self, ref: ModelRef) -> LoadedModel:
@@ -137,9 +131,9 @@ class ModelPool:
 
     @property
     def nbytes(self) -> int:
-        """Current bytes of weights and caches, summed over their tensors."""
-        self.counted = sum(base.nbytes for base in self._bases.values())
-        return self.counted
+        """Bytes of the loaded models; any thread may read it."""
+        bases = list(self._bases.values())
+        return sum(base.nbytes + sum(draft.nbytes for draft in list(base.drafts.values())) for base in bases)
 
     def __len__(self) -> int:
         return len(self._bases)
@@ -147,12 +141,7 @@ class ModelPool:
     def clear(self) -> None:
         """Unload all models and free their memory."""
         self._bases.clear()
-        self.counted = 0
         _free(self.device)
-
-    def settle(self, base: WarmBase) -> None:
-        """Enforce the budget after a generation, which allocates caches. `base` and its last used draft stay loaded."""
-        self._evict(0, keep=base, keep_drafts=1)
 
     def renew(self, ref: ModelRef) -> None:
         """Recover from a panic: drop partial state and reload the tokenizer, whose locks may still be held."""
@@ -183,7 +172,7 @@ class ModelPool:
         stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
             check_base(ref.base_path, ref.base_known, self.sums)  # before other models are unloaded
-        needed = _needed_bytes(ref.base_path, self._itemsize)
+        count, needed = _sizes(ref.base_path, self._itemsize)
         self._evict(needed, keep=None)
         log.info("Loading base %s", ref.base_name)
         with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, needed)):
@@ -191,7 +180,7 @@ class ModelPool:
             loaded.sha256 = ref.base_sha256
             refusal = _probe(loaded)
             target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
-        base = WarmBase(ref.base_key, target, needed // self._itemsize, refusal)
+        base = WarmBase(ref.base_key, target, count, needed, refusal)
         self._bases[ref.base_key] = base
         return base
 
@@ -207,21 +196,22 @@ class ModelPool:
     def _load_draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
         from models.checkpoints import load_draft
 
-        needed = _needed_bytes(ref.checkpoint_path, self._itemsize)
+        count, needed = _sizes(ref.checkpoint_path, self._itemsize)
         self._evict(needed, keep=base)
         log.info("Loading draft %s", ref.name)
         with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):
             sha256s = (ref.base_sha256, ref.checkpoint_sha256)
             draft = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
-        return WarmDraft(draft, needed // self._itemsize)
+        return WarmDraft(draft, count, needed)
 
-    def _evict(self, needed: int, keep: WarmBase | None, keep_drafts: int = 0) -> None:
-        """Unload, least recently used first, until `needed` more bytes fit: other base models, then drafts of `keep`
-        except the last `keep_drafts`, then its drafters."""
+    def _evict(self, needed: int, keep: WarmBase | None) -> None:
+        """Unload other base models, then drafts of `keep`, until `needed` more bytes fit; least recently used first."""
         while self._bases and self.nbytes + needed > self.budget:
             if other := next((b for b in self._bases.values() if b is not keep), None):
                 del self._bases[other.key]
-            elif keep is None or not _evict_draft(keep, keep_drafts):
+            elif keep and keep.drafts:
+                keep.drafts.popitem(last=False)
+            else:
                 break
             _free(self.device)
 
@@ -235,18 +225,6 @@ def _refresh_config(draft: WarmDraft, folder: str) -> None:
     if drafting != getattr(draft.network, "drafting", {}):
         draft.network.drafting = drafting
         draft.drafters.clear()
-
-
-def _evict_draft(base: WarmBase, keep_drafts: int) -> bool:
-    """Drop the least recently used draft of `base`, or drafter of its last draft. False when none is left to drop."""
-    if len(base.drafts) > keep_drafts:
-        base.drafts.popitem(last=False)
-        return True
-    drafters = next(reversed(base.drafts.values())).drafters if base.drafts else {}
-    if len(drafters) > 1:
-        drafters.popitem(last=False)
-        return True
-    return False
 
 
 def loading_seconds(limit: float, size: int) -> float:
@@ -274,13 +252,23 @@ def default_budget(device: str) -> int:
     return available_memory()[1] // 2
 
 
-def _needed_bytes(folder: str, itemsize: int) -> int:
-    """Bytes of a model's weights and of the KV cache that its first generation allocates."""
+def _sizes(folder: str, itemsize: int) -> tuple[int, int]:
+    """(parameters, bytes of the weights and of the KV cache that the first generation allocates) of a model."""
     from models.identity import read_json
-    from serving.sizes import cache_bytes
 
-    cache = cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
-    return _weight_count(folder) * itemsize + cache
+    count = _weight_count(folder)
+    return count, count * itemsize + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
+
+
+def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
+    """Bytes of a KV cache of `length` tokens, from a model's config.json; 0 if the config has no sizes."""
+    config = config.get("text_config") or config
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    dim = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
+    if not (layers and heads and dim):
+        return 0
+    kv_heads = config.get("num_key_value_heads") or heads
+    return 2 * layers * kv_heads * dim * min(length, config.get("max_position_embeddings") or length) * itemsize
 
 
 def _weight_count(folder: str) -> int:

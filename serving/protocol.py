@@ -4,6 +4,7 @@ An unsupported parameter that would change the output is rejected, never ignored
 `metadata`, `store`, `service_tier`) are accepted and ignored.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -25,7 +26,6 @@ MAX_DRAFT_TOKENS = trees.MAX_TREE_NODES
 TEXT_OPTIONS = ("drafter", "acceptance")
 MAX_VALUES = 50_000
 """Values of one request, counted over all its lists and objects; millions would block the server for a minute."""
-SURROGATE = "half_character"
 Role = Literal["system", "developer", "user", "assistant"]
 
 
@@ -98,8 +98,10 @@ class GenerationRequest(BaseModel):
         """Lone surrogates are valid JSON, but tokenizers, databases and responses cannot encode them."""
         if more_values_than(MAX_VALUES, body):
             raise PydanticCustomError("too_many", f"expected at most {MAX_VALUES:,} values in one request")
-        if field := find_lone_surrogate(body):
-            raise PydanticCustomError(SURROGATE, "holds half of a character (a lone surrogate)", {"field": field})
+        for field, value in body.items() if isinstance(body, dict) else ():
+            if not _can_be_encoded([field, value]):
+                message = "holds half of a character (a lone surrogate)"
+                raise PydanticCustomError("half_character", message, {"field": ascii(field)[1:-1]})
         return body
 
     @field_validator("stop")
@@ -131,11 +133,16 @@ class GenerationRequest(BaseModel):
     def _check_options(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
         """Check types and bounds; decoding.drafters checks the names. A `tree` given as text (models.methods.trees) is
         parsed into options."""
-        options = _parse_tree(options)
+        try:
+            options = trees.read_options(options) if options else options
+            if options and options.get("tree") is not None:
+                trees.check(options["tree"])
+        except BadInput as error:
+            raise ValueError(str(error)) from None
         for name, value in (options or {}).items():
             if name == "tree":
-                _check_tree(value)
-            elif name in TEXT_OPTIONS:
+                continue
+            if name in TEXT_OPTIONS:
                 if not isinstance(value, str | None):
                     raise ValueError(f"{name!r} must be a text")
             elif value is not None and not (isinstance(value, int | float) and 0 <= value <= MAX_OPTION):
@@ -216,60 +223,26 @@ def more_values_than(limit: int, value: Any) -> bool:
     return False
 
 
-def find_lone_surrogate(value: Any) -> str:
-    """Path of the first lone surrogate in a JSON value, such as `messages.0.content`, or ""."""
-    stack = [("", value)]
-    while stack:
-        path, node = stack.pop()
-        if isinstance(node, str):
-            if not _is_text(node):
-                return path or "body"
-        elif isinstance(node, dict):
-            if broken := next((key for key in node if not _is_text(key)), None):
-                return f"{path}.{ascii(broken)}".lstrip(".")
-            stack += reversed([(f"{path}.{key}".lstrip("."), item) for key, item in node.items()])
-        elif isinstance(node, list | tuple):
-            stack += reversed([(f"{path}.{index}".lstrip("."), item) for index, item in enumerate(node)])
-    return ""
-
-
-def _is_text(text: Any) -> bool:
+def _can_be_encoded(value: Any) -> bool:
     try:
-        return not isinstance(text, str) or text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
+        return bool(json.dumps(value, ensure_ascii=False).encode())
+    except (UnicodeEncodeError, RecursionError):
         return False
-
-
-def _parse_tree(options: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Parse a tree given as text, such as "chain 4"."""
-    try:
-        return trees.read_options(options) if options else options
-    except BadInput as error:
-        raise ValueError(str(error)) from None
-
-
-def _check_tree(value: Any) -> None:
-    if value is None:
-        return
-    try:
-        trees.check(value)
-    except BadInput as error:
-        raise ValueError(str(error)) from None
 
 
 @dataclass
 class Completion:
     """Builds the JSON of one response, as a chat or a text completion. `prompt_ids` is set if the request asked for
-    token ids."""
+    token ids, `with_usage` if chunks have a field `usage`."""
 
     model: str
     created: int
     chat: bool = True
     prompt_ids: list[int] | None = None
-    id: str = ""
+    with_usage: bool = False
 
     def __post_init__(self) -> None:
-        self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{new_id()}"
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{new_id()}"
 
     def chunk(self, record: dict[str, Any], finish: str | None = None, **extra: Any) -> dict[str, Any]:
         """The chunk of one step; the last one has the summary in `extra`."""
@@ -278,7 +251,8 @@ class Completion:
         role = {"role": "assistant"} if first else {}
         content = {"delta": {**role, "content": text}} if self.chat else {"text": text}
         response = self._response(".chunk", content, finish, [token["id"] for token in tokens], first)
-        return {**response, "speculation": record, **extra}
+        usage = {"usage": None} if self.with_usage else {}
+        return {**response, "speculation": record, **usage, **extra}
 
     def usage_chunk(self, summary: dict[str, Any]) -> dict[str, Any]:
         """The chunk after the last token: no choices, but usage and summary."""

@@ -3,7 +3,6 @@ constant time) and API keys, which are rows (tracking/keys.py).
 """
 
 import hmac
-import time
 from dataclasses import replace
 from datetime import datetime
 
@@ -23,9 +22,6 @@ NO_TOKEN = (
     "A valid token is needed: Authorization: Bearer <the token in home/secrets/inference-token, or a key made with "
     "`speculoos keys add NAME`>."
 )
-CACHE_SECONDS = 0.5
-"""How long the result of checking a key is cached; a revoked key is rejected within a second."""
-MAX_CACHED = 1024
 CLIENT_SCOPE_KEY = "speculoos.client"
 
 
@@ -50,27 +46,20 @@ def with_token(settings: Settings) -> Settings:
 
 
 class ApiKeys:
-    """Checks API keys, with one database query per key every CACHE_SECONDS at most. Safe to call from any thread."""
+    """Checks API keys. Safe to call from any thread."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
-        self._known: dict[str, tuple[float, str]] = {}
         self._uses: dict[str, datetime] = {}
 
     def find(self, secret: str) -> str:
         """The id of the live key with this secret, or "". Raises Unavailable if the database cannot be queried."""
-        sha256 = keys.hashed(secret)
-        checked_at, key_id = self._known.get(sha256, (-CACHE_SECONDS, ""))
-        if time.monotonic() - checked_at > CACHE_SECONDS:
-            with reading(self._settings) as session:
-                key = keys.find_live(session, sha256)
-            key_id = key.id if key else ""
-            if len(self._known) >= MAX_CACHED:
-                self._known.clear()
-            self._known[sha256] = time.monotonic(), key_id
-        if key_id:
-            self._uses[key_id] = now()
-        return key_id
+        with reading(self._settings) as session:
+            key = keys.find_live(session, keys.hashed(secret))
+        if key is None:
+            return ""
+        self._uses[key.id] = now()
+        return key.id
 
     def store_uses(self) -> None:
         """Store when keys were last used. Raises Unavailable."""

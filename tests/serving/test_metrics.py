@@ -41,7 +41,7 @@ def test_an_answer_is_counted(served: Served) -> None:
     tau = grown("verified_tokens_total", "medusa") / grown("verifications_total", "medusa")
     assert tau == after["mean_accepted_length", "medusa"] == HEADS + 1
     assert after["tokens_per_second", "medusa"] > 0 and grown("generation_seconds_total", "medusa") > 0
-    assert after["pool_bytes",] == served.engine.pool.counted > 0
+    assert after["pool_bytes",] == served.engine.pool.nbytes > 0
     assert after["device_alive",] == 1 and after["device_heartbeat_age_seconds",] < 10
     assert after["queue_length",] == after["queue_lanes",] == 0 and after["panics_survived_total",] >= 0
 

@@ -4,8 +4,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +12,9 @@ import httpx
 import pytest
 
 from serving.main import main
-from speculoos.settings import PROJECT_ROOT, Settings, load
+from speculoos.settings import Settings, load
 from tests.serving.conftest import SAYING, free_port, register, serve, until
+from tests.tools import zygote
 from tests.tools.stored_runs import step_count
 from tracking import processes, runs
 from tracking.db import reading, writing
@@ -26,20 +25,20 @@ PROMPT = [{"role": "user", "content": "Say it"}]
 class Server:
     """The server as a child process."""
 
-    def __init__(self, settings: Settings, **environment: str):
-        self.settings = settings
+    def __init__(self, settings: Settings):
+        self.settings, self.log = settings, settings.home / "serving.log"
         self.url = f"http://127.0.0.1:{settings.inference_port}"
-        given = {"SPECULOOS_HOME": str(settings.home), "SPECULOOS_INFERENCE_PORT": str(settings.inference_port)}
-        env = {**os.environ, **given, "SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environment}
-        command = [sys.executable, "-m", "serving.main"]
-        self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=env, stderr=subprocess.PIPE, text=True)
+        own = {"SPECULOOS_HOME": str(settings.home), "SPECULOOS_INFERENCE_PORT": str(settings.inference_port)}
+        own |= {"SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(zygote.CLONE)}
+        with self.log.open("ab") as out:
+            self.process = zygote.begin("serving.main", [], {**os.environ, **own}, out.fileno())
 
     def ready(self) -> "Server":
         until(self._answers, 180)
         return self
 
     def _answers(self) -> bool:
-        assert self.process.poll() is None, self.process.stderr.read()
+        assert self.process.poll() is None, self.log.read_text()
         try:
             return httpx.get(f"{self.url}/healthz").status_code == 200
         except httpx.TransportError:
@@ -113,7 +112,7 @@ def test_its_life_with_a_made_token_a_heartbeat_a_kill_and_a_quick_end(settings:
     with reading(settings) as db:
         run = runs.get_run(db, stopped)
     assert run.state == "FAILED" and "stopped" in run.error
-    log = server.process.stderr.read()
+    log = server.log.read_text()
     assert "Traceback" not in log and token.read_text().strip() not in log
 
 

@@ -50,15 +50,15 @@ def answer(made: list[Step]) -> list[int]:
     return [token.id for step in made for token in step.tokens]
 
 
-@pytest.mark.parametrize("first_tokens", [7, 8, 9, 10])
+@pytest.mark.parametrize("first_tokens", [7, 8])
 def test_a_second_turn_drafts_the_same_with_a_kept_drafter_as_with_a_new_one(ref: ModelRef, first_tokens: int) -> None:
     warm, cold = (ModelPool("cpu", "float32", 2**40) for _ in range(2))
     prompt = list(range(40, 60))
     first = answer(steps(warm.get(ref), prompt, first_tokens))
     second = [*prompt, *first, 70, 71, 72]
     assert warm.get(ref).drafter({}) is warm.get(ref).drafter({})
-    kept = steps(warm.get(ref), second, 30)
-    assert trace(kept) == trace(steps(cold.get(ref), second, 30))
+    kept = steps(warm.get(ref), second, 16)
+    assert trace(kept) == trace(steps(cold.get(ref), second, 16))
 
 
 def test_another_text_in_between_does_no_harm(ref: ModelRef) -> None:
@@ -71,7 +71,7 @@ def test_another_text_in_between_does_no_harm(ref: ModelRef) -> None:
         )
     )
     second = [*prompt, *first, 70]
-    assert trace(steps(warm.get(ref), second, 30)) == trace(steps(cold.get(ref), second, 30))
+    assert trace(steps(warm.get(ref), second, 16)) == trace(steps(cold.get(ref), second, 16))
 
 
 @pytest.mark.parametrize("right", [0, 6])

@@ -1,6 +1,5 @@
 """A device whose thread hangs or died: /healthz says so, the server ends, the next one fails what it left."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -14,16 +13,14 @@ import pytest
 
 from serving import watch
 from serving.heartbeat import Heartbeat
-from serving.main import _end_leftovers
 from serving.maintenance import Upkeep
 from serving.queueing import DeviceQueue
 from serving.watch import EXIT_CODE, DeviceWatch
 from speculoos.errors import BadInput
 from speculoos.settings import PROJECT_ROOT, Settings, load
-from tests.serving.conftest import Served, free_port, register, serve, until
-from tests.serving.test_process import PROMPT, Server
-from tracking import processes, runs
-from tracking.db import reading, writing
+from tests.serving.conftest import Served, serve, until
+from tracking import processes
+from tracking.db import reading
 
 STUCK = 3
 
@@ -165,44 +162,9 @@ def test_an_interpreter_that_hangs_is_ended_from_outside_it() -> None:
     assert "Timeout" in made.stderr and "re" in made.stderr
 
 
-HANGING_SERVER = """
-import sys, threading
-from serving import main
-from serving.engine import Engine
-Engine._finish = lambda *_: threading.Event().wait()  # the device's thread never comes back
-sys.exit(main.main())
-"""
-
-
-@pytest.fixture
-def settings(home: Settings, model_files: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(free_port()))
-    settings = load()
-    register(settings, model_files)
-    return settings
-
-
-@pytest.mark.timeout(240)
-def test_a_server_whose_device_hangs_ends_itself_and_the_next_one_fails_what_it_left(settings: Settings) -> None:
-    environment = {"SPECULOOS_STUCK_SECONDS": str(STUCK), **os.environ, "SPECULOOS_HOME": str(settings.home)}
-    environment |= {"SPECULOOS_INFERENCE_PORT": str(settings.inference_port), "SPECULOOS_DEVICE": "cpu"}
-    server = Server.__new__(Server)
-    server.settings, server.url = settings, f"http://127.0.0.1:{settings.inference_port}"
-    command = [sys.executable, "-c", HANGING_SERVER]
-    server.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    with server.ready().client() as client:
-        with writing(settings) as db:
-            run_id = runs.create_run(db, "chat", "cycle", {"messages": PROMPT, "max_tokens": 4}).id
-        assert client.post(f"/v1/runs/{run_id}").status_code == 202
-        until(lambda: client.get("/healthz").status_code == 503)
-    log = server.process.communicate(timeout=120)[1]
-    assert server.process.returncode == EXIT_CODE
-    assert "The thread of the device cpu does not work: no sign of life" in log
-    assert "The server ends so that its supervisor can restart it." in log
-    with reading(settings) as db:
-        assert runs.get_run(db, run_id).state == "RUNNING"
-
-    _end_leftovers(settings)  # as the next one does at its start (test_process.py)
-    with reading(settings) as db:
-        run = runs.get_run(db, run_id)
-    assert run.state == "FAILED" and run.error == runs.LEFT_OVER
+def test_the_process_is_ended_with_its_reason() -> None:
+    """What becomes of its runs is in test_process."""
+    code = "from serving.watch import end_process; end_process('It hangs.')"
+    made = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)
+    assert made.returncode == EXIT_CODE and "It hangs. The server ends so that its supervisor" in made.stderr
+    assert "Current thread" in made.stderr, "the tracebacks of all threads"

@@ -93,12 +93,14 @@ def bench(home: Settings, broker: str, request: pytest.FixtureRequest) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def steady(broker: str, tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator["Bench"]:
-    """One home with a worker and a reconciler, for all tests of a file that leave it alive."""
+def steady(
+    broker: str, tmp_path_factory: pytest.TempPathFactory, databases: Databases, request: pytest.FixtureRequest
+) -> Iterator["Bench"]:
+    """One home with a worker and a reconciler, for all tests of a file that leave it alive. FORKED as for `bench`."""
     own = {"SPECULOOS_HOME": str(tmp_path_factory.mktemp("steady")), "DATABASE_URL": databases.url()}
     settings = replace(load(own), redis_url=f"{broker}?virtual_host=1")
     db.upgrade(settings)
-    made = Bench(settings, HF_TOKEN=SECRET)
+    made = Bench(settings, forked=getattr(request.module, "FORKED", False), HF_TOKEN=SECRET)
     made.worker()
     made.reconciler()
     yield made

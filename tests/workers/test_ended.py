@@ -14,7 +14,7 @@ from tracking.db import reading, writing
 from tracking.states import JobState
 from tracking.tables import Job, Preference, now
 from workers.supervise import ended
-from workers.supervise.ended import EndedJob, WebhookNotifier, collect_ended_jobs
+from workers.supervise.ended import WebhookNotifier, collect_ended_jobs, message_of
 
 
 def add_job(home: Settings, name: str, state: str = "RUNNING", minutes: float = 5.0, **values: object) -> str:
@@ -66,11 +66,14 @@ def test_nothing_is_written_while_nothing_changes(home: Settings) -> None:
         assert session.get_one(Preference, ended.WATCHED).updated_at == before
 
 
-def test_the_message_has_name_state_and_link_and_no_more() -> None:
-    message = EndedJob("abc", "my job", "FAILED", 93.4).message("http://127.0.0.1:7860")
-    link = "http://127.0.0.1:7860/jobs?id=abc"
+def test_the_message_has_name_state_and_link_and_no_more(home: Settings) -> None:
+    job_id = add_job(home, "my job")
+    end(home, job_id, JobState.FAILED)
+    with reading(home) as session:
+        message = message_of(session.get_one(Job, job_id), "http://127.0.0.1:7860")
+    link = f"http://127.0.0.1:7860/jobs?id={job_id}"
     assert message["text"] == f"“my job” has failed: {link}"
-    assert message["job"] == {"id": "abc", "name": "my job", "state": "FAILED", "seconds": 93}
+    assert message["job"] == {"id": job_id, "name": "my job", "state": "FAILED", "seconds": 300}
     assert message["link"] == link and set(message) == {"text", "job", "link"}
 
 

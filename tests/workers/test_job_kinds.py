@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,44 +12,21 @@ import pytest
 from app.views.job_forms import JobForm
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
+from tests.tools import zygote
 from tracking import db
 from tracking.tables import Job
 from workers.jobs.command_line import command_for
 from workers.jobs.requests import REQUESTS, from_json
 from workers.jobs.submit import clone
 
-TRAIN_OPTION = """
-import dataclasses
-import models.methods as methods
-from models.methods.settings import setting
 
-class Config(methods.METHODS["medusa"].config):
-    dropout: float = setting(0.1, "Part of the units that a step leaves out.", 0, 1, label="Dropout")
-
-methods._known["medusa"] = dataclasses.replace(methods.METHODS["medusa"], config=Config)
-
-import gradio as gr
-from app.forms import OWN_SETTINGS, recipe_values, train_request
-from app.views.train_settings import SettingControls
-from cli.main import main
-from workers.jobs.command_line import command_for
-from workers.jobs.requests import from_json
-
-with gr.Blocks():
-    control = SettingControls().controls["dropout"]
-print(control.label, control.value, control.info)
-request = train_request("b", "d", "medusa", OWN_SETTINGS, recipe_values("medusa", OWN_SETTINGS) | {"dropout": 0.5})
-print(request.to_json()["settings"], command_for(request), from_json("train", request.to_json()).config.dropout)
-main(["train", "medusa", "--help"])
-"""
-
-
-def run(*words: str, **environment: str) -> str:
-    made = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
-    return made.stdout
+def run(module: str, *words: str, status: int = 0, **environment: str) -> str:
+    """What a new process of this module prints."""
+    with tempfile.NamedTemporaryFile() as out:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(zygote.CLONE), **environment}
+        made = zygote.begin(module, words, environment, out.fileno())
+        assert made.wait(180) == status, Path(out.name).read_text()
+        return Path(out.name).read_text()
 
 
 @pytest.fixture
@@ -62,16 +38,15 @@ def toy() -> Iterator[type]:
     del REQUESTS["count_words"]
 
 
-def test_a_new_kind_has_a_command_with_help_and_runs(home: Settings, tmp_path: Path) -> None:
+def test_a_new_kind_has_a_command_with_help(home: Settings, tmp_path: Path) -> None:
+    """Workers run kinds that were registered like this in test_drills."""
     (tmp_path / "text").write_text("one two Two")
     own = {"SPECULOOS_WORK_MODULES": "tests.workers.toy_kind", "SPECULOOS_HOME": str(home.home)}
-    text = run("-m", "tests.tools.cli_docs", **own)
+    text = run("tests.tools.cli_docs", **own)
     assert "## speculoos count-words\nCount the words of a text file." in text
     assert "| `--least` | `1` | Letters of a word at the least. |" in text and "| `--path` | required |" in text
-    words = ("-m", "cli.main", "count-words", "--path", str(tmp_path / "text"), "--least", "2")
-    result = json.loads(run(*words, "--case", "lower", "--unique", "--json", **own).splitlines()[-1])
-    assert (result["job_state"], result["words"]) == ("SUCCEEDED", 2)
-    estimate = json.loads(run(*words, "--estimate", "--json", **own).splitlines()[-1])
+    words = ("count-words", "--path", str(tmp_path / "text"), "--least", "2", "--unique", "--estimate", "--json")
+    estimate = json.loads(run("cli.main", *words, **own).splitlines()[-1])
     assert estimate["kind"] == "count_words" and estimate["seconds"] is not None
 
 
@@ -108,11 +83,8 @@ def test_a_stored_request_keeps_numbers_outside_of_the_bounds_and_a_new_one_may_
 
 
 def test_a_module_that_cannot_be_imported_is_one_sentence() -> None:
-    words = [sys.executable, "-m", "cli.main", "jobs", "list"]
-    environment = {**os.environ, "SPECULOOS_WORK_MODULES": "no_such_kind"}
-    made = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
-    assert made.returncode == 2 and "Traceback" not in made.stderr
-    assert made.stderr.startswith("SPECULOOS_WORK_MODULES: no_such_kind cannot be imported")
+    said = run("cli.main", "jobs", "list", status=2, SPECULOOS_WORK_MODULES="no_such_kind")
+    assert said.startswith("SPECULOOS_WORK_MODULES: no_such_kind cannot be imported") and "Traceback" not in said
 
 
 def test_the_command_of_a_kind_omits_defaults(toy: type) -> None:
@@ -120,7 +92,7 @@ def test_the_command_of_a_kind_omits_defaults(toy: type) -> None:
 
 
 def test_an_option_added_to_a_training_is_in_form_command_and_json() -> None:
-    control, stored, *help_text = run("-c", TRAIN_OPTION).splitlines()
+    control, stored, *help_text = run("tests.workers.train_option").splitlines()
     assert control == "Dropout 0.1 Part of the units that a step leaves out."
     assert stored == "{'dropout': 0.5} speculoos train medusa --model b --data d --set dropout=0.5 0.5"
     assert any("dropout=0.1" in line for line in help_text)

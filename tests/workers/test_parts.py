@@ -21,7 +21,6 @@ from tests.workers.conftest import wait_until
 from tracking import db, jobs, leases, processes, reports, rules
 from tracking.tables import Base, Job, now
 from workers import identity
-from workers.celery_app import VISIBILITY_SECONDS, make_app
 from workers.child import main as child
 from workers.child.context import JobContext
 from workers.child.reporter import EXIT_FENCED, Eta
@@ -157,15 +156,6 @@ def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
     assert is_due(old)
     make_job(home, state="RUNNING")
     assert not is_due(old), "the worker is busy, the message waits its turn"
-
-
-def test_the_visibility_timeout_is_set_in_all_three_places() -> None:
-    conf = make_app("redis+socket:///tmp/x.sock").conf
-    assert conf.visibility_timeout == VISIBILITY_SECONDS == 12 * 3600
-    assert conf.broker_transport_options["visibility_timeout"] == VISIBILITY_SECONDS
-    assert conf.result_backend_transport_options["visibility_timeout"] == VISIBILITY_SECONDS
-    assert (conf.task_acks_late, conf.worker_disable_prefetch, conf.worker_prefetch_multiplier) == (False, True, 1)
-    assert (conf.task_ignore_result, conf.accept_content, conf.task_serializer) == (True, ["json"], "json")
 
 
 def test_timing_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,16 +316,6 @@ def test_the_last_line_of_a_log_skips_our_own_headers(tmp_path: Path) -> None:
     log.write_text("--- attempt 1 ---\nsomething broke\n\n--- attempt 2 ---\n")
     assert last_line(log) == "something broke"
     assert last_line(tmp_path / "none.log") == ""
-
-
-def test_light_modules_of_workers_import_without_torch() -> None:
-    light = (
-        *("celery_app", "jobs.submit", "jobs.requests", "child.main", "child.context"),
-        *("supervise.tasks", "supervise.attempt", "supervise.reconcile", "supervise.worker"),
-    )
-    code = f"import sys\n{''.join(f'import workers.{m}{chr(10)}' for m in light)}print('torch' in sys.modules)"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    assert made.stdout.strip() == "False", made.stderr
 
 
 def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:

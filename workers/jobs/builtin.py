@@ -1,10 +1,9 @@
 """Built-in prompt sets, which the Data page offers to add. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from speculoos.errors import BadInput
 from speculoos.settings import PROJECT_ROOT
@@ -14,8 +13,7 @@ from workers.jobs.import_prompts import ImportPrompts
 PROMPTS, QUESTIONS = "quickstart-prompts", "built-in-questions"
 
 
-@dataclass(frozen=True)
-class BuiltIn:
+class BuiltIn(NamedTuple):
     """A file of the repository that can be added as a data set."""
 
     name: str
@@ -63,14 +61,11 @@ def find_built_in(name: str) -> BuiltIn:
 def built_in_of(config: Mapping[str, Any] | None) -> str:
     """Name of the built-in set that an import with this config read completely; "" for other files."""
     config = config or {}
-    name = config.get("original_name", "").removesuffix(".jsonl")
-    complete = name in BUILT_IN and config.get("limit") is None
-    return name if complete and _is_path_of(BUILT_IN[name], config.get("path", "")) else ""
-
-
-def _is_path_of(built_in: BuiltIn, path: str) -> bool:
-    """Whether an import's path refers to the set: by name, or in rows of earlier versions by the file in any clone."""
-    return path == PREFIX + built_in.name or path.endswith(f"/{built_in.file.parent.name}/{built_in.file.name}")
+    path, built_in = config.get("path", ""), BUILT_IN.get(config.get("original_name", "").removesuffix(".jsonl"))
+    if built_in is None or config.get("limit") is not None:
+        return ""
+    in_clone = f"/{built_in.file.parent.name}/{built_in.file.name}"  # rows of earlier versions have the file's path
+    return built_in.name if path == PREFIX + built_in.name or path.endswith(in_clone) else ""
 
 
 @cache

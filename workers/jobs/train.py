@@ -10,15 +10,14 @@ from sqlalchemy.orm import Session
 from models.methods import METHODS
 from models.methods.recipes import config_for
 from models.methods.record import DraftSize
-from models.methods.settings import TrainConfig, max_length_error, setting
+from models.methods.settings import FROM_STORE, TrainConfig, max_length_error, setting
 from speculoos.errors import BadInput, Conflict, Unsupported
-from speculoos.settings import Settings
+from speculoos.settings import HiddenStatesServer, Settings
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.jobs import sizes
-from workers.jobs.hidden_states import check_server
-from workers.jobs.request import FixedWork, Namer, Need, Rate, Request
-from workers.jobs.tune import Tune
+from workers.jobs.request import Namer, Need, Rate, Request
+from workers.jobs.tune import TUNING_SHARE, Tune
 from workers.jobs.words import changed_options, option, pairs
 
 STEP_OPERATIONS = 1000
@@ -68,7 +67,7 @@ class Train(Request):
         return [str(path)] if path else []
 
     def check_settings(self, settings: Settings) -> None:
-        check_server(settings, self.config, self.base_id)
+        find_server(settings, self.config)
 
     def check(self, session: Session) -> None:
         base = session.get_one(Base, self.base_id)
@@ -129,13 +128,28 @@ class Train(Request):
         base_bytes = sizes.frame_bytes(base) if remote else sizes.weights_bytes(base)
         memory = base_bytes * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
         disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
-        fixed = FixedWork() if remote else _fixed_work(base, draft)
+        fixed = 0.0 if remote else _fixed_bytes(base, draft)
         return Need(work if count else 0.0, disk, memory, config.max_minutes or None, steps, _rhythm(config), fixed)
 
     def command(self, named: Namer) -> list[str]:
         words = ["train", self.method, *option("model", named(self.base_id))]
         words += [word for row_id in self.dataset_ids for word in option("data", named(row_id))]
         return [*words, *changed_options(self, *type(self).options()), *pairs("--set", self.settings)]
+
+
+def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:
+    """The hidden states server of a training; None if the training runs the base or reads stored states. Raises
+    BadInput for an unknown name."""
+    name, known = config.hidden_states, settings.state_servers
+    if name in ("", FROM_STORE):
+        return None
+    if name not in known:
+        raise BadInput(
+            f"hidden_states: there is no server named {name!r} in settings.toml; known are: "
+            f"{', '.join(known) or 'none yet'}.",
+            "Add a [hidden_states.NAME] table with its url, then retry.",
+        )
+    return known[name]
 
 
 def require_method(base: Base, method: str) -> None:
@@ -188,14 +202,11 @@ def require_settings(base: Base, config: TrainConfig, typed: Mapping[str, Any]) 
         check(base.card or {}, config)
 
 
-def _fixed_work(base: Base, draft: DraftSize) -> FixedWork:
-    """Fixed work of a training that runs its base in the same process."""
-    sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.step_bytes(base)
-    drafted = SAMPLED_TOKENS * SAMPLED_LEVELS * 4 * draft.multiplied
+def _fixed_bytes(base: Base, draft: DraftSize) -> float:
+    """Bytes of weights that the tuning and the sample generations of a training read."""
     options = Tune.options()
-    return FixedWork(
-        sizes.tuning_bytes(base, options["limit"].default, options["max_tokens"].default), sampled, drafted
-    )
+    tuning = sizes.tuning_bytes(base, options["limit"].default, options["max_tokens"].default) / TUNING_SHARE
+    return tuning + SAMPLED_TOKENS * (SAMPLED_READS * sizes.step_bytes(base) + SAMPLED_LEVELS * 4 * draft.multiplied)
 
 
 def _rhythm(config: TrainConfig) -> str:

@@ -7,8 +7,6 @@ the messages; failed ones are not retried, and a failing host is logged once.
 import logging
 import queue
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete, select
@@ -29,27 +27,15 @@ WAITING = 100
 WORDS = {JobState.SUCCEEDED: "is done", JobState.FAILED: "has failed"}
 
 
-@dataclass(frozen=True)
-class EndedJob:
-    """An ended job, as reported to the webhook."""
-
-    id: str
-    name: str
-    state: str
-    seconds: float
-
-    @classmethod
-    def of(cls, job: Job) -> "EndedJob":
-        return cls(job.id, job.name, job.state, ((job.finished_at or now()) - job.queued_at).total_seconds())
-
-    def message(self, pages: str) -> dict[str, Any]:
-        """The message as JSON; chat servers show `text`. `pages` is the URL of the workbench."""
-        link = f"{pages}/jobs?id={self.id}"
-        job = {"id": self.id, "name": self.name, "state": self.state, "seconds": round(self.seconds)}
-        return {"text": f"“{self.name}” {WORDS[JobState(self.state)]}: {link}", "job": job, "link": link}
+def message_of(job: Job, pages: str) -> dict[str, Any]:
+    """The message about an ended job as JSON; chat servers show `text`. `pages` is the URL of the workbench."""
+    seconds = ((job.finished_at or now()) - job.queued_at).total_seconds()
+    link = f"{pages}/jobs?id={job.id}"
+    figures = {"id": job.id, "name": job.name, "state": job.state, "seconds": round(seconds)}
+    return {"text": f"“{job.name}” {WORDS[JobState(job.state)]}: {link}", "job": figures, "link": link}
 
 
-def collect_ended_jobs(session: Session) -> list[EndedJob]:
+def collect_ended_jobs(session: Session) -> list[Job]:
     """Watched long jobs that succeeded or failed since the last call. Then all active jobs are watched."""
     row = session.get(Preference, WATCHED, with_for_update=True)
     watched = list(row.value.get("jobs", [])) if row else []
@@ -58,13 +44,7 @@ def collect_ended_jobs(session: Session) -> list[EndedJob]:
         session.merge(Preference(key=WATCHED, value={"jobs": active}, updated_at=now()))
     ended = set(watched) - set(active)
     rows = session.scalars(select(Job).where(Job.id.in_(ended), Job.state.in_(WORDS))) if ended else ()
-    return [EndedJob.of(job) for job in rows if took_long(job)]
-
-
-def stop_watching(session: Session) -> list[EndedJob]:
-    """Stop watching, because no webhook is set: jobs that end before one is set are not reported later."""
-    session.execute(delete(Preference).where(Preference.key == WATCHED))
-    return []
+    return [job for job in rows if took_long(job)]
 
 
 class WebhookNotifier:
@@ -72,39 +52,38 @@ class WebhookNotifier:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self._queue: queue.Queue[EndedJob] = queue.Queue(WAITING)
+        self._queue: queue.Queue[Job] = queue.Queue(WAITING)
         self._last_error, self._watching = "", True
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
     def look(self) -> None:
-        """Queue messages for jobs that have ended; does not block."""
+        """Queue messages for jobs that have ended; does not block. Without a webhook no job is watched, so that jobs
+        which end before one is set are not reported later."""
         enabled = bool(webhook.webhook_url(self.settings))
+        jobs: list[Job] = []
         if enabled or self._watching:
             with db.writing(self.settings) as session:
-                jobs = collect_ended_jobs(session) if enabled else stop_watching(session)
-            self._enqueue(jobs)
+                if enabled:
+                    jobs = collect_ended_jobs(session)
+                else:
+                    session.execute(delete(Preference).where(Preference.key == WATCHED))
         self._watching = enabled
-
-    def _enqueue(self, jobs: Sequence[EndedJob]) -> None:
-        for job in jobs:
-            try:
+        try:
+            for job in jobs:
                 self._queue.put_nowait(job)
-            except queue.Full:
-                log.warning("%d messages about ended jobs are queued already; further ones are dropped.", WAITING)
-                return
+        except queue.Full:
+            log.warning("%d messages about ended jobs are queued already; further ones are dropped.", WAITING)
 
     def _run(self) -> None:
-        while True:
-            self._send(self._queue.get())
-
-    def _send(self, job: EndedJob) -> None:
-        """Send one message. A repeated error is logged only once."""
-        try:
-            webhook.post_to_webhook(self.settings, job.message(self.settings.url))
-            self._last_error = ""
-        except SpeculoosError as error:
-            if str(error) != self._last_error:
+        """Send the messages. A repeated error is logged only once."""
+        while job := self._queue.get():
+            error = ""
+            try:
+                webhook.post_to_webhook(self.settings, message_of(job, self.settings.url))
+            except SpeculoosError as problem:
+                error = str(problem)
+            except Exception as problem:  # the thread must survive for later messages
+                error = type(problem).__name__
+            if error not in ("", self._last_error):
                 log.warning("The webhook was not notified that %s ended: %s", job.name, error)
-            self._last_error = str(error)
-        except Exception as error:  # the thread must survive for later messages
-            log.warning("The webhook was not notified that %s ended: %s.", job.name, type(error).__name__)
+            self._last_error = error

@@ -13,7 +13,6 @@ from speculoos.settings import Endpoint
 from tracking import stored
 from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
-from workers.jobs.hidden_states import store_folder
 from workers.jobs.requests import Evaluate, GenerateData
 
 PARTS = "parts"
@@ -112,8 +111,10 @@ def _generate_local(
     device = take_device(context)
     base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
     context.begin()
-    states_folder = store_folder(context.settings, request.hidden_states_store)
-    states = StatesStore(states_folder, row.weights_sha256, base.dtype, base.hidden_size) if states_folder else None
+    states = None
+    if store := request.hidden_states_store:
+        folder_of_states = context.settings.hidden_states_folder / store
+        states = StatesStore(folder_of_states, row.weights_sha256, base.dtype, base.hidden_size)
     return generate_local(base, source, folder, options, context, row.card or None, states)
 
 

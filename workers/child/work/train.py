@@ -18,8 +18,7 @@ from workers.child.context import JobContext
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
 from workers.child.trackers import tracking_metrics
 from workers.child.work.devices import take_device
-from workers.jobs.hidden_states import find_server, store_folder
-from workers.jobs.train import Train, fit_length, require_method
+from workers.jobs.train import Train, find_server, fit_length, require_method
 
 TUNING_NOTE = "tuning the tree"
 TUNING_QUESTIONS = 6
@@ -33,9 +32,9 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     require_method(base, request.method)
     settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
     config = fitted(config_for(request.method, request.recipe, settings), request, base, context)
-    states = StatesLocation(
-        find_server(context.settings, config), store_folder(context.settings, config.hidden_states_store)
-    )
+    store = config.hidden_states_store
+    store_folder = context.settings.hidden_states_folder / store if store else None
+    states = StatesLocation(find_server(context.settings, config), store_folder)
     folder = context.checkpoint_folder(request.checkpoint_id)
     download_checkpoints(context, request.checkpoint_id, folder.parent)
     earlier = context.earlier_attempts(request.checkpoint_id)
