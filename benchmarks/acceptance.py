@@ -9,21 +9,25 @@ depth and mean accepted length of a greedy chain of three (`training.acceptance`
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.plan import BenchmarkPlan, BenchmarkSettings, conversations
-from benchmarks.race import PEERS, Contender, add_options, ours, peer, start_contenders
-from benchmarks.training import OURS
-from evaluation.machine import describe_machine
+from benchmarks.race import Contender
+from benchmarks.report import conditions, finish, load_average, make_parser, table_lines
+from benchmarks.training_plan import (
+    BenchmarkPlan,
+    BenchmarkSettings,
+    add_options,
+    conversations,
+    ours,
+    peers,
+    training_sides,
+)
 from models.base import load_base
 from models.eagle3 import Eagle3Draft
 from models.methods import train_config
@@ -39,13 +43,13 @@ def trained(
     """Train each contender alone; returns losses and versions. Drafts are written to out/NAME."""
     results: dict[str, Any] = {}
     for contender in contenders:
-        with start_contenders([contender], "eagle3", args.base, plan, args.threads) as (runners, failed):
+        with training_sides([contender], "eagle3", args, plan) as (sides, failed):
             results |= {name: {"not_trained": reason} for name, reason in failed.items()}
-            for runner in runners:
-                losses = [runner.step(i, plan.lr(i))["loss"] for i in range(len(plan.steps))]
-                runner.save(out / runner.name)
-                results[runner.name] = {"losses": [round(x, 3) for x in losses], "versions": runner.facts["versions"]}
-                print(f"{runner.name}: {len(losses)} steps, loss {losses[0]:.2f} → {losses[-1]:.2f}", flush=True)
+            for side in sides:
+                losses = [side.ask(step=i, lr=plan.lr(i))["loss"] for i in range(len(plan.steps))]
+                side.ask(save=str(out / side.name))
+                results[side.name] = {"losses": [round(x, 3) for x in losses], "versions": side.facts["versions"]}
+                print(f"{side.name}: {len(losses)} steps, loss {losses[0]:.2f} → {losses[-1]:.2f}", flush=True)
     return results
 
 
@@ -63,43 +67,34 @@ def judged(base: Any, weights: Path, rows: list[TokenisedConversation], batch_to
     return {"top1_by_depth": [round(x, 4) for x in got.top1()], "mean_accepted_length": round(got.tau, 4)}
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
+def main(arguments: list[str] | None = None) -> None:
+    parser = make_parser(__doc__)
+    add_options(parser, batch_tokens=512)
     parser.add_argument("--conversations", type=int, default=256, help="trained on")
     parser.add_argument("--held-out", type=int, default=64, help="judged on")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--lr", type=float, default=1e-3, help="cosine, 3 %% warm-up")
-    parser.add_argument("--batch-tokens", type=int, default=512)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    args = parse(arguments)
-    rows = conversations(args.base, args.data, args.max_length)
-    if len(rows) < args.conversations + args.held_out:
-        raise BadInput(
-            f"{args.data} has {len(rows)} conversations; {args.conversations + args.held_out} are requested."
-        )
+    args = parser.parse_args(arguments)
+    rows, before = conversations(args.base, args.data, args.max_length), load_average()
+    wanted = args.conversations + args.held_out
+    if len(rows) < wanted:
+        raise BadInput(f"{args.data} has {len(rows)} conversations; {wanted} are requested.")
     seen, unseen = rows[: args.conversations], rows[-args.held_out :]
-    settings = replace(BenchmarkSettings(), lr=args.lr, schedule="cosine", warmup_ratio=0.03)
+    settings = BenchmarkSettings(lr=args.lr, schedule="cosine", warmup_ratio=0.03)
     plan = BenchmarkPlan.make(seen, args.batch_tokens, args.epochs, settings)
-    peers = [peer(name, environment) for name in PEERS if (environment := getattr(args, name))]
+    contenders = [ours("ours", args.base_dtype), *peers(args, "eagle3")[0]]
     with tempfile.TemporaryDirectory() as scratch:
-        figures = trained(args, [ours(OURS, args.base_dtype), *peers], plan, Path(scratch))
+        figures = trained(args, contenders, plan, Path(scratch))
         base = load_base(args.base)
         for name in [name for name, one in figures.items() if "losses" in one]:
             figures[name] |= judged(base, Path(scratch) / name / "draft.safetensors", unseen, args.batch_tokens)
-            print(name, figures[name]["top1_by_depth"], figures[name]["mean_accepted_length"], flush=True)
-    result = {
-        "date": date.today().isoformat(),
-        "machine": describe_machine(torch.device("cpu")),
+    result = conditions(before) | {
         "data": plan.facts(),
         "held_out": {"conversations": len(unseen), "tokens": sum(len(row) for row in unseen)},
         "contenders": figures,
     }
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    cells = [(name, one.get("top1_by_depth"), one.get("mean_accepted_length")) for name, one in figures.items()]
+    finish(result, "\n".join(table_lines("| | top-1 by depth | τ of a greedy chain |", cells)), args.json)
 
 
 if __name__ == "__main__":

@@ -12,23 +12,21 @@ import json
 import statistics
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.report import conditions, finish, load_average
-from benchmarks.side import BenchmarkSide
-from benchmarks.tables import goal_lines, table_lines
+from benchmarks.race import Contender, started
+from benchmarks.report import conditions, finish, goal_lines, load_average, make_parser, table_lines
 from models.base import load_tokenizer
 from models.chat import render
 from models.starter import starter_path
+from speculoos.errors import Unavailable
 from speculoos.settings import PROJECT_ROOT
 
 WANTED = {"transformers": 2.0, "before": 1.3}
 BUILT_IN = PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl"
-SIDE = Path(__file__).with_name("datagen_side.py")
 LONGEST = 512
 """Maximum prompt length in tokens; longer prompts are truncated."""
 
@@ -46,52 +44,45 @@ def _first_turn(row: dict[str, Any]) -> str:
     return row["messages"][0]["content"] if "messages" in row else row["prompt"]
 
 
-def side(args: argparse.Namespace, name: str, dtype: str, prompts: Path, tree: Path = PROJECT_ROOT) -> BenchmarkSide:
-    """A contender; enter it to wait until it is ready."""
-    options = {"side": name, "model": str(args.model), "dtype": dtype, "prompts": str(prompts)}
-    return BenchmarkSide(SIDE, {**options, "tokens": args.tokens, "threads": args.threads}, tree)
-
-
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
     """Run all contenders in all rounds; returns medians, ratios, and the number of equal answers."""
-    with ExitStack() as stack:
-        sides = {name: side(args, name, dtype, prompts) for name in ("ours", "transformers")}
-        if args.before:
-            sides["before"] = side(args, "ours", dtype, prompts, args.before.resolve())
-        for one in sides.values():
-            stack.enter_context(one)
-        runs = {"ours": ("ours", args.batch)}
-        for peer, sizes in (("before", args.before_batch_sizes or [args.batch]), ("transformers", args.batch_sizes)):
-            runs |= {f"{peer}, {size} at once": (peer, size) for size in sizes if peer in sides}
-        rounds: list[dict[str, Any]] = []
+    script, own, theirs = "generation_side.py", {"engine": "ours"}, {"engine": "transformers"}
+    contenders = [Contender("ours", script, own), Contender("transformers", script, theirs)]
+    contenders += [Contender("before", script, own, args.before.resolve())] if args.before else []
+    options = {"model": str(args.model), "dtype": dtype, "prompts": str(prompts)}
+    options |= {"max_tokens": args.tokens, "threads": args.threads}
+    batches = {"ours": [args.batch], "transformers": args.batch_sizes}
+    batches["before"] = args.before_batch_sizes or [args.batch]
+    rounds: list[dict[str, Any]] = []
+    with started(contenders, options) as (sides, failed):
+        if failed:
+            raise Unavailable("; ".join(failed.values()))
         for number in range(args.rounds):
-            rounds.append({name: sides[who].ask({"batch": batch}) for name, (who, batch) in runs.items()})
-            spoken = ", ".join(f"{name} {taken['seconds']:.1f} s" for name, taken in rounds[-1].items())
+            rounds.append({(side.name, size): side.ask(batch=size) for side in sides for size in batches[side.name]})
+            spoken = ", ".join(f"{who} {size}: {taken['seconds']:.1f} s" for (who, size), taken in rounds[-1].items())
             print(f"{dtype}, round {number + 1}: {spoken}", file=sys.stderr)
     return figures(rounds, count * args.tokens)
 
 
-def figures(rounds: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
-    """Medians over the rounds, and our speed relative to the others."""
-    speeds = {name: statistics.median(tokens / taken[name]["seconds"] for taken in rounds) for name in rounds[0]}
-    sizes = {peer: [name for name in speeds if name.startswith(peer)] for peer in WANTED}
-    peers = {peer: max(names, key=speeds.get) for peer, names in sizes.items() if names}
-    ratios = {
-        peer: statistics.median(taken[name]["seconds"] / taken["ours"]["seconds"] for taken in rounds)
-        for peer, name in peers.items()
-    }
-    last = rounds[-1]
-    same = {
-        peer: sum(a == b for a, b in zip(last["ours"]["digest"], last[name]["digest"], strict=True))
-        for peer, name in peers.items()
-    }
+def figures(rounds: list[dict[tuple[str, int], Any]], tokens: int) -> dict[str, Any]:
+    """Medians over the rounds, and our speed relative to the others at their best batch sizes."""
+    runs = {run: [taken[run] for taken in rounds] for run in rounds[0]}
+    names = {run: "ours" if run[0] == "ours" else "{}, {} at once".format(*run) for run in runs}
+
+    def median(run: tuple[str, int], key: str) -> float:
+        return statistics.median(tokens / taken[key] for taken in runs[run])
+
+    mine = next(run for run in runs if run[0] == "ours")
+    ratios, same = {}, {}
+    for peer in sorted({who for who, _ in runs} - {"ours"}):
+        best = max((run for run in runs if run[0] == peer), key=lambda run: median(run, "seconds"))
+        pairs = list(zip(runs[best], runs[mine], strict=True))
+        ratios[peer] = statistics.median(theirs["seconds"] / ours["seconds"] for theirs, ours in pairs)
+        same[peer] = sum(a == b for a, b in zip(*(answers["digest"] for answers in pairs[-1]), strict=True))
     return {
-        "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
-        "tokens_per_cpu_second": {
-            name: round(statistics.median(tokens / taken[name]["cpu_seconds"] for taken in rounds), 1)
-            for name in rounds[0]
-        },
-        "peak_memory_mb": {name: max(taken[name]["peak_memory_mb"] for taken in rounds) for name in rounds[0]},
+        "tokens_per_second": {name: round(median(run, "seconds"), 1) for run, name in names.items()},
+        "tokens_per_cpu_second": {name: round(median(run, "cpu_seconds"), 1) for run, name in names.items()},
+        "peak_memory_mb": {name: max(taken["peak_memory_mb"] for taken in runs[run]) for run, name in names.items()},
         "times_as_fast": {peer: round(ratio, 2) for peer, ratio in ratios.items()},
         "same_answers": same,
         "wanted": {f"at least {WANTED[peer]} times {peer}": ratios[peer] >= WANTED[peer] for peer in ratios},
@@ -102,10 +93,8 @@ def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [f"{result['prompts']} prompts ({result['prompt_tokens']} tokens) × {result['tokens']} new tokens."]
     for dtype, numbers in result["dtypes"].items():
-        rows = [
-            (name, speed, numbers["tokens_per_cpu_second"][name], numbers["peak_memory_mb"][name])
-            for name, speed in numbers["tokens_per_second"].items()
-        ]
+        columns = ("tokens_per_second", "tokens_per_cpu_second", "peak_memory_mb")
+        rows = [(name, *(numbers[column][name] for column in columns)) for name in numbers["tokens_per_second"]]
         lines += [f"\n**{dtype}**", "", *table_lines("| | tokens/s | tokens/s of a core | peak MiB |", rows)]
         for peer, ratio in numbers["times_as_fast"].items():
             lines.append(f"\nOurs is {ratio} × {peer}; {numbers['same_answers'][peer]} answers are the same.")
@@ -113,8 +102,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=starter_path())
     parser.add_argument("--prompts", type=Path, default=BUILT_IN, help="JSONL with user turns")
     parser.add_argument("--limit", type=int, default=128, help="prompts")
@@ -124,16 +113,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32, 64], help="those of transformers")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--before", type=Path, help="a worktree of another commit")
-    parser.add_argument(
-        "--before-batch-sizes", type=int, nargs="+", help="that commit's answers at once; ours if not said"
-    )
+    parser.add_argument("--before-batch-sizes", type=int, nargs="+", help="those of that commit (default: ours)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    args = parse(arguments)
+    args = parser.parse_args(arguments)
     prompts, before = read_prompts(args.model, args.prompts, args.limit), load_average()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompts.json"

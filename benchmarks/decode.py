@@ -7,7 +7,6 @@ medians over prompts of tokens per second, prefill included. Peak memory is meas
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,8 +19,16 @@ from typing import Any
 import torch
 
 from benchmarks.peers.common import peak_memory_mb
-from benchmarks.report import finish
-from benchmarks.tables import row, table_lines
+from benchmarks.report import (
+    add_questions,
+    conditions,
+    finish,
+    first_turns,
+    load_average,
+    make_parser,
+    row,
+    table_lines,
+)
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -29,9 +36,7 @@ from decoding.stats import summarize
 from decoding.target import Target, fast_target
 from decoding.tuning import measure_forward
 from evaluation.estimate import milliseconds
-from evaluation.machine import describe_machine
 from models.base import LoadedBase, load_base, pick_device
-from models.chat import render
 from models.checkpoints import load_draft
 from models.eagle3 import Eagle3Draft
 from models.runtime.transformers import TransformersForward
@@ -44,12 +49,6 @@ TREE_OF_8 = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 
 Answer = tuple[int, float, float]
 """(new tokens, seconds, τ)"""
-
-
-def prompts_of(tokenizer: Any, questions: Path, limit: int) -> list[list[int]]:
-    """Token ids of the first turns, with chat template."""
-    rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()[:limit]]
-    return [render(tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
 
 
 def reference(base: LoadedBase, max_tokens: int, **options: Any) -> Callable[[list[int]], Answer]:
@@ -103,7 +102,7 @@ def contenders(
 def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
     """Run all contenders on all prompts in turn; returns medians, ratios, and forward pass costs by node count."""
     runs, theirs, target, module = contenders(args, dtype)
-    prompts = prompts_of(theirs.tokenizer, args.questions, args.limit)
+    prompts = first_turns(theirs.tokenizer, args.questions, args.limit)
     for prompt in warm_up(prompts, theirs.device):
         for run in runs.values():
             run(prompt)
@@ -187,7 +186,7 @@ def peak_memory(args: argparse.Namespace, dtype: str) -> dict[str, float]:
 def memory_of(args: argparse.Namespace, dtype: str, side: str) -> int:
     """Answer one prompt on one side; returns this process's peak resident memory in MiB."""
     base = load_base(args.model, dtype=dtype, device=args.device)
-    prompt = prompts_of(base.tokenizer, args.questions, 1)[0]
+    prompt = first_turns(base.tokenizer, args.questions, 1)[0]
     if side == "transformers":
         reference(base, args.max_tokens)(prompt)
     else:
@@ -218,28 +217,20 @@ def table(result: dict[str, Any]) -> str:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
+    add_questions(parser, limit=10)
     parser.add_argument("--model", type=Path, default=starter_path())
-    parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
-    parser.add_argument("--limit", type=int, default=10)
-    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--checkpoint", type=Path, action="append", default=[], help="a trained draft's folder")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--context", type=int, default=2048, help="tokens the cache is made for")
-    parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args = parse(arguments)
-    result: dict[str, Any] = {
-        "machine": describe_machine(pick_device(args.device)),
-        "model": str(args.model),
-        "dtypes": {},
-    }
-    for dtype in args.dtypes:
-        result["dtypes"][dtype] = race(args, dtype) | {"peak_memory_mib": peak_memory(args, dtype)}
+    args, before = parse(arguments), load_average()
+    dtypes = {dtype: race(args, dtype) | {"peak_memory_mib": peak_memory(args, dtype)} for dtype in args.dtypes}
+    result = conditions(before, pick_device(args.device)) | {"model": str(args.model), "dtypes": dtypes}
     finish(result, table(result), args.json)
 
 

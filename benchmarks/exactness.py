@@ -11,14 +11,14 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.decode import prompts_of
+from benchmarks.report import add_questions, finish, first_turns, make_parser
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
@@ -139,48 +139,38 @@ def verdict(outcomes: Sequence[ExactnessOutcome]) -> dict[str, Any]:
 def check(args: argparse.Namespace) -> dict[str, Any]:
     """Compare all drafters with the references."""
     base = load_base(args.model, device=args.device)
-    prompts = prompts_of(base.tokenizer, args.questions, args.limit)
+    prompts = first_turns(base.tokenizer, args.questions, args.limit)
     expected = references(args.model, prompts, args.max_tokens, args.device, args.store)
     target = fast_target(base, args.context)
     drafters = {name: make_drafter(target, None, {"drafter": name}) for name in ("none", "ngram")}
     drafters |= {folder.name: make_drafter(target, load_draft(folder, base)) for folder in args.checkpoint}
-    return {name: verdict(_outcomes(target, drafter, expected, name)) for name, drafter in drafters.items()}
+    result = {}
+    for name, drafter in drafters.items():
+        outcomes = []
+        for one in expected:
+            outcomes.append(compare(target, drafter, one))
+            counts = f"{outcomes[-1].tokens} tokens, ties {outcomes[-1].ties}"
+            print(f"{name}: prompt {len(outcomes)}, {counts}", file=sys.stderr)
+        result[name] = verdict(outcomes)
+    return result
 
 
-def _outcomes(target: Target, drafter: Drafter, expected: Iterable[Reference], name: str) -> list[ExactnessOutcome]:
-    outcomes = []
-    for one in expected:
-        outcomes.append(compare(target, drafter, one))
-        print(
-            f"{name}: prompt {len(outcomes)}, {outcomes[-1].tokens} tokens, ties {outcomes[-1].ties}", file=sys.stderr
-        )
-    return outcomes
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser(__doc__)
+    add_questions(parser, limit=80)
     parser.add_argument("--model", type=Path, default=starter_path())
-    parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
-    parser.add_argument("--limit", type=int, default=80)
-    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--checkpoint", type=Path, action="append", default=[], help="a trained draft's folder")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--store", type=Path, default=Path.home() / ".cache" / "speculoos" / "references")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    args = parse(arguments)
+    args = parser.parse_args(arguments)
     result = check(args)
-    for name, outcome in result.items():
-        print(
-            f"{name}: {'exact' if outcome['exact'] else 'DIFFERENT'}, {outcome['tokens']} tokens, "
-            f"{len(outcome['ties'])} ties, τ {outcome['mean_accepted_length']:.3f}"
-        )
-    if args.json:
-        write_json(args.json, result)
+    lines = [
+        f"{name}: {'exact' if outcome['exact'] else 'DIFFERENT'}, {outcome['tokens']} tokens, "
+        f"{len(outcome['ties'])} ties, τ {outcome['mean_accepted_length']:.3f}"
+        for name, outcome in result.items()
+    ]
+    finish(result, "\n".join(lines), args.json)
     return 0 if all(outcome["exact"] for outcome in result.values()) else 1
 
 

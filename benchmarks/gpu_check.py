@@ -13,7 +13,7 @@ import gc
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,14 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.gpu_claims import Bench, Claim, Findings, OutOfTime, Part, first_line
+from benchmarks.gpu_bench import Bench, OutOfTime, Part, first_line
 from benchmarks.gpu_exactness import agreement, exactness, graphs
 from benchmarks.gpu_speed import large_shape, race
-from benchmarks.gpu_work import generation, training, two_jobs
+from benchmarks.gpu_training import generation, training, two_jobs
 from benchmarks.peers.common import peak_memory_mb
-from benchmarks.report import conditions, load_average
-from benchmarks.tables import replace_between, table_lines
+from benchmarks.report import conditions, finish, load_average, make_parser, replace_between, table_lines
 from models.base import pick_device
 from models.runtime.precision import disable_tf32
-from speculoos.files import write_json
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- GPU figures: written by benchmarks/gpu_check.py -->", "<!-- end of GPU figures -->"
@@ -50,39 +48,25 @@ PARTS: dict[str, Part] = {
 VERDICTS = {True: "yes", False: "**no**", None: "not judged"}
 
 
-@dataclass
-class GpuReport:
-    """Report of one part: seconds, peak memory in MiB, findings. `ran`: it was not stopped by the time limit."""
-
-    name: str
-    seconds: float = 0.0
-    peak_mib: int = 0
-    ran: bool = True
-    findings: Findings = field(default_factory=Findings)
-
-
-def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[GpuReport]:
-    """Run all parts; those after the deadline are skipped."""
+def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[dict[str, Any]]:
+    """Run all parts, which add their claims to `bench`; those after the deadline are skipped. Returns their name,
+    seconds, peak memory in MiB and further figures; `ran`: the part was not stopped by the time limit."""
     reports = []
     for name, part in (parts or PARTS).items():
-        reports.append(attempt(bench, name, part))
-        print(f"{name}: {reports[-1].seconds} s{'' if reports[-1].ran else ', not run to its end'}", file=sys.stderr)
+        began, ran, bench.figures = time.monotonic(), True, {}
+        try:
+            bench.check_time()
+            clear(bench.device)
+            part(bench)
+        except OutOfTime:
+            ran = False
+        except Exception as error:
+            bench.claim(f"{name} runs to its end", "no error", first_line(error), False)
+        seconds = round(time.monotonic() - began, 1)
+        measured = {"seconds": seconds, "peak_mib": peak_mib(bench.device), "ran": ran, "figures": bench.figures}
+        reports.append({"name": name, **measured})
+        print(f"{name}: {seconds} s{'' if ran else ', not run to its end'}", file=sys.stderr)
     return reports
-
-
-def attempt(bench: Bench, name: str, part: Part) -> GpuReport:
-    """Run one part. An exception becomes a failed claim."""
-    report, began = GpuReport(name), time.monotonic()
-    try:
-        bench.check_time()
-        clear(bench.device)
-        report.findings = part(bench)
-    except OutOfTime:
-        report.ran = False
-    except Exception as error:
-        report.findings = Findings([Claim(f"{name} runs to its end", "no error", first_line(error), False)])
-    report.seconds, report.peak_mib = round(time.monotonic() - began, 1), peak_mib(bench.device)
-    return report
 
 
 def clear(device: torch.device) -> None:
@@ -99,12 +83,12 @@ def peak_mib(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) // 2**20 if device.type == "cuda" else peak_memory_mb()
 
 
-def in_time(reports: list[GpuReport], seconds: float, minutes: float) -> Claim:
-    """The claim that all parts ran in time."""
-    late = [report.name for report in reports if not report.ran]
+def claim_in_time(bench: Bench, reports: list[dict[str, Any]], seconds: float, minutes: float) -> None:
+    """Add the claim that all parts ran in time."""
+    late = [report["name"] for report in reports if not report["ran"]]
     figure = f"{len(reports) - len(late)} of {len(reports)} in {seconds / 60:.1f} minutes"
     figure += f"; not: {', '.join(late)}" if late else ""
-    return Claim(f"all parts run in {minutes:g} minutes", "all", figure, not late and seconds <= minutes * 60)
+    bench.claim(f"all parts run in {minutes:g} minutes", "all", figure, not late and seconds <= minutes * 60)
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
@@ -113,16 +97,13 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run)
         reports = check(bench)
-    claims = [claim for report in reports for claim in report.findings.claims]
-    claims.append(in_time(reports, time.monotonic() - began, args.minutes))
+    seconds = time.monotonic() - began
+    claim_in_time(bench, reports, seconds, args.minutes)
     return conditions(load, device) | {
         "dry_run": args.dry_run,
-        "seconds": round(time.monotonic() - began),
-        "claims": [asdict(claim) for claim in claims],
-        "parts": [
-            {"name": r.name, "seconds": r.seconds, "peak_mib": r.peak_mib, "ran": r.ran, "figures": r.findings.figures}
-            for r in reports
-        ],
+        "seconds": round(seconds),
+        "claims": [asdict(claim) for claim in bench.claims],
+        "parts": reports,
     }
 
 
@@ -143,30 +124,25 @@ def table(result: dict[str, Any]) -> str:
         "",
         *table_lines(
             "| part | also measured |  |",
-            ([p["name"], name, spoken(one)] for p in result["parts"] for name, one in p["figures"].items()),
+            ([p["name"], name, figure_text(one)] for p in result["parts"] for name, one in p["figures"].items()),
         ),
     ]
     return "\n".join(lines)
 
 
-def spoken(figure: Any) -> str:
+def figure_text(figure: Any) -> str:
     """A figure, or several by name, as text."""
     if isinstance(figure, dict):
         return ", ".join(f"{name}: {one}" for name, one in figure.items())
     return str(figure)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="parts that would begin later are not run")
     parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the processor")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    args = parse(arguments)
+    args = parser.parse_args(arguments)
     disable_progress_bar()
     if not args.dry_run and not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
@@ -175,9 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     result = measure(args, device)
-    print(table(result))
-    if args.json:
-        write_json(args.json, result)
+    finish(result, table(result), args.json)
     if device.type == "cuda":
         PAGE.write_text(replace_between(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(result)), encoding="utf-8")
     wrong = [claim for claim in result["claims"] if claim["holds"] is False]

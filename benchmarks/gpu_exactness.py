@@ -5,16 +5,16 @@ by token (except ties as in benchmarks.exactness), for bf16 the share of equal t
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.decode import prompts_of
-from benchmarks.exactness import ExactnessOutcome, Reference, compare, guided, reference, verdict
-from benchmarks.gpu_claims import AGREEMENT_GOAL, Bench, Claim, Findings, first_line
+from benchmarks.exactness import Reference, compare, guided, reference, verdict
+from benchmarks.gpu_bench import Bench, first_line
+from benchmarks.report import first_turns
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
 from decoding.target import Target, fast_target
@@ -32,6 +32,7 @@ from models.standalone import StandaloneDraft
 from models.tiny import FAMILIES, make_tiny_base
 from tests.decoding.replay import ReplayDrafter
 
+AGREEMENT_GOAL = 0.95
 CHOICES = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
 DYNAMIC = {"depth": 3, "top_k": 3, "nodes": 10}
 TEXTS = ("1 2 3 + 1 2 3 +", "the quick brown fox")
@@ -45,10 +46,6 @@ GRAPH_CONTEXT, GRAPH_PROMPT, TREES = 700, 235, 8
 CLOSE = 1e-3
 """Allowed fp32 logit difference between a graph replay and the eager forward pass."""
 
-Judge = Callable[[Target, Drafter, Reference], Any]
-Results = dict[str, dict[str, list[Any] | str]]
-"""{drafter: {base: results of the judge per prompt, or a one-line error}}"""
-
 
 @dataclass
 class Subject:
@@ -61,51 +58,66 @@ class Subject:
 
 
 @dataclass
-class GuidedRun:
-    """One prompt decoded along the reference: its number of tokens, and the reference's logit gap at each differing
-    token."""
+class Sweep:
+    """One drafter on all base models: number of bases, (base, result of the comparison) of each prompt, one-line
+    errors."""
 
-    tokens: int
-    gaps: list[float] = field(default_factory=list)
+    bases: int = 0
+    results: list[tuple[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
 
-def exactness(bench: Bench) -> Findings:
+def exactness(bench: Bench) -> None:
     """fp32: the output of every drafter equals transformers, token by token."""
-    return Findings([_exact(name, by_base) for name, by_base in swept(bench, "float32", compare).items()])
+    for name, swept in sweep(bench, "float32", compare).items():
+        total, wrong = verdict([outcome for _, outcome in swept.results]), list(swept.errors)
+        different = {base: outcome.difference for base, outcome in reversed(swept.results) if outcome.difference}
+        wrong += [f"{base}: another token at {one['at']}, gap {one['gap']:.3g}" for base, one in different.items()]
+        counts = f"{swept.bases} bases, {total['tokens']} tokens, {len(total['ties'])} ties"
+        figure = "; ".join([f"{counts}, τ {total['mean_accepted_length']:.2f}", *wrong])
+        claim = f"fp32, {name}: the tokens of transformers.generate"
+        bench.claim(claim, "all, but 1 tie in 5,000", figure, total["exact"] and not wrong)
 
 
-def agreement(bench: Bench) -> Findings:
+def agreement(bench: Bench) -> None:
     """bf16: the output of every drafter equals transformers except for rounding."""
-    return Findings([_agrees(name, by_base) for name, by_base in swept(bench, "bfloat16", follow_reference).items()])
+    for name, swept in sweep(bench, "bfloat16", follow_reference).items():
+        tokens = sum(count for _, (count, _) in swept.results)
+        gaps = [gap for _, (_, found) in swept.results for gap in found]
+        share = 1 - len(gaps) / max(tokens, 1)
+        counts = f"{swept.bases} bases, {share:.1%} of {tokens} tokens, largest gap {max(gaps, default=0):.2g}"
+        claim, figure = f"bf16, {name}: agrees with transformers.generate", "; ".join([counts, *swept.errors])
+        holds = share >= AGREEMENT_GOAL and not swept.errors
+        bench.claim(claim, f"≥ {AGREEMENT_GOAL:.0%} of tokens", figure, holds)
 
 
-def follow_reference(target: Target, drafter: Drafter, expected: Reference) -> GuidedRun:
-    """Compare our tokens with the reference; after each difference, continue with the reference's text."""
+def follow_reference(target: Target, drafter: Drafter, expected: Reference) -> tuple[int, list[float]]:
+    """Decode along the reference, continuing with its text after each difference. Returns its number of tokens and its
+    logit gap at each token that differs."""
     length = len(expected.tokens)
-    return GuidedRun(length, [expected.gaps[at] for _, at, _ in guided(target, drafter, expected) if at < length])
+    return length, [expected.gaps[at] for _, at, _ in guided(target, drafter, expected) if at < length]
 
 
-def swept(bench: Bench, dtype: str, judge: Judge) -> Results:
-    """Apply `judge` to every prompt, base model and drafter. Raises OutOfTime at the deadline."""
-    results: Results = defaultdict(dict)
+def sweep(bench: Bench, dtype: str, judge: Callable[[Target, Drafter, Reference], Any]) -> dict[str, Sweep]:
+    """{drafter: results of `judge` on every base model and prompt}. Raises OutOfTime at the deadline."""
+    results: dict[str, Sweep] = defaultdict(Sweep)
     for name in (*FAMILIES, *([STARTER] if not bench.dry and (bench.starter / "config.json").exists() else [])):
         bench.check_time()
         try:
             subject = starter(bench, dtype) if name == STARTER else tiny(bench, name, dtype)
         except Exception as error:  # continue with the other families
-            results["every drafter"][name] = first_line(error)
+            results["every drafter"].errors.append(f"{name}: {first_line(error)}")
             continue
         for drafter, make in subject.drafters.items():
             bench.check_time()
-            results[drafter][name] = _judged(subject, make, judge)
+            swept = results[drafter]
+            swept.bases += 1
+            try:
+                found = [judge(subject.target, make(expected), expected) for expected in subject.expected]
+                swept.results += [(name, one) for one in found]
+            except Exception as error:
+                swept.errors.append(f"{name}: {first_line(error)}")
     return results
-
-
-def _judged(subject: Subject, make: Callable[[Reference], Drafter], judge: Judge) -> list[Any] | str:
-    try:
-        return [judge(subject.target, make(expected), expected) for expected in subject.expected]
-    except Exception as error:
-        return first_line(error)
 
 
 def tiny(bench: Bench, family: str, dtype: str) -> Subject:
@@ -125,7 +137,7 @@ def tiny(bench: Bench, family: str, dtype: str) -> Subject:
 def starter(bench: Bench, dtype: str) -> Subject:
     """The starter with its own head, on the first built-in questions."""
     theirs, own = (load_base(bench.starter, dtype, str(bench.device)) for _ in range(2))
-    prompts = prompts_of(own.tokenizer, BUILT_IN, 2 * bench.sizes.prompts)
+    prompts = first_turns(own.tokenizer, BUILT_IN, 2 * bench.sizes.prompts)
     expected = [reference(theirs, prompt, bench.sizes.answer_tokens) for prompt in prompts]
     head = load_draft(bench.head, own)
     target = fast_target(own, STARTER_CONTEXT)
@@ -180,72 +192,34 @@ def _maker(target: Target, draft: Any, options: dict[str, Any]) -> Callable[[Ref
     return lambda _expected: make_drafter(target, draft, options)
 
 
-def _exact(name: str, by_base: dict[str, list[ExactnessOutcome] | str]) -> Claim:
-    outcomes = [one for result in by_base.values() if isinstance(result, list) for one in result]
-    wrong = list(_errors(by_base))
-    for base, result in by_base.items():
-        apart = [one.difference for one in result if one.difference] if isinstance(result, list) else []
-        wrong += [f"{base}: another token at {one['at']}, gap {one['gap']:.3g}" for one in apart[:1]]
-    total = verdict(outcomes)
-    counts = f"{len(by_base)} bases, {total['tokens']} tokens, {len(total['ties'])} ties"
-    figure = f"{counts}, τ {total['mean_accepted_length']:.2f}"
-    return Claim(
-        f"fp32, {name}: the tokens of transformers.generate",
-        "all, but 1 tie in 5,000",
-        "; ".join([figure, *wrong]),
-        total["exact"] and not wrong,
-    )
-
-
-def _agrees(name: str, by_base: dict[str, list[GuidedRun] | str]) -> Claim:
-    answers = [one for result in by_base.values() if isinstance(result, list) for one in result]
-    tokens, gaps = sum(one.tokens for one in answers), [gap for one in answers for gap in one.gaps]
-    share, wrong = 1 - len(gaps) / max(tokens, 1), list(_errors(by_base))
-    figure = f"{len(by_base)} bases, {share:.1%} of {tokens} tokens, largest gap {max(gaps, default=0):.2g}"
-    return Claim(
-        f"bf16, {name}: agrees with transformers.generate",
-        f"≥ {AGREEMENT_GOAL:.0%} of tokens",
-        "; ".join([figure, *wrong]),
-        share >= AGREEMENT_GOAL and not wrong,
-    )
-
-
-def _errors(by_base: dict[str, list[Any] | str]) -> Iterator[str]:
-    return (f"{base}: {result}" for base, result in by_base.items() if isinstance(result, str))
-
-
-def graphs(bench: Bench) -> Findings:
+def graphs(bench: Bench) -> None:
     """CUDA graphs are captured and replayed with the same results as eager mode; also on a GPU that is not current, if
     there are two."""
-    findings = on_device(bench, bench.device)
+    compare_graphs(bench, bench.device)
     if bench.dry or torch.cuda.device_count() < 2:
-        return findings + Findings([Claim("graphs on a GPU that is not the current one", "as above", "one GPU here")])
-    other = torch.device("cuda", 1 - torch.cuda.current_device() % 2)
-    return findings + on_device(bench, other)
+        bench.claim("graphs on a GPU that is not the current one", "as above", "one GPU here", None)
+    else:
+        compare_graphs(bench, torch.device("cuda", 1 - torch.cuda.current_device() % 2))
 
 
-def on_device(bench: Bench, device: torch.device) -> Findings:
+def compare_graphs(bench: Bench, device: torch.device) -> None:
     """Both claims for one device, and milliseconds of a forward pass of 1 and 8 nodes with and without graphs."""
     target, eager = two_targets(bench.scratch / "graphs", device)
     own = target.base.forward.graphs or GraphedForward(target.base.forward, capture=False)
     prompt = [3 + 7 * i % 300 for i in range(GRAPH_PROMPT)]
-    apart, spent = 0.0, {}
     for one in (target, eager):
         one.prefill(prompt, layers=(0, 2))
-    for _ in range(TREES):
-        apart = max(apart, one_tree(target, eager, own))
-    for name, one, used in (("graphs", target, own), ("none", eager, None)):
+    difference = max(score_and_commit(target, eager, own) for _ in range(TREES))
+    for name, one, used in (("with graphs", target, own), ("without", eager, None)):
         one.forward.graphs = used
-        spent[name] = {nodes: round(ms, 3) for nodes, ms in measure_forward(one, (1, 8), rounds=9).items()}
+        times = {nodes: round(ms, 3) for nodes, ms in measure_forward(one, (1, 8), rounds=9).items()}
+        bench.figures[f"{device}: ms by nodes {name}"] = times
     replays = target.cache.replays.values()
     captured = sum(replay.graph is not None for replay in replays)
-    claims = [
-        bench.gpu_claim(
-            f"graphs captured, {device}", "all", f"{captured} of {len(replays)}", captured == len(replays) > 1
-        ),
-        Claim(f"a replay gives the forward's logits, {device}", f"within {CLOSE:g}", f"{apart:.2g}", apart <= CLOSE),
-    ]
-    return Findings(claims, {f"{device}: ms by nodes with graphs": spent["graphs"], "without": spent["none"]})
+    holds = captured == len(replays) > 1
+    bench.gpu_claim(f"graphs captured, {device}", "all", f"{captured} of {len(replays)}", holds)
+    name = f"a replay gives the forward's logits, {device}"
+    bench.claim(name, f"within {CLOSE:g}", f"{difference:.2g}", difference <= CLOSE)
 
 
 def two_targets(folder: Path, device: torch.device) -> tuple[Target, Target]:
@@ -259,7 +233,7 @@ def two_targets(folder: Path, device: torch.device) -> tuple[Target, Target]:
     return targets
 
 
-def one_tree(target: Target, eager: Target, own: GraphedForward) -> float:
+def score_and_commit(target: Target, eager: Target, own: GraphedForward) -> float:
     """Score one tree with and without graphs and commit a path in both; returns the largest difference."""
     shape = shape_from_choices(CHOICES)
     first = 20 + len(target.ids) % 200

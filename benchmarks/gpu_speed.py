@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks import decode
-from benchmarks.gpu_claims import BANDWIDTH_GOAL, SPEED_GOAL, Bench, Findings
+from benchmarks.gpu_bench import Bench
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -18,6 +18,7 @@ from evaluation.questions import BUILT_IN
 from models.base import LoadedBase, wrap_model
 from models.tiny import tiny_tokenizer
 
+SPEED_GOAL, BANDWIDTH_GOAL = 4.0, 0.8
 CONTEXT = 512
 """Size of the KV caches in tokens: the longest built-in question with its answer."""
 KEPT_FREE = 5 * 2**30
@@ -26,38 +27,25 @@ COPIES = 9
 WARM_UP_STEPS = 4
 
 
-def race(bench: Bench, dtype: str) -> Findings:
+def race(bench: Bench, dtype: str) -> None:
     """Plain decoding, prompt lookup and the starter's head compared with transformers.generate, batch 1, greedy; and
     the cost of verifying 1 … 64 nodes relative to one."""
-    results = decode.race(decode.parse(arguments(bench)), dtype)
-    ratio = results["contenders"]["ours plain"]["ratio_to_transformers"]
-    claim = bench.gpu_claim(
-        f"{dtype}, plain beside transformers.generate, starter, batch 1",
-        f"≥ {SPEED_GOAL:g} ×",
-        f"{ratio:.2f} ×",
-        ratio >= SPEED_GOAL,
-    )
-    costs = {f"{dtype}, cost by nodes, {name}": relative(ms) for name, ms in results["forward_ms"].items()}
-    return Findings(
-        [claim], {**speeds(results["contenders"], dtype), **costs, f"{dtype}, a step, ms": results["step_ms"]}
-    )
-
-
-def arguments(bench: Bench) -> list[str]:
-    """Command line of benchmarks.decode."""
     sizes = bench.sizes
     words = ["--model", str(bench.starter), "--questions", str(BUILT_IN), "--checkpoint", str(bench.head)]
     words += ["--limit", str(sizes.questions), "--max-tokens", str(sizes.answer_tokens)]
-    return [*words, "--device", str(bench.device), "--context", str(CONTEXT)]
-
-
-def speeds(contenders: dict[str, dict[str, Any]], dtype: str) -> dict[str, str]:
-    """Each contender's figures as text."""
-    return {
-        f"{dtype}, {name}": f"{one['tokens_per_second']:g} tokens/s ({one['ratio_to_transformers']:g} × transformers, "
-        f"{one['ratio_to_our_plain']:g} × our plain, τ {one['tau']:g})"
-        for name, one in contenders.items()
-    }
+    words += ["--device", str(bench.device), "--context", str(CONTEXT)]
+    results = decode.race(decode.parse(words), dtype)
+    ratio = results["contenders"]["ours plain"]["ratio_to_transformers"]
+    name = f"{dtype}, plain beside transformers.generate, starter, batch 1"
+    bench.gpu_claim(name, f"≥ {SPEED_GOAL:g} ×", f"{ratio:.2f} ×", ratio >= SPEED_GOAL)
+    for name, one in results["contenders"].items():
+        bench.figures[f"{dtype}, {name}"] = (
+            f"{one['tokens_per_second']:g} tokens/s ({one['ratio_to_transformers']:g} × transformers, "
+            f"{one['ratio_to_our_plain']:g} × our plain, τ {one['tau']:g})"
+        )
+    for name, costs in results["forward_ms"].items():
+        bench.figures[f"{dtype}, cost by nodes, {name}"] = relative(costs)
+    bench.figures[f"{dtype}, a step, ms"] = results["step_ms"]
 
 
 def relative(costs: dict[int, float]) -> dict[str, Any]:
@@ -66,7 +54,7 @@ def relative(costs: dict[int, float]) -> dict[str, Any]:
     return {"1": f"{one:g} ms"} | {str(n): f"{ms / max(one, 1e-9):.2f} ×" for n, ms in costs.items() if n > 1}
 
 
-def large_shape(bench: Bench) -> Findings:
+def large_shape(bench: Bench) -> None:
     """Plain decoding with the shape of Llama-3-8B in bf16 and random weights: bytes of weights read per second,
     compared with the bandwidth of a large copy."""
     moved = bandwidth(bench.device, bench.sizes.copied_mib)
@@ -74,19 +62,14 @@ def large_shape(bench: Bench) -> Findings:
     read, layers = bytes_per_token(base), base.num_layers
     seconds = step_seconds(fast_target(base, CONTEXT), bench.sizes.shape_tokens)
     share = read / seconds / moved
-    claim = bench.gpu_claim(
-        f"Llama-3-8B shape ({layers} layers), bf16, plain: bytes of weights read beside memory bandwidth",
-        f"≥ {BANDWIDTH_GOAL:.0%}",
-        f"{share:.0%}",
-        share >= BANDWIDTH_GOAL,
-    )
-    figures = {
+    name = f"Llama-3-8B shape ({layers} layers), bf16, plain: bytes of weights read beside memory bandwidth"
+    bench.gpu_claim(name, f"≥ {BANDWIDTH_GOAL:.0%}", f"{share:.0%}", share >= BANDWIDTH_GOAL)
+    bench.figures |= {
         "memory bandwidth, GB/s": round(moved / 1e9, 1),
         "GB of weights a token": round(read / 1e9, 3),
         "ms a token": round(seconds * 1e3, 3),
         "tokens/s": round(1 / seconds, 1),
     }
-    return Findings([claim], figures)
 
 
 def bandwidth(device: torch.device, mib: int) -> float:

@@ -9,17 +9,27 @@ figures and is not for docs. Both need a git clone, as they use test tools.
 """
 
 import argparse
+import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 from benchmarks import every_page
 from benchmarks.camera import Camera, camera
-from benchmarks.estimates import Home, workbench
+from models.starter import starter_path
 from speculoos.settings import PROJECT_ROOT
+from tests.tools.running import Up, wait_for
+from tracking import db, queries
+from tracking.names import STARTER
+from tracking.states import FINISHED
+from tracking.tables import Job
 from workers.jobs.builtin import BUILT_IN, PROMPTS
-from workers.jobs.requests import GenerateData
+from workers.jobs.pace import PROBE
+from workers.jobs.requests import GenerateData, Request
+from workers.jobs.submit import submit
 
 IMAGES = PROJECT_ROOT / "docs" / "images"
 WIDTH = 1280
@@ -28,18 +38,46 @@ MODEL = "starter@starter"
 
 
 class Scene:
-    """Rows that the screenshots show; jobs of a running workbench create them on first access."""
+    """A running workbench with the rows that the screenshots show."""
 
-    def __init__(self, home: Home):
-        self.home = home
-        self.url = f"http://127.0.0.1:{home.settings.port}"
+    def __init__(self, up: Up):
+        self.settings, self.url = up.settings, up.url
+        with db.reading(self.settings) as session:
+            self.base = queries.find_base(session, STARTER).id
 
     @cached_property
     def answers(self) -> str:
-        """Id of a data set with answers of the starter."""
-        prompts = self.home.do("import", BUILT_IN[PROMPTS].request())["request"]["dataset_id"]
-        wanted = GenerateData(prompts, self.home.base, limit=120, max_tokens=96, batch_size=32)
-        return self.home.do("generate", wanted)["request"]["dataset_id"]
+        """Id of a data set with answers of the starter, which a job creates."""
+        prompts = self._finished(BUILT_IN[PROMPTS].request())
+        return self._finished(GenerateData(prompts, self.base, limit=120, max_tokens=96, batch_size=32))
+
+    def _finished(self, request: Request) -> str:
+        """Run a job; returns the id of its data set."""
+        job = submit(request, settings=self.settings)
+
+        def ended() -> bool:
+            nonlocal job
+            with db.reading(self.settings) as session:
+                job = session.get_one(Job, job.id)
+            return job.state in FINISHED
+
+        wait_for(ended, job.name, seconds=1800)
+        if job.state != "SUCCEEDED":
+            raise SystemExit(f"{job.name} is {job.state}: {job.error}")
+        return job.request["dataset_id"]
+
+
+@contextmanager
+def running_scene(folder: Path) -> Iterator[Scene]:
+    """`speculoos up` in an empty home folder with the starter and all cores, after its machine probe."""
+    up = Up(folder / "home", SPECULOOS_STARTER=str(starter_path()), OMP_NUM_THREADS=str(os.cpu_count()))
+    try:
+        up.start()
+        wait_for((up.home / PROBE).exists, "the probe of the machine")
+        yield Scene(up)
+    finally:
+        up.end()
+        shutil.rmtree(up.settings.run_dir, ignore_errors=True)
 
 
 def playground(scene: Scene, camera: Camera) -> None:
@@ -58,7 +96,7 @@ def playground(scene: Scene, camera: Camera) -> None:
 
 def train(scene: Scene, camera: Camera) -> None:
     """The filled-in form with its review."""
-    camera.open(f"{scene.url}/train?data={scene.answers}&base={scene.home.base}", WIDTH, 900)
+    camera.open(f"{scene.url}/train?data={scene.answers}&base={scene.base}", WIDTH, 900)
     camera.page.locator("#train-review .sp-command").wait_for()
 
 
@@ -78,8 +116,7 @@ PICTURES: dict[str, Callable[[Scene, Camera], None]] = {
 
 def take(names: list[str], folder: Path) -> None:
     """Write `folder`/NAME.png for each name."""
-    with tempfile.TemporaryDirectory() as scratch, workbench(Path(scratch)) as home, camera() as browser:
-        scene = Scene(home)
+    with tempfile.TemporaryDirectory() as scratch, running_scene(Path(scratch)) as scene, camera() as browser:
         for name in names:
             PICTURES[name](scene, browser)
             browser.shoot(folder / f"{name}.png")

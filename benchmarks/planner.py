@@ -1,7 +1,6 @@
 """Checks the planner: predicted and measured throughput of the starter's head.
 
     python -m benchmarks.planner --json FILE [--questions FILE]
-    python -m benchmarks.planner --draw FILE docs/images/planner.svg
 
 Acceptance is measured on every second question of a category, throughput on the others, so that predictions are for
 unseen questions. `--questions`: a file in MT-Bench format instead of the built-in questions; with few questions, their
@@ -13,7 +12,6 @@ head's shapes, and the correct order of the standalone drafts.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -24,9 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.planner_picture import picture
-from benchmarks.report import conditions, finish, load_average
-from benchmarks.tables import table_lines
+from benchmarks.report import conditions, finish, load_average, make_parser, table_lines
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -204,7 +200,7 @@ def subject(args: argparse.Namespace) -> tuple[LoadedBase, Any]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=starter_path())
     parser.add_argument("--head", type=Path, default=STARTER_HEAD)
     parser.add_argument("--questions", type=Path, default=BUILT_IN)
@@ -214,17 +210,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="use a random base model, to test this script")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--draw", type=Path, nargs=2, metavar=("FILE", "PICTURE"), help="a chart of an earlier --json")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    if args.draw:
-        source, target = args.draw
-        target.write_text(picture(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
-        return 0
     result = race(*subject(args), args)
     finish(result, table(result), args.json)
     return 0 if args.tiny or (result["within"] and result["order_right"]) else 1

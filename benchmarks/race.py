@@ -1,151 +1,96 @@
-"""Training benchmark: contenders as processes, and rounds in which each runs the same step in turn."""
+"""Contenders of a benchmark as processes, which run in turn so that disturbances of the machine affect all of them."""
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.plan import BenchmarkPlan
-from models.starter import starter_path
 from speculoos.errors import Unavailable
 from speculoos.settings import PROJECT_ROOT
 
-HERE = Path(__file__).parent
-PEERS = {"modelopt": ("eagle3", "medusa"), "speculators": ("eagle3",)}
-"""Draft methods that each compared library can train."""
+PEERS = Path(__file__).parent / "peers"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A name and a start command; see `serve` in peers/common.py for the protocol."""
+    """A script of benchmarks/peers with its own options."""
 
     name: str
-    command: tuple[str, ...]
+    script: str
+    options: Mapping[str, Any] = field(default_factory=dict)
     tree: Path = PROJECT_ROOT
-    """Source tree whose modules it uses, for versions of this project."""
+    """Source tree whose modules it imports: this one or a worktree of another commit."""
+    python: Path = Path(sys.executable)
+    """Interpreter; that of another library's virtual environment does not import our modules."""
 
 
-def ours(name: str, base_dtype: str, tree: Path = PROJECT_ROOT) -> Contender:
-    """This project, or another commit of it in `tree`, with the frozen base model in `base_dtype`."""
-    return Contender(name, (sys.executable, "-m", "benchmarks.ours", "--base-dtype", base_dtype), tree)
+class Side:
+    """A running contender (`serve` in peers/common.py). Raises Unavailable with its last log line if it ends early."""
 
-
-def peer(name: str, environment: Path) -> Contender:
-    """A compared library, run in its own virtual environment."""
-    return Contender(name, (str(environment / "bin" / "python"), str(HERE / "peers" / f"{name}_side.py")))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the common options: base, data, peers' environments, threads, dtype, result file."""
-    parser.add_argument("--base", type=Path, default=starter_path(), help="Hugging Face folder of the base model")
-    parser.add_argument("--data", type=Path, required=True, help="data set folder of the base's own answers")
-    parser.add_argument("--max-length", type=int, default=512, help="longer conversations are cut")
-    for name in PEERS:
-        parser.add_argument(f"--{name}", type=Path, help=f"virtual environment with {name}")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--base-dtype", default="bfloat16", help="precision of our frozen base")
-    parser.add_argument("--json", type=Path)
-
-
-class Runner:
-    """A running contender. Raises Unavailable with its last log line if it ends early."""
-
-    def __init__(self, contender: Contender, method: str, base: Path, plan: Path, threads: int):
+    def __init__(self, contender: Contender, options: Mapping[str, Any]):
         self.name = contender.name
-        self._log = plan.with_name(f"{contender.name}.log")
-        reading, writing = os.pipe()
-        options = ["--method", method, "--base", base, "--plan", plan, "--threads", threads, "--answers", writing]
-        try:
-            with self._log.open("w") as log:
-                self._process = subprocess.Popen(
-                    [*contender.command, *map(str, options)],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    text=True,
-                    cwd=contender.tree,
-                    env=_environment(threads, contender.tree),
-                    pass_fds=[writing],
-                )
-        finally:
-            os.close(writing)
-        self._answers = os.fdopen(reading)
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (`close` closes it)
+        own = contender.python == Path(sys.executable)
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        environment |= {"PYTHONPATH": str(contender.tree)} if own else {}
+        environment |= {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
+        environment["OMP_NUM_THREADS"] = str(options["threads"])
+        self._process = subprocess.Popen(
+            [contender.python, PEERS / contender.script, json.dumps({**options, **contender.options})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=contender.tree,
+            env=environment,
+        )
         self.facts = self._answer()
 
-    def step(self, number: int, lr: float) -> dict[str, float]:
-        """Run step `number`; returns loss, seconds and CPU seconds."""
-        return self._ask({"step": number, "lr": lr})
-
-    def save(self, folder: Path) -> None:
-        """Write the current draft model to folder/draft.safetensors."""
-        self._ask({"save": str(folder)})
-
-    def finish(self) -> int:
-        """End the process; returns its peak resident memory in MiB."""
-        self._process.stdin.close()
-        peak = self._answer()["peak_memory_mb"]
-        self._process.wait(60)
-        return peak
-
-    def close(self) -> None:
-        """Kill the process."""
-        self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._answers.close()
-
-    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Send a command and return the answer, which includes the peak memory so far."""
         with suppress(BrokenPipeError):  # `_answer` reports the reason
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         return self._answer()
 
+    def close(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+
     def _answer(self) -> dict[str, Any]:
-        if line := self._answers.readline():
+        if line := self._process.stdout.readline():
             return json.loads(line)
-        self._process.wait()
-        lines = self._log.read_text(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
-        raise Unavailable(f"{self.name} ended with status {self._process.returncode}: {last}")
+        status = self._process.wait()
+        self._log.seek(0)
+        last = next((line.strip() for line in reversed(self._log.readlines()) if line.strip()), "no output")
+        raise Unavailable(f"{self.name} ended with status {status}: {last}")
 
 
 @contextmanager
-def start_contenders(
-    contenders: Sequence[Contender], method: str, base: Path, plan: BenchmarkPlan, threads: int
-) -> Iterator[tuple[list[Runner], dict[str, str]]]:
-    """Yields (started contenders, {name: reason} of those that failed to start)."""
+def started(contenders: Sequence[Contender], options: Mapping[str, Any]) -> Iterator[tuple[list[Side], dict[str, str]]]:
+    """Yields (running contenders, {name: reason} of those that failed to start). `options` include `threads`."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file, runners, missing = plan.write(folder / "plan.json"), [], {}
+        sides, failed = [], {}
         for contender in contenders:
             try:
-                runner = Runner(contender, method, base, file, threads)
+                side = Side(contender, options)
             except (OSError, Unavailable) as error:
-                missing[contender.name] = str(error)
+                failed[contender.name] = str(error)
                 continue
-            stack.callback(runner.close)
-            runners.append(runner)
-        yield runners, missing
+            stack.callback(side.close)
+            sides.append(side)
+        yield sides, failed
 
 
-def run_round(runners: Sequence[Runner], number: int, plan: BenchmarkPlan) -> dict[str, dict[str, float]]:
-    """One round: every contender runs step `number`; the order rotates from round to round."""
-    first = number % max(len(runners), 1)
-    order = [*runners[first:], *runners[:first]]
-    return {runner.name: runner.step(number, plan.lr(number)) for runner in order}
-
-
-def _environment(threads: int, tree: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    paths = {"PYTHONPATH": str(tree)} if "PYTHONPATH" in os.environ or tree != PROJECT_ROOT else {}
-    fixed = {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
-    return {**inherited, **paths, **fixed, "OMP_NUM_THREADS": str(threads)}
+def ask_in_turn(sides: Sequence[Side], number: int, **command: Any) -> dict[str, dict[str, Any]]:
+    """Ask every contender the same; the order rotates from round to round."""
+    first = number % max(len(sides), 1)
+    return {side.name: side.ask(**command) for side in (*sides[first:], *sides[:first])}

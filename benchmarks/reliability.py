@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import replace_between, table_lines
+from benchmarks.report import replace_between, table_lines
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- figures: written by benchmarks/reliability.py -->", "<!-- end of figures -->"
@@ -25,7 +25,7 @@ OUTCOME = ("kills", "jobs", "lost", "doubled")
 APART = (*OUTCOME, "date", "seconds", "load", "recovery")
 """Keys with their own columns or tables."""
 SPREAD = ("count", "median", "p95", "max")
-MEMORY = ("start_mb", "warm_mb", "end_mb", "mb_per_minute")
+MEMORY = ("warm_mb", "end_mb")
 
 
 def page(text: str, figures: dict[str, Any]) -> str:
@@ -86,13 +86,13 @@ def recovered(drills: dict[str, Any]) -> list[str]:
 
 
 def under_load(one: dict[str, Any]) -> list[str]:
-    """Text and tables of the three parts of benchmarks/load.py."""
+    """Text and tables of the three parts of the load drill."""
     busy, polling, queue = one["busy"], one["polling"], one["queue"]
     streams = busy["streams"]
     acted = {name: taken for name, taken in busy["actions_ms"].items() if name != "poll"}
     return [
         f"Load ({one['date']}, {one['load'][0]} to {one['load'][1]}): {busy['clients']} clients, "
-        f"{streams['at_once']} streams and one Chromium for {busy['seconds']} s. {streams['runs']} answers with "
+        f"{streams['at_once']} streams for {busy['seconds']} s. {streams['runs']} answers with "
         f"{streams['tokens']} tokens were read, {streams['dropped']} otherwise than stored; 95 % of page actions "
         f"took less than {busy['action_p95_ms']:.0f} ms. {polling['pages']} idle Jobs pages "
         f"({polling['polls_per_second']} polls a second) cost {polling['cpu_share']['web']:.0%} of a core.",
@@ -103,7 +103,7 @@ def under_load(one: dict[str, Any]) -> list[str]:
         ),
         "",
         *table_lines(
-            "| process | cores used | MB at the start | warm | at the end | MB a minute since |",
+            "| process | cores used | MB after a quarter | MB at the end |",
             ([name, busy["cpu_share"][name], *(mb[key] for key in MEMORY)] for name, mb in busy["memory"].items()),
         ),
         "",

@@ -1,43 +1,34 @@
-"""Checks that the released code of vLLM, SGLang, transformers, speculators and ModelOpt loads our exports.
+"""Checks that the released draft model classes of vLLM and SGLang load our exports.
 
-    python -m benchmarks.server_loaders --wheels FOLDER [--environments FOLDER] [--json OUT]
+    python -m benchmarks.server_loaders --wheels FOLDER [--json OUT]
 
 Wheels are read from the folder, or downloaded into it (`pip download --no-deps`, 0.7 GB; nothing is installed or
-copied). Each draft model class runs with stand-ins for the server's layers (benchmarks/peers/serving_parts.py), loads
-an export with its own name mapping, and, if possible, computes draft logits. With --environments, speculators and
-nvidia-modelopt are installed into their own environments there (benchmarks/installed_loaders.py): speculators loads the
-exported starter head with `from_pretrained`, ModelOpt loads a head of ours and exports its own.
-
-Fails if an exported tensor is not loaded, if a parameter that the target does not provide stays unset, if logits differ
-by more than 1e-4 of the largest one, or if greedy answers with and without the draft model differ.
+copied). Each class is made with stand-ins for the server's layers (benchmarks/peers/serving_parts.py) and loads an
+export of a tiny draft with its own name mapping. Fails if an exported tensor is not loaded, or if a parameter that the
+target does not provide stays unset. That the tensors give the same logits, every export checks by itself
+(formats/validate.py).
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch.nn import functional as F
 
-from benchmarks.installed_loaders import InstalledModel, modelopt, relative_difference, speculators, transformers
 from benchmarks.peers import serving_parts as parts
+from benchmarks.report import finish, make_parser
 from formats.checkpoint import read_object
 from formats.export import build_export
 from formats.options import export_options
-from formats.passages import Passage, passages
-from formats.streamed import streamed_draft as load
 from models.base import LoadedBase, load_base
 from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
-from speculoos.files import write_json
 from tests.formats.conftest import EVERY, draft_of
 
 WHEELS = {"vllm 0.33.0": "vllm", "vllm 0.32.0": "vllm", "sglang 0.5.23": "sglang"}
@@ -49,6 +40,22 @@ CLASSES = {
     ("sglang", "eagle3"): ("sglang.srt.models.llama_eagle3", "LlamaForCausalLMEagle3"),
 }
 FROM_TARGET = ("embed_tokens.weight", "model.embed_tokens.weight")
+
+
+@dataclass
+class ServerLoad:
+    """One export loaded by the class of one server: number of tensors, tensors that were not loaded, parameters that
+    stayed unset."""
+
+    server: str
+    draft: str
+    tensors: int
+    left_over: list[str]
+    unset: list[str]
+
+    @property
+    def complete(self) -> bool:
+        return not self.left_over and not self.unset
 
 
 def source(folder: Path, wheel: str, module: str) -> str | None:
@@ -81,8 +88,8 @@ def build_draft(server: str, module: Any, name: str, config: Any, base: LoadedBa
     return getattr(module, name)(vllm_config=parts.current)
 
 
-def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) -> InstalledModel | None:
-    """Export one draft, load it with the server's class and run it. None if server or format do not support it."""
+def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) -> ServerLoad | None:
+    """Export one draft, load it with the server's class. None if server or format do not support it."""
     server = WHEELS[wheel]
     checkpoint = scratch / kind
     if not checkpoint.exists():
@@ -100,8 +107,7 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
     tensors = load_file(out / "model.safetensors")
     parts.reached.clear()
     model.load_weights((name, tensor) for name, tensor in tensors.items())
-    over, missed = left_over(tensors, model), unset(model, kind)
-    return InstalledModel(wheel, kind, len(tensors), over, missed, compare(server, model, load(checkpoint, base), base))
+    return ServerLoad(wheel, kind, len(tensors), left_over(tensors, model), unset(model, kind))
 
 
 def left_over(tensors: dict[str, torch.Tensor], model: Any) -> list[str]:
@@ -124,89 +130,22 @@ def not_loaded(param: torch.nn.Parameter) -> bool:
     return id(param) not in parts.reached or bool(param.isnan().any())
 
 
-@torch.no_grad()
-def compare(server: str, model: Any, draft: Any, base: LoadedBase) -> float | None:
-    """Largest difference between the class's and our logits, relative to the largest logit; None if it cannot run."""
-    if draft.method == "eagle" and server == "sglang":
-        return None  # its layers pass the residual through a server mechanism
-    worst = 0.0
-    for passage in passages(base, getattr(draft, "layers_wanted", ())):
-        off = relative_difference(*logits(server, model, draft, base, passage))
-        worst = max(worst, off if off == off else float("inf"))
-    return worst
-
-
-def logits(
-    server: str, model: Any, draft: Any, base: LoadedBase, passage: Passage
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(our, their) logits at all positions of a passage."""
-    n = len(passage.ids) - 1
-    if draft.method == "medusa":
-        hidden = passage.hidden
-        ours = draft(hidden).flatten(0, 1)
-        theirs = torch.cat(model.compute_logits(model(hidden)))
-        return ours, theirs[:, draft.draft_ids]
-    ids, positions = torch.tensor(passage.ids[1:]), torch.arange(n)
-    aux = tuple(passage.outputs[layer][None, :n] for layer in draft.layers_wanted)
-    features = draft.fuse(passage.hidden[None, :n], aux)
-    ours = draft.logits(draft(features, ids[None], positions[None]))[0]
-    if model.model.embed_tokens.weight.isnan().any():
-        model.model.embed_tokens.weight.data = base.embed_tokens.weight.data
-    states = torch.cat([state[0] for state in aux], -1) if aux else passage.hidden[:n]
-    if server == "sglang":
-        return ours, F.linear(sglang_hidden(model, ids, positions, states), model.lm_head.weight)
-    if draft.method == "eagle":
-        return ours, base.logits(model(ids, positions, states)[0])
-    hidden, _ = model(ids, positions, model.combine_hidden_states(states))
-    return ours, model.compute_logits(hidden)[:, draft.draft_ids]
-
-
-def sglang_hidden(model: Any, ids: torch.Tensor, positions: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """Hidden states that SGLang multiplies with the LM head."""
-    batch = SimpleNamespace(
-        mm_input_embeds=None,
-        forward_mode=SimpleNamespace(is_extend=lambda: False),
-        spec_info=SimpleNamespace(hidden_states=states),
-    )
-    return model.model(ids, positions, batch)[0]
-
-
-def installed(environments: Path | None, scratch: Path) -> Iterator[InstalledModel]:
-    """Results of installed packages: transformers, and those in `environments` if set."""
-    for peer in (transformers, speculators, modelopt):
-        own = scratch / f"in-{peer.__name__}"
-        own.mkdir()
-        if peer is transformers:
-            yield from peer(own)
-        elif environments is not None:
-            yield from peer(environments.resolve(), own)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--wheels", type=Path, required=True, help="Folder of the wheels.")
-    parser.add_argument(
-        "--environments", type=Path, help="Folder for those of speculators and ModelOpt; left out: not run."
-    )
-    parser.add_argument("--only-environments", action="store_true", help="Leave the classes of the servers out.")
-    parser.add_argument("--json", type=Path, help="Write the findings there.")
+    parser.add_argument("--only", nargs="+", choices=WHEELS, default=[*WHEELS], help="these servers only")
     arguments = parser.parse_args()
     arguments.wheels.mkdir(parents=True, exist_ok=True)
     results = []
-    with tempfile.TemporaryDirectory() as made_folder:
-        scratch = Path(made_folder)
-        base = load_base(make_tiny_base(scratch / "base", num_hidden_layers=8))
-        for wheel in () if arguments.only_environments else WHEELS:
+    with tempfile.TemporaryDirectory() as scratch:
+        base = load_base(make_tiny_base(Path(scratch) / "base", num_hidden_layers=8))
+        for wheel in arguments.only:
             for kind in EVERY:
-                if one := check(wheel, arguments.wheels, kind, base, scratch):
+                if one := check(wheel, arguments.wheels, kind, base, Path(scratch)):
                     results.append(one)
-                    print(f"{'ok  ' if one.good else 'FAIL'} {one}", flush=True)
-        for one in installed(arguments.environments, scratch):
-            results.append(one)
-            print(f"{'ok  ' if one.good else 'FAIL'} {one}", flush=True)
-    if arguments.json:
-        write_json(arguments.json, [asdict(one) for one in results])
-    return 0 if results and all(one.good for one in results) else 1
+    lines = [f"{'ok  ' if one.complete else 'FAIL'} {one}" for one in results]
+    finish({"exports": [asdict(one) for one in results]}, "\n".join(lines), arguments.json)
+    return 0 if results and all(one.complete for one in results) else 1
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ contenders run the frozen base model in every step. In each round all contenders
 disturbances affect all; speeds are medians over rounds, ratios are medians of the rounds' ratios. Our base model and LM
 head run in bfloat16, and in a second run everything in fp32; the other libraries run in fp32.
 
---data is a data set folder; with --prompts it is created if missing. --make-peers DIR creates the libraries'
-environments (minutes, some GB). A library without an environment is reported as not raced.
+--data is a data set folder, as `speculoos data generate` makes it. --make-peers DIR creates the libraries' environments
+(minutes, some GB). A library without an environment is reported as not raced.
 """
 
 import argparse
@@ -17,12 +17,18 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.answers import AnswerRequest, make_answers
-from benchmarks.environments import make_environment
-from benchmarks.plan import BenchmarkPlan, BenchmarkSettings, conversations
-from benchmarks.race import PEERS, Contender, add_options, ours, peer, run_round, start_contenders
-from benchmarks.report import conditions, finish, load_average
-from benchmarks.tables import goal_lines, table_lines
+from benchmarks.race import Contender, ask_in_turn
+from benchmarks.report import conditions, finish, goal_lines, load_average, make_parser, table_lines
+from benchmarks.training_plan import (
+    PEERS,
+    BenchmarkPlan,
+    BenchmarkSettings,
+    add_options,
+    conversations,
+    ours,
+    peers,
+    training_sides,
+)
 
 OURS, OURS_FP32, BEFORE = "ours", "ours, all fp32", "before"
 WANTED = {"eagle3": 1.5, "medusa": 2.0}
@@ -32,22 +38,13 @@ WANTED = {"eagle3": 1.5, "medusa": 2.0}
 def race(args: argparse.Namespace, method: str, plan: BenchmarkPlan) -> dict[str, Any]:
     """Run all rounds of one method; returns figures of each contender, and comparisons."""
     contenders, missing = entries(args, method)
-    with start_contenders(contenders, method, args.base, plan, args.threads) as (runners, failed):
-        facts = {runner.name: runner.facts for runner in runners}
-        rounds: list[dict[str, dict[str, float]]] = []
+    rounds: list[dict[str, dict[str, Any]]] = []
+    with training_sides(contenders, method, args, plan) as (sides, failed):
         for number in range(min(args.warm_up + args.rounds, len(plan.steps))):
-            rounds.append(run_round(runners, number, plan))
-            print(f"{method}: round {number + 1}, {_spoken(rounds[-1], plan.tokens(number))}", flush=True)
-        peaks = {runner.name: runner.finish() for runner in runners}
-    figures = {
-        name: {
-            **contender_figures(name, rounds, plan, args.warm_up),
-            "peak_memory_mb": peaks[name],
-            "trainable": fact["trainable"],
-            "versions": fact["versions"],
-        }
-        for name, fact in facts.items()
-    }
+            rounds.append(ask_in_turn(sides, number, step=number, lr=plan.lr(number)))
+            spoken = (f"{name} {plan.tokens(number) / one['seconds']:.0f} tokens/s" for name, one in rounds[-1].items())
+            print(f"{method}: round {number + 1}, {', '.join(spoken)}", flush=True)
+    figures = {side.name: {**contender_figures(side.name, rounds, plan, args.warm_up), **side.facts} for side in sides}
     return {"contenders": figures, **against(rounds, figures, method, args.warm_up), "not_raced": missing | failed}
 
 
@@ -55,20 +52,9 @@ def entries(args: argparse.Namespace, method: str) -> tuple[list[Contender], dic
     """(contenders, alternating between ours and others; {library: reason} of missing ones)."""
     own = [ours(OURS, args.base_dtype), ours(OURS_FP32, "float32")]
     own += [ours(BEFORE, args.base_dtype, args.before.resolve())] if args.before else []
-    peers, missing = [], {}
-    for name, methods in PEERS.items():
-        if method not in methods:
-            missing[name] = f"trains no {method}"
-        elif (environment := environment_of(args, name)) is None:
-            missing[name] = f"no environment: give --{name} or --make-peers"
-        else:
-            peers.append(peer(name, environment))
-    mixed = [one for pair in zip(own, peers, strict=False) for one in pair]
-    return mixed + [one for one in [*own, *peers] if one not in mixed], missing
-
-
-def environment_of(args: argparse.Namespace, name: str) -> Path | None:
-    return getattr(args, name) or (make_environment(name, args.make_peers) if args.make_peers else None)
+    others, missing = peers(args, method)
+    mixed = [one for pair in zip(own, others, strict=False) for one in pair]
+    return mixed + [one for one in [*own, *others] if one not in mixed], missing
 
 
 def contender_figures(name: str, rounds: list[dict[str, Any]], plan: BenchmarkPlan, warm_up: int) -> dict[str, Any]:
@@ -78,6 +64,7 @@ def contender_figures(name: str, rounds: list[dict[str, Any]], plan: BenchmarkPl
         "tokens_per_second": round(statistics.median(n / taken["seconds"] for n, taken in counted), 1),
         "tokens_per_cpu_second": round(statistics.median(n / taken["cpu_seconds"] for n, taken in counted), 1),
         "losses": [round(taken[name]["loss"], 4) for taken in rounds],
+        "peak_memory_mb": rounds[-1][name]["peak_memory_mb"],
     }
 
 
@@ -116,10 +103,6 @@ def _ratio(rounds: list[dict[str, Any]], mine: str, theirs: str) -> float:
     return statistics.median(taken[theirs]["seconds"] / taken[mine]["seconds"] for taken in rounds)
 
 
-def _spoken(taken: dict[str, dict[str, float]], tokens: int) -> str:
-    return ", ".join(f"{name} {tokens / one['seconds']:.0f} tokens/s" for name, one in taken.items())
-
-
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     machine, data = result["machine"], result["data"]
@@ -146,36 +129,20 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument("--prompts", type=Path, help="JSONL of prompts to make --data from, if it is missing")
+def main(arguments: list[str] | None = None) -> None:
+    parser = make_parser(__doc__)
+    add_options(parser, batch_tokens=1024)
     parser.add_argument("--before", type=Path, help="a worktree of another commit, which takes part")
     parser.add_argument("--conversations", type=int, default=64)
-    parser.add_argument("--batch-tokens", type=int, default=1024, help="tokens of one step, padding included")
     parser.add_argument("--rounds", type=int, default=16, help="rounds that count")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds before them")
     parser.add_argument("--methods", nargs="+", choices=WANTED, default=list(WANTED))
-    parser.add_argument(
-        "--make-peers", type=Path, metavar="DIR", help="make the environments that are not given in DIR"
-    )
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    args = parse(arguments)
-    if args.prompts and not (args.data / "dataset.json").exists():
-        make_answers(args.base, args.prompts, args.data, AnswerRequest(args.conversations))
+    args = parser.parse_args(arguments)
     rows = conversations(args.base, args.data, args.max_length)[: args.conversations]
     epochs = args.warm_up + args.rounds  # more than enough steps; the rounds end the race
-    plan = BenchmarkPlan.make(rows, args.batch_tokens, epochs, BenchmarkSettings())
-    before = load_average()
+    plan, before = BenchmarkPlan.make(rows, args.batch_tokens, epochs, BenchmarkSettings()), load_average()
     methods = {method: race(args, method, plan) for method in args.methods}
-    result = conditions(before) | {
-        "threads": args.threads,
-        "data": plan.facts(),
-        "methods": methods,
-    }
+    result = conditions(before) | {"threads": args.threads, "data": plan.facts(), "methods": methods}
     finish(result, table(result), args.json)
 
 

@@ -8,20 +8,21 @@ The JSON file is written by `speculoos plan --keep FILE`; docs/planner.md explai
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
 
 from evaluation.shapes import CHAIN, DraftShape
 from models.methods.expectation import interpolate
 from speculoos.errors import BadInput
 
 Points = dict[int, float]
-KEY = re.compile("[1-9][0-9]{0,8}")
-MAX_MS = 1e9
-"""Upper bound for times in a file."""
+Count = Annotated[int, Field(ge=1, lt=10**9)]
+Milliseconds = Annotated[float, Field(ge=0, lt=1e9, strict=True)]
+FilePoints = dict[Count, Milliseconds]
 
 
 @dataclass(frozen=True)
@@ -84,29 +85,34 @@ class Costs:
     @classmethod
     def from_json(cls, data: Any, name: str = "the file") -> "Costs":
         """Parse a file's content. Raises BadInput that names the invalid key."""
-        if not isinstance(data, dict) or "target_ms" not in data:
-            raise BadInput(f"{name}: expected an object with target_ms: sequences → rows of each → milliseconds.")
-        target = _table(data, "target_ms", name)
+        try:
+            file = _CostsFile.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part)[:20] for part in first["loc"])
+            raise BadInput(f"{name}: {where}: {first['msg']} (see docs/planner.md).") from None
+        target, standalone = file.target_ms, file.standalone_ms
         if 1 not in target or 1 not in target[1]:
             raise BadInput(f'{name}: target_ms needs {{"1": {{"1": …}}}}, a forward of one row of one sequence.')
-        kinds = data.get("draft_ms") or {}
-        if not isinstance(kinds, dict) or set(kinds) - {"chain", "tree"}:
-            raise BadInput(f"{name}: draft_ms has the keys chain and tree, each depth → milliseconds.")
         if not all(points and min(points.values()) > 0 for points in target.values()):
             raise BadInput(f"{name}: target_ms: each number of sequences needs forwards that take time.")
-        standalone = _table(data, "standalone_ms", name)
         if standalone and (len(target[1]) < 2 or not all(1 in points for points in standalone.values())):
             raise BadInput(f'{name}: standalone_ms needs "1" of each, and target_ms forwards of more rows than one.')
-        machine = data.get("machine") or {}
-        return cls(
-            target,
-            {kind: _points(points, f"{name}: draft_ms") for kind, points in kinds.items()},
-            _points(data.get("pass_ms") or {}, f"{name}: pass_ms"),
-            standalone,
-            _number(data.get("other_ms", 0.0), f"{name}: other_ms"),
-            machine if isinstance(machine, dict) else {"name": str(machine)},
-            int(_number(data.get("standalone_hidden_size", 0), f"{name}: standalone_hidden_size")),
-        )
+        machine = file.machine if isinstance(file.machine, dict) else {"name": str(file.machine or "")}
+        width = file.standalone_hidden_size
+        return cls(target, dict(file.draft_ms), file.pass_ms, standalone, file.other_ms, machine, width)
+
+
+class _CostsFile(BaseModel):
+    """The content of the file."""
+
+    target_ms: dict[Count, FilePoints]
+    draft_ms: dict[Literal["chain", "tree"], FilePoints] = {}
+    pass_ms: FilePoints = {}
+    standalone_ms: dict[Count, FilePoints] = {}
+    other_ms: Milliseconds = 0.0
+    machine: Any = {}
+    standalone_hidden_size: int = Field(0, ge=0)
 
 
 def read_costs(path: str | Path) -> Costs:
@@ -127,27 +133,6 @@ def _extrapolate(points: Mapping[int, float], x: int) -> float:
         return interpolate(points, x)
     a, b = xs[-2:]
     return points[b] + (x - b) * max((points[b] - points[a]) / (b - a), 0.0)
-
-
-def _table(data: dict[str, Any], key: str, name: str) -> dict[int, Points]:
-    where = f"{name}: {key}"
-    return {number: _points(points, where) for number, points in _numbered(data.get(key) or {}, where)}
-
-
-def _points(value: Any, where: str) -> Points:
-    return {number: _number(ms, where) for number, ms in _numbered(value, where)}
-
-
-def _numbered(value: Any, where: str) -> Iterator[tuple[int, Any]]:
-    if not isinstance(value, dict) or not all(KEY.fullmatch(key) for key in value):
-        raise BadInput(f"{where}: expected an object whose keys are whole numbers from 1 on.")
-    return ((int(key), item) for key, item in value.items())
-
-
-def _number(value: Any, where: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < MAX_MS:
-        raise BadInput(f"{where}: expected milliseconds, got {value!r}.")
-    return float(value)
 
 
 def _rounded(table: Mapping[Any, Any]) -> dict[str, Any]:

@@ -1,17 +1,9 @@
-"""Shared code of all contenders of the training benchmark: reads a plan, runs steps on command, reports.
+"""Shared code of all contenders. Runs under the interpreter of the compared library, so it imports only torch.
 
-Runs under the library's own interpreter, so it imports only the standard library and torch. A contender is a process.
-It writes one JSON line when it is ready and one per command from standard input. The lines go to a separate pipe
-(--answers), since libraries print to standard output:
-
-    {"step": 3, "lr": 0.001}  →  {"step": 3, "loss": 4.2, "seconds": 1.7, "cpu_seconds": 3.3}
-    {"save": FOLDER}          →  {"saved": FOLDER}
-    end of input              →  {"peak_memory_mb": 1234}
-
-The plan is a JSON file: `rows` ({"ids", "mask"}), `steps` (lists of row indices) and `settings`.
+A contender is a process with its options as JSON in its argument. It writes one JSON line when it is ready and one per
+command from standard input, with its peak memory. What libraries print goes to its log (standard error).
 """
 
-import argparse
 import json
 import os
 import resource
@@ -23,9 +15,24 @@ from typing import Any, Protocol
 
 import torch
 
+Json = dict[str, Any]
+
+
+def serve(make: Callable[[Json], tuple[Json, Callable[[Json], Json]]]) -> None:
+    """Run a contender: `make(options)` returns its facts and the function that answers a command."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(options["threads"])
+    facts, answer = make(options)
+    print(json.dumps(facts), file=answers, flush=True)
+    for line in sys.stdin:
+        report = {**answer(json.loads(line)), "peak_memory_mb": peak_memory_mb()}
+        print(json.dumps(report), file=answers, flush=True)
+
 
 class PeerTrainer(Protocol):
-    """Model and loss of one contender."""
+    """Model and loss of one contender of the training benchmark."""
 
     versions: dict[str, str]
     parameters: list[torch.nn.Parameter]
@@ -38,48 +45,37 @@ class PeerTrainer(Protocol):
         """The draft model's tensors under this project's names."""
 
 
-def serve(make: Callable[[argparse.Namespace, dict[str, Any]], PeerTrainer]) -> None:
-    """Run a contender: `make(arguments, plan)` builds the trainer, then commands from standard input are executed."""
-    arguments = parse()
-    send = _sender(arguments.answers)
-    plan = json.loads(arguments.plan.read_text())
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(plan["settings"]["seed"])
-    trainer = make(arguments, plan)
-    optimizer = make_optimizer(trainer, plan["settings"])
-    trainable = sum(p.numel() for p in trainer.parameters)
-    send({"ready": True, "trainable": trainable, "versions": {"torch": torch.__version__, **trainer.versions}})
-    for line in sys.stdin:
-        command = json.loads(line)
-        if "save" in command:
-            save(trainer, Path(command["save"]))
-            send({"saved": command["save"]})
-        else:
+def serve_trainer(make: Callable[[Json, Json], PeerTrainer]) -> None:
+    """Run a contender that trains. `make(options, plan)` builds it; the plan is a JSON file with `rows` ({"ids",
+    "mask"}), `steps` (lists of row indices) and `settings`.
+
+    Commands: {"step": 3, "lr": 0.001} → {"loss", "seconds", "cpu_seconds"}; {"save": FOLDER} → {}.
+    """
+
+    def start(options: Json) -> tuple[Json, Callable[[Json], Json]]:
+        plan = json.loads(Path(options["plan"]).read_text())
+        settings = plan["settings"]
+        torch.manual_seed(settings["seed"])
+        trainer = make(options, plan)
+        optimizer = torch.optim.AdamW(
+            trainer.parameters, lr=0.0, betas=settings["betas"], weight_decay=settings["weight_decay"], fused=True
+        )
+
+        def answer(command: Json) -> Json:
+            if "save" in command:
+                save(trainer, Path(command["save"]))
+                return {}
             rows = [plan["rows"][i] for i in plan["steps"][command["step"]]]
-            send({"step": command["step"], **take_step(trainer, optimizer, rows, command["lr"], plan["settings"])})
-    send({"peak_memory_mb": peak_memory_mb()})
+            return take_step(trainer, optimizer, rows, command["lr"], settings["clip"])
 
+        trainable = sum(p.numel() for p in trainer.parameters)
+        return {"trainable": trainable, "versions": {"torch": torch.__version__, **trainer.versions}}, answer
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="One contender; started by benchmarks.training, not by hand.")
-    parser.add_argument("--method", choices=("eagle3", "medusa"), required=True)
-    parser.add_argument("--base", required=True)
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--answers", type=int, required=True, help="file descriptor for answers")
-    parser.add_argument("--base-dtype", default="float32", help="ours only")
-    return parser.parse_args()
-
-
-def make_optimizer(trainer: PeerTrainer, settings: dict[str, Any]) -> torch.optim.Optimizer:
-    """torch's fused AdamW, for all contenders."""
-    return torch.optim.AdamW(
-        trainer.parameters, lr=0.0, betas=settings["betas"], weight_decay=settings["weight_decay"], fused=True
-    )
+    serve(start)
 
 
 def take_step(
-    trainer: PeerTrainer, optimizer: torch.optim.Optimizer, rows: list[Any], lr: float, settings: dict[str, Any]
+    trainer: PeerTrainer, optimizer: torch.optim.Optimizer, rows: list[Any], lr: float, clip: float
 ) -> dict[str, float]:
     """One optimizer step, timed from token lists to updated weights; returns loss, seconds and CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
@@ -87,7 +83,7 @@ def take_step(
         group["lr"] = lr
     loss = trainer.loss(rows)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(trainer.parameters, settings["clip"])
+    torch.nn.utils.clip_grad_norm_(trainer.parameters, clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     value = float(loss.detach())
@@ -132,8 +128,3 @@ def peak_memory_mb() -> int:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-def _sender(descriptor: int) -> Callable[[dict[str, Any]], None]:
-    out = os.fdopen(descriptor, "w")
-    return lambda line: print(json.dumps(line), file=out, flush=True)

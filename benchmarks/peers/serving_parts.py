@@ -1,6 +1,6 @@
-"""Stand-ins in plain torch for the layers of vLLM's and SGLang's draft model classes, so that the released classes can
-be instantiated, load weights with their own name mappings, and run. Parameters start as NaN, so that missing weights
-are detected; every tensor that is copied into a parameter is recorded.
+"""Stand-ins for the layers of vLLM's and SGLang's draft model classes, so that the released classes can be instantiated
+and load weights with their own name mappings, on any machine. Parameters start as NaN, so that missing weights are
+detected; every tensor that is copied into a parameter is recorded. Nothing can be run.
 """
 
 import importlib.abc
@@ -14,9 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-
-from formats.readers.llama import rotated
 
 STACKED = ((".qkv_proj", ".q_proj", "q"), (".qkv_proj", ".k_proj", "k"), (".qkv_proj", ".v_proj", "v"),
            (".gate_up_proj", ".gate_proj", 0), (".gate_up_proj", ".up_proj", 1))  # fmt: skip
@@ -66,9 +63,6 @@ class Product(nn.Module):
         first = sum(size for name, size in [*self.parts.items()][: [*self.parts].index(part)])
         copy_in(param, tensor, slice(first, first + self.parts[part]))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, getattr(self, "bias", None))
-
 
 def replicated(input_size: int, output_size: int, bias: bool = False, **_: Any) -> Product:
     return Product(input_size, output_size, bias)
@@ -86,40 +80,21 @@ class PeerRows(nn.Module):
         self.weight = empty(rows, width)
         self.weight.weight_loader = copy_in
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
-
 
 class Norm(nn.Module):
-    """RMSNorm; with a residual it returns (norm(x + residual), x + residual)."""
-
-    def __init__(self, width: int, eps: float = 1e-6, **_: Any):
+    def __init__(self, width: int, *_args: Any, **_further: Any):
         super().__init__()
-        self.weight, self.eps = empty(width), eps
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        total = x if residual is None else x + residual
-        normed = F.rms_norm(total, total.shape[-1:], self.weight, self.eps)
-        return normed if residual is None else (normed, total)
+        self.weight = empty(width)
 
 
 class SelfAttention(nn.Module):
-    """Causal self-attention over all positions."""
-
     def __init__(self, config: Any):
         super().__init__()
-        self.config, self.head_dim = vars(config), config.head_dim
-        self.total_num_heads, self.total_num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.qkv_proj = qkv(config.hidden_size, self.head_dim, self.total_num_heads, self.total_num_kv_heads)
-        self.o_proj = Product(self.total_num_heads * self.head_dim, config.hidden_size)
-
-    def forward(self, positions: Tensor, hidden_states: Tensor, forward_batch: Any = None) -> Tensor:
-        heads, keys, dim = self.total_num_heads, self.total_num_kv_heads, self.head_dim
-        q, k, v = self.qkv_proj(hidden_states).split([heads * dim, keys * dim, keys * dim], -1)
-        q, k = (rotated(x.view(len(x), -1, dim), self.config).transpose(0, 1) for x in (q, k))
-        v = v.view(len(v), keys, dim).transpose(0, 1)
-        mixed = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0]
-        return self.o_proj(mixed.transpose(0, 1).flatten(1))
+        heads, dim = config.num_attention_heads, config.head_dim
+        self.hidden_size, self.head_dim = config.hidden_size, dim
+        self.total_num_heads, self.total_num_kv_heads = heads, config.num_key_value_heads
+        self.qkv_proj = qkv(config.hidden_size, dim, heads, config.num_key_value_heads)
+        self.o_proj = Product(heads * dim, config.hidden_size)
 
 
 class GatedMlp(nn.Module):
@@ -127,10 +102,6 @@ class GatedMlp(nn.Module):
         super().__init__()
         self.gate_up_proj = Product(hidden, 2 * inner, parts={0: inner, 1: inner})
         self.down_proj = Product(inner, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(F.silu(gate) * up)
 
 
 class PeerDecoderLayer(nn.Module):
@@ -144,15 +115,6 @@ class PeerDecoderLayer(nn.Module):
         self.mlp = GatedMlp(config.hidden_size, config.intermediate_size)
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, positions: Tensor, hidden_states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
-        else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
-        hidden_states = self.self_attn(positions, hidden_states)
-        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
-        return self.mlp(hidden_states), residual
 
 
 class CausalLM(nn.Module):
@@ -170,12 +132,8 @@ class CausalLM(nn.Module):
 
 
 class Logits(nn.Module):
-    def __init__(self, rows: Any, limit: int | None = None, scale: float = 1.0, **_: Any):
+    def __init__(self, *_args: Any, **_further: Any):
         super().__init__()
-        self.limit = limit
-
-    def forward(self, head: nn.Module, x: Tensor) -> Tensor:
-        return F.linear(x, head.weight)[..., : self.limit]
 
 
 class Mapper:

@@ -12,11 +12,11 @@ import pytest
 from playwright.sync_api import Browser, Page, TimeoutError, expect
 
 from app import turns
-from benchmarks.load import LoadTarget, Streams, idle
-from benchmarks.page_client import StreamResult, follow
 from tests.browser.workbench import Workbench
 from tests.tools.figures import Figures, spread
 from tests.tools.loops import run_async
+from tests.tools.page_client import StreamResult, follow
+from tests.tools.page_load import LoadTarget, Streams, idle
 from tracking import runs
 from tracking.db import reading
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.page_client import PageClient
 from models.tiny import make_tiny_base
 from ops import health
 from speculoos.settings import load
@@ -23,6 +22,7 @@ from tests.drills.trainings import SETTINGS
 from tests.tools.figures import Figures
 from tests.tools.homes import add_answers, add_base
 from tests.tools.loops import run_async
+from tests.tools.page_client import PageClient
 from tests.tools.running import Up, wait_for
 from tests.workers.conftest import Bench
 from tests.workers.drill_work import Count

@@ -12,8 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.page_client import PageClient
 from tests.tools.figures import Figures, spread
+from tests.tools.page_client import PageClient
 from tests.tools.running import Up
 from tests.tools.watching import watched
 from tests.workers.conftest import wait_until

@@ -13,10 +13,10 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.load import MEASURED, SETTLE_SECONDS
-from benchmarks.page_client import PageClient, follow
 from models.starter import starter_path
 from tests.tools.figures import Figures, spread
+from tests.tools.page_client import PageClient, follow
+from tests.tools.page_load import MEASURED, SETTLE_SECONDS
 from tests.tools.running import Up
 
 TURNS = int(os.environ.get("DRILLS_TURNS", "300"))

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.exactness import reference
-from benchmarks.gpu_claims import Bench, Claim, Findings, first_line
-from benchmarks.gpu_exactness import GuidedRun, follow_reference
-from benchmarks.tables import replace_between
+from benchmarks.gpu_bench import Bench, Claim
+from benchmarks.gpu_exactness import follow_reference
+from benchmarks.report import replace_between
 from decoding.drafters import make_drafter
 from decoding.target import Target
 from models.base import load_base
@@ -45,22 +45,22 @@ def test_every_part_runs_dry_and_its_output_is_exact(tmp_path: Path, capsys: pyt
 
 
 def test_a_part_that_fails_is_a_claim_that_does_not_hold_and_the_others_go_on(bench: Bench) -> None:
-    def fails(_bench: Bench) -> Findings:
+    def fails(_bench: Bench) -> None:
         raise RuntimeError("CUDA error: no kernel | image\nand more")
 
-    reports = gpu_check.check(bench, {"one": fails, "two": lambda _bench: Findings(figures={"tokens/s": 7})})
-    assert reports[0].findings.claims == [
+    reports = gpu_check.check(bench, {"one": fails, "two": lambda bench: bench.figures.update({"tokens/s": 7})})
+    assert bench.claims == [
         Claim("one runs to its end", "no error", "RuntimeError: CUDA error: no kernel / image", False)
     ]
-    assert reports[0].ran and reports[1].findings.figures == {"tokens/s": 7}
+    assert reports[0]["ran"] and reports[1]["figures"] == {"tokens/s": 7}
 
 
 def test_parts_after_the_deadline_are_reported_as_not_run(bench: Bench) -> None:
     bench.deadline = time.monotonic() - 1
     reports = gpu_check.check(bench, {"one": lambda _bench: pytest.fail("it ran")})
-    claim = gpu_check.in_time(reports, 660, 10)
-    assert not reports[0].ran and claim.holds is False
-    assert claim.figure == "0 of 1 in 11.0 minutes; not: one"
+    gpu_check.claim_in_time(bench, reports, 660, 10)
+    assert not reports[0]["ran"] and bench.claims[-1].holds is False
+    assert bench.claims[-1].figure == "0 of 1 in 11.0 minutes; not: one"
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,8 +72,11 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_claim_that_does_not_hold_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = Findings([Claim("plain decoding", "≥ 4 ×", "3.1 ×", False), Claim("tokens", "all", "all", True)])
-    monkeypatch.setattr(gpu_check, "PARTS", {"speed": lambda _bench: slow})  # what a slow GPU would find
+    def slow(bench: Bench) -> None:  # what a slow GPU would find
+        bench.claim("plain decoding", "≥ 4 ×", "3.1 ×", False)
+        bench.claim("tokens", "all", "all", True)
+
+    monkeypatch.setattr(gpu_check, "PARTS", {"speed": slow})
     assert gpu_check.main(["--dry-run"]) == 1
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == "Does not hold: plain decoding (wanted ≥ 4 ×): 3.1 ×"
@@ -94,11 +97,6 @@ def test_agreement_counts_each_token_that_differs_and_goes_on_from_the_reference
     base.eos_ids = frozenset()
     expected = reference(base, base.tokenizer("the quick brown fox")["input_ids"], 8)
     target = Target(base, 64)
-    assert follow_reference(target, make_drafter(target), expected) == GuidedRun(8)
+    assert follow_reference(target, make_drafter(target), expected) == (8, [])
     other = replace(expected, tokens=[*expected.tokens[:7], (expected.tokens[7] + 1) % 300])
-    assert follow_reference(target, make_drafter(target), other) == GuidedRun(8, [expected.gaps[7]])
-
-
-def test_an_error_is_one_line() -> None:
-    assert first_line(ValueError("")) == "ValueError"
-    assert first_line(ValueError("\n first\nsecond")) == "ValueError: first"
+    assert follow_reference(target, make_drafter(target), other) == (8, [expected.gaps[7]])

@@ -211,19 +211,35 @@ def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_
 @pytest.fixture
 def one_prompt(monkeypatch):
     """The starter is real in size: of the prompts the first will do."""
-    from benchmarks import installed_loaders
     from formats import passages
 
-    for module in (passages, installed_loaders):
-        monkeypatch.setattr(module, "PROMPTS", passages.PROMPTS[:1])
+    monkeypatch.setattr(passages, "PROMPTS", passages.PROMPTS[:1])
 
 
 @pytest.mark.real
 def test_transformers_answers_the_same_with_a_draft_for_the_starter(tmp_path, one_prompt):
-    from benchmarks import installed_loaders
+    import torch
+    from transformers import AutoModelForCausalLM
 
-    (found,) = installed_loaders.transformers(tmp_path)
-    assert found.good and found.same_answers and found.difference <= 1e-4 and found.tensors > 50
+    from formats.passages import PROMPTS
+    from models.base import load_base
+    from models.checkpoints import save_draft
+    from models.standalone import StandaloneDraft
+    from models.starter import starter_path
+
+    base = load_base(starter_path())
+    ours = StandaloneDraft.from_base(base, 11)
+    save_draft(tmp_path / "draft", ours, {"base": "starter"})
+    build_export(tmp_path / "draft", base, "huggingface", tmp_path / "huggingface")
+    loading = {"dtype": torch.float32, "output_loading_info": True}
+    draft, info = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface", **loading)
+    assert not info["unexpected_keys"] and not info["missing_keys"]
+    chat = [{"role": "user", "content": PROMPTS[0]}]
+    ids = base.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    options = {**ids, "do_sample": False, "max_new_tokens": 48}
+    with torch.no_grad():
+        assert torch.equal(base.model.generate(**options), base.model.generate(**options, assistant_model=draft))
+        assert torch.allclose(ours.model(**ids).logits, draft(**ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.real

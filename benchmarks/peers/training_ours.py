@@ -1,12 +1,11 @@
-"""This project as a contender of the training benchmark; started by benchmarks.training."""
+"""This project as a contender of the training benchmark: the method as `training.loop` runs it."""
 
-import argparse
 import importlib.metadata
 from typing import Any
 
 import torch
+from common import padded, serve_trainer
 
-from benchmarks.peers.common import padded, serve
 from models.base import load_base
 from models.methods import train_config
 from models.runtime.weights import pack_supported
@@ -15,20 +14,20 @@ from training.method import make_method
 
 
 class OurSide:
-    """The training method as `training.loop` runs it, with one micro-batch per step."""
+    """One micro-batch per step."""
 
-    def __init__(self, arguments: argparse.Namespace, plan: dict[str, Any]):
+    def __init__(self, options: dict[str, Any], plan: dict[str, Any]):
         settings = plan["settings"]
         self.versions = {"transformers": importlib.metadata.version("transformers")}
         config = train_config(
-            method=arguments.method,
+            method=options["method"],
             medusa_num_heads=settings["medusa_heads"],
             medusa_num_layers=settings["medusa_layers"],
             ttt_steps=settings["ttt_steps"],
             ttt_decay=settings["ttt_decay"],
             train_lm_head=False,
         )
-        base = load_base(arguments.base, dtype=arguments.base_dtype)
+        base = load_base(options["base"], dtype=options["base_dtype"])
         rows = [
             TokenisedConversation("", torch.tensor(row["ids"]), torch.tensor(row["mask"], dtype=torch.bool), "")
             for row in plan["rows"]
@@ -48,4 +47,4 @@ class OurSide:
 
 
 if __name__ == "__main__":
-    serve(OurSide)
+    serve_trainer(OurSide)

@@ -1,4 +1,4 @@
-"""Shared by the parts of benchmarks.gpu_check: device, sizes and claims."""
+"""Shared by the parts of benchmarks.gpu_check: device, sizes, claims and figures."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from models.eagle3 import Eagle3Draft
 from models.starter import STARTER_HEAD, starter_path
 from models.tiny import make_tiny_base
 
-SPEED_GOAL, BANDWIDTH_GOAL, AGREEMENT_GOAL = 4.0, 0.8, 0.95
 LLAMA_8B = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -86,38 +85,35 @@ class Claim:
 
 
 @dataclass
-class Findings:
-    """Result of a part: its claims, and further figures by name."""
-
-    claims: list[Claim] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
-
-    def __add__(self, other: "Findings") -> "Findings":
-        return Findings(self.claims + other.claims, self.figures | other.figures)
-
-
-@dataclass
 class Bench:
-    """Environment of the parts. `dry`: on the CPU with tiny shapes, where speed is not judged. `scratch`: temporary
-    folder. `deadline`: value of time.monotonic() at which they must have ended."""
+    """Environment of the parts, which add their claims and further figures to it. `scratch`: temporary folder.
+    `deadline`: value of time.monotonic() at which they must have ended. `dry`: on the CPU with tiny shapes, where only
+    exactness is judged."""
 
     device: torch.device
     scratch: Path
     deadline: float
     dry: bool = False
+    claims: list[Claim] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Sizes:
         return DRY if self.dry else Sizes()
 
-    @property
-    def seconds_left(self) -> float:
-        return self.deadline - time.monotonic()
+    def claim(self, name: str, goal: str, figure: str, holds: bool | None) -> None:
+        """Add a claim that also a dry run judges."""
+        self.claims.append(Claim(name, goal, figure, holds))
 
-    def check_time(self) -> None:
-        """Raise OutOfTime once the deadline is past."""
-        if self.seconds_left <= 0:
+    def gpu_claim(self, name: str, goal: str, figure: str, holds: bool) -> None:
+        """Add a claim about speed or a GPU-only feature."""
+        self.claim(name, goal, figure, None if self.dry else holds)
+
+    def check_time(self) -> float:
+        """Seconds left. Raises OutOfTime once the deadline is past."""
+        if (left := self.deadline - time.monotonic()) <= 0:
             raise OutOfTime
+        return left
 
     @cached_property
     def starter(self) -> Path:
@@ -131,12 +127,8 @@ class Bench:
             return STARTER_HEAD
         return save_draft(self.scratch / "starter_head", Eagle3Draft.from_base(load_base(self.starter)), {})
 
-    def gpu_claim(self, name: str, goal: str, figure: str, met: bool) -> Claim:
-        """A claim about speed or a GPU-only feature: not judged in a dry run."""
-        return Claim(name, goal, figure, None if self.dry else met)
 
-
-Part = Callable[[Bench], Findings]
+Part = Callable[[Bench], None]
 
 
 def first_line(error: BaseException) -> str:

@@ -1,26 +1,25 @@
-"""One side of the generation benchmark, started by benchmarks.datagen: our local generation or transformers.generate.
+"""Our batched generation or transformers.generate, for benchmarks.datagen.
 
-Uses the modules of the tree it is started in, possibly an older commit. `prompts` in its argument is a file with a JSON
-list of lists of token ids. For each JSON line `{"batch": 32}` it answers all prompts and writes
-`{"seconds", "cpu_seconds", "digest", "peak_memory_mb"}`.
+Imports the modules of the tree it is started in. The option `prompts` is a file with a JSON list of lists of token ids;
+a command {"batch": 32} answers all of them.
 """
 
 import hashlib
 import json
 import random
-import resource
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from corpus.batch import BatchAnswer, answer_all
+from models.base import load_base
+
 
 def ours(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list[list[int]]:
     """Continuous batching, longest prompts first, as in `corpus.generate_local`."""
-    from corpus.batch import BatchAnswer, answer_all
-
     base.eos_ids = frozenset()  # generate the full length
     answers = [BatchAnswer(prompt, tokens, random.Random(0)) for prompt in prompts]
     waiting = sorted(answers, key=lambda answer: -len(answer.prompt))
@@ -50,35 +49,24 @@ def theirs(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list
     return [answers[i] for i in range(len(prompts))]
 
 
-def load(arguments: dict[str, Any]) -> Any:
-    from models.base import load_base
-
-    base = load_base(arguments["model"], dtype=arguments["dtype"])
-    if arguments["side"] == "ours" and Path("decoding/fast_layers.py").exists():  # older commits
-        from decoding.fast_layers import pack_known
-
-        pack_known(base)
-    return base
-
-
-def main() -> None:
-    arguments = json.loads(sys.argv[1])
-    torch.set_num_threads(arguments["threads"])
-    prompts, base = json.loads(Path(arguments["prompts"]).read_text()), load(arguments)
-    run = ours if arguments["side"] == "ours" else theirs
+def make(options: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+    prompts, base = json.loads(Path(options["prompts"]).read_text()), load_base(options["model"], options["dtype"])
+    run = {"ours": ours, "transformers": theirs}[options["engine"]]
     run(base, prompts[:2], 2, 2)  # warm-up: kernel selection and weight packing
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
+
+    def answer(command: dict[str, Any]) -> dict[str, Any]:
         began, cpu_began = time.perf_counter(), time.process_time()
-        answers = run(base, prompts, arguments["tokens"], json.loads(line)["batch"])
-        report = {
+        answers = run(base, prompts, options["max_tokens"], command["batch"])
+        return {
             "seconds": time.perf_counter() - began,
             "cpu_seconds": time.process_time() - cpu_began,
             "digest": [hashlib.sha256(json.dumps(answer).encode()).hexdigest()[:12] for answer in answers],
-            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
-        print(json.dumps(report), flush=True)
+
+    return {}, answer
 
 
 if __name__ == "__main__":
-    main()
+    from common import serve
+
+    serve(make)

@@ -5,12 +5,11 @@ transformers, as part of each step. Rows are packed without padding, as in specu
 as the defaults need torch.compile on a GPU.
 """
 
-import argparse
 import importlib.metadata
 from typing import Any
 
 import torch
-from common import padded, read_in_answer, serve
+from common import padded, read_in_answer, serve_trainer
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
@@ -23,19 +22,19 @@ ATTENTION = "eager"
 class SpeculatorsSide:
     """Its draft model with a frozen base model."""
 
-    def __init__(self, arguments: argparse.Namespace, plan: dict[str, Any]):
+    def __init__(self, options: dict[str, Any], plan: dict[str, Any]):
         settings = plan["settings"]
-        if arguments.method != "eagle3":
+        if options["method"] != "eagle3":
             raise SystemExit("speculators trains no Medusa heads.")
         names = ("speculators", "transformers")
         self.versions = {name: importlib.metadata.version(name) for name in names}
-        self.base = AutoModelForCausalLM.from_pretrained(arguments.base, dtype=torch.float32).eval()
+        self.base = AutoModelForCausalLM.from_pretrained(options["base"], dtype=torch.float32).eval()
         self.base.requires_grad_(False)
         longest = self.base.config.max_position_embeddings
-        layer = create_transformer_layer_config(arguments.base, 1, "llama", None, longest, [0])
+        layer = create_transformer_layer_config(options["base"], 1, "llama", None, longest, [0])
         self.draft = Eagle3DraftModel.from_training_args(
             layer,
-            verifier_name_or_path=arguments.base,
+            verifier_name_or_path=options["base"],
             draft_vocab_size=self.base.config.vocab_size,
             norm_before_residual=False,
             ttt_steps=settings["ttt_steps"],
@@ -89,4 +88,4 @@ class SpeculatorsSide:
 
 
 if __name__ == "__main__":
-    serve(SpeculatorsSide)
+    serve_trainer(SpeculatorsSide)

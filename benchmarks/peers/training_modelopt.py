@@ -6,14 +6,13 @@ Medusa, which `convert` does not do. Batches are padded to their longest row. Mo
 one length and caches one mask per unrolled step, so this cache is cleared here.
 """
 
-import argparse
 import copy
 import importlib.metadata
 from typing import Any
 
 import modelopt.torch.speculative as mtsp
 import torch
-from common import padded, read_in_answer, serve
+from common import padded, read_in_answer, serve_trainer
 from modelopt.torch.speculative.config import eagle3_default_config
 from transformers import AutoModelForCausalLM
 
@@ -23,10 +22,10 @@ IGNORED = -100
 class ModelOptSide:
     """A converted model; only the modules that ModelOpt adds are trained."""
 
-    def __init__(self, arguments: argparse.Namespace, plan: dict[str, Any]):
+    def __init__(self, options: dict[str, Any], plan: dict[str, Any]):
         settings = plan["settings"]
-        self.eagle = arguments.method == "eagle3"
-        self.model = AutoModelForCausalLM.from_pretrained(arguments.base, dtype=torch.float32)
+        self.eagle = options["method"] == "eagle3"
+        self.model = AutoModelForCausalLM.from_pretrained(options["base"], dtype=torch.float32)
         names = ("nvidia-modelopt", "transformers")
         self.versions = {name: importlib.metadata.version(name) for name in names}
         if self.eagle:
@@ -79,4 +78,4 @@ def eagle_config(base: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(ModelOptSide)
+    serve_trainer(ModelOptSide)
