@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from models.base import has_bfloat16
 from models.draft_layers import causal_mask
 from models.runtime.attention import SequenceView
-from models.runtime.cache import KVCache
-from models.runtime.drafts import CacheMemory
+from models.runtime.cache import CacheMemory, KVCache
+from models.runtime.layer import Norm, norm_of
 from models.runtime.linear import packing_works
-from models.runtime.norms import Norm, norm_of
 from models.runtime.rotary import draft_rotations
 from models.runtime.weights import take_draft_layer, take_linear
 

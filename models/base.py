@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,7 @@ class LoadedBase:
         self, input_ids: torch.Tensor, layers: Sequence[int] = (), lengths: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Run without a cache: the input of the LM head [B, N, H] and the outputs [B, N, H] of 0-based `layers`.
-
-        `lengths` [B]: number of tokens of each row; padding after them is not computed where possible.
-        """
+        `lengths` [B]: number of tokens of each row; padding after them is not computed where possible."""
         if lengths is not None and varlen.can_run(self.config, self.device, lengths):
             return self._forward_rows(input_ids, lengths, layers)
         with capture_layers(self.model, layers) as captured:
@@ -123,13 +121,10 @@ def capture_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[list[tor
     captured: list[Any] = [None] * len(layers)
     modules = find_layers(model) if layers else ()
 
-    def make_hook(slot: int) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            captured[slot] = output[0] if isinstance(output, tuple) else output
+    def hook(slot: int, _module: nn.Module, _args: Any, output: Any) -> None:
+        captured[slot] = output[0] if isinstance(output, tuple) else output
 
-        return hook
-
-    handles = [modules[layer].register_forward_hook(make_hook(slot)) for slot, layer in enumerate(layers)]
+    handles = [modules[layer].register_forward_hook(partial(hook, slot)) for slot, layer in enumerate(layers)]
     try:
         yield captured
     finally:
@@ -148,9 +143,7 @@ def find_layers(model: nn.Module) -> nn.ModuleList:
 
 def aux_layers(num_layers: int) -> tuple[int, int, int]:
     """Ids (0-based) of the low, middle and high layers whose outputs EAGLE-3 fuses: [1, n // 2 - 1, n - 4], clamped.
-
-    The reference captures the *inputs* of layers 2, n // 2 and n - 3, which are these outputs.
-    """
+    The reference captures the *inputs* of layers 2, n // 2 and n - 3, which are these outputs."""
     last = num_layers - 1
     return tuple(min(max(i, 0), last) for i in (1, num_layers // 2 - 1, num_layers - 4))
 
@@ -162,12 +155,10 @@ def load_base(
     known: BaseChecksums | None = None,
     sums: ChecksumCache = NO_SUMS,
 ) -> LoadedBase:
-    """Load a local Hugging Face folder: safetensors only, no code from the folder, no network.
-
-    `dtype`: float32, bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda,
-    cuda:N or auto. `known`: checksums that the files must match; `sums` caches checksums. Raises NotFound, BadInput,
-    Unsupported, Unavailable or Damaged.
-    """
+    """Load a local Hugging Face folder: safetensors only, no code from the folder, no network. `dtype`: float32,
+    bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda, cuda:N or auto.
+    `known`: checksums that the files must match; `sums` caches checksums. Raises NotFound, BadInput, Unsupported,
+    Unavailable or Damaged."""
     return wrap_model(*load_parts(path, dtype, device, known, sums), Path(path))
 
 
@@ -214,10 +205,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise BadInput(f"Device {name!r} is not known; use cpu, cuda, cuda:N or auto.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"Device {name!r}: no GPU is available; choose cpu or auto.")
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise BadInput(f"Device {name!r}: only {count} GPUs are available, numbered from cuda:0.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"Device {name!r}: no such GPU is available; choose another one, cpu or auto.")
     return device
 
 

@@ -19,10 +19,8 @@ LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILIN
 
 def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
     """Card of a Hugging Face folder. `licence` overrides the one in its README; `sums` caches the weights' checksum.
-
     Raises BadInput when the folder has no config or no safetensors, or they do not match; Unsupported when its weights
-    are quantised.
-    """
+    are quantised."""
     folder = Path(folder)
     config = read_safe_config(folder)
     text = config.get("text_config") or config
@@ -54,10 +52,8 @@ def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO
 
 
 def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
-    """Bytes of the weights and a KV cache of 2,048 tokens, by dtype: parameters × b + 2 · layers · kv · 2048 · b.
-
-    `kv` is key-value heads × head size. Activations and the runtime are not included.
-    """
+    """Bytes of the weights and a KV cache of 2,048 tokens, by dtype: parameters × b + 2 · layers · kv · 2048 · b. `kv`
+    is key-value heads × head size. Activations and the runtime are not included."""
     heads = first_set(config, "num_attention_heads", "n_head") or 1
     hidden = first_set(config, "hidden_size", "n_embd", "d_model") or 0
     width = (first_set(config, "num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)

@@ -10,12 +10,10 @@ SENTINEL = "\u2063answer\u2063"
 
 
 def render(tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "") -> list[int]:
-    """Token ids of a conversation, with the generation prompt.
-
-    `messages` are {"role", "content"}; `system` is prepended unless they begin with a system message. A tokenizer
-    without a chat template (a model that is not chat-tuned) takes a single user message as plain text, with its
-    begin-of-text token; more messages raise Unsupported. Raises BadInput when the template raises an error.
-    """
+    """Token ids of a conversation, with the generation prompt. `messages` are {"role", "content"}; `system` is
+    prepended unless they begin with a system message. A tokenizer without a chat template (a model that is not
+    chat-tuned) takes a single user message as plain text, with its begin-of-text token; more messages raise
+    Unsupported. Raises BadInput when the template raises an error."""
     return to_ids(tokenizer, *to_text(tokenizer, messages, system))
 
 

@@ -62,12 +62,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def save_draft(
     folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "", tensors: dict[str, Any] | None = None
 ) -> Path:
-    """Write `draft` to `folder` atomically, replacing an existing one, and return the folder.
-
-    `info` goes to config.json and the card; known keys are `base` (name), `base_sha256`, `dataset`, `settings`,
-    `figures`, `notes`, `source` (of an imported draft), `base_path`, `drafting` and `tuning`. `dtype` ("bfloat16")
-    casts the weights; default: unchanged. `tensors`: weights to write instead of the current ones of `draft`.
-    """
+    """Write `draft` to `folder` atomically, replacing an existing one, and return the folder. `info` goes to
+    config.json and the card; known keys are `base` (name), `base_sha256`, `dataset`, `settings`, `figures`, `notes`,
+    `source` (of an imported draft), `base_path`, `drafting` and `tuning`. `dtype` ("bfloat16") casts the weights;
+    default: unchanged. `tensors`: weights to write instead of the current ones of `draft`."""
     folder = Path(folder)
     with new_folder(folder, replace=True) as building:
         _write_files(building, draft, info, dtype, tensors)
@@ -91,12 +89,10 @@ def write_draft(
 def load_draft(
     folder: str | Path, base: Any, base_sha256: str = "", sha256: str = "", sums: ChecksumCache | None = None
 ) -> Any:
-    """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode.
-
-    Verifies the files against SHA256SUMS and the weights against `sha256` (from the database); `sums` caches checksums.
-    If `base_sha256` (or `base.sha256`) differs from the one in the checkpoint, a warning is logged and stored in
-    `draft.notices`. Raises Damaged, or Unsupported when sizes or the vocabulary do not match the base.
-    """
+    """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode. Verifies the files against
+    SHA256SUMS and the weights against `sha256` (from the database); `sums` caches checksums. If `base_sha256` (or
+    `base.sha256`) differs from the one in the checkpoint, a warning is logged and stored in `draft.notices`. Raises
+    Damaged, or Unsupported when sizes or the vocabulary do not match the base."""
     folder, config = Path(folder), read_config(folder)
     verify_sums(folder, sha256, sums)
     draft = _load_module(folder, config, base).eval().requires_grad_(False)

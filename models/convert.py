@@ -7,22 +7,18 @@ from typing import Any
 
 from speculoos.errors import BadInput, Unsupported
 
-MAGIC = b"GGUF"
 FLOAT32_UP_TO = 2_000_000_000
 
 
 def convert_gguf(file: str | Path, folder: str | Path) -> dict[str, str]:
-    """De-quantise `file` into `folder` (which must exist): weights, config, generation config, tokenizer.
-
-    Weights are float32, or bfloat16 above two billion parameters. Returns the file's `general.*` metadata (name,
-    license, …). Raises BadInput for a damaged file, Unsupported for an architecture without a loader.
-    """
+    """De-quantise `file` into `folder` (which must exist): weights, config, generation config, tokenizer. Weights are
+    float32, or bfloat16 above two billion parameters. Returns the file's `general.*` metadata (name, license, …).
+    Raises BadInput for a damaged file, Unsupported for an architecture without a loader."""
     import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     file = Path(file).resolve()
-    check_magic(file)
     try:
         reader = gguf.GGUFReader(str(file))
     except (ValueError, OSError, IndexError, KeyError) as error:
@@ -43,17 +39,6 @@ def convert_gguf(file: str | Path, folder: str | Path) -> dict[str, str]:
         for name, field in reader.fields.items()
         if name.startswith("general.") and field.types == [gguf.GGUFValueType.STRING]
     }
-
-
-def check_magic(file: Path) -> None:
-    """Raise BadInput unless the file has the GGUF magic number."""
-    try:
-        with open(file, "rb") as handle:
-            head = handle.read(4)
-    except OSError as error:
-        raise BadInput(f"{file}: cannot be read ({error.strerror}).") from None
-    if head != MAGIC:
-        raise BadInput(f"{file}: not a GGUF file (it does not begin with GGUF).")
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:

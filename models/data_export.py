@@ -18,11 +18,9 @@ CHUNK = 1 << 18
 
 def export_lines(folder: str | Path, form: str = "messages") -> Iterator[bytes]:
     """Each row of the data set in `folder` as a line of JSON: `messages` has {role, content} turns, `conversations`
-    {from, value} turns. Reference answers follow the user messages they belong to.
-
-    Raises BadInput for another form, NotFound for a folder without rows and Damaged for wrong checksums, all before the
-    first line; BadInput for a line that is not JSON.
-    """
+    {from, value} turns. Reference answers follow the user messages they belong to. Raises BadInput for another form,
+    NotFound for a folder without rows and Damaged for wrong checksums, all before the first line; BadInput for a line
+    that is not JSON."""
     write = find_row_converter(form)
     shards = sorted(Path(folder).glob("shard-*.jsonl"))
     if not shards:

@@ -1,17 +1,41 @@
-"""The decoder layer of EAGLE drafts, and two attention memories; `models.runtime.drafts.CacheMemory` uses a KV cache.
+"""The decoder layer of EAGLE drafts, and two attention memories; `models.runtime.cache.CacheMemory` is a third.
 
 Tensor names are those of Llama in transformers, so that exports need no renaming. Shapes: B batch, n positions, H
 hidden size, h heads, k key/value heads, d head size.
 """
 
+import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.rope import frequencies
+SCALED = ("linear", "llama3", "yarn")
+"""Scaling types that depend on the config only; others change with the sequence length."""
+
+
+def frequencies(dim: int, theta: float, scaling: dict[str, Any]) -> tuple[Tensor, float]:
+    """Inverse frequencies of each pair of channels, float32 [dim / 2], and the factor on cos and sin. `scaling` has
+    `rope_type` (one of SCALED) and its parameters, named as in Hugging Face configs. Sources: Chen et al. 2023
+    (linear), Peng et al. 2023 (YaRN), Llama 3.1's config."""
+    return _computed(dim, theta, json.dumps(scaling, sort_keys=True))
+
+
+@lru_cache
+def _computed(dim: int, theta: float, scaling: str) -> tuple[Tensor, float]:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {**json.loads(scaling), "rope_theta": theta}
+    length = int(parameters.get("original_max_position_embeddings") or 2048)
+    config = LlamaConfig(
+        head_dim=dim, hidden_size=dim, num_attention_heads=1, rope_parameters=parameters, max_position_embeddings=length
+    )
+    inverse_frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+    return inverse_frequencies.float(), float(factor)
 
 
 @dataclass(frozen=True)
@@ -27,11 +51,8 @@ class LayerShape:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: dict[str, Any] | None = None
-    """See `models.rope.frequencies`."""
     attention_bias: bool = False
-    """Bias of the query, key and value projections."""
     output_bias: bool = False
-    """Bias of the output projection."""
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMSNorm of each query and key head, as in Qwen 3."""
@@ -70,11 +91,9 @@ class CausalMemory:
 
 class ChainMemory:
     """Training-time test (Li et al. 2025, EAGLE-3): step 0 is causal; at step j position t attends to the step-0 keys
-    of positions 0…t and to its own keys of steps 1…j, exactly like a chain drafted from t.
-
-    Example, t = 2 at step 2: keys k0[0], k0[1], k0[2], k1[2], k2[2] at positions 0, 1, 2, 3, 4.
-    `index` [B, m]: positions of the queries, in order; None: all. Later steps hold only those.
-    """
+    of positions 0…t and to its own keys of steps 1…j, exactly like a chain drafted from t. Example, t = 2 at step 2:
+    keys k0[0], k0[1], k0[2], k1[2], k2[2] at positions 0, 1, 2, 3, 4. `index` [B, m]: positions of the queries, in
+    order; None: all. Later steps hold only those."""
 
     def __init__(self, index: Tensor | None = None) -> None:
         self._index = index
@@ -161,21 +180,18 @@ def take_positions(x: Tensor, index: Tensor | None) -> Tensor:
 
 def rotary(positions: Tensor, shape: LayerShape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos, sin [B, 1, n, d] for positions [B, n], computed in float32."""
-    angles, factor = _angles(positions.float()[:, None, :, None], shape)
+    places, factor = positions.float()[:, None, :, None], 1.0
+    if shape.rope_scaling:
+        inverse_frequencies, factor = frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling)
+        angles = places * inverse_frequencies.to(positions.device)
+    else:
+        powers = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
+        angles = places / shape.rope_theta**powers
     angles = torch.cat([angles, angles], -1)
     cos, sin = angles.cos(), angles.sin()
     if factor != 1.0:
         cos, sin = cos * factor, sin * factor
     return cos.to(dtype), sin.to(dtype)
-
-
-def _angles(positions: Tensor, shape: LayerShape) -> tuple[Tensor, float]:
-    """Angles [..., d / 2] for float32 positions [..., 1], and the factor on cos and sin."""
-    if shape.rope_scaling:
-        inverse_frequencies, factor = frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling)
-        return positions * inverse_frequencies.to(positions.device), factor
-    powers = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
-    return positions / shape.rope_theta**powers, 1.0
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

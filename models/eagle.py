@@ -43,10 +43,8 @@ class EagleLayer(nn.Module):
 
 
 class BorrowedParts(nn.Module):
-    """Embeddings and LM head of the base, used but not stored by a draft.
-
-    Subclasses set `config`, and `embed_tokens`: None, or the draft's own embeddings [V, H] (`own_embeddings_of`).
-    """
+    """Embeddings and LM head of the base, used but not stored by a draft. Subclasses set `config`, and `embed_tokens`:
+    None, or the draft's own embeddings [V, H] (`own_embeddings_of`)."""
 
     embed_tokens: nn.Embedding | None
 
@@ -81,7 +79,6 @@ class EagleDraft(BorrowedParts):
 
     method: ClassVar[str] = "eagle"
     layers_wanted: ClassVar[tuple[int, ...]] = ()
-    """Base layers whose outputs `fuse` takes; none, since it uses the final hidden state."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()
@@ -110,17 +107,9 @@ class EagleDraft(BorrowedParts):
         """Features [B, n, H] from the base's final hidden states; `aux` is not used."""
         return hidden
 
-    def forward(
-        self,
-        features: Tensor,
-        token_ids: Tensor,
-        positions: Tensor,
-        memory: Memory | None = None,
-    ) -> Tensor:
+    def forward(self, features: Tensor, token_ids: Tensor, positions: Tensor, memory: Memory | None = None) -> Tensor:
         """features [B, n, H] at positions t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
-
-        `memory`: attention memory; default: causal over these positions.
-        """
+        `memory`: attention memory; default: causal over these positions."""
         x = self.fc(torch.cat([self.embed(token_ids).to(features.dtype), features], -1))
         memory = memory or CausalMemory()
         for i, layer in enumerate(self.layers):

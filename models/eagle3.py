@@ -79,11 +79,9 @@ class Eagle3Layer(nn.Module):
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer with scaled inputs: y = W·(s ∘ x) + b, saved as the plain weight W·s and b.
-
-    A few channels of hidden states are hundreds of times larger than the rest and would dominate with one learning rate
-    for all columns. s [in] is rounded to powers of two, so that folding and unfolding are exact.
-    """
+    """A linear layer with scaled inputs: y = W·(s ∘ x) + b, saved as the plain weight W·s and b. A few channels of
+    hidden states are hundreds of times larger than the rest and would dominate with one learning rate for all columns.
+    s [in] is rounded to powers of two, so that folding and unfolding are exact."""
 
     def __init__(self, rms: Tensor, out_features: int, bias: bool = False):
         super().__init__(len(rms), out_features, bias=bias)
@@ -134,13 +132,11 @@ class Eagle3Draft(BorrowedParts):
     def from_base(
         cls, base: Any, draft_ids: Tensor | None = None, feature_rms: Tensor | None = None, **options: Any
     ) -> "Eagle3Draft":
-        """A new draft; `draft_ids` (sorted token ids of the base) is its vocabulary, all tokens by default.
-
-        Its head is a plain linear layer initialised with the base's rows of those tokens, times the base's logit scale,
-        and the base's bias (a logit cap is left out, since inference servers have none for drafts); its final norm
-        starts at NORM_START times the base's. `feature_rms` [3H] is the RMS of each fused channel (`scale_features`).
-        `options` are fields of Eagle3Config.
-        """
+        """A new draft; `draft_ids` (sorted token ids of the base) is its vocabulary, all tokens by default. Its head is
+        a plain linear layer initialised with the base's rows of those tokens, times the base's logit scale, and the
+        base's bias (a logit cap is left out, since inference servers have none for drafts); its final norm starts at
+        NORM_START times the base's. `feature_rms` [3H] is the RMS of each fused channel (`scale_features`). `options`
+        are fields of Eagle3Config."""
         ids = torch.arange(base.vocab_size) if draft_ids is None else draft_ids.cpu().long()
         options["aux_layers"] = tuple(options.get("aux_layers") or aux_layers(base.num_layers))
         head = base.head.rows(ids).folded()
@@ -211,10 +207,8 @@ class Eagle3Draft(BorrowedParts):
         index: Tensor | None = None,
     ) -> Tensor:
         """features [B, n, H] at positions t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
-
         `memory`: attention memory, a ChainMemory in training; default: causal over these positions. `index` [B, m]:
-        return only the features at these positions, [B, m, H]; the others serve as keys only (drafts of one layer).
-        """
+        return only the features at these positions, [B, m, H]; the others serve as keys only (drafts of one layer)."""
         embedded, memory = self.embed(token_ids).to(features.dtype), memory or CausalMemory()
         x = self.layers[0](embedded, features, positions, memory, index)
         for i, layer in enumerate(self.layers[1:], 1):

@@ -35,7 +35,7 @@ LOGIT_MULTIPLIERS = {
 LOGIT_CAPS = dict.fromkeys(
     ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "vaultgemma", "nanochat"), "final_logit_softcapping"
 )
-"""{family: config key} of the families that cap logits; those in DIVIDED and MULTIPLIED divide or multiply them. A key
+"""{family: config key} of the families that cap logits; the others divide or multiply them. A key
 can mean both: `logits_scaling` divides in Granite and multiplies in HyperCLOVA X."""
 HIDDEN_DIVISORS = {"minicpm3": "dim_model_base"}
 """Families that divide hidden states by hidden size / this value, which scales logits of a head without a bias."""
@@ -43,7 +43,6 @@ LOGIT_KEYS = (
     *("logits_scaling", "logit_scale", "final_logit_softcapping", "lm_head_multiplier", "output_multiplier"),
     *("logits_mup_width_multiplier", "logits_soft_cap", "output_logits_soft_cap", "dim_model_base"),
 )
-"""All config keys that scale or cap logits."""
 
 
 @dataclass(frozen=True)

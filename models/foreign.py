@@ -56,7 +56,7 @@ def read_safe_config(folder: str | Path) -> dict[str, Any]:
 
 
 def without_unsafe_keys(value: Any) -> Any:
-    """JSON without the DROPPED keys, at any depth."""
+    """JSON without UNSAFE_KEYS, at any depth."""
     if isinstance(value, dict):
         return {key: without_unsafe_keys(item) for key, item in value.items() if key not in UNSAFE_KEYS}
     return [without_unsafe_keys(item) for item in value] if isinstance(value, list) else value
@@ -85,10 +85,8 @@ def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[Tensor
 
 @contextmanager
 def sanitised_folder(folder: str | Path, weights: bool = True) -> Iterator[Path]:
-    """A temporary folder for transformers: cleaned configs, links to tokenizer files and weights.
-
-    Raises BadInput or Unsupported for a folder that must not be loaded.
-    """
+    """A temporary folder for transformers: cleaned configs, links to tokenizer files and weights. Raises BadInput or
+    Unsupported for a folder that must not be loaded."""
     folder = Path(folder).absolute()
     parent = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None  # models load even when the disk is full
     with tempfile.TemporaryDirectory(prefix="speculoos-", dir=parent) as temporary:

@@ -29,7 +29,6 @@ class HeadOnlyBase(LoadedBase):
     """The parts of a base that drafts use, and a function for its hidden states. `load_head_only_base` makes one."""
 
     full_config: Any = None
-    """Config of the whole base."""
     compute_hidden: HiddenStatesFunction | None = None
     """Computes hidden states; set by `training.hidden_states`."""
 

@@ -68,10 +68,8 @@ def download(
     location: str, folder: Path, reporter: Reporter, token: str = "", chosen: FileFilter | None = None
 ) -> RepositoryListing:
     """Download a hub model to `folder`, resuming an earlier download there. `chosen` selects the files; default: those
-    of a base (`choose`).
-
-    Raises NotFound, SpeculoosError, Unavailable (gated, offline, disk full), Unsupported (no safetensors), Cancelled.
-    """
+    of a base (`choose`). Raises NotFound, Unavailable (gated, offline, disk full), Unsupported (no safetensors),
+    Cancelled."""
     repo, revision = parse_id(location)
     listing = with_hub_errors(repo, lambda: _listing(repo, revision, token, chosen or choose))
     check_space(repo, listing.size - bytes_in(folder), folder)

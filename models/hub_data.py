@@ -73,8 +73,7 @@ class Location:
 
 def look_up(location: Location, token: str = "") -> RepositoryListing:
     """The data files to fetch: those of the named part, else of the only part or `train`. Raises NotFound, Unavailable
-    (gated, offline), Unsupported (no data files) or BadInput (ambiguous or unknown part).
-    """
+    (gated, offline), Unsupported (no data files) or BadInput (ambiguous or unknown part)."""
     return _listing(location, token, partial(choose, location))
 
 
@@ -174,10 +173,8 @@ def _listed(parts: list[str]) -> str:
 
 
 def fetch(listing: RepositoryListing, folder: Path, reporter: Reporter, token: str = "") -> Iterator[Path]:
-    """Fetch the listing's files to `folder` lazily, one by one; files of an earlier call are reused.
-
-    Raises NotFound, Unavailable (gated, offline, disk full, damaged in transit), Cancelled.
-    """
+    """Fetch the listing's files to `folder` lazily, one by one; files of an earlier call are reused. Raises NotFound,
+    Unavailable (gated, offline, disk full, damaged in transit), Cancelled."""
     check_space(listing.repo, listing.size - bytes_in(folder), folder)
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, (size, _)) in enumerate(listing.files.items(), 1):

@@ -17,7 +17,6 @@ PUSH_ERRORS = {
     403: (Unavailable, "the token has no write access; use another token or another owner."),
     404: (NotFound, "there is no such owner on the hub, or the token has no access."),
 }
-"""{HTTP status: (error, message)} of a failed push."""
 
 
 @dataclass(frozen=True)

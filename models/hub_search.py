@@ -29,7 +29,7 @@ ADAPTER = "It is an adapter, not a whole model; merge it into its base first."
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model on the hub; 0 and "" mean unknown. `unsupported_reason` is empty if drafts can be made for it."""
+    """A model on the hub; 0 and "" mean unknown. `why_not` is empty if drafts can be made for it."""
 
     repo: str
     parameters: int = 0

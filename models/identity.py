@@ -130,10 +130,8 @@ def write_index(folder: Path, target: Path) -> None:
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """Identity of a base: sha256 over (name, dtype, shape, bytes) of its tensors, sorted by name.
-
-    It depends on values, dtypes and names, but not on sharding, file names or header metadata.
-    """
+    """Identity of a base: sha256 over (name, dtype, shape, bytes) of its tensors, sorted by name. It depends on values,
+    dtypes and names, but not on sharding, file names or header metadata."""
     digest = hashlib.sha256()
     for entry in tensors(folder):
         digest.update(json.dumps([entry.name, entry.dtype, list(entry.shape)]).encode() + b"\n")
@@ -158,10 +156,8 @@ def tokenizer_sha256(folder: str | Path) -> str:
 
 
 def chat_template(folder: str | Path) -> str:
-    """The chat template of a model folder; "" if none. Of several named templates: `default`, else the first.
-
-    Raises BadInput, naming the file, for an invalid template.
-    """
+    """The chat template of a model folder; "" if none. Of several named templates: `default`, else the first. Raises
+    BadInput, naming the file, for an invalid template."""
     path = template_file(folder)
     if path is None:
         return ""

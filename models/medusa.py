@@ -33,10 +33,9 @@ class MedusaConfig:
     lm_head_bias: bool = False
 
     def __post_init__(self) -> None:
-        if self.medusa_num_heads < 1:
-            raise BadInput(f"medusa_num_heads: expected 1 or more, got {self.medusa_num_heads}.")
-        if self.medusa_num_layers < 0 or (self.medusa_num_layers == 0 and self.medusa_tie_lm_head):
-            raise BadInput(f"medusa_num_layers: expected 1 or more, got {self.medusa_num_layers}.")
+        for name, least in (("medusa_num_heads", 1), ("medusa_num_layers", int(self.medusa_tie_lm_head))):
+            if (value := getattr(self, name)) < least:
+                raise BadInput(f"{name}: expected {least} or more, got {value}.")
 
     @property
     def matrices(self) -> int:

@@ -6,10 +6,12 @@ checkpoint folder is also a Hugging Face folder: `config.json` is the model's wi
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from models.base import LoadedBase, find_layers, load_base
@@ -17,8 +19,14 @@ from models.checkpoints import SPECULOOS_KEYS
 from models.foreign import without_unsafe_keys
 from models.frame import HeadOnlyBase, shallow_config
 from models.methods.standalone import StandaloneShape
-from models.pruning import prune_width
 from speculoos.errors import BadInput, Unsupported
+
+READING_MATRICES = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
+"""Matrices [out, hidden], which read the hidden states."""
+WRITING_MATRICES = ("o_proj", "down_proj")
+"""Matrices [hidden, in], which write the hidden states."""
+BY_HEAD = ("q_norm", "k_norm")
+"""Norms over the head size, which is not pruned."""
 
 
 class StandaloneDraft(nn.Module):
@@ -36,9 +44,7 @@ class StandaloneDraft(nn.Module):
         cls, base: LoadedBase, num_layers: int, shape: StandaloneShape | None = None, random: bool = False
     ) -> "StandaloneDraft":
         """The base with `num_layers` of its layers, evenly spread with the first and last, and its embeddings and head.
-
-        `shape` also prunes the width (`models.pruning`). `random`: new random weights; nothing is copied.
-        """
+        `shape` also prunes the width (`prune_width`). `random`: new random weights; nothing is copied."""
         from transformers import AutoModelForCausalLM
 
         if isinstance(base, HeadOnlyBase) and not random:
@@ -188,3 +194,69 @@ def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, shape: Stand
             "Set draft_init to random, or use the base's width.",
         )
     return weights
+
+
+def prune_width(
+    state: Mapping[str, Tensor], wide: StandaloneShape, narrow: StandaloneShape, head_size: int
+) -> dict[str, Tensor]:
+    """Prune the tensors of a model of shape `wide` to `narrow`, keeping what has the largest weight norms: channels for
+    the whole model, key-value heads (with their query heads) and neurons for each layer. Raises KeyError if its layers
+    are not Llama's."""
+    hidden = _largest(_channels(state, wide.hidden_size), narrow.hidden_size)
+    query = ".self_attn.q_proj.weight"
+    layers = [name.removesuffix(query) for name in state if name.endswith(query)]
+    kept = {layer: _kept_rows(state, layer, wide, narrow, head_size) for layer in layers}
+    return {name: _cut(name, value, hidden, kept, wide.hidden_size) for name, value in state.items()}
+
+
+def _channels(state: Mapping[str, Tensor], hidden: int) -> Tensor:
+    """[hidden]: each channel's share of the squared norm, summed over all matrices that read or write it."""
+    total = torch.zeros(hidden)
+    for name, value in state.items():
+        owner = name.split(".")[-2]
+        if name.endswith(".weight") and owner in READING_MATRICES + WRITING_MATRICES:
+            squares = value.detach().float().cpu().pow(2).sum(0 if owner in READING_MATRICES else 1)
+            total += squares / squares.sum().clamp(min=1e-30)
+    return total
+
+
+def _kept_rows(
+    state: Mapping[str, Tensor], layer: str, wide: StandaloneShape, narrow: StandaloneShape, head_size: int
+) -> dict[str, Tensor]:
+    """Rows (of WRITING_MATRICES: columns) that one layer keeps: `query`, `key` and `inner`."""
+
+    def norms(name: str, dim: int) -> Tensor:
+        return state[f"{layer}.{name}.weight"].detach().float().cpu().norm(dim=dim)
+
+    inner = norms("mlp.gate_proj", 1) * norms("mlp.up_proj", 1) * norms("mlp.down_proj", 0)
+    out = norms("self_attn.o_proj", 0).view(wide.kv_heads, -1, head_size).pow(2).sum(-1)  # [kv heads, heads of each]
+    keys = _largest(out.sum(1), narrow.kv_heads)
+    group = out.shape[1]
+    queries = torch.cat([key * group + _largest(out[key], narrow.heads // narrow.kv_heads) for key in keys])
+    size = torch.arange(head_size)
+    return {
+        "query": (queries[:, None] * head_size + size).flatten(),
+        "key": (keys[:, None] * head_size + size).flatten(),
+        "inner": _largest(inner, narrow.intermediate_size),
+    }
+
+
+def _cut(name: str, value: Tensor, hidden: Tensor, kept: Mapping[str, dict[str, Tensor]], width: int) -> Tensor:
+    *path, _module, owner, _kind = ("", *name.split("."))
+    layer = kept.get(".".join(path).strip("."), {})
+    rows = {"q_proj": "query", "k_proj": "key", "v_proj": "key", "gate_proj": "inner", "up_proj": "inner"}
+    columns = {"o_proj": "query", "down_proj": "inner"}
+    hidden = hidden.to(value.device)
+    if owner in WRITING_MATRICES:
+        value = value[hidden]
+        return value if value.dim() == 1 else value[:, layer[columns[owner]].to(value.device)].contiguous()
+    if owner in READING_MATRICES:
+        value = value[layer[rows[owner]].to(value.device)] if owner in rows else value
+        return value if value.dim() == 1 else value[:, hidden].contiguous()
+    by_channel = value.dim() == 1 and len(value) == width and owner not in BY_HEAD
+    return value[hidden] if by_channel else value
+
+
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest scores, ascending."""
+    return scores.topk(count).indices.sort().values

@@ -75,10 +75,8 @@ def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
 
 
 def make_tiny_base(folder: str | Path, family: str = "llama", seed: int = 0, **overrides: object) -> Path:
-    """Write a tiny random `family` model (a transformers model_type) and its tokenizer to `folder`; returns it.
-
-    The weights have a larger variance than transformers' default, so that greedy decoding has no near ties.
-    """
+    """Write a tiny random `family` model (a transformers model_type) and its tokenizer to `folder`; returns it. The
+    weights have a larger variance than transformers' default, so that greedy decoding has no near ties."""
     folder = Path(folder)
     tokenizer = tiny_tokenizer()
     config = AutoConfig.for_model(family, **{**SMALL, "vocab_size": len(tokenizer), **overrides})

@@ -17,7 +17,6 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
 """Families whose attention is exactly softmax(q·kᵀ·scaling)·v."""
 
 BLOCK = 128
-"""Queries per block."""
 CAUSAL_BIAS = torch.full((BLOCK, BLOCK), float("-inf")).triu(1)
 """Causal mask, added to the scores of a block against its own keys."""
 
@@ -42,11 +41,9 @@ def attend_by_row(
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor) -> None:
-    """q [heads, n, D] over k, v [kv heads, n, D], into out [n, heads, D].
-
-    Each block of BLOCK queries computes scores only up to its last key, and heads that share keys are one product.
-    Takes 0.6 of the time of torch's attention, which computes all scores, for rows of 256 in bfloat16.
-    """
+    """q [heads, n, D] over k, v [kv heads, n, D], into out [n, heads, D]. Each block of BLOCK queries computes scores
+    only up to its last key, and heads that share keys are one product. Takes 0.6 of the time of torch's attention,
+    which computes all scores, for rows of 256 in bfloat16."""
     (heads, length, size), groups = q.shape, len(k)
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)

@@ -104,12 +104,6 @@ def find_changed_files(folder: str | Path, sums: ChecksumCache | None = None) ->
     return {name: problem for name, problem in problems.items() if problem}
 
 
-def verify_checksums(folder: str | Path, mend: str, sums: ChecksumCache | None = None) -> None:
-    """Raise Damaged for the first file that does not match SHA256SUMS; `mend` is the hint how to fix it."""
-    for name, problem in find_changed_files(folder, sums).items():
-        raise Damaged(f"{Path(folder) / name} {problem}.", mend)
-
-
 def format_checksums(sums: dict[str, str]) -> str:
     """Text of a SHA256SUMS file that `sha256sum -c` accepts, from {file name: sha256}."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))

@@ -9,7 +9,7 @@ from typing import Any
 
 from formats.imports.fields import Fields
 from formats.imports.source import DraftSource
-from models.rope import SCALED
+from models.draft_layers import SCALED
 from speculoos.errors import BadInput, Unsupported
 
 LAYER = re.compile(r"layers\.(\d+)\.")
@@ -70,7 +70,7 @@ def layer_count(source: DraftSource) -> int:
 
 
 def rope(fields: Fields) -> tuple[float, dict[str, Any] | None]:
-    """rope_theta, and the scaling as `models.rope.frequencies` takes it, from old or new transformers configs.
+    """rope_theta, and the scaling as `models.draft_layers.frequencies` takes it, from old or new transformers configs.
 
     Raises Unsupported for a kind of scaling that depends on the sequence length.
     """

@@ -15,7 +15,6 @@ from models.methods.trees import nodes
 
 Path = tuple[int, ...]
 MAX_SUGGESTED_NODES = 64
-"""Maximum nodes, with the root, of a suggested tree."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,8 @@ def _most_probable(measured: TreeMeasurements, max_depth: int) -> list[Path]:
 
 def non_decreasing(costs: Mapping[int, float]) -> dict[int, float]:
     """Make milliseconds by amount of work non-decreasing: each becomes the minimum of itself and all larger ones.
-
     Interference only adds time, so the time of more work is an upper bound for less work. With such costs no expected
-    speedup exceeds the expected τ.
-    """
+    speedup exceeds the expected τ."""
     least, result = float("inf"), {}
     for amount in sorted(costs, reverse=True):
         least = min(least, costs[amount])

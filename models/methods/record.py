@@ -34,17 +34,12 @@ class Method:
     noun: str
     """Name of a checkpoint of this method: `EAGLE-3 draft`."""
     about: str
-    """One line of trade-offs."""
     network: str
-    """The draft network (models/)."""
     trainer: str
-    """The network with its loss (training/)."""
     drafter: str
     """Module with `make(target, draft, options)` and `tuning(draft)` (decoding/drafters/)."""
     drafting: tuple[str, ...]
-    """Options of its drafter."""
     config: type[TrainConfig]
-    """Its training settings."""
     size: Callable[[float, int, Any], DraftSize]
     """(hidden size and vocabulary of the base, settings) → cost of the draft."""
     shares_hidden_size: bool = True

@@ -15,11 +15,10 @@ FROM_STORE = "stored"
 """Value of `hidden_states`: read all hidden states from the store, without running the base."""
 STORE_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
-# Default batch_tokens: the largest power of two in these bounds that gives at least BATCHES batches per epoch.
+# Default batch_tokens: the largest power of two in these bounds that gives at least TARGET_BATCHES batches per epoch.
 MAX_BATCH_TOKENS, MIN_BATCH_TOKENS, TARGET_BATCHES = 4096, 256, 32
 # Defaults of eval_every and save_every: this many evaluations and saves per run, but fewer evaluations, at least
-# LEAST_MEASUREMENTS, if they would process more than MEASURED of the training tokens. Steps between evaluations are at
-# most MOST_BETWEEN, those between saves from LEAST_SAVE to MOST_SAVE; without a known number of steps BY_THE_CLOCK.
+# MIN_EVALUATIONS, if they would process more than MAX_EVALUATED_PART of the training tokens.
 TARGET_EVALUATIONS, TARGET_SAVES = 20, 10
 MAX_EVALUATED_PART, MIN_EVALUATIONS = 0.25, 4
 MAX_EVAL_INTERVAL, MIN_SAVE_INTERVAL, MAX_SAVE_INTERVAL = 500, 10, 100

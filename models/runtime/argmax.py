@@ -16,6 +16,7 @@ import torch
 
 from models.base import LoadedBase, has_bfloat16
 from models.runtime.linear import PackedLinear, packing_works
+from models.runtime.memory import release_pages
 
 ROUNDOFF = 2.0**-8
 SLACK = 1.01
@@ -54,6 +55,7 @@ class HeadArgmax:
         for rows, target in zip(table.split(ROWS_PER_PART), rounded.split(ROWS_PER_PART), strict=True):
             norms.append(rows.norm(dim=1).max())
             errors.append((rows - target.copy_(rows)).norm(dim=1).max())
+            release_pages(rows)
         self.max_norm = float(max(norms))
         """max ‖w‖"""
         self.max_error = float(max(errors)) + table.shape[1] * 2.0**-23 * self.max_norm

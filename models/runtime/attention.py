@@ -29,10 +29,8 @@ class CacheView(Protocol):
 
 
 def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """queries [n, heads, dim] over keys and values [1, kv_heads, rows, dim] → [n, heads · dim].
-
-    Query heads that share a key head become rows of one product, so `bias` is [heads / kv_heads · n, rows].
-    """
+    """queries [n, heads, dim] over keys and values [1, kv_heads, rows, dim] → [n, heads · dim]. Query heads that share
+    a key head become rows of one product, so `bias` is [heads / kv_heads · n, rows]."""
     (n, heads, dim), kv_heads = queries.shape, keys.shape[1]
     group = heads // kv_heads
     if n == 1:  # no permutation needed: a step of plain decoding
@@ -44,11 +42,9 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias
 
 
 def visible_rows(mask: torch.Tensor, positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
-    """Attention mask, bool [n, length + n]: the committed rows and the tree rows that each node attends to.
-
-    Row j of the cache has position j. With a sliding window w, a node at position p attends to positions p - w + 1 … p
-    along its own branch: the distance to an ancestor is a difference of positions, not of indices.
-    """
+    """Attention mask, bool [n, length + n]: the committed rows and the tree rows that each node attends to. Row j of
+    the cache has position j. With a sliding window w, a node at position p attends to positions p - w + 1 … p along its
+    own branch: the distance to an ancestor is a difference of positions, not of indices."""
     n = mask.shape[0]
     visible = torch.ones(n, length + n, dtype=torch.bool, device=mask.device)
     visible[:, length:] = mask
@@ -59,10 +55,8 @@ def visible_rows(mask: torch.Tensor, positions: torch.Tensor, length: int, windo
 
 
 def layer_windows(config: Any) -> dict[str, int | None]:
-    """Sliding window of each layer type: {"full_attention": None} for a plain model.
-
-    Families without `layer_types` have one window for all layers, or none.
-    """
+    """Sliding window of each layer type: {"full_attention": None} for a plain model. Families without `layer_types`
+    have one window for all layers, or none."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if not types:

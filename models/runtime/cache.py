@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
+from models.draft_layers import causal_mask
 from speculoos.errors import Unavailable, Unsupported
 
 INITIAL_ROWS = 256
-"""Initial rows of a growing cache."""
 
 
 class KVCache:
@@ -113,9 +114,7 @@ class KVCache:
     @torch.inference_mode()
     def commit(self, *by_sequence: Sequence[int]) -> None:
         """Keep the staged rows `by_sequence` of each sequence (strictly increasing, 0 = first staged), in order.
-
-        Mutates lengths, and moves rows in place unless they are in place already.
-        """
+        Mutates lengths, and moves rows in place unless they are in place already."""
         for sequence, rows in enumerate(by_sequence):
             rows, staged = list(rows), self.staged[sequence]
             assert all(a < b for a, b in zip([-1, *rows], [*rows, staged], strict=True)), (rows, staged)
@@ -170,3 +169,19 @@ class KVCache:
                 new[:, :, :, :used] = old[:, :, :, :used]
         self.keys, self.values = storage
         self.replays.clear()
+
+
+class CacheMemory:
+    """A `models.draft_layers.Memory` over a cache with one sequence: a forward writes n rows after the committed ones,
+    which the caller stages and commits. `mask`: bool [n, length + n], for a tree; None: causal.
+    """
+
+    def __init__(self, cache: KVCache, mask: torch.Tensor | None = None):
+        self.cache, self.mask = cache, mask
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `models.draft_layers.Memory`."""
+        keys, values = self.cache.write(layer, k, v)
+        n = q.shape[2]
+        mask = self.mask if self.mask is not None else causal_mask(n, self.cache.length + n, q.device)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])

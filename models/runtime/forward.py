@@ -14,7 +14,7 @@ from models.runtime.attention import CacheView, RaggedView, SequenceView, StepVi
 from models.runtime.cache import KVCache
 from models.runtime.graphs import GraphedForward
 from models.runtime.interface import LOGITS, Forward, ForwardOutput, Inputs, Selection
-from models.runtime.norms import norm_of
+from models.runtime.layer import norm_of
 from models.runtime.rotary import base_rotations
 from models.runtime.transformers import TransformersForward
 from models.runtime.weights import heads_of, not_fast_reason, take_head, take_layers
@@ -22,21 +22,17 @@ from speculoos.errors import Unsupported
 
 
 def fastest_forward(base: LoadedBase) -> Forward:
-    """The fastest forward of this base: FastForward, or TransformersForward for the reason in `not_fast_reason`.
-
-    The first call may pack the base's weights; later calls return the same forward.
-    """
+    """The fastest forward of this base: FastForward, or TransformersForward for the reason in `not_fast_reason`. The
+    first call may pack the base's weights; later calls return the same forward."""
     if base.forward is None:
         base.forward = TransformersForward(base) if not_fast_reason(base) else FastForward(base)
     return base.forward
 
 
 class FastForward:
-    """Llama, Mistral, Qwen 2/3, Phi and Phi-3 without transformers' overhead.
-
-    Takes the base's layers (`models.runtime.weights.take_layers`): the base keeps embeddings, norms, LM head and
-    tokenizer, but transformers can no longer run it. Raises Unsupported for other families.
-    """
+    """Llama, Mistral, Qwen 2/3, Phi and Phi-3 without transformers' overhead. Takes the base's layers
+    (`models.runtime.weights.take_layers`): the base keeps embeddings, norms, LM head and tokenizer, but transformers
+    can no longer run it. Raises Unsupported for other families."""
 
     name, ragged = "fast", True
 

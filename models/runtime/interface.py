@@ -12,12 +12,10 @@ from models.runtime.cache import KVCache
 
 @dataclass(frozen=True)
 class Inputs:
-    """New rows of one sequence, or of several concatenated ones: `ids`, `positions` int64 [N].
-
-    `counts`: rows of each sequence; they belong to the cache's sequences `first`, `first` + 1, … `mask`: bool [N, N],
-    for one sequence only, attention among new rows (all attend to the committed ones); None: causal. `reach`: the
-    largest position + 1, known without a device synchronisation.
-    """
+    """New rows of one sequence, or of several concatenated ones: `ids`, `positions` int64 [N]. `counts`: rows of each
+    sequence; they belong to the cache's sequences `first`, `first` + 1, … `mask`: bool [N, N], for one sequence only,
+    attention among new rows (all attend to the committed ones); None: causal. `reach`: the largest position + 1, known
+    without a device synchronisation."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -28,11 +26,7 @@ class Inputs:
 
     @classmethod
     def of(
-        cls,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        device: torch.device,
-        mask: torch.Tensor | None = None,
+        cls, ids: Sequence[int], positions: Sequence[int], device: torch.device, mask: torch.Tensor | None = None
     ) -> "Inputs":
         rows = torch.tensor([ids, positions], device=device)
         return cls(rows[0], rows[1], max(positions) + 1, (len(ids),), mask)
@@ -56,11 +50,8 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Selection:
-    """Requested results of a forward.
-
-    `layers`: 0-based layers whose outputs are features. `last_only`: logits of each sequence's last row only.
-    `best_only`: only the argmax of these rows, so `logits` may be None.
-    """
+    """Requested results of a forward. `layers`: 0-based layers whose outputs are features. `last_only`: logits of each
+    sequence's last row only. `best_only`: only the argmax of these rows, so `logits` may be None."""
 
     layers: tuple[int, ...] = ()
     last_only: bool = False
@@ -68,16 +59,13 @@ class Selection:
 
 
 LOGITS = Selection()
-"""Logits of all rows only."""
 
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """Output of a forward for N new rows. `logits`: [N, V], or [sequences, V] with `last_only`, or None.
-
-    `hidden` [N, H]: input of the LM head (after the final norm); `features` [N, k·H]: concatenated outputs of the k
-    requested layers, or None; `best`: argmax of the logits, which may be computed without `logits`.
-    """
+    """Output of a forward for N new rows. `logits`: [N, V], or [sequences, V] with `last_only`, or None. `hidden` [N,
+    H]: input of the LM head (after the final norm); `features` [N, k·H]: concatenated outputs of the k requested
+    layers, or None; `best`: argmax of the logits, which may be computed without `logits`."""
 
     logits: torch.Tensor | None
     hidden: torch.Tensor

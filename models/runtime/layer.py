@@ -4,11 +4,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from models.runtime.attention import CacheView
 from models.runtime.linear import Linear
-from models.runtime.norms import Norm
 from models.runtime.rotary import rotate
+
+Norm = Callable[[torch.Tensor], torch.Tensor]
+
+
+def norm_of(module: nn.Module, order: torch.Tensor | None = None, dtype: torch.dtype | None = None) -> Norm:
+    """The function of a norm module, with channels permuted by `order`, in `dtype` or the module's own."""
+    if isinstance(module, nn.Identity):
+        return module
+    weight = (module.weight if order is None else module.weight[order]).detach()
+    weight = weight if dtype is None else weight.to(dtype)
+    if isinstance(module, nn.LayerNorm):
+        shape, bias, eps = tuple(weight.shape), module.bias, module.eps
+        return lambda x: nn.functional.layer_norm(x, shape, weight, bias, eps)
+    return rms_norm(weight, module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
+
+
+def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
+    """x / √(Σ x² / d + eps) · weight over the last dimension d, in fp32, for x of the weight's precision. torch's is
+    one kernel on a GPU, but ten on a CPU, where this uses four."""
+    size, dtype = weight.shape[0], weight.dtype
+    if weight.device.type != "cpu":
+        return lambda x: nn.functional.rms_norm(x, (size,), weight, eps)
+    scale, floor = weight.detach().float() * size**0.5, torch.tensor((size * eps) ** 0.5)
+
+    def wide(x: torch.Tensor) -> torch.Tensor:
+        return torch.div(x, torch.linalg.vector_norm(x, 2, -1, True).hypot_(floor)).mul_(scale)
+
+    return wide if dtype == torch.float32 else lambda x: wide(x.float()).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -24,13 +52,10 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:
-    """Weights of a layer with fused QKV and gate-up projections.
-
-    `attention_norm` None: no norm before attention. `second_norm`: norm of a second attention input, concatenated
-    before the first (EAGLE-3: the embedding); `norm_before_residual`: the residual is then the normed first input;
-    `norm_twice`: `second_norm` is applied to the first input too, before its own norm. `mlp_norm` None: attention and
-    MLP use the same norm in parallel (Phi).
-    """
+    """Weights of a layer with fused QKV and gate-up projections. `attention_norm` None: no norm before attention.
+    `second_norm`: norm of a second attention input, concatenated before the first (EAGLE-3: the embedding);
+    `norm_before_residual`: the residual is then the normed first input; `norm_twice`: `second_norm` is applied to the
+    first input too, before its own norm. `mlp_norm` None: attention and MLP use the same norm in parallel (Phi)."""
 
     heads: Heads
     attention_norm: Norm | None

@@ -10,6 +10,8 @@ from functools import lru_cache
 import torch
 from torch import nn
 
+from models.runtime.memory import release_pages
+
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 MIN_ROWS = 4
 """Fewer rows are padded with zeros: oneDNN's kernels for one to three rows are up to a fifth slower."""
@@ -41,24 +43,22 @@ class PackedLinear(nn.Module):
         return self._packed.to_dense()
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """`residual + self(x)`, both [n, ...], in one kernel with at least FEWEST_ROWS rows."""
+        """`residual + self(x)`, both [n, ...], in one kernel with at least MIN_ROWS rows."""
         if x.size(0) < MIN_ROWS:
             return self(x).add_(residual)
         return self._product_add(x, residual, self._packed, self.bias, "add")
 
     @staticmethod
     def filled_up(x: torch.Tensor) -> torch.Tensor:
-        """x [n, in] padded with zero rows to at least FEWEST_ROWS."""
+        """x [n, in] padded with zero rows to at least MIN_ROWS."""
         n = x.size(0)
         return x if n >= MIN_ROWS else torch.constant_pad_nd(x, (0, 0, 0, MIN_ROWS - n))
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [n, in] · weightᵀ for an unpacked weight [out, in] of any strides. No gradient.
-
-    For fp32 on a CPU with oneDNN's kernel, which is 1.1 to 1.4 times as fast as torch's BLAS for a few hundred rows
-    (measured on an AMD EPYC with MKL: docs/log.md), without packing.
-    """
+    """x [n, in] · weightᵀ for an unpacked weight [out, in] of any strides. No gradient. For fp32 on a CPU with oneDNN's
+    kernel, which is 1.1 to 1.4 times as fast as torch's BLAS for a few hundred rows (measured on an AMD EPYC with MKL:
+    docs/log.md), without packing."""
     exact = weight.dtype == x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if weight.device.type == "cpu" and exact and packing_works(torch.float32):
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
@@ -92,9 +92,13 @@ Linear = PackedLinear | PlainLinear
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A linear layer for few rows: packed if supported, else plain. The caller drops the weight."""
-    usable = weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES and packing_works(weight.dtype)
-    return PackedLinear(weight, bias) if usable else PlainLinear(weight, bias)
+    """A linear layer for few rows: packed if supported, else plain. After packing, the memory pages of the original
+    weight are released; the caller drops the weight."""
+    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES or not packing_works(weight.dtype):
+        return PlainLinear(weight, bias)
+    layer = PackedLinear(weight, bias)
+    release_pages(weight)
+    return layer
 
 
 def pack_module(module: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from models.rope import frequencies
+from models.draft_layers import frequencies
 
 INITIAL_POSITIONS = 256
 
@@ -19,10 +19,8 @@ def head_dim(config: Any) -> int:
 
 
 def pair_order(dim: int, rotary: int) -> torch.Tensor:
-    """Permutation of a head's `dim` channels that makes the pairs of its first `rotary` adjacent.
-
-    For 8 with 4 rotary channels: [0, 2, 1, 3, 4, 5, 6, 7].
-    """
+    """Permutation of a head's `dim` channels that makes the pairs of its first `rotary` adjacent. For 8 with 4 rotary
+    channels: [0, 2, 1, 3, 4, 5, 6, 7]."""
     pairs = torch.arange(rotary).view(2, rotary // 2).T.flatten()
     return torch.cat([pairs, torch.arange(rotary, dim)])
 
@@ -71,7 +69,7 @@ def base_rotations(base: Any) -> Rotations:
 
 
 def draft_rotations(dim: int, theta: float, device: torch.device, scaling: dict[str, Any] | None = None) -> Rotations:
-    """Rotations of a draft; for `scaling` see `models.rope.frequencies`."""
+    """Rotations of a draft; for `scaling` see `models.draft_layers.frequencies`."""
     if scaling:
         inverse_frequencies, factor = frequencies(dim, theta, scaling)
         steps = 1 / inverse_frequencies.to(device)

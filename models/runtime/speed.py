@@ -7,6 +7,7 @@ factor of five on some CPUs and not at all on others.
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,10 +18,9 @@ from models.runtime.linear import pack
 from speculoos.files import write_json
 
 SPEED_FILE = "machine.json"
-"""File in the home folder with the result; `workers.ask.pace` reads it."""
+"""File in the home folder with the result; `workers.jobs.pace` reads it."""
 WIDTH, ROWS, FEW, LAYERS, TIMES = 2048, 256, 4, 8, 5
 SIZE = WIDTH * WIDTH * LAYERS
-"""Number of weights."""
 PROBE_DELAYS = (0.0, 2.0, 5.0, 10.0)
 """Seconds before each probe: while all processes start, the first may measure a tenth of the speed."""
 
@@ -28,19 +28,13 @@ PROBE_DELAYS = (0.0, 2.0, 5.0, 10.0)
 def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = PROBE_DELAYS) -> None:
     """Run `measure` after each of `waits` and write the best results to `file`, including earlier results in it. With
     those, only the last of `waits` is used."""
-    best = _read(file)
+    best: dict[str, float] = {}
+    with suppress(OSError, ValueError, TypeError, AttributeError):  # missing or damaged
+        best = {name: float(speed) for name, speed in json.loads(file.read_text(encoding="utf-8")).items()}
     for wait in waits[-1:] if best else waits:
         time.sleep(wait)
         best = {name: max(speed, best.get(name, 0.0)) for name, speed in measure(torch.device(device)).items()}
         write_json(file, best)
-
-
-def _read(file: Path) -> dict[str, float]:
-    try:
-        speeds = json.loads(file.read_text(encoding="utf-8"))
-        return {name: float(speed) for name, speed in speeds.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
 
 
 def measure(device: torch.device) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The transformers forward on a KVCache, with adapters for its masks and cache classes."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -100,12 +101,7 @@ class _Padded:
 
 def _takes_mask_by_type(base: LoadedBase) -> bool:
     """Whether the model takes a dict of masks by layer type, like families that mix sliding windows."""
-    import inspect
-
-    try:
-        return "isinstance(causal_mask_mapping" in inspect.getsource(type(base.backbone).forward)
-    except OSError:  # installed without sources
-        return len(layer_windows(base.config)) > 1
+    return "isinstance(causal_mask_mapping" in inspect.getsource(type(base.backbone).forward)
 
 
 class _Layer(CacheLayerMixin):

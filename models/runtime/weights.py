@@ -4,6 +4,7 @@ QKV and gate-up projections are fused, with the rotary pairs of queries and keys
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from torch import nn
 from models.base import LoadedBase
 from models.families import IDENTITY_RULE
 from models.runtime.attention import layer_windows
-from models.runtime.layer import DecoderLayer, Heads
+from models.runtime.layer import DecoderLayer, Heads, Norm, norm_of
 from models.runtime.linear import Linear, PackedLinear, pack, pack_module
-from models.runtime.norms import norm_of
+from models.runtime.memory import release_pages
 from models.runtime.rotary import head_dim, pair_order, paired_rows
 
 FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
@@ -39,10 +40,8 @@ def not_fast_reason(base: LoadedBase) -> str:
 
 
 def pack_supported(base: LoadedBase, head: bool = True) -> None:
-    """On a CPU, pack the linear layers of a frozen base of a supported family, and its LM head if `head`.
-
-    The transformers forward still works, but the base can no longer be saved or trained, and its weights not be read.
-    """
+    """On a CPU, pack the linear layers of a frozen base of a supported family, and its LM head if `head`. The
+    transformers forward still works, but the base can no longer be saved or trained, and its weights not be read."""
     if base.device.type == "cpu" and not not_fast_reason(base):
         pack_module(base.model if head else base.layers)
 
@@ -52,10 +51,11 @@ def heads_of(config: Any) -> Heads:
 
 
 def take_layers(base: LoadedBase) -> list[DecoderLayer]:
-    """Pack the weights of all layers. Mutates the base: each original is dropped once packed, so the transformers
-    forward no longer works."""
+    """Pack the weights of all layers. Mutates the base: each original is dropped once packed, so weights are in memory
+    once and the transformers forward no longer works."""
     windows = _windows(base.config, base.num_layers)
-    return [_take(layer, base.config, window) for layer, window in zip(base.layers, windows, strict=True)]
+    heads, order = heads_of(base.config), _pair_order(base.config)
+    return [_take(layer, heads, order, window) for layer, window in zip(base.layers, windows, strict=True)]
 
 
 def take_head(base: LoadedBase) -> Linear:
@@ -69,23 +69,16 @@ def take_head(base: LoadedBase) -> Linear:
 def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> DecoderLayer:
     """Pack a layer of an EAGLE draft with sizes `shape` (models.draft_layers.LayerShape) in `dtype`. Mutates the draft:
     the originals are dropped."""
-    attention, mlp, second = layer.self_attn, layer.mlp, hasattr(layer, "hidden_norm")
     heads = Heads(shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
-    first = layer.hidden_norm if second else layer.input_layernorm
-    order = pair_order(heads.dim, heads.dim)
-    return DecoderLayer(
-        heads=heads,
-        attention_norm=None if first is None else norm_of(first, dtype=dtype),
-        qkv=_take_qkv(attention, heads, order, dtype),
-        out=take_linear(attention, "o_proj", dtype),
-        mlp_norm=norm_of(layer.post_attention_layernorm, dtype=dtype),
-        up=_take_up(mlp, dtype),
-        down=take_linear(mlp, "down_proj", dtype),
-        query_norm=norm_of(attention.q_norm, order, dtype) if shape.qk_norm else None,
-        key_norm=norm_of(attention.k_norm, order, dtype) if shape.qk_norm else None,
-        second_norm=norm_of(layer.input_layernorm, dtype=dtype) if second else None,
-        norm_before_residual=getattr(layer, "norm_before_residual", False),
-        norm_twice=getattr(layer, "norm_features_twice", False),
+    taken = _take(layer, heads, pair_order(heads.dim, heads.dim), dtype=dtype)
+    if not hasattr(layer, "hidden_norm"):
+        return taken
+    return replace(
+        taken,
+        attention_norm=norm_of(layer.hidden_norm, dtype=dtype),
+        second_norm=taken.attention_norm,
+        norm_before_residual=layer.norm_before_residual,
+        norm_twice=layer.norm_features_twice,
     )
 
 
@@ -97,23 +90,28 @@ def take_linear(module: nn.Module, name: str, dtype: torch.dtype | None = None) 
     return packed
 
 
-def _take(layer: nn.Module, config: Any, window: int | None) -> DecoderLayer:
-    attention, mlp, heads, order = layer.self_attn, layer.mlp, heads_of(config), _pair_order(config)
-    query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+def _take(
+    layer: nn.Module, heads: Heads, order: torch.Tensor, window: int | None = None, dtype: torch.dtype | None = None
+) -> DecoderLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+
+    def norm(module: nn.Module | None, order: torch.Tensor | None = None) -> Norm | None:
+        return None if module is None or isinstance(module, nn.Identity) else norm_of(module, order, dtype)
+
     gated = hasattr(mlp, "gate_up_proj") or hasattr(mlp, "gate_proj")  # checked before the weights are taken
     return DecoderLayer(
         heads=heads,
-        attention_norm=norm_of(layer.input_layernorm),
-        qkv=_take_qkv(attention, heads, order),
-        out=take_linear(attention, "o_proj" if hasattr(attention, "o_proj") else "dense"),
-        mlp_norm=norm_of(layer.post_attention_layernorm) if hasattr(layer, "post_attention_layernorm") else None,
-        up=_take_up(mlp),
-        down=take_linear(mlp, "down_proj" if hasattr(mlp, "down_proj") else "fc2"),
+        attention_norm=norm(layer.input_layernorm),
+        qkv=_take_qkv(attention, heads, order, dtype),
+        out=take_linear(attention, "o_proj" if hasattr(attention, "o_proj") else "dense", dtype),
+        mlp_norm=norm(getattr(layer, "post_attention_layernorm", None)),
+        up=_take_up(mlp, dtype),
+        down=take_linear(mlp, "down_proj" if hasattr(mlp, "down_proj") else "fc2", dtype),
         activation=_activation(mlp),
         gated=gated,
         window=window,
-        query_norm=norm_of(query_norm, order) if query_norm is not None else None,
-        key_norm=norm_of(key_norm, order) if key_norm is not None else None,
+        query_norm=norm(getattr(attention, "q_norm", None), order),
+        key_norm=norm(getattr(attention, "k_norm", None), order),
     )
 
 
@@ -153,6 +151,7 @@ def _cast(
 def _drop(module: nn.Module, *names: str) -> None:
     for name in names:
         if hasattr(module, name):
+            release_pages(getattr(module, name).weight)
             setattr(module, name, None)
 
 
@@ -163,7 +162,7 @@ def _pair_order(config: Any) -> torch.Tensor:
 
 
 def _activation(mlp: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    act = mlp.act_fn if hasattr(mlp, "act_fn") else getattr(mlp, "activation_fn", None)
+    act = mlp.act_fn if hasattr(mlp, "act_fn") else getattr(mlp, "activation_fn", nn.SiLU())
     return nn.functional.silu if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation" else act
 
 

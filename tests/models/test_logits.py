@@ -17,15 +17,11 @@ BENT = {
     "granite": (*FAMILIES["granite"], LogitRule(1 / 3)),
     "gemma2": (*FAMILIES["gemma2"], LogitRule(cap=20.0)),
     "cohere": (*FAMILIES["cohere"], LogitRule(0.3)),
-    "cohere2": ("cohere2", {"logit_scale": 0.3}, LogitRule(0.3)),
     "gemma3_text": ("gemma3_text", {"head_dim": 8, "final_logit_softcapping": 2.0}, LogitRule(cap=2.0)),
-    "vaultgemma": ("vaultgemma", {"head_dim": 8, "final_logit_softcapping": 2.0}, LogitRule(cap=2.0)),
     "nanochat": ("nanochat", {"final_logit_softcapping": 2.0}, LogitRule(cap=2.0)),
     "granitemoe": ("granitemoe", {"logits_scaling": 4.0, **MOE}, LogitRule(0.25)),
-    "granitemoeshared": ("granitemoeshared", {"logits_scaling": 4.0, **MOE}, LogitRule(0.25)),
     "minicpm3": ("minicpm3", {"dim_model_base": 8, **LATENT}, LogitRule(0.25)),
     "hyperclovax": ("hyperclovax", {"logits_scaling": 4.0}, LogitRule(4.0)),
-    "gptj": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, IDENTITY_RULE),
 }
 
 

@@ -17,6 +17,7 @@ from app import turns
 from app.views.shell import NAV
 from speculoos.settings import Settings
 from tests.tools.page_client import PageClient, follow
+from tests.tools.running import program_pids
 from tracking import db, runs
 from tracking.tables import Job
 

@@ -10,7 +10,7 @@ from decoding.tree import DraftTree, TreeShape
 from models.runtime.cache import KVCache
 from speculoos.errors import BadInput, Unavailable, Unsupported
 
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -101,7 +101,7 @@ def test_a_full_cache_and_uneven_layers_are_refused():
         cache.write(0, rows(0, 1)[:, :1], rows(0, 1)[:, :1])
 
 
-@pytest.mark.parametrize("chosen", [[1, 0], [0, 0], [0, 3], [-1]])
+@pytest.mark.parametrize("chosen", [[1, 0], [0, 3]])
 def test_rows_that_are_not_a_path_fail_loudly(chosen):
     cache = KVCache(1, 8)
     stage(cache, 0, 3)

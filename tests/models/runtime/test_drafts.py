@@ -7,8 +7,7 @@ from models.base import load_base
 from models.draft_layers import ChainMemory
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
-from models.runtime.cache import KVCache
-from models.runtime.drafts import CacheMemory
+from models.runtime.cache import CacheMemory, KVCache
 
 
 @pytest.fixture(scope="module")
