@@ -33,8 +33,8 @@ from formats.checkpoint import read_object
 from formats.export import build_export
 from formats.options import export_options
 from formats.passages import Passage, passages
-from formats.streamed import streamed_draft as load
 from models.base import LoadedBase, load_base
+from models.checkpoints import load_draft as load
 from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
 from speculoos.files import write_json
