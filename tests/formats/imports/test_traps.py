@@ -43,7 +43,7 @@ FC, Q = "fc.weight", "midlayer.self_attn.q_proj.weight"
 REFUSED: dict[str, tuple[Any, str]] = {
     "missing d2t": (without("d2t", without("t2d", small())), r"the tensor d2t is missing: draft_vocab_size is 159"),
     "d2t of absolute ids": (put("d2t", lambda t: SOME, small()), "d2t must map to"),
-    "d2t twice": (put("d2t", lambda t: t["d2t"].clamp(max=3), small()), "d2t must map to"),
+    "d2t twice": (put("d2t", lambda t: t["d2t"].clamp(max=3), small()), "d2t must map to|t2d contains"),
     "t2d of another": (put("t2d", lambda t: ~t["t2d"], small()), "t2d contains other tokens"),
     "transposed fc": (put(FC, lambda t: t[FC].T, small()), "fc.weight: expected the shape .32, 96., .* transposed"),
     "transposed fc of EAGLE-1": (put(FC, lambda t: t[FC].T, writers.eagle()), "fc.weight: .* it is transposed"),
