@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from app.forms import hub_id, readable
-from formats.imports.inspect import DraftInspection, ExpectedDraft, draft_files, inspect_draft
 from formats.imports.names import TITLES
+from formats.imports.run import draft_files
 from speculoos.errors import BadInput
 from speculoos.files import portable_name
 from speculoos.settings import Settings
-from tracking.tables import Base
 from workers.jobs.requests import ImportDraft
 
 SOURCES = {"Hub id": "hub", "Upload": "upload", "Local folder": "folder"}
@@ -52,31 +51,17 @@ class DraftForm:
         return not (self.uploads if self.kind == "upload" else self.location.strip())
 
 
-def files_of(settings: Settings, form: DraftForm) -> tuple[list[Path], str]:
-    """The draft's files on this machine, and their name in messages; no files for a Hub id. Raises BadInput."""
+def files_of(settings: Settings, form: DraftForm) -> list[Path]:
+    """The draft's files on this machine; none for a Hub id. Raises BadInput."""
     if form.kind == "hub":
-        return [], ""
+        return []
     if form.kind == "upload":
-        return draft_files(_existing(form.uploads)), slug(form.name)
+        return draft_files(_existing(form.uploads))
     folder = _folder(settings, form.location)
     try:
-        return draft_files([path for path in folder.iterdir() if path.is_file()]), folder.name
+        return draft_files([path for path in folder.iterdir() if path.is_file()])
     except OSError as error:
         raise BadInput(f"Local folder: {folder} cannot be read ({error.strerror}).") from None
-
-
-def inspect_form(settings: Settings, form: DraftForm, base: Base) -> DraftInspection | None:
-    """Inspect the files and check that they fit `base`; None for a Hub id, which the job downloads. Raises BadInput or
-    Unsupported."""
-    files, shown = files_of(settings, form)
-    return inspect_draft(files, expected_draft(base), form.layout, shown) if files else None
-
-
-def expected_draft(base: Base) -> ExpectedDraft:
-    """What a draft for `base` must match, from the base model's card."""
-    card = base.card or {}
-    sizes = (card.get("hidden_size") or 0, card.get("vocabulary") or 0)
-    return ExpectedDraft(base.name, *sizes, card.get("methods") or {})
 
 
 def request_of(settings: Settings, form: DraftForm) -> ImportDraft:
@@ -98,7 +83,7 @@ def link_uploads(settings: Settings, form: DraftForm, request: ImportDraft) -> N
         return
     folder = Path(request.location)
     folder.mkdir(parents=True)
-    for path in files_of(settings, form)[0]:
+    for path in files_of(settings, form):
         try:
             os.link(path, folder / path.name)
         except OSError:  # a file system without hard links

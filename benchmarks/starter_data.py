@@ -8,19 +8,26 @@ answers every n-th prompt, so that n single-threaded processes use n cores.
 import argparse
 import json
 import random
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from benchmarks.starter_prompts import varied_prompts
+from corpus.batch import BatchAnswer, answer_all
 from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local, generation_dtype
-from corpus.self_written import self_written_prompts
+from corpus.seeds import row_rng
 from corpus.shards import ShardWriter
 from models.base import LoadedBase, load_base
+from models.chat import render
 from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
 
+MARK = "\u2063user\u2063"
+SHORTEST = 8  # minimum characters of a prompt
+MAX_TOKENS, TEMPERATURE, TOP_P = 96, 1.0, 0.95
 LONGEST = 900  # maximum characters of a prompt from the file
 
 
@@ -82,6 +89,35 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser.parse_args()
+
+
+def self_written_prompts(base: LoadedBase, count: int, batch_size: int, seed: int) -> Iterator[str]:
+    """Up to `count` distinct user turns sampled from `base`, which continues the chat template after the user tag up to
+    the end of turn. Source: Xu et al. 2024 (Magpie, arXiv 2406.08464), section 2.1."""
+    opening = _before_user(base)
+    numbers = iter(range(2 * count))
+
+    def source(limit: int) -> list[BatchAnswer]:
+        samples = [(f"self-{n}", row_rng(seed, f"self-{n}", 0)) for n in islice(numbers, limit)]
+        return [BatchAnswer(list(opening), MAX_TOKENS, rng, tag, TEMPERATURE) for tag, rng in samples]
+
+    seen: set[str] = set()
+    for ended, _running in answer_all(base, source, batch_size, TOP_P):
+        for answer in ended:
+            text = base.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
+            if answer.finish == "stop" and len(text) >= SHORTEST and text not in seen:
+                seen.add(text)
+                yield text
+                if len(seen) >= count:
+                    return
+
+
+def _before_user(base: LoadedBase) -> list[int]:
+    """Ids of the template's text before the user's text."""
+    rendered = base.tokenizer.decode(render(base.tokenizer, [{"role": "user", "content": MARK}]))
+    before, mark, _after = rendered.partition(MARK)
+    assert mark and before.strip(), "the chat template writes nothing before the user's text"
+    return base.tokenizer(before, add_special_tokens=False)["input_ids"]
 
 
 if __name__ == "__main__":

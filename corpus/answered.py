@@ -59,7 +59,6 @@ class AnsweredRow:
     tools: list[Any] = field(default_factory=list)
     category: str = ""
     source: dict[str, Any] = field(default_factory=dict)
-    part: int = 0
     masked: AnsweredTokens | None = None
 
     @property
@@ -68,8 +67,7 @@ class AnsweredRow:
         return self.finish.count("length")
 
     def to_json(self) -> dict[str, Any]:
-        """The row in a data set folder."""
-        row = {"id": row_id(self.line, self.part), "messages": self.messages, "finish": self.finish}
+        row = {"id": row_id(self.line), "messages": self.messages, "finish": self.finish}
         extra = {"tools": self.tools, "category": self.category, "source": {"line": self.line, **self.source}}
         if self.masked:
             extra |= {"token_ids": self.masked.token_ids, "loss_spans": self.masked.spans}
@@ -116,7 +114,6 @@ def _message(item: Any, where: str) -> Message:
 
 
 def _answer_fields(item: Mapping[str, Any], where: str) -> Message:
-    """Fields of answers only: reasoning, tool calls, finish reason."""
     fields: Message = {}
     if reasoning := next((item[key] for key in REASONING if is_filled(item.get(key))), None):
         fields["reasoning_content"] = text_of(reasoning, where)
@@ -128,7 +125,6 @@ def _answer_fields(item: Mapping[str, Any], where: str) -> Message:
 
 
 def _tools(value: Any) -> list[dict[str, Any]]:
-    """The declared tools."""
     tools = list_of(value, "tools") if not isinstance(value, str) or value.lstrip().startswith("[") else None
     if tools is None or not all(isinstance(tool, dict) for tool in tools):
         raise BadRecord("tools: expected a list of objects")
@@ -148,7 +144,6 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _endings(record: Mapping[str, Any], turns: list[Message]) -> list[str]:
-    """The finish reason of each answer in `turns`, "" if unknown."""
     endings = [turn.pop("finish", "") for turn in turns if turn["role"] == "assistant"]
     value = next((record[key] for key in FINISH if is_filled(record.get(key))), None)
     if isinstance(value, list):

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from corpus.sampling import sample_tokens
 from decoding.target import common_prefix
 from models.base import LoadedBase
+from models.runtime.argmax import argmax
 from models.runtime.cache import KVCache
 from models.runtime.forward import fastest_forward
 from models.runtime.interface import Forward, ForwardOutput, Inputs, Selection
@@ -21,6 +21,9 @@ PREFILL_ROWS = 2048
 """Maximum prompt tokens per forward (a single longer prompt is allowed): bounds the memory of activations."""
 WORTH_SHARING = 16
 """Minimum length of a prefix shared with another prompt (system prompt, another sample) to copy its KV cache."""
+
+TOP_K = 1024
+"""Tokens sorted first when sampling: sorting the whole vocabulary takes longer than a small model's forward."""
 
 
 @dataclass(eq=False)
@@ -165,7 +168,6 @@ def _longest_prefix(prompt: Sequence[int], others: Sequence[BatchAnswer]) -> tup
 
 
 def _groups(answers: Sequence[BatchAnswer]) -> Iterator[list[BatchAnswer]]:
-    """Groups of answers whose prompts are prefilled in one forward, in order."""
     group, rows = [], 0
     for answer in answers:
         if group and rows + len(answer.prompt) > PREFILL_ROWS:
@@ -175,3 +177,28 @@ def _groups(answers: Sequence[BatchAnswer]) -> Iterator[list[BatchAnswer]]:
         rows += len(answer.prompt)
     if group:
         yield group
+
+
+def sample_tokens(logits: torch.Tensor, draws: list[float], temperature: float, top_p: float) -> list[int]:
+    """Token ids for logits [B, V]. Temperature 0 is greedy; else inverse-CDF sampling from the smallest set of tokens
+    whose probability reaches `top_p`, with one uniform number in [0, 1) per row."""
+    if temperature <= 0:
+        return argmax(logits).tolist()
+    probs = torch.softmax(logits.float() / temperature, dim=-1)
+    numbers = torch.tensor(draws, device=logits.device, dtype=probs.dtype)[:, None]
+    count = min(TOP_K, probs.shape[-1])
+    values, order = probs.topk(count, dim=-1)
+    picked = _inverse_cdf(values, order, numbers, top_p)
+    incomplete = values.sum(dim=-1) < top_p if count < probs.shape[-1] else torch.zeros(len(probs), dtype=torch.bool)
+    if incomplete.any():  # flat distributions: the set has more than TOP_K tokens
+        values, order = probs[incomplete].sort(dim=-1, descending=True, stable=True)
+        picked[incomplete] = _inverse_cdf(values, order, numbers[incomplete], top_p)
+    return picked.tolist()
+
+
+def _inverse_cdf(probs: torch.Tensor, order: torch.Tensor, draws: torch.Tensor, top_p: float) -> torch.Tensor:
+    """One of `order` [B, K] per row, by descending `probs` [B, K] and `draws` in [0, 1) [B, 1]."""
+    total = probs.cumsum(dim=-1)
+    last = torch.searchsorted(total, torch.full_like(total[:, :1], top_p)).clamp(max=probs.shape[-1] - 1)
+    index = torch.minimum(torch.searchsorted(total, draws * total.gather(1, last), right=True), last)
+    return order.gather(1, index)[:, 0]

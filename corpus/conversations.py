@@ -1,12 +1,12 @@
 """Conversations of data sets: prompts to answer, and answered rows. Independent of models."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from corpus.seeds import row_seed
-from corpus.shards import count_rows, read_rows
+from corpus.shards import count_rows, read_rows, remove_duplicates, write_summary
 
 KIND_FAILED, EMPTY, CUT, DUPLICATE = "failed", "empty", "cut", "duplicate"
 """Kinds of omitted rows."""
@@ -134,3 +134,15 @@ def make_conversation_from_row(
     system = own[0] if own and not replace_system else system_prompt
     users = [m["content"] for m in row["messages"] if m["role"] == "user"]
     return Conversation(row["id"], users, system, row.get("category", ""), row.get("source"))
+
+
+def finish_dataset(
+    folder: str | Path, options: GenerateOptions, report: Mapping[str, Any], **summary: Any
+) -> dict[str, Any]:
+    """Write the report and `summary` to `dataset.json`; returns the report, without duplicates if `options.unique`."""
+    removed = remove_duplicates(Path(folder)).total() if options.unique and report["complete"] else 0
+    left_out = {**report["left_out"], **({DUPLICATE: removed} if removed else {})}
+    report = {**report, "rows": report["rows"] - removed, "left_out": left_out}
+    config = {**asdict(options), **summary.pop("config", {})}
+    write_summary(folder, kind="conversations", config=config, **summary, **report)
+    return report

@@ -52,18 +52,6 @@ class Server:
         if self.endpoint.requests_per_minute:
             self.next_at = max(at, self.next_at) + 60 / self.endpoint.requests_per_minute
 
-    @property
-    def load(self) -> float:
-        return self.busy / self.endpoint.concurrency
-
-    def failed(self, at: float, pause: float) -> bool:
-        """Pause the server; False if it is paused already (concurrent requests fail together)."""
-        if at < self.paused_until:
-            return False
-        self.failures += 1
-        self.paused_until = at + max(pause, min(FIRST_PAUSE * 2 ** (self.failures - 1), LONGEST_PAUSE))
-        return True
-
 
 class EndpointPool:
     """The servers of some endpoints. `ask` may be called from many threads."""
@@ -92,7 +80,6 @@ class EndpointPool:
 
     @property
     def slots(self) -> int:
-        """Maximum concurrent requests."""
         return sum(server.endpoint.concurrency for server in self.servers)
 
     @property
@@ -138,7 +125,7 @@ class EndpointPool:
             while not stopped.is_set():
                 at = self._clock()
                 if free := [server for server in self.servers if server.can_take(at)]:
-                    server = min(free, key=lambda server: server.load)
+                    server = min(free, key=lambda server: server.busy / server.endpoint.concurrency)
                     server.started(at)
                     return server
                 self._check_patience(at)
@@ -180,10 +167,15 @@ class EndpointPool:
             self._say(*notice)
 
     def _failed(self, server: Server, error: Exception) -> tuple[str, str] | None:
-        first = server.failures == 0
-        if server.failed(self._clock(), _retry_after(error)) and first:
-            return f"{server.label} does not answer ({short_error(error)}); the others go on without it.", "warning"
-        return None
+        """Pause the server, unless it is paused already (concurrent requests fail together)."""
+        at = self._clock()
+        if at < server.paused_until:
+            return None
+        pause = max(_retry_after(error), min(FIRST_PAUSE * 2**server.failures, LONGEST_PAUSE))
+        server.failures, server.paused_until = server.failures + 1, at + pause
+        if server.failures > 1:
+            return None
+        return f"{server.label} does not answer ({short_error(error)}); the others go on without it.", "warning"
 
     def _succeeded(self, server: Server) -> tuple[str, str] | None:
         self._answered_at = self._clock()
@@ -192,19 +184,14 @@ class EndpointPool:
 
 
 def _send(server: Server, form: dict[str, Any], request: dict[str, Any]) -> tuple[Reply, int]:
-    """(reply of a server, the client's own retries)."""
     kind = server.client.completions if "prompt" in request else server.client.chat.completions
     extra = {**form, **request.get("extra_body", {})}
     raw = kind.with_raw_response.create(model=server.model, **{**request, "extra_body": extra or None})
-    body = _json(raw.http_response)
-    return replace(parse_reply(body), body=body, seconds=raw.elapsed.total_seconds()), raw.retries_taken
-
-
-def _json(response: Any) -> Any:
     try:
-        return response.json()
+        body = raw.http_response.json()
     except (ValueError, RecursionError):
         raise ValueError("an answer that is no JSON") from None
+    return replace(parse_reply(body), body=body, seconds=raw.elapsed.total_seconds()), raw.retries_taken
 
 
 def _find_form(server: Server, probe: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from corpus.records import MAX_ROW_BYTES, too_long
+from corpus.readers import MAX_ROW_BYTES, too_long
 
 MAX_TURNS = 200
 MAX_LABEL = 200

@@ -4,7 +4,6 @@ Finished rows are written to shards within a minute; another call with the same 
 answers do not depend on the batch except for rounding; sampled ones use random numbers derived from the row.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,9 +13,8 @@ from typing import Any
 import torch
 
 from corpus.batch import BatchAnswer, answer_all
-from corpus.closing import finish_dataset
-from corpus.conversations import KIND_FAILED, Conversation, GenerateOptions, count_answers, to_answer
-from corpus.estimate import check_needs, estimate_needs
+from corpus.conversations import KIND_FAILED, Conversation, GenerateOptions, count_answers, finish_dataset, to_answer
+from corpus.estimate import check_needs
 from corpus.generation_status import GenerationStatus
 from corpus.seeds import row_rng
 from corpus.shards import ShardWriter
@@ -72,11 +70,11 @@ def generate_local(
     card = card or read_card(base.path)
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
-        _check_needs(base, source, folder, options, reporter, total - len(shards.done))
+        reporter.log(check_needs(base, source, options, total - len(shards.done), folder))
         run = _LocalRun(base, shards, options, reporter, total, keep)
         run.run(to_answer(source, options, shards.done))
-        run.status.update(run.tokens, last=True)
-    report = run.report()
+        run.status.update(run.status.tokens, last=True)
+    report = {**run.status.report(len(shards.done)), "dtype": str(base.dtype).removeprefix("torch.")}
     sums = {"base_sha256": card.get("weights_sha256", ""), "tokenizer_sha256": card.get("tokenizer_sha256", "")}
     return finish_dataset(folder, options, report, source=Path(source).name, **sums)
 
@@ -97,9 +95,6 @@ class _LocalRun:
         self.keep = keep
         self.ready: list[BatchAnswer] = []
         self.status = GenerationStatus(reporter, shards.folder)
-        self.finish: dict[str, int] = {}
-        self.tokens, self.complete = 0, True
-        self.started = time.monotonic()
 
     def run(self, rows: Iterator[Conversation]) -> None:
         def source(count: int) -> list[BatchAnswer]:
@@ -111,27 +106,9 @@ class _LocalRun:
                 self._finish_answer(answer)
             self._report_progress()
             check_stop(self.reporter)
-            if options.max_minutes is not None and self.seconds > options.max_minutes * 60:
+            if self.status.out_of_time(options):
                 self._keep_truncated(running)
                 return
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    def report(self) -> dict[str, Any]:
-        """See `generate_local`."""
-        return {
-            "rows": len(self.shards.done),
-            "tokens": self.tokens,
-            "seconds": round(self.seconds, 1),
-            "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
-            "finish": self.finish,
-            "failed": self.status.failed,
-            "left_out": dict(self.status.kinds),
-            "complete": self.complete,
-            "dtype": str(self.base.dtype).removeprefix("torch."),
-        }
 
     def _next(self, rows: Iterator[Conversation], count: int) -> list[BatchAnswer]:
         """Up to `count` answers to generate; prompts are sorted by length within a pool of POOL batches."""
@@ -143,10 +120,13 @@ class _LocalRun:
         return batch
 
     def _queue(self, turn: _Turn) -> None:
-        """Queue the next answer of a conversation, or report why it cannot be generated."""
         conversation = turn.conversation
+        messages = conversation.messages()
         try:
-            turn.ids = self._prompt(turn)
+            if turn.ids:  # the exact ids so far, and the template's tokens between two turns
+                turn.ids = turn.ids + after_answer(self.base.tokenizer, self.base.eos_ids, messages, turn.ids[-1])
+            else:
+                turn.ids = render(self.base.tokenizer, messages)
         except SpeculoosError as error:
             self.status.add_omitted(conversation, KIND_FAILED, str(error))
             return
@@ -160,18 +140,11 @@ class _LocalRun:
         temperature = self.options.temperature_of(conversation.id)
         self.ready.append(BatchAnswer(turn.ids, min(self.options.max_tokens, remaining), numbers, turn, temperature))
 
-    def _prompt(self, turn: _Turn) -> list[int]:
-        """The prompt ids of the next answer: the exact ids so far, and the template's tokens between two turns."""
-        messages = turn.conversation.messages()
-        if not turn.ids:
-            return render(self.base.tokenizer, messages)
-        return turn.ids + after_answer(self.base.tokenizer, self.base.eos_ids, messages, turn.ids[-1])
-
     def _finish_answer(self, answer: BatchAnswer) -> None:
         turn: _Turn = answer.tag
         conversation = turn.conversation
-        self.tokens += len(answer.tokens)
-        self.finish[answer.finish] = self.finish.get(answer.finish, 0) + 1
+        self.status.tokens += len(answer.tokens)
+        self.status.finish[answer.finish] += 1
         turn.spans.append([len(turn.ids), len(turn.ids) + len(answer.tokens)])
         turn.hidden += answer.hidden
         turn.ids = turn.ids + answer.tokens
@@ -182,22 +155,15 @@ class _LocalRun:
         elif problem := conversation.problem(self.options):
             self.status.add_omitted(conversation, *problem)
         else:
-            self._store_hidden_states(turn)
-            self._keep(conversation.to_json(token_ids=turn.ids, loss_spans=turn.spans))
-
-    def _store_hidden_states(self, turn: _Turn) -> None:
-        """Store hidden states before the row, so that finished rows have them. The one at t predicted token t + 1."""
-        if self.keep:
-            positions = [at - 1 for start, end in turn.spans for at in range(start, end)]
-            self.keep.write_answers(turn.ids, positions, torch.stack(turn.hidden))
-
-    def _keep(self, row: dict[str, Any]) -> None:
-        self.shards.add(row)
-        self.status.add_row(row, sum(end - start for start, end in row["loss_spans"]))
+            if self.keep:  # before the row, so that finished rows have them; the one at t predicted token t + 1
+                positions = [at - 1 for start, end in turn.spans for at in range(start, end)]
+                self.keep.write_answers(turn.ids, positions, torch.stack(turn.hidden))
+            row = conversation.to_json(token_ids=turn.ids, loss_spans=turn.spans)
+            self.shards.add(row)
+            self.status.add_row(row, sum(end - start for start, end in turn.spans))
 
     def _keep_truncated(self, running: list[BatchAnswer]) -> None:
         """At the time limit: keep running conversations whose last answer has at least WORTH_KEEPING tokens."""
-        self.complete = False
         for answer in running:
             conversation = answer.tag.conversation
             if len(answer.tokens) >= WORTH_KEEPING:
@@ -206,15 +172,6 @@ class _LocalRun:
                 self._finish_answer(answer)
 
     def _report_progress(self) -> None:
-        self.status.update(self.tokens)
+        self.status.update(self.status.tokens)
         done = len(self.shards.done) + len(self.status.failed)
-        note = f"{self.tokens / max(self.seconds, 1e-9):.0f} tokens/s"
-        self.reporter.progress(done, self.total, "rows", note)
-
-
-def _check_needs(
-    base: LoadedBase, source: str | Path, folder: str | Path, options: GenerateOptions, reporter: Reporter, rows: int
-) -> None:
-    estimate = estimate_needs(base, source, options, rows)
-    reporter.log(estimate.sentence())
-    check_needs(estimate, base, folder)
+        self.reporter.progress(done, self.total, "rows", f"{self.status.speed:.0f} tokens/s")

@@ -6,7 +6,6 @@ arrive after a stop. API keys are read from the environment when the client is c
 
 import queue
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,15 @@ from typing import Any
 
 import openai
 
-from corpus.closing import finish_dataset
-from corpus.conversations import KIND_FAILED, TEXT, Conversation, GenerateOptions, count_answers, to_answer
+from corpus.conversations import (
+    KIND_FAILED,
+    TEXT,
+    Conversation,
+    GenerateOptions,
+    count_answers,
+    finish_dataset,
+    to_answer,
+)
 from corpus.endpoints import EndpointPool, short_error
 from corpus.generation_status import GenerationStatus
 from corpus.labels import LABEL_PROBLEMS, PROMPT, ConversationTokens, ServedBase
@@ -59,7 +65,8 @@ def generate_remote(
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
         run = _RemoteRun(pool, shards, options, reporter, total, served)
         run.run(to_answer(source, options, set(shards.done)))
-    report = run.report()
+    counts = {"labels": dict(run.labels), "retries": run.retries}
+    report = {**run.status.report(len(shards.done)), **counts}
     sums = {"base_sha256": "", "tokenizer_sha256": ""}
     if served:
         sums = {"base_sha256": served.base_sha256, "tokenizer_sha256": served.tokenizer_sha256}
@@ -97,47 +104,69 @@ class _Row:
         self.tokens += reply.tokens
 
     def to_json(self) -> dict[str, Any]:
-        """The row in a data set folder."""
         extra = self.trail.to_json() if self.trail else {}
         return self.conversation.to_json(answer_tokens=self.tokens, **extra)
 
 
-class _RequestThreads:
-    """Threads that answer the rows and put each into the queue `results`: answered or failed rows, None for a finished
-    thread, an exception if the rows cannot be read."""
+class _RemoteRun:
+    """State of one call. Threads answer the rows and put each into the queue `results`: answered or failed rows, None
+    for a finished thread, an exception if the rows cannot be read."""
 
     def __init__(
         self,
         pool: EndpointPool,
+        shards: ShardWriter,
         options: GenerateOptions,
-        rows: Iterator[Conversation],
-        served: ServedBase | None = None,
-    ):
-        self.pool, self.options, self.served = pool, options, served
+        reporter: Reporter,
+        total: int,
+        served: ServedBase | None,
+    ) -> None:
+        self.pool, self.shards, self.options, self.served = pool, shards, options, served
+        self.reporter, self.total = reporter, total
+        self.labels = Counter[str]()
+        self.retries = self.failed_in_a_row = 0
+        self.status = GenerationStatus(reporter, shards.folder)
         self.results: queue.SimpleQueue[_Row | Exception | None] = queue.SimpleQueue()
-        self.stopped = threading.Event()
-        self.threads = pool.slots
-        self._rows, self._lock = rows, threading.Lock()
+        self.stopped, self._lock = threading.Event(), threading.Lock()
 
-    def start(self) -> None:
-        for _ in range(self.threads):  # daemon threads do not keep the process alive
-            threading.Thread(target=self._work, daemon=True).start()
+    def run(self, rows: Iterator[Conversation]) -> None:
+        running = self.pool.slots
+        for _ in range(running):  # daemon threads do not keep the process alive
+            threading.Thread(target=self._work, args=(rows,), daemon=True).start()
+        try:
+            while running:
+                check_stop(self.reporter)
+                self.status.update(self.pool.tokens)
+                if self.status.out_of_time(self.options):
+                    self.stopped.set()
+                try:
+                    row = self.results.get(timeout=WATCH_SECONDS)
+                except queue.Empty:
+                    continue
+                if isinstance(row, _Row):
+                    self._take(row)
+                elif row is not None:
+                    raise row
+                else:
+                    running -= 1
+        finally:
+            self.stopped.set()
+            self.status.update(self.pool.tokens, last=True)
 
-    def _work(self) -> None:
+    def _work(self, rows: Iterator[Conversation]) -> None:
         end: Exception | None = None
         try:
-            while not self.stopped.is_set() and (row := self._next()) is not None:
-                self.results.put(self._answer(row))
+            while not self.stopped.is_set():
+                with self._lock:
+                    conversation = next(rows, None)
+                if conversation is None:
+                    break
+                self.results.put(self._answer(conversation))
         except Exception as error:  # the prompts cannot be read
             end = error
         self.results.put(end)
 
-    def _next(self) -> Conversation | None:
-        with self._lock:
-            return next(self._rows, None)
-
     def _answer(self, conversation: Conversation) -> _Row:
-        """All turns of one row."""
         row = _Row(conversation, ConversationTokens(self.served) if self.served else None)
         try:
             while not conversation.complete and not self.stopped.is_set():
@@ -162,88 +191,20 @@ class _RequestThreads:
             prompt = row.trail.continued(conversation)
             return *self.pool.ask(self.stopped, prompt=prompt, **limits), prompt
         reply, retries = self.pool.ask(self.stopped, messages=conversation.messages(), **limits)
-        return reply, retries, self._rendered(row)
-
-    def _rendered(self, row: _Row) -> list[int] | None:
-        """The prompt ids by our template; None if not needed, or if the template rejects the messages."""
-        if row.trail is None or row.trail.wrong:
-            return None
-        try:
-            return row.trail.prompt(row.conversation)
-        except SpeculoosError:
-            row.trail.wrong = PROMPT
-            return None
-
-
-class _RemoteRun:
-    """State of one call: counters and the shard writer."""
-
-    def __init__(
-        self,
-        pool: EndpointPool,
-        shards: ShardWriter,
-        options: GenerateOptions,
-        reporter: Reporter,
-        total: int,
-        served: ServedBase | None,
-    ) -> None:
-        self.pool, self.shards, self.options, self.served = pool, shards, options, served
-        self.reporter, self.total = reporter, total
-        self.labels, self.finish = Counter[str](), Counter[str]()
-        self.tokens = self.retries = self.failed_in_a_row = 0
-        self.status = GenerationStatus(reporter, shards.folder)
-        self.started, self.complete = time.monotonic(), True
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    def run(self, rows: Iterator[Conversation]) -> None:
-        """Write finished rows until the threads end, the time limit is reached or a stop is requested."""
-        requests = _RequestThreads(self.pool, self.options, rows, self.served)
-        requests.start()
-        try:
-            running = requests.threads
-            while running:
-                check_stop(self.reporter)
-                self.status.update(self.pool.tokens)
-                if self._out_of_time():
-                    requests.stopped.set()
-                try:
-                    row = requests.results.get(timeout=WATCH_SECONDS)
-                except queue.Empty:
-                    continue
-                if isinstance(row, _Row):
-                    self._take(row)
-                elif row is not None:
-                    raise row
-                else:
-                    running -= 1
-        finally:
-            requests.stopped.set()
-            self.status.update(self.pool.tokens, last=True)
-
-    def report(self) -> dict[str, Any]:
-        """See `generate_remote`."""
-        return {
-            "rows": len(self.shards.done),
-            "tokens": self.tokens,
-            "seconds": round(self.seconds, 1),
-            "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
-            "finish": dict(self.finish),
-            "failed": self.status.failed,
-            "left_out": dict(self.status.kinds),
-            "labels": dict(self.labels),
-            "retries": self.retries,
-            "complete": self.complete,
-        }
+        prompt = None
+        if row.trail and not row.trail.wrong:
+            try:
+                prompt = row.trail.prompt(conversation)
+            except SpeculoosError:  # the template rejects the messages
+                row.trail.wrong = PROMPT
+        return reply, retries, prompt
 
     def _take(self, row: _Row) -> None:
         if row.error is not None:
             self._failed(row.conversation, row.error)
         elif row.conversation.complete:
             self.failed_in_a_row = 0
-            self.tokens += row.tokens
+            self.status.tokens += row.tokens
             self.retries += row.retries
             if problem := row.conversation.problem(self.options):
                 self.status.add_omitted(row.conversation, *problem)
@@ -252,7 +213,7 @@ class _RemoteRun:
         self._report_progress()
 
     def _keep(self, row: _Row) -> None:
-        self.finish.update(row.conversation.finish)
+        self.status.finish.update(row.conversation.finish)
         record = row.to_json()
         self.shards.add(record)
         self.status.add_row(record, row.tokens)
@@ -290,13 +251,6 @@ class _RemoteRun:
     def _endpoint_names(self) -> str:
         names = [repr(name) for name in self.pool.config()["endpoint"].split(",")]
         return ("Endpoint " if len(names) == 1 else "Endpoints ") + ", ".join(names)
-
-    def _out_of_time(self) -> bool:
-        minutes = self.options.max_minutes
-        if minutes is not None and self.seconds > minutes * 60:
-            self.complete = False
-            return True
-        return False
 
     def _report_progress(self) -> None:
         failed = len(self.status.failed)

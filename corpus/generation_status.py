@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corpus.conversations import MAX_NAMED_ROWS, Conversation
+from corpus.conversations import MAX_NAMED_ROWS, Conversation, GenerateOptions
 from corpus.shards import read_lines, shard_files
 from speculoos.reporting import Reporter
 
@@ -32,7 +32,8 @@ ALL = ""
 class GenerationStatus:
     """Status of one run. Call `add_row` or `add_omitted` for each row, and `update` regularly.
 
-    `failed` are the ids and reasons of omitted rows, `kinds` their number by kind.
+    `failed` are the ids and reasons of omitted rows, `kinds` their number by kind; the caller counts `tokens`, the
+    answers by `finish` reason, and sets `complete`.
     """
 
     def __init__(self, reporter: Reporter, folder: str | Path):
@@ -42,8 +43,37 @@ class GenerationStatus:
         self._shown = SHOWN if self._rows else 0
         self.failed: list[dict[str, str]] = []
         self.kinds: Counter[str] = Counter()
+        self.tokens, self.finish, self.complete = 0, Counter[str](), True
         self._started = self._last = time.monotonic()
         self._points: deque[tuple[float, dict[str, int]]] = deque([(self._started, {})])
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of the whole run."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def out_of_time(self, options: GenerateOptions) -> bool:
+        """Whether the time limit is reached; the run is then not complete."""
+        late = options.max_minutes is not None and self.seconds > options.max_minutes * 60
+        self.complete = self.complete and not late
+        return late
+
+    def report(self, rows: int) -> dict[str, Any]:
+        """The part of a generation's report that local and remote ones share."""
+        return {
+            "rows": rows,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 1),
+            "tokens_per_second": round(self.speed, 1),
+            "finish": dict(self.finish),
+            "failed": self.failed,
+            "left_out": dict(self.kinds),
+            "complete": self.complete,
+        }
 
     def add_row(self, row: Mapping[str, Any], tokens: int) -> None:
         """Count a finished row with `tokens` generated tokens."""
@@ -80,7 +110,6 @@ class GenerationStatus:
         self._reporter.metrics(int(now - self._started), {"generate/tokens_per_second": speeds[ALL]})
 
     def _speeds(self, now: float, tokens: dict[str, int]) -> dict[str, float]:
-        """Tokens per second within the window, by server."""
         while len(self._points) > 1 and now - self._points[1][0] >= WINDOW_SECONDS:
             self._points.popleft()
         start, old = self._points[0]
@@ -93,7 +122,6 @@ class GenerationStatus:
 
 
 def _count_existing(folder: Path) -> tuple[int, int, int]:
-    """(rows, tokens, bytes) of existing rows in a folder."""
     rows = tokens = size = 0
     for _, _, line in read_lines(folder) if shard_files(folder) else ():
         row = json.loads(line)

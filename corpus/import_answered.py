@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from corpus.answered import AnsweredRow, AnsweredTokens, read_answered
-from corpus.importing import ImportReport, PromptSource, length_bucket, write_rows
+from corpus.importing import ImportReport, PromptSource, write_rows
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files
+from corpus.shards import length_bucket
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
 

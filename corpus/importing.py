@@ -9,7 +9,7 @@ from typing import Any
 
 from corpus.prompts import read_prompts
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files
-from corpus.shards import ShardWriter, write_summary
+from corpus.shards import ShardWriter, length_bucket, write_summary
 from speculoos.errors import BadInput
 from speculoos.files import new_file, new_folder
 from speculoos.reporting import Reporter, check_stop
@@ -42,9 +42,8 @@ def import_prompts(
     Raises BadInput when a file cannot be read or none contains a prompt; the folder is not created then.
     """
     source = PromptSource.of(files, original_name, size, "prompt")
-    return write_rows(
-        source, read_prompts(files, limit, max_rows, mapping), folder, reporter, ImportReport(), kind="prompts"
-    )
+    rows = read_prompts(files, limit, max_rows, mapping)
+    return write_rows(source, rows, folder, reporter, ImportReport(), kind="prompts")
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,10 @@ class PromptSource:
     @classmethod
     def of(cls, files: Files, name: str, size: int | None, noun: str) -> "PromptSource":
         """For a single file, an empty name and a size of None are taken from it."""
-        path = files if isinstance(files, str | Path) else ""
-        return cls(name or Path(path).name, _size(path) if size is None else size, noun)
+        path = Path(files) if isinstance(files, str | Path) else Path()
+        if size is None:
+            size = path.stat().st_size if path.is_file() else 0  # the reader reports a missing file
+        return cls(name or path.name, size, noun)
 
 
 def write_rows(
@@ -89,7 +90,9 @@ def write_rows(
                     reporter.progress(report.read, None, "rows", f"{report.bad_rows} bad")
                     check_stop(reporter)
         figures = report.to_json()
-        _check(source, figures)
+        if not report.rows:
+            first = f" The first: line {report.bad[0]['line']}, {report.bad[0]['reason']}." if report.bad else ""
+            raise BadInput(f"{source.name}: no usable {source.noun} among {report.read} rows.{first}")
         write_summary(building, source=source.name, **summary, **figures)
     reporter.progress(report.read, report.read, "rows", f"{report.bad_rows} bad")
     return figures
@@ -136,22 +139,3 @@ class ImportReport:
             "characters": self.characters,
             "lengths_in_characters": sorted(self.lengths_in_characters.items()),
         }
-
-
-def length_bucket(length: int) -> int:
-    """The smallest power of two that is at least `length`, for histograms."""
-    return 1 << max(length - 1, 0).bit_length()
-
-
-def _size(path: str | Path) -> int:
-    try:
-        return Path(path).stat().st_size
-    except OSError:
-        return 0  # the reader reports the error
-
-
-def _check(source: PromptSource, report: dict[str, Any]) -> None:
-    if report["rows"]:
-        return
-    first = f" The first: line {report['bad'][0]['line']}, {report['bad'][0]['reason']}." if report["bad"] else ""
-    raise BadInput(f"{source.name}: no usable {source.noun} among {report['rows_read']} rows.{first}")

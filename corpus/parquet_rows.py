@@ -5,9 +5,8 @@ read as dictionaries (each value once), row lengths are computed from them, and 
 to Python objects, a few megabytes at a time.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from corpus.records import MAX_ROW_BYTES, Record, UnreadableRecord, too_long
+from corpus.readers import MAX_ROW_BYTES, Record, Records, UnreadableRecord, too_long
 from speculoos.errors import BadInput
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
 """Approximate bytes of a row group decoded at once, by the sizes in the file's metadata."""
-PIECE_BYTES = 8 << 20
-"""Bytes of a batch converted to Python objects at once."""
+PIECE_ROWS = 8
+"""Rows of a batch that are converted to Python objects at once, each of at most MAX_ROW_BYTES."""
 GROUP_BYTES = 64 << 20
 """A row group with rows longer than MAX_ROW_BYTES on average is read up to this size."""
 VALUES, VALUES_A_ROW = 4_000_000, 1000
@@ -31,17 +30,22 @@ ELEMENT_BYTES = 16
 """Bytes counted for each list element in addition to its content: a million empty texts need memory too."""
 
 
-def read_parquet(path: Path, fields: Collection[str] | None = None) -> Iterator[Record | UnreadableRecord]:
+def read_parquet(path: Path, fields: Collection[str] | None = None) -> Records:
     """All rows, numbered from 1, with the columns whose lower-case name is in `fields`.
 
     Raises BadInput when the file is broken, MemoryError when its pages are larger than declared.
     """
     rows = 0
     try:
-        with _open(path) as file:
+        metadata = pq.read_metadata(path)
+        leaves = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+        options = {"read_dictionary": leaves, "pre_buffer": False, "buffer_size": 1 << 20}
+        with pq.ParquetFile(path, metadata=metadata, **options) as file:
+            names = file.schema_arrow.names
+            columns = [name for name in names if fields is None or name.strip().lower() in fields]
             for number in range(file.num_row_groups):
-                yield from _group(file, number, rows, _columns(file, fields))
-                rows += file.metadata.row_group(number).num_rows
+                yield from _group(file, number, rows, columns)
+                rows += metadata.row_group(number).num_rows
     except MemoryError:
         raise
     except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
@@ -49,71 +53,36 @@ def read_parquet(path: Path, fields: Collection[str] | None = None) -> Iterator[
         raise BadInput(f"{path.name}: broken parquet file after row {rows} ({reason}).") from None
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    metadata = pq.read_metadata(path)
-    leaves = [column.path for column in map(metadata.schema.column, range(metadata.num_columns))]
-    return pq.ParquetFile(path, metadata=metadata, read_dictionary=leaves, pre_buffer=False, buffer_size=1 << 20)
-
-
-def _columns(file: pq.ParquetFile, fields: Collection[str] | None) -> list[str]:
-    return [name for name in file.schema_arrow.names if fields is None or name.strip().lower() in fields]
-
-
-def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -> Iterator[Record | UnreadableRecord]:
+def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -> Records:
     """The rows of one row group; `before` is the number of rows before it in the file."""
     group = file.metadata.row_group(number)
-    selected = [i for i in range(group.num_columns) if _belongs(group.column(i).path_in_schema, columns)]
-    chunks = [group.column(i) for i in selected]
-    size = sum(_size(group.column(i), file.schema.column(i).length) for i in selected)
-    if reason := _limit_error(group.num_rows, size, chunks):
+    size, reason = 0, ""  # decoded bytes: each distinct text once, every value of fixed width
+    for index in range(group.num_columns):
+        chunk = group.column(index)
+        if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns):
+            size += chunk.total_uncompressed_size + max(file.schema.column(index).length or 0, 8) * chunk.num_values
+            if chunk.num_values > max(VALUES, VALUES_A_ROW * group.num_rows):
+                reason = f"{chunk.num_values:,} values of {chunk.path_in_schema} are too many"
+    if size > GROUP_BYTES and size > MAX_ROW_BYTES * group.num_rows:
+        reason = too_long()
+    if reason:
         yield UnreadableRecord(before + 1, f"{reason}; rows {before + 1} to {before + group.num_rows} are left out")
         return
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(size, 1)))
-    first_row = before + 1
     for batch in file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
-        yield from _rows(batch, first_row)
-        first_row += batch.num_rows
+        yield from _rows(batch, before + 1)
+        before += batch.num_rows
 
 
-def _belongs(path: str, columns: list[str]) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in columns)
-
-
-def _size(chunk: Any, width: int | None) -> int:
-    """Bytes of a decoded column chunk: each distinct text once, every value of fixed `width`."""
-    return chunk.total_uncompressed_size + max(width or 0, 8) * chunk.num_values
-
-
-def _limit_error(rows: int, size: int, chunks: list[Any]) -> str:
-    """Why a row group cannot be read in bounded memory; "" when it can."""
-    if size > GROUP_BYTES and size > MAX_ROW_BYTES * rows:
-        return too_long()
-    for chunk in chunks:
-        if chunk.num_values > max(VALUES, VALUES_A_ROW * rows):
-            return f"{chunk.num_values:,} values of {chunk.path_in_schema} in {rows:,} rows are too many"
-    return ""
-
-
-def _rows(batch: pa.RecordBatch, first: int) -> Iterator[Record | UnreadableRecord]:
+def _rows(batch: pa.RecordBatch, first: int) -> Records:
     """The rows of a batch as objects, converted in pieces; too long rows are never converted."""
     sizes = sum((_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
-    start = 0
-    while start < len(sizes):
-        if sizes[start] > MAX_ROW_BYTES:
-            yield UnreadableRecord(first + start, too_long())
-            start += 1
-            continue
-        end = start + _count_fitting(sizes[start:])
-        for offset, value in enumerate(batch.slice(start, end - start).to_pylist()):
-            yield Record(first + start + offset, value)
-        start = end
-
-
-def _count_fitting(sizes: np.ndarray) -> int:
-    """Number of rows, at least one, before the next too long row that fit in PIECE_BYTES."""
-    long = np.flatnonzero(sizes > MAX_ROW_BYTES)
-    short = sizes[: long[0]] if len(long) else sizes
-    return max(1, int(np.searchsorted(np.cumsum(short), PIECE_BYTES, side="right")))
+    short = sizes <= MAX_ROW_BYTES
+    for start in range(0, batch.num_rows, PIECE_ROWS):
+        fits = short[start : start + PIECE_ROWS]
+        values = iter(batch.slice(start, PIECE_ROWS).filter(pa.array(fits)).to_pylist())
+        for line, fit in enumerate(fits, first + start):
+            yield Record(line, next(values)) if fit else UnreadableRecord(line, too_long())
 
 
 def _bytes(array: pa.Array) -> np.ndarray:

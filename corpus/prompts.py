@@ -28,15 +28,9 @@ class PromptRow:
     reference: list[str] = field(default_factory=list)
     category: str = ""
     source: dict[str, Any] = field(default_factory=dict)
-    part: int = 0
-
-    @property
-    def id(self) -> str:
-        return row_id(self.line, self.part)
 
     def to_json(self) -> dict[str, Any]:
-        """The row in a data set folder."""
-        row = {"id": self.id, "messages": self.messages}
+        row = {"id": row_id(self.line), "messages": self.messages}
         extra = {"category": self.category, "reference": self.reference, "source": {"line": self.line, **self.source}}
         return row | {key: value for key, value in extra.items() if value}
 

@@ -5,27 +5,53 @@ reason, and reading continues with the next one.
 """
 
 import csv
-import io
 import json
+import re
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
-from corpus.json_array import JsonArray, json_error_message
-from corpus.records import MAX_ROW_BYTES, Record, UnreadableRecord, too_long
 from speculoos.errors import BadInput
 
+MAX_ROW_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 FORMATS = "JSONL, JSON, CSV or parquet"
 RECORD_LINES = 10_000
 """Maximum lines of one CSV row: an unclosed quote would consume the rest of the file."""
-BLANK_LINES = 1_000_000
-"""Maximum blank lines of a file, which are not counted as rows."""
+CHUNK = 1 << 16
+ARRAY = re.compile(r'\s*(?:\[|\{.*?(?<!\\)"data"\s*:\s*\[)', re.DOTALL)
+"""The beginning of a JSON array, or of an object up to the array called `data`."""
+FIRST, NEXT, END = re.compile(r"\s*"), re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
 
 
-def read_records(path: str | Path, fields: Collection[str] | None = None) -> Iterator[Record | UnreadableRecord]:
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record: parsed `value` and 1-based `line`, which is the record's number in JSON arrays and parquet."""
+
+    line: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRecord:
+    """An unreadable record and the reason."""
+
+    line: int
+    reason: str
+
+
+Records = Iterator[Record | UnreadableRecord]
+
+
+def too_long() -> str:
+    """The reason for a record longer than MAX_ROW_BYTES."""
+    return f"longer than {MAX_ROW_BYTES >> 20} MiB"
+
+
+def read_records(path: str | Path, fields: Collection[str] | None = None) -> Records:
     """All records of a file, in order. Raises BadInput when the file as a whole is unreadable.
 
     Of columnar files, only the columns whose lower-case name is in `fields` are read.
@@ -33,9 +59,13 @@ def read_records(path: str | Path, fields: Collection[str] | None = None) -> Ite
     path = Path(path)
     try:
         kind = detect(path)
-        return _parquet(path, fields) if kind == "parquet" else READERS[kind](path)
     except OSError as error:
         raise BadInput(f"{path.name}: cannot be read ({error.strerror or error}).") from None
+    if kind == "parquet":
+        from corpus.parquet_rows import read_parquet  # imports numpy and pyarrow only when needed
+
+        return read_parquet(path, fields)
+    return {"jsonl": _jsonl, "json": _json, "csv": _csv}[kind](path)
 
 
 def detect(path: Path) -> str:
@@ -48,27 +78,17 @@ def detect(path: Path) -> str:
         raise BadInput(f"{path.name}: is packed ({compression}); unpack it, and give the {FORMATS} file that is in it.")
     if head[:2] in UTF16:
         raise BadInput(f"{path.name}: is UTF-16; save it as UTF-8.")
-    if not head.removeprefix(BOM).strip() and not _has_text(path):
+    head, suffix = head.removeprefix(BOM).lstrip(), path.suffix.lower()
+    if not head:
         raise BadInput(f"{path.name}: is empty.")
-    suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         return "csv"
-    return _detect_json(head.removeprefix(BOM).lstrip(), suffix, path)
-
-
-def _has_text(path: Path) -> bool:
-    """Whether a file that begins with many blanks has any other content."""
-    with open(path, "rb") as handle:
-        return any(chunk.removeprefix(BOM).strip() for chunk in iter(lambda: handle.read(1 << 16), b""))
-
-
-def _detect_json(head: bytes, suffix: str, path: Path) -> str:
     if suffix in (".jsonl", ".ndjson"):
         return "jsonl"
     if head[:1] == b"[":
         return "json"
     if suffix == ".json":
-        return "jsonl" if _is_object(next(iter(head.splitlines()), b"")) else "json"
+        return "jsonl" if _is_object(head.splitlines()[0]) else "json"
     if head[:1] == b"{":
         return "jsonl"
     raise BadInput(f"{path.name}: unknown file format; give {FORMATS}.")
@@ -95,28 +115,13 @@ def lines_of(handle: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
         yield number, None
 
 
-def _jsonl(path: Path) -> Iterator[Record | UnreadableRecord]:
-    blanks = _Blanks(path)
+def _jsonl(path: Path) -> Records:
     with open(path, "rb") as handle:
         for number, line in lines_of(handle):
             if line is None:
                 yield UnreadableRecord(number, too_long())
             elif line.strip():
                 yield _json_line(number, line.removeprefix(BOM) if number == 1 else line)
-            else:
-                blanks.count()
-
-
-class _Blanks:
-    """Counts blank lines and raises BadInput for too many."""
-
-    def __init__(self, path: Path):
-        self.path, self.lines = path, 0
-
-    def count(self) -> None:
-        self.lines += 1
-        if self.lines > BLANK_LINES:
-            raise BadInput(f"{self.path.name}: has more than {BLANK_LINES:,} blank lines; remove them.")
 
 
 def _json_line(number: int, line: bytes) -> Record | UnreadableRecord:
@@ -124,57 +129,89 @@ def _json_line(number: int, line: bytes) -> Record | UnreadableRecord:
         return Record(number, json.loads(line.decode("utf-8")))
     except UnicodeDecodeError as error:
         return UnreadableRecord(number, f"wrong encoding: byte {error.start + 1} is not UTF-8")
-    except RecursionError:
-        return UnreadableRecord(number, "nested too deeply")
-    except ValueError as error:
-        return UnreadableRecord(number, f"broken JSON: {_json_error(error)}")
+    except (ValueError, RecursionError) as error:
+        return UnreadableRecord(number, _json_reason(error))
 
 
-def _json_error(error: ValueError) -> str:
-    """Python's message with the column, without its line number, which is not that of the file."""
-    column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-    return json_error_message(error) + column
+def _json_reason(error: ValueError | RecursionError) -> str:
+    """Python's message without its position, which is not that of the file."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"broken JSON: {error.msg.removesuffix(' at') if isinstance(error, json.JSONDecodeError) else error}"
 
 
-def _json(path: Path) -> Iterator[Record | UnreadableRecord]:
-    with open(path, "rb") as raw:
-        text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape")
-        reader = JsonArray(text)
-        yield from reader.elements() if reader.opens("[") else _json_object(path, reader)
+def _json(path: Path) -> Records:
+    """An array of records, or an object that is a record or has an array of records called `data`. Invalid UTF-8 bytes
+    become lone surrogates, which are refused with the row."""
+    with open(path, encoding="utf-8-sig", errors="surrogateescape") as text:
+        head = text.read(MAX_ROW_BYTES + 1)
+        if start := ARRAY.match(head):
+            yield from _elements(text, head, start.end())
+            return
+        try:
+            if len(head) > MAX_ROW_BYTES:
+                raise ValueError(f"one object {too_long()}")
+            value = json.loads(head)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{path.name}: {_json_reason(error)}.") from None
+        if not isinstance(value, dict):
+            raise BadInput(f"{path.name}: broken JSON: neither an array nor an object.")
+        yield Record(1, value)
 
 
-def _json_object(path: Path, reader: JsonArray) -> Iterator[Record | UnreadableRecord]:
-    """A JSON file with a single object. Raises BadInput for other values."""
-    if not reader.opens("{"):
-        raise BadInput(f"{path.name}: broken JSON: neither an array nor an object.")
-    try:
-        yield from reader.members()
-    except RecursionError:
-        raise BadInput(f"{path.name}: nested too deeply.") from None
-    except ValueError as error:
-        raise BadInput(f"{path.name}: broken JSON: {error}.") from None
+def _elements(text: TextIO, buffer: str, at: int) -> Records:
+    """The elements of a JSON array: the first is in `buffer` at index `at`, the others follow and go on in `text`.
+    Memory is bounded by the largest element. An error ends the reading, since the next element cannot be found."""
+    number, decode = 1, json.JSONDecoder().raw_decode
+    while not END.match(buffer, at):
+        try:
+            separator = (NEXT if number > 1 else FIRST).match(buffer, at)
+            if separator is None:
+                raise ValueError("a comma or ] is missing")
+            value, end = decode(buffer, separator.end())
+            complete = end < len(buffer)  # else a number may go on in the next chunk
+        except (ValueError, RecursionError) as error:
+            size, deep = len(buffer) - at, isinstance(error, RecursionError)
+            if not deep and size <= MAX_ROW_BYTES and (chunk := text.read(max(CHUNK, size))):
+                buffer, at = buffer[at:] + chunk, 0
+                continue
+            reason = f"{too_long()}, or broken" if size > MAX_ROW_BYTES and not deep else _json_reason(error)
+            yield UnreadableRecord(number, f"{reason}; the rest of the file is not read")
+            return
+        if not complete and (chunk := text.read(CHUNK)):
+            buffer, at = buffer[at:] + chunk, 0
+            continue
+        yield Record(number, value)
+        number, at = number + 1, end
 
 
-def _csv(path: Path) -> Iterator[Record | UnreadableRecord]:
+def _csv(path: Path) -> Records:
     csv.field_size_limit(MAX_ROW_BYTES)
-    blanks = _Blanks(path)
     with open(path, "rb") as handle:
-        source = _CsvLines(handle)
-        reader = csv.reader(source, delimiter=_delimiter(path), strict=True)
-        header = _header(path, reader, source)
-        while (item := _csv_row(reader, source, header)) is not None:
-            if item:
-                yield item
-            else:
-                blanks.count()
-
-
-def _header(path: Path, reader: Any, source: "_CsvLines") -> list[str]:
-    """Names of the columns. Raises BadInput for a broken header, since rows are meaningless without it."""
-    try:
-        return [name.strip() for name in next(reader, [])]
-    except csv.Error as error:
-        raise BadInput(f"{path.name}: broken CSV: {_csv_reason(error, source)}, in the header.") from None
+        lines = _CsvLines(handle)
+        reader = csv.reader(lines, delimiter=_delimiter(path), strict=True)
+        header: list[str] | None = None
+        while True:
+            first = lines.start_row()
+            try:
+                cells = next(reader, None)
+            except csv.Error as error:
+                cause = "a quote is not closed by the end of the file" if "end of data" in str(error) else error
+                if header is None:
+                    raise BadInput(f"{path.name}: broken CSV: {cause}, in the header.") from None
+                left_out = f", lines {first} to {lines.number} are left out" if lines.number > first else ""
+                yield UnreadableRecord(first, f"broken CSV: {cause}{left_out}")
+                continue
+            if cells is None:
+                return
+            if header is None:
+                header = [name.strip() for name in cells]
+            elif lines.problem:
+                yield UnreadableRecord(first, lines.problem)
+            elif len(cells) > len(header):
+                yield UnreadableRecord(first, f"{len(cells)} columns where the header has {len(header)}")
+            elif cells:
+                yield Record(first, dict(zip(header, cells, strict=False)))
 
 
 def _delimiter(path: Path) -> str:
@@ -187,73 +224,30 @@ def _delimiter(path: Path) -> str:
 
 
 class _CsvLines:
-    """Decoded lines for csv.reader, which joins them into rows; `problem` is an error in the current row.
-
-    Tracks where the last unclosed quote was opened, and ends a row that exceeds the limits because of it.
-    """
+    """Decoded lines for csv.reader, which joins them into rows. Ends a row that exceeds the limits because of an
+    unclosed quote; `problem` is an error in the current row."""
 
     def __init__(self, handle: BinaryIO):
         self.lines, self.number = lines_of(handle), 0
-        self.start_row()
 
-    def start_row(self) -> None:
-        self.problem, self.size, self.first, self.read = "", 0, self.number + 1, []
+    def start_row(self) -> int:
+        """The number of the row's first line."""
+        self.problem, self.size, self.first = "", 0, self.number + 1
+        return self.first
 
     def __iter__(self) -> "_CsvLines":
         return self
 
     def __next__(self) -> str:
         if self.size > MAX_ROW_BYTES or self.number - self.first >= RECORD_LINES:
-            raise csv.Error(self.unclosed(f"within {MAX_ROW_BYTES >> 20} MiB or {RECORD_LINES:,} lines"))
+            raise csv.Error(f"a quote is not closed within {MAX_ROW_BYTES >> 20} MiB or {RECORD_LINES:,} lines")
         self.number, line = next(self.lines)
-        self.read.append(self._text(line))
-        self.size += len(line or b"")
-        return self.read[-1]
-
-    def unclosed(self, where: str) -> str:
-        """The message for an unclosed quote: the last one of the row, ignoring doubled (escaped) ones."""
-        before = "".join(self.read).replace('""', "").rpartition('"')[0]
-        return f"a quote that opens in line {self.first + before.count(chr(10))} is not closed {where}"
-
-    def _text(self, line: bytes | None) -> str:
         if line is None:
             self.problem = too_long()
             return "\n"
+        self.size += len(line)
         try:
             return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             self.problem = f"wrong encoding: byte {error.start + 1} is not UTF-8"
             return line.decode("utf-8", errors="replace")
-
-
-def _csv_reason(error: csv.Error, source: _CsvLines) -> str:
-    return source.unclosed("by the end of the file") if "end of data" in str(error) else str(error)
-
-
-def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | UnreadableRecord | bool | None:
-    """The next row; False for a blank line, None at the end."""
-    source.start_row()
-    start = source.first
-    try:
-        cells = next(reader)
-    except StopIteration:
-        return None
-    except csv.Error as error:
-        lines = f", lines {start} to {source.number} are left out" if source.number > start else ""
-        return UnreadableRecord(start, f"broken CSV: {_csv_reason(error, source)}{lines}")
-    if source.problem:
-        return UnreadableRecord(start, source.problem)
-    if not cells:
-        return False
-    if len(cells) > len(header):
-        return UnreadableRecord(start, f"{len(cells)} columns where the header has {len(header)}")
-    return Record(start, dict(zip(header, cells, strict=False)))
-
-
-def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[Record | UnreadableRecord]:
-    from corpus.parquet_rows import read_parquet  # imports numpy and pyarrow only when needed
-
-    return read_parquet(path, fields)
-
-
-READERS = {"jsonl": _jsonl, "json": _json, "csv": _csv}

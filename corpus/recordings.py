@@ -39,7 +39,7 @@ TopLogprobs = list[tuple[str | int, float]]
 @dataclass(frozen=True, slots=True)
 class Recording:
     """One output. `messages` are the prompt (for `raw`, a single user turn with the text); ids are None if not
-    recorded; `logprobs` has one entry per output token, or is empty. `line` and `part`: position in the file."""
+    recorded; `logprobs` has one entry per output token, or is empty. `line`: position in the file."""
 
     id: str
     messages: list[Message]
@@ -50,7 +50,6 @@ class Recording:
     finish: str = "length"
     raw: bool = False
     line: int = 0
-    part: int = 0
 
     @property
     def prompt(self) -> str:
@@ -149,7 +148,6 @@ def _is_logprob(pair: Any) -> bool:
 
 
 def _of_row(row: dict[str, Any]) -> Iterator[Recording]:
-    """All answers of a data set's conversation."""
     ids, spans = row.get("token_ids"), row.get("loss_spans") or []
     answers = [number for number, message in enumerate(row["messages"]) if message["role"] == "assistant"]
     finish = row.get("finish") or []
@@ -163,7 +161,6 @@ def _of_row(row: dict[str, Any]) -> Iterator[Recording]:
             prompt_ids=ids[:start] if known else None,
             token_ids=ids[start:end] if known else None,
             finish=finish[number] if number < len(finish) else "stop",
-            part=number,
         )
 
 
@@ -189,7 +186,6 @@ def _tensors(path: Path, prompts: str | Path | None, limit: int | None) -> Itera
 
 
 def _tensor(number: int, prompt: Recording, output: str) -> Recording | BadRow:
-    """The prompt with the output's token ids, parsed from the text between a tensor's brackets."""
     parts = [part.strip() for part in output.split(",") if part.strip()]
     if not parts or not all(map(_is_id, parts)):
         return BadRow(number, "a tensor holds something else than token ids" if parts else "a tensor is empty")
@@ -197,7 +193,6 @@ def _tensor(number: int, prompt: Recording, output: str) -> Recording | BadRow:
 
 
 def _prompt_record(line: int, value: Any) -> Recording:
-    """A prompt to continue as plain text."""
     record = record_of(value)
     if not is_filled(record.get("prompt")):
         raise BadRecord("no prompt: expected an object with a text called prompt")

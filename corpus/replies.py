@@ -68,7 +68,6 @@ def _from_meta(choice: Mapping[str, Any]) -> Any:
 
 
 def _ids(value: Any) -> list[int] | None:
-    """The value if it is a non-empty list of integers, else None."""
     if not isinstance(value, list) or not value or not all(type(each) is int for each in value):
         return None
     return value

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from corpus.fields import BadRecord
-from corpus.readers import read_records
-from corpus.records import Record, UnreadableRecord
+from corpus.readers import Records, UnreadableRecord, read_records
 from speculoos.errors import BadInput
 
 Good = TypeVar("Good")
@@ -24,9 +23,9 @@ class BadRow:
     reason: str
 
 
-def row_id(line: int, part: int = 0) -> str:
-    """A row's id in its data set; `part` distinguishes rows of one line."""
-    return f"line-{line:07d}" + (f"-{part}" if part else "")
+def row_id(line: int) -> str:
+    """A row's id in its data set."""
+    return f"line-{line:07d}"
 
 
 def parsed_rows(
@@ -39,8 +38,8 @@ def parsed_rows(
     """`parse(line, value)` of every record, or a BadRow; stops after `limit` good rows. Line numbers continue across
     files.
 
-    `parse` returns a dataclass with a field `part` or raises BadRecord; of columnar files only `fields` are read.
-    Raises BadInput when a file is unreadable, or for more than `max_rows` rows without a `limit`.
+    `parse` raises BadRecord for an unusable record; of columnar files only `fields` are read. Raises BadInput when a
+    file is unreadable, or for more than `max_rows` rows without a `limit`.
     """
     good = 0
     for count, record in enumerate(_records(files, fields), 1):
@@ -52,12 +51,17 @@ def parsed_rows(
                 f"{subject} more than {max_rows:,} rows; set a limit, or raise what may be read from one file (on the "
                 "Settings page, or SPECULOOS_MAX_ROWS)."
             )
-        row = _row(record, parse)
-        good += not isinstance(row, BadRow)
-        yield row
+        if isinstance(record, UnreadableRecord):
+            yield BadRow(record.line, record.reason)
+            continue
+        try:
+            yield parse(record.line, record.value)
+            good += 1
+        except BadRecord as bad:
+            yield BadRow(record.line, str(bad))
 
 
-def _records(files: Files, fields: Collection[str]) -> Iterator[Record | UnreadableRecord]:
+def _records(files: Files, fields: Collection[str]) -> Records:
     if isinstance(files, str | Path):
         yield from read_records(files, fields)
         return
@@ -68,12 +72,3 @@ def _records(files: Files, fields: Collection[str]) -> Iterator[Record | Unreada
             last = before + record.line
             yield replace(record, line=last)
         before = last
-
-
-def _row(record: Record | UnreadableRecord, parse: Callable[[int, Any], Good]) -> Good | BadRow:
-    if isinstance(record, UnreadableRecord):
-        return BadRow(record.line, record.reason)
-    try:
-        return replace(parse(record.line, record.value), part=record.part)  # type: ignore[type-var]
-    except BadRecord as bad:
-        return BadRow(record.line, str(bad))

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from corpus.conversations import DUPLICATE, EXACT, KIND_FAILED, TEXT, GenerateOptions, to_answer
-from corpus.duplicates import remove_duplicates
 from corpus.shard_storage import ShardFolder
-from corpus.shards import read_lines, read_summary, shard_files, write_sums
+from corpus.shards import read_lines, read_summary, remove_duplicates, shard_files, write_sums
 from speculoos.checksums import file_sha256
 from speculoos.errors import Conflict, Damaged
 from speculoos.files import new_path
@@ -60,7 +59,8 @@ def plan_shards(source: str | Path, options: GenerateOptions, rows: int, **autho
     ranges = list(_ranges(source, options.limit, rows))
     for sample in range(options.samples):
         for first, count, digest in ranges:
-            key = _key({**recipe, **author, "sample": sample, "prompts": digest})
+            contents = json.dumps({**recipe, **author, "sample": sample, "prompts": digest}, sort_keys=True)
+            key = hashlib.sha256(contents.encode()).hexdigest()[:24]
             parts.append(ShardPart(len(parts), first, count, sample, key))
     return parts
 
@@ -113,7 +113,10 @@ def assemble(
     damaged = [part for part in parts if part.key in reports and not _fetch(part, reports[part.key], storage, folder)]
     sums = {part.file: reports[part.key]["sha256"] for part in parts if part.key in reports and part not in damaged}
     if not damaged:
-        _keep_only(folder, sums)
+        for path in shard_files(folder):
+            if path.name not in sums:
+                path.unlink()
+        write_sums(folder, sums)
     return damaged
 
 
@@ -170,12 +173,12 @@ def total_report(parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, 
         "labels": dict(+labels),
         "retries": sum(each["retries"] for each in finished),
         "complete": len(finished) == len(parts),
-        "shards": [{**_limit_failed(reports[part.key]), "file": part.file} for part in parts if part.key in reports],
+        "shards": [
+            {**report, "failed": list(report["failed"])[:REPORTED], "file": part.file}
+            for part in parts
+            if (report := reports.get(part.key))
+        ],
     }
-
-
-def _limit_failed(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {**report, "failed": list(report["failed"])[:REPORTED]}
 
 
 def _ranges(source: str | Path, limit: int | None, rows: int) -> Iterator[tuple[int, int, str]]:
@@ -191,10 +194,6 @@ def _ranges(source: str | Path, limit: int | None, rows: int) -> Iterator[tuple[
         count += 1
     if count:
         yield first, count, digest.hexdigest()
-
-
-def _key(contents: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _lines(work: Path) -> Iterator[tuple[Path, int, bytes]]:
@@ -225,10 +224,3 @@ def _fetch(part: ShardPart, report: Mapping[str, Any], storage: ShardFolder, fol
     target.unlink()
     storage.drop(part.key)
     return False
-
-
-def _keep_only(folder: Path, sums: Mapping[str, str]) -> None:
-    for path in shard_files(folder):
-        if path.name not in sums:
-            path.unlink()
-    write_sums(folder, sums)

@@ -6,7 +6,9 @@ Rows may be written in any order; finished rows are identified by id, so an inte
 import hashlib
 import json
 import logging
+import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -16,10 +18,12 @@ from models.damage import check_dataset
 from models.identity import read_json
 from speculoos.checksums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums, read_checksums
 from speculoos.errors import BadInput, Damaged, NotFound
-from speculoos.files import new_file, write_json
+from speculoos.files import link_or_copy, new_file, new_path, write_json
 
 ROWS_PER_SHARD = 2000
 SUMMARY = "dataset.json"
+COUNTED = 100_000
+"""Maximum rows whose length is counted: enough for the distribution, and fast for millions of rows."""
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +41,8 @@ class ShardWriter:
         self.sums = _whole_shards(self.folder)
         self.done = done_ids(self.folder)
         self.pending: list[str] = []
-        self.number = _next_number(self.folder)
+        files = shard_files(self.folder)
+        self.number = int(files[-1].stem.split("-")[1]) + 1 if files else 0
         self.last = time.monotonic()
 
     def __enter__(self) -> "ShardWriter":
@@ -57,7 +62,6 @@ class ShardWriter:
         return True
 
     def flush(self) -> None:
-        """Write the pending rows as one shard."""
         self.last = time.monotonic()
         if not self.pending:
             return
@@ -151,6 +155,60 @@ def _known_sums(folder: Path) -> dict[str, str]:
         return {}
 
 
-def _next_number(folder: Path) -> int:
-    files = shard_files(folder)
-    return int(files[-1].stem.split("-")[1]) + 1 if files else 0
+def remove_duplicates(folder: Path) -> Counter[str]:
+    """{shard: removed rows} of the changed shards, which are rewritten with their checksums. Memory: a few dozen bytes
+    per row, and the lines of one shard."""
+    seen: set[bytes] = set()
+    removed: Counter[str] = Counter()
+    for file in shard_files(folder):
+        lines = [line for line in file.read_bytes().splitlines(keepends=True) if line.strip()]
+        first = [line for line in lines if _is_new(line, seen)]
+        if len(first) < len(lines):
+            with new_path(file) as temporary, open(temporary, "wb") as out:
+                out.writelines(first)
+            removed[file.name] = len(lines) - len(first)
+    if removed:
+        write_sums(folder, {name: file_sha256(folder / name) for name in removed}, more=True)
+    return removed
+
+
+def _is_new(line: bytes, seen: set[bytes]) -> bool:
+    """Whether the row's messages are not in `seen`; adds them."""
+    messages = json.dumps(json.loads(line)["messages"], sort_keys=True).encode()
+    digest = hashlib.blake2b(messages, digest_size=16).digest()
+    new = digest not in seen
+    seen.add(digest)
+    return new
+
+
+def begin_extension(folder: Path, work: Path) -> Path:
+    """Prepare the folder `work` with the content of data set `folder`, plus the rows of an earlier attempt, for a
+    writer to continue. The data set itself is not changed."""
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / CHECKSUM_FILE).exists():
+        for file in [*shard_files(folder), *(path for path in [folder / CHECKSUM_FILE] if path.exists())]:
+            link_or_copy(file, work / file.name)
+    return work
+
+
+def finish_extension(work: Path, folder: Path) -> None:
+    """Move the content of `work` into data set `folder`, checksums and summary last. Idempotent."""
+    for file in [*shard_files(work), work / CHECKSUM_FILE, work / SUMMARY]:
+        link_or_copy(file, folder / file.name)
+    shutil.rmtree(work.parent, ignore_errors=True)
+
+
+def count_lengths(folder: str | Path) -> dict[str, Any]:
+    """`lengths` ([max tokens, rows] by powers of two; empty if rows have no token ids) and `cut_answers`."""
+    lengths, cut = Counter[int](), 0
+    for _, _, line in islice(read_lines(folder), COUNTED):
+        row = json.loads(line)
+        cut += list(row.get("finish") or ()).count("length")
+        if ids := row.get("token_ids"):
+            lengths[length_bucket(len(ids))] += 1
+    return {"lengths": sorted(lengths.items()), "cut_answers": cut}
+
+
+def length_bucket(length: int) -> int:
+    """The smallest power of two that is at least `length`, for histograms."""
+    return 1 << max(length - 1, 0).bit_length()

@@ -15,8 +15,7 @@ from typing import Any
 from corpus.fields import BadRecord, category_of, check_size, check_text, is_filled, kind_of, text_of
 from corpus.importing import ImportReport, PromptSource, write_rows
 from corpus.prompts import PromptRow
-from corpus.readers import read_records
-from corpus.records import UnreadableRecord
+from corpus.readers import UnreadableRecord, read_records
 from corpus.shapes import record_of
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
@@ -78,7 +77,7 @@ def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> I
         reason = record.reason if isinstance(record, UnreadableRecord) else ""
         try:
             if not reason:
-                yield _row(record.line, record.part, record.value, READERS[suite])
+                yield _row(record.line, record.value, READERS[suite])
                 continue
         except BadRecord as bad:
             reason = str(bad)
@@ -114,13 +113,13 @@ def _unpack(path: Path, target: Path, name: str) -> None:
     target.write_bytes(content)
 
 
-def _row(line: int, part: int, value: Any, read: Callable[[dict[str, Any]], Question]) -> PromptRow:
+def _row(line: int, value: Any, read: Callable[[dict[str, Any]], Question]) -> PromptRow:
     record = record_of(value)
     users, category, answers = read(record)
     check_size(users, answers)
     messages = [{"role": "user", "content": user} for user in users]
     origin = {key: record[key] for key in ("question_id", "task_id") if isinstance(record.get(key), str | int)}
-    row = PromptRow(line, messages, answers if any(answers) else [], category, origin, part)
+    row = PromptRow(line, messages, answers if any(answers) else [], category, origin)
     check_text(row.to_json())
     return row
 

@@ -9,16 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from formats import OWN, container, find_format
+from formats import OWN, find_format
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
-from formats.plan import ExportPlan
+from formats.plan import ExportPlan, write_tensors
 from formats.readme import readme
-from formats.report import ExportReport
-from formats.validate import REPORT, validate
-from models.archive import zip_files
+from formats.record import Format
+from formats.report import REPORT, Check, ExportReport
+from models.archive import archive_files, checkpoint_problems, zip_files
+from models.checkpoints import load_draft
 from speculoos.checksums import CHECKSUM_FILE, checksums_text
-from speculoos.errors import Conflict, Unsupported
+from speculoos.errors import BadInput, Conflict, Unsupported
 from speculoos.files import new_folder, write_json
 from speculoos.reporting import Reporter, SilentReporter, check_stop, use_reporter
 
@@ -44,9 +45,12 @@ def build_export(
     checkpoint = check_export(folder, base.path, format_name, target)
     facts = facts or CardFacts(Path(base.path).name, str(base.path))  # a base model without a row: its folder
     with use_reporter(reporter), _building(target, reporter) as building:
-        plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
-        write(plan, building, reporter)
-        report = validate(building, format_name, checkpoint, base, facts, reporter)
+        if format_name == OWN:
+            plan = ExportPlan(copies=tuple(archive_files(checkpoint.path)))
+        else:
+            plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
+        _write(plan, building, reporter)
+        report = validate(building, record, checkpoint, base, facts, reporter)
         if not report.passed and not force:
             raise Unsupported(
                 f"The export failed its validation and was not written: {' '.join(report.failures)}",
@@ -90,18 +94,69 @@ def check_zip_target(target: Path) -> None:
         raise Conflict(f"{target} is a folder, so no zip can be written there; remove it, or choose a file in it.")
 
 
-def write(plan: ExportPlan, folder: Path, reporter: Reporter) -> None:
-    """Write the files of a plan to `folder`. Tensors are streamed."""
-    written = _counter(reporter, sum(tensor.size for tensor in plan.tensors) * (2 if plan.pickled else 1), "written")
+def _write(plan: ExportPlan, folder: Path, reporter: Reporter) -> None:
     if plan.tensors:
-        container.write(folder / plan.weights, plan.tensors, written)
+        write_tensors(folder / plan.weights, plan.tensors, _counter(reporter, plan.size, "written"))
         write_json(folder / "config.json", plan.config)
     if plan.pickled:
-        container.write_pickle(folder / plan.weights, folder / plan.pickled, written)
+        import torch
+        from safetensors.torch import load_file
+
+        torch.save(load_file(folder / plan.weights), folder / plan.pickled)
     for path in plan.copies:
         shutil.copyfile(path, folder / path.name)
     for name, text in plan.texts.items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def validate(
+    folder: Path, record: Format, checkpoint: CheckpointFiles, base: Any, facts: CardFacts, reporter: Reporter
+) -> ExportReport:
+    """The report on the export of `checkpoint` in `folder`: whether the network that the server builds from the files
+    drafts the same, for `base` in float32. Faults of the export do not raise; they are checks that did not pass."""
+    if record.name == OWN:
+        wrong = "; ".join(f"{file} {fault}" for file, fault in checkpoint_problems(folder).items())
+        checks, figures = [Check("sums", not wrong, wrong or "SHA256SUMS match")], {}
+    else:
+        checks, figures = _compared(folder, record, checkpoint, base, reporter)
+        checks.insert(0, _same_base(checkpoint, base, facts))
+    base_sha256 = facts.sha256 or checkpoint.config.get("base_sha256", "")
+    subject = {
+        "base": facts.name,
+        "base_location": facts.location,
+        "base_revision": facts.revision,
+        "base_sha256": base_sha256,
+        "tokenizer_sha256": checkpoint.tokenizer_sha256,
+        "checkpoint": facts.checkpoint,
+    }
+    servers = record.servers(checkpoint.method)
+    return ExportReport(record.name, checkpoint.method, servers, tuple(checks), figures, subject)
+
+
+def _compared(
+    folder: Path, record: Format, checkpoint: CheckpointFiles, base: Any, reporter: Reporter
+) -> tuple[list[Check], dict[str, Any]]:
+    from formats.proof import compare_drafts
+
+    reporter.log("Rebuilding the draft from the export, as its server does, and comparing logits …")
+    try:
+        reader = record.load("reader", checkpoint.method)(folder, checkpoint)
+        proof = compare_drafts(load_draft(checkpoint.path, base), reader, base, reporter)
+    except (ValueError, KeyError, RuntimeError, OSError, BadInput) as error:
+        text = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+        return [Check("logits", False, f"the export cannot be read ({text[:300].rstrip('.')})")], {}
+    return proof.checks(), proof.figures()
+
+
+def _same_base(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Check:
+    """The base model is the one that the draft was trained on."""
+    trained = checkpoint.config.get("base_sha256", "")
+    if trained and facts.sha256 and trained != facts.sha256:
+        return Check("base", False, f"trained on weights {trained[:12]}…, this base model has {facts.sha256[:12]}….")
+    if base.vocab_size != checkpoint.vocab_size:
+        detail = f"vocab_size: the base model has {base.vocab_size} rows, not {checkpoint.vocab_size}."
+        return Check("base", False, detail)
+    return Check("base", True, f"{facts.name}, weights {(facts.sha256 or 'not recorded')[:12]}")
 
 
 def _counter(reporter: Reporter, total: int, note: str) -> Callable[[int], None]:
@@ -118,7 +173,6 @@ def _counter(reporter: Reporter, total: int, note: str) -> Callable[[int], None]
 
 
 def _describe(folder: Path, card: str, report: ExportReport) -> None:
-    """Write the report, the README and the sums of all files."""
     write_json(folder / REPORT, report.to_json())
     (folder / "README.md").write_text(card, encoding="utf-8")
     files = [path for path in folder.iterdir() if path.is_file()]

@@ -7,6 +7,7 @@ from typing import Any
 
 from formats import FORMATS, OWN
 from formats.checkpoint import CheckpointFiles
+from formats.facts import CardFacts
 from formats.record import Format
 from models.archive import WEIGHTS
 
@@ -40,7 +41,6 @@ def export_options(checkpoint: str | Path, base: str | Path) -> list[FormatOptio
 
 
 def _bytes(record: Format, draft: CheckpointFiles) -> int:
-    """Size of the checkpoint's own weights file, or the size that another format's table gives."""
     if record.name == OWN:
         return (draft.path / WEIGHTS).stat().st_size
-    return record.load("table", draft.method)(draft).size
+    return record.load("writer", draft.method)(draft, None, CardFacts("", "")).size

@@ -2,15 +2,19 @@
 files. Most tensors are copied byte by byte; a few small ones are created, and Medusa heads may be cast. No torch at
 import."""
 
-from collections.abc import Callable, Iterator
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from models.identity import FLOATS, SIZES, TensorEntry
+from speculoos.errors import Damaged
 
-CHUNK = 4 << 20
+ROWS = 1024
+"""Rows of a matrix that are cast at once."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,6 @@ class TensorSource:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return SIZES[self.dtype] * prod(self.shape)
 
 
@@ -33,13 +36,18 @@ class ExportPlan:
     """The files of an export. `weights` and `pickled` are file names; `pickled` is written with torch.save, "" for
     none."""
 
-    tensors: list[TensorSource]
-    config: dict[str, Any]
+    tensors: Sequence[TensorSource] = ()
+    config: dict[str, Any] = field(default_factory=dict)
     weights: str = "model.safetensors"
     pickled: str = ""
     copies: tuple[Path, ...] = ()
     """Files that are copied under their own names."""
     texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Size of the tensors in bytes, once for each file."""
+        return sum(tensor.size for tensor in self.tensors) * (2 if self.pickled else 1)
 
 
 def from_entry(entry: TensorEntry, name: str = "") -> TensorSource:
@@ -52,20 +60,14 @@ def constant(name: str, dtype: str, shape: tuple[int, ...], content: bytes) -> T
     return TensorSource(name, dtype, shape, lambda: iter((content,)))
 
 
-def zeros(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSource:
-    """A tensor of zeros; in every type, zero is stored as zero bytes."""
-    return constant(name, dtype, shape, bytes(SIZES[dtype] * prod(shape)))
-
-
-def cast(name: str, tensor: Any, dtype: str) -> TensorSource:
-    """A matrix [rows, columns] in memory, cast to another floating-point type, a few rows at a time."""
+def cast(name: str, shape: tuple[int, int], dtype: str, matrix: Callable[[], Any]) -> TensorSource:
+    """The torch matrix that `matrix()` returns, cast to another floating-point type, a few rows at a time."""
 
     def chunks() -> Iterator[bytes]:
-        step = max(CHUNK // (8 * tensor.shape[1]), 1)
-        for rows in tensor.detach().split(step):
+        for rows in matrix().detach().split(ROWS):
             yield _bytes(rows, dtype)
 
-    return TensorSource(name, dtype, tuple(tensor.shape), chunks)
+    return TensorSource(name, dtype, shape, chunks)
 
 
 def widen(source: TensorSource, dtype: str) -> TensorSource:
@@ -83,7 +85,32 @@ def widen(source: TensorSource, dtype: str) -> TensorSource:
 
 
 def _bytes(values: Any, dtype: str) -> bytes:
-    """The bytes of a tensor in the type `dtype`."""
     import torch
 
     return values.to("cpu", getattr(torch, FLOATS[dtype])).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def write_tensors(path: Path, tensors: Sequence[TensorSource], on_bytes: Callable[[int], None]) -> None:
+    """Write one safetensors file in a few megabytes of memory; `on_bytes` is called with the size of every chunk.
+
+    The format is eight bytes of length, a JSON header, the data (https://huggingface.co/docs/safetensors). Tensors with
+    larger elements come first, so that each is aligned for memory mapping. Raises Damaged if a source is shorter than
+    its header says."""
+    tensors = sorted(tensors, key=lambda tensor: (-SIZES[tensor.dtype], tensor.name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        span = [offset, offset + tensor.size]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": span}
+        offset += tensor.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors:
+            written = 0
+            for chunk in tensor.chunks():
+                written += out.write(chunk)
+                on_bytes(len(chunk))
+            if written != tensor.size:
+                raise Damaged(f"{tensor.name}: {written} of {tensor.size} bytes could be read.")

@@ -15,9 +15,8 @@ from formats import OWN, find_format
 from formats.checkpoint import read_object
 from formats.export import build_export, check_export
 from formats.facts import CardFacts
-from formats.report import ExportReport
+from formats.report import REPORT, ExportReport
 from formats.store import checkpoint_state, exports_folder
-from formats.validate import REPORT
 from models.hub_push import PushResult, push_folder
 from speculoos.checksums import find_changed_files, read_checksums
 from speculoos.errors import BadInput

@@ -1,5 +1,5 @@
 """Records of export formats: names, servers and their versions, why a checkpoint is not supported, and the modules of
-the writer, table and reader. No torch: these modules are imported when they are needed.
+the writer and the reader. No torch: these modules are imported when they are needed.
 """
 
 import importlib
@@ -26,8 +26,8 @@ class Layout:
     refusals: tuple[Refusal, ...] = ()
     """Each returns "" if the server supports the checkpoint, else one sentence why not."""
     parts: str = ""
-    """Name of the modules in `writers/`, `tables/` and `readers/` with functions named like the format; "" for the
-    method's name."""
+    """Name of the modules in `writers/` and `readers/` with functions named like the format; "" for the method's
+    name."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ class Format:
     def load(self, part: str, method: str) -> Any:
         """The function of `part` for drafts of `method`:
 
-        - `writer`: (CheckpointFiles, LoadedBase, Facts) → formats.plan.ExportPlan;
-        - `table`: CheckpointFiles → formats.table.TensorTable, the tensors that the folder must contain;
+        - `writer`: (CheckpointFiles, LoadedBase, CardFacts) → formats.plan.ExportPlan;
         - `reader`: (folder, CheckpointFiles) → the draft network as the server builds it (formats.readers).
         """
         layout = self.layout(method)

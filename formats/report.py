@@ -1,8 +1,9 @@
 """The validation report of an export: checks and figures, stored as JSON in the export."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+REPORT = "validation.json"
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,3 @@ class ExportReport:
     def from_json(cls, data: dict[str, Any]) -> "ExportReport":
         values = {key: value for key, value in data.items() if key != "passed"}
         return cls(**{**values, "checks": tuple(Check(**check) for check in data["checks"])})
-
-
-def all_of(name: str, failures: Sequence[str], passed: str) -> Check:
-    """A check that passed, with the detail `passed`, if there are no failures; else with the first three of them."""
-    if not failures:
-        return Check(name, True, passed)
-    more = f" … and {len(failures) - 3} more." if len(failures) > 3 else ""
-    return Check(name, False, " ".join(failures[:3]) + more)

@@ -81,8 +81,8 @@ def sglang(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
 
 
 def trtllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
-    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML; Medusa and standalone drafts by converting
-    checkpoints and building engines."""
+    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML; Medusa by converting checkpoints and building an
+    engine."""
     if checkpoint.method == "medusa":
         return _medusa_engine(checkpoint, facts, folder)
     pair = checkpoint.method == "draft"
@@ -99,21 +99,20 @@ def trtllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     return (
         f"`speculative.yaml` (releases without these names take `decoding_type: {older}` and "
         f"`speculative_model_dir`):\n\n{fenced_code_block(chr(10).join(lines), 'yaml')}\n"
-        f"{_served(command, facts, 8000)}" + (f"\n{_pair_of_engines(checkpoint, facts, folder)}" if pair else "")
+        f"{_served(command, facts, 8000)}"
     )
 
 
 CLONE = "git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM\n"
 """Clones the examples of the last release that builds engines."""
-CONVERTERS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen"}
-"""Folder in examples/models/core of TensorRT-LLM 1.2 with the converter, by model type."""
 
 
 def _medusa_engine(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
-    """The tree is read from a file of the export."""
     heads, layers = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
     tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
-    download, base = _base_folder(facts)
+    download, base = "", _model(facts)
+    if facts.on_the_hub:  # the converter needs a folder
+        download, base = f"hf download {_model(facts)} --local-dir ./base\n", "./base"
     return "Up to TensorRT-LLM 1.2, at temperature 0 only:\n\n" + fenced_code_block(
         f"{CLONE}{download}python TensorRT-LLM/examples/medusa/convert_checkpoint.py --model_dir {base} \\\n"
         f"  --medusa_model_dir {_path(folder)} --output_dir converted --dtype {served_dtype(checkpoint)} \\\n"
@@ -121,39 +120,6 @@ def _medusa_engine(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -
         "trtllm-build --checkpoint_dir converted --output_dir engine --speculative_decoding_mode medusa\n"
         f"python TensorRT-LLM/examples/run.py --engine_dir engine --tokenizer_dir {base} \\\n"
         f'  --medusa_choices "$(cat {_path(folder)}/medusa_choices.json)" --temperature 0 --max_output_len 100 \\\n'
-        '  --input_text "Why is the sky blue?"',
-        "sh",
-    )
-
-
-def _base_folder(facts: CardFacts) -> tuple[str, str]:
-    """The command that downloads a base model from the hub ("" for a local one), and its folder. Converters need a
-    folder."""
-    if not facts.on_the_hub:
-        return "", _model(facts)
-    return f"hf download {_model(facts)} --local-dir ./base\n", "./base"
-
-
-def _pair_of_engines(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
-    """The target verifies up to `--max_draft_len` external draft tokens. Both engines reuse blocks of their KV caches,
-    which needs paged context attention. "" for model types without an entry in CONVERTERS."""
-    family = CONVERTERS.get(str(checkpoint.base.get("model_type")))
-    if family is None:
-        return ""
-    (download, base), tokens, dtype = _base_folder(facts), drafted_tokens(checkpoint), served_dtype(checkpoint)
-    convert = f"python TensorRT-LLM/examples/models/core/{family}/convert_checkpoint.py"
-    build = "--use_paged_context_fmha enable"
-    return "Up to TensorRT-LLM 1.2 also as a pair of engines, both on one GPU in this example:\n\n" + fenced_code_block(
-        f"{CLONE}{download}{convert} \\\n"
-        f"  --model_dir {_path(folder)} --output_dir converted-draft --dtype {dtype}\n"
-        f"{convert} \\\n"
-        f"  --model_dir {base} --output_dir converted-target --dtype {dtype}\n"
-        f"trtllm-build --checkpoint_dir converted-draft --output_dir engine-draft {build}\n"
-        f"trtllm-build --checkpoint_dir converted-target --output_dir engine-target {build} \\\n"
-        f"  --speculative_decoding_mode draft_tokens_external --max_draft_len {tokens}\n"
-        f"python TensorRT-LLM/examples/run.py --engine_dir engine-target --draft_engine_dir engine-draft \\\n"
-        f"  --tokenizer_dir {base} --draft_target_model_config '[{tokens},[0],[0],False]' \\\n"
-        "  --kv_cache_enable_block_reuse --kv_cache_free_gpu_memory_fraction 0.4 --max_output_len 100 \\\n"
         '  --input_text "Why is the sky blue?"',
         "sh",
     )
@@ -197,12 +163,10 @@ def modelopt(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
 
 
 def _each(servers: Mapping[str, Serve], checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
-    """A heading and the command of every server."""
     return "\n".join(f"### {name}\n\n{serve(checkpoint, facts, folder)}" for name, serve in servers.items())
 
 
 def speculoos(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
-    """The workbench itself."""
     prompt = '--prompt "Why is the sky blue?"'
     return fenced_code_block(f"speculoos generate --model {_model(facts)} --checkpoint {_path(folder)} {prompt}", "sh")
 
@@ -224,7 +188,6 @@ def _model(facts: CardFacts) -> str:
 
 
 def _path(folder: str) -> str:
-    """The path of the export's folder, quoted for a shell."""
     return shlex.quote(f"./{folder}")
 
 

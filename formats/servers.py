@@ -7,7 +7,7 @@ from formats.record import ANY, Format, Layout
 OWN = Format(
     name="own",
     title="Speculoos",
-    layouts={ANY: Layout(servers="Speculoos", parts="own", serve=serve.speculoos)},
+    layouts={ANY: Layout(servers="Speculoos", serve=serve.speculoos)},
 )
 """The workbench's own format: the checkpoint's folder as training wrote it."""
 

@@ -29,7 +29,6 @@ class StoredExport:
 
 
 def exports_folder(home: Path, checkpoint_id: str) -> Path:
-    """The folder of a checkpoint's exports."""
     return home / FOLDER / checkpoint_id
 
 

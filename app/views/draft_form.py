@@ -1,4 +1,4 @@
-"""Form that imports a published draft: base model, source, inspection result, start."""
+"""Form that imports a published draft: base model, source, equivalent command, start."""
 
 import shutil
 from pathlib import Path
@@ -8,17 +8,17 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.draft_source import LAYOUTS, SOURCES, DraftForm, inspect_form, link_uploads, request_of
+from app.draft_source import LAYOUTS, SOURCES, DraftForm, files_of, link_uploads, request_of
 from app.links import on_event_open
 from app.views import choices
 from app.views.manage import SMALL
-from app.widgets.elements import QUIET, block, closed_accordion, facts, hidden, notice, on_changes, on_load
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, on_changes, on_load
 from app.widgets.fields import dropdown, one_line, uploads
 from app.widgets.problems import show_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from models.published import published_for
-from speculoos.errors import BadInput, SpeculoosError
+from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
@@ -40,9 +40,9 @@ KNOWN = "Published for this base model"
 KNOWN_INFO = "Known drafts for it; choosing one fills in the fields below."
 WIDE = 300
 """Minimum width in pixels of a box beside another one."""
-FETCHED = (
-    "The job downloads its config and weights, detects its format, and keeps it only if it fits. Pickle files are "
-    "downloaded only if there are no others, and are loaded without executing code."
+READ = (
+    "The job reads its config and weights, detects its format, and keeps it only if it fits. Pickle files are read "
+    "only if there are no others, and are loaded without executing code."
 )
 
 
@@ -121,25 +121,22 @@ class AddDraft:
 
     @show_errors(tone="warn")
     def look(self, *values: Any) -> str:
-        """What the inspection before the job finds, and the equivalent command."""
+        """What the job will do, and the equivalent command."""
         form = DraftForm.of(*values)
         if form.is_empty:
             return ""
         request, base = request_of(self.settings, form), self._base(form)
-        result = inspect_form(self.settings, form, base)
-        details = facts(result.facts) if result else tag("p", safe(FETCHED), class_="sp-hint")
-        refused = notice(result.refused, "bad") if result and result.refused else ""
+        files_of(self.settings, form)  # raises BadInput
         command = command_box(command_for(request, {base.id: base.name}, form.name))
-        return tag("div", details + (refused or command), class_="sp-stack")
+        return tag("div", tag("p", safe(READ), class_="sp-hint") + command, class_="sp-stack")
 
     @show_errors("")
     def add(self, *values: Any) -> tuple[str, str]:
         """Submit the job: (notice, URL to open)."""
         form = DraftForm.of(*values)
         request = request_of(self.settings, form)
-        result = inspect_form(self.settings, form, self._base(form))
-        if result and result.refused:
-            raise BadInput(result.refused)
+        self._base(form)  # raises NotFound
+        files_of(self.settings, form)  # raises BadInput
         return "", f"/jobs?id={self._submit(form, request).id}"
 
     def _submit(self, form: DraftForm, request: ImportDraft) -> Job:

@@ -41,7 +41,6 @@ def read(source: DraftSource, base: BaseOutline, layout: str) -> ImportedDraft:
 
 
 def _fc_bias(source: DraftSource) -> tuple[Tensor | None, str]:
-    """`fc.bias`, None if it is missing or zero, and a notice."""
     stated = source.fields.get("bias")
     if not source.has("fc.bias"):
         if stated is True:

@@ -16,7 +16,6 @@ from formats.imports.draft import EMBEDDINGS, ImportedDraft, check_size, check_v
 from formats.imports.layers import layer_config, layer_count, sliding_window_notice
 from formats.imports.names import plain_name
 from formats.imports.source import DraftSource, same_values
-from formats.imports.vocabulary import draft_vocabulary
 from speculoos.errors import BadInput, Unsupported
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -32,8 +31,9 @@ def read(source: DraftSource, base: BaseOutline, layout: str) -> ImportedDraft:
     _check_supported(source)
     check_vocabulary(source, base)
     hidden = source.fields.number("hidden_size", source.shape("norm.weight")[0])
-    _check_target(source, base, hidden)
-    layers, layer_notice = _aux_layers(source, base, layout, _fused(source, hidden, base.hidden_size))
+    target = source.fields.number("target_hidden_size", 0)
+    check_size(source, base, "target_hidden_size" if target else "hidden_size", target or hidden, base.hidden_size)
+    layers, layer_notice = _aux_layers(source, base, layout, hidden)
     config = layer_config(source, hidden) | _options(source) | {"aux_layers": layers}
     config["norm_features_twice"] = layout == MODELOPT_TWICE
     tensors = own_embeddings(source, base, hidden)
@@ -81,114 +81,98 @@ def _options(source: DraftSource) -> dict[str, Any]:
     }
 
 
-def _check_target(source: DraftSource, base: BaseOutline, hidden: int) -> None:
-    """Raise Unsupported if the base model's hidden size is not the config's target size or, without one, the
-    draft's."""
-    stated = source.fields.number("target_hidden_size", 0)
-    key = "target_hidden_size" if stated else "hidden_size"
-    check_size(source, base, key, stated or hidden, base.hidden_size)
-
-
-def _fused(source: DraftSource, hidden: int, target: int) -> int:
-    """Number of layers that `fc` [hidden, layers · target] fuses. Raises BadInput for another shape."""
-    shape = source.shape("fc.weight")
-    if len(shape) == 2 and shape[0] == hidden and shape[1] % target == 0:
-        return shape[1] // target
-    source.take("fc.weight", (hidden, 3 * target))
-    raise AssertionError("fc.weight has the shape it should not have")
-
-
-def _aux_layers(source: DraftSource, base: BaseOutline, layout: str, fused: int) -> tuple[tuple[int, ...], str]:
+def _aux_layers(source: DraftSource, base: BaseOutline, layout: str, hidden: int) -> tuple[tuple[int, ...], str]:
     """Layers of the base model whose outputs are fused (0-based), and a notice if the ids are not counted as in their
-    format. Raises BadInput for a wrong number of ids or an id out of range."""
-    ids = source.fields.get(LAYER_IDS) or source.fields.get("aux_hidden_state_layer_ids") or ()
+    format. Raises BadInput for a wrong number of ids, an id out of range or a repeated one."""
+    shape, defaults = source.shape("fc.weight"), base.default_layers
+    fused = shape[-1] // base.hidden_size
+    if shape != (hidden, fused * base.hidden_size):
+        source.take("fc.weight", (hidden, 3 * base.hidden_size))  # raises
+    given = source.fields.get(LAYER_IDS) or source.fields.get("aux_hidden_state_layer_ids")
+    ids = given or defaults
     if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
         raise BadInput(f"{source.config_name}: {LAYER_IDS}: expected a list of whole numbers, got {str(ids)[:60]!r}.")
-    format_shift = 1 if layout in INPUT_IDS else 0
-    shift = _shift(tuple(ids), format_shift if ids else 0, source, base)
-    ids = ids or base.default_layers
+    ids, inputs = tuple(ids), tuple(i + 1 for i in defaults)
+    format_shift = shift = 1 if layout in INPUT_IDS else 0
+    if ids in (defaults, inputs) and not (source.layout_chosen and given):
+        shift = int(ids == inputs)  # if the user chose no layout, a default is read as such
     if len(ids) != fused:
         raise BadInput(
             f"{source.config_name}: {LAYER_IDS} has {len(ids)} layers, and {source.name_in_file('fc.weight')} "
             f"takes {fused}."
         )
-    _check_once(tuple(ids), source, base)
+    if len(set(ids)) < len(ids) and ids not in (defaults, inputs):  # those of a base model with few layers repeat
+        raise BadInput(
+            f"{source.config_name}: {LAYER_IDS} has a layer more than once, which no server supports; restore the "
+            "draft's original config.json."
+        )
     if wrong := [i for i in ids if not shift <= i < base.num_layers + shift]:
         last = base.num_layers - 1 + shift
         raise BadInput(
             f"{source.config_name}: {LAYER_IDS}: expected layers {shift} to {last} of the base model {base.name}, "
             f"got {wrong[0]}."
         )
-    guessed = shift != format_shift and source.fields.get(LAYER_IDS)
-    return tuple(i - shift for i in ids), _guess_notice(ids, shift) if guessed else ""
-
-
-def _check_once(ids: tuple[int, ...], source: DraftSource, base: BaseOutline) -> None:
-    """Raise BadInput if a layer is repeated, which no server supports, unless the ids are the defaults of a base model
-    with few layers."""
-    repeated = next((i for i in ids if ids.count(i) > 1), None)
-    if repeated is not None and ids not in (base.default_layers, tuple(i + 1 for i in base.default_layers)):
-        raise BadInput(
-            f"{source.config_name}: {LAYER_IDS} has layer {repeated} more than once; restore the draft's original "
-            "config.json."
+    notice, kind = "", ("outputs", "inputs")[shift]
+    if given and shift != format_shift:
+        notice = (
+            f"{LAYER_IDS}: {list(ids)} were read as {kind} of layers, because they are the default for {kind}; "
+            "choose another meaning with --format."
         )
-
-
-def _shift(ids: tuple[int, ...], format_shift: int, source: DraftSource, base: BaseOutline) -> int:
-    """1 if ids count inputs of layers, 0 if they count outputs. This is `format_shift`, unless the user chose no layout
-    and the ids are one of the two defaults."""
-    if source.layout_chosen:
-        return format_shift
-    for shift in (0, 1):
-        if ids == tuple(i + shift for i in base.default_layers):
-            return shift
-    return format_shift
-
-
-def _guess_notice(ids: Any, shift: int) -> str:
-    kind = ("outputs", "inputs")[shift]
-    return (
-        f"{LAYER_IDS}: {list(ids)} were read as {kind} of layers, because they are the default for {kind}; "
-        "choose another meaning with --format."
-    )
+    return tuple(i - shift for i in ids), notice
 
 
 def _head(
-    source: DraftSource, base: BaseOutline, hidden: int, embeddings: Tensor | None
+    source: DraftSource, base: BaseOutline, hidden: int, own: Tensor | None
 ) -> tuple[dict[str, Tensor], list[str]]:
     """lm_head.weight, d2t and t2d, and notices. If lm_head.weight is missing, it is the embeddings (if tied) or the
-    base model's. `embeddings` are the draft's own, if any."""
+    base model's. `own` are the draft's own embeddings, if any."""
     stated, notices = source.fields.number("draft_vocab_size", 0), []
     tied = source.fields.flag("tie_word_embeddings")
+    embeddings = base.embeddings if own is None else own
     if source.has("lm_head.weight"):
         head = source.take("lm_head.weight", (stated or source.shape("lm_head.weight")[0], hidden))
-        if tied and not _is_tied(head, base, embeddings):
+        if tied and not (embeddings is not None and same_values(head, embeddings)):
             notices.append(
                 "tie_word_embeddings: config.json says true, but lm_head.weight differs from the embeddings; "
                 "the draft uses lm_head.weight."
             )
     else:
-        head, notice = _borrowed_head(source, base, stated, embeddings, tied)
-        notices.append(notice)
-    d2t, t2d = draft_vocabulary(source, base, len(head))
+        if stated not in (0, base.vocab_size):
+            raise BadInput(f"{source.name}: the tensor lm_head.weight is missing, and draft_vocab_size is {stated}.")
+        head = embeddings if tied else base.head if own is None else None
+        if head is None:
+            raise BadInput(f"{source.name}: the tensor lm_head.weight is missing, and there is no substitute for it.")
+        head = torch.clone(head)
+        origin = (
+            "the embeddings are used (tie_word_embeddings is true)" if tied else f"the lm_head of {base.name} is used"
+        )
+        notices.append(f"lm_head.weight: not in the file; {origin}.")
+    d2t, t2d = _vocabulary(source, base, len(head))
     return {"lm_head.weight": head, "d2t": d2t, "t2d": t2d}, notices
 
 
-def _is_tied(head: Tensor, base: BaseOutline, embeddings: Tensor | None) -> bool:
-    other = base.embeddings if embeddings is None else embeddings
-    return other is not None and same_values(head, other)
-
-
-def _borrowed_head(
-    source: DraftSource, base: BaseOutline, stated: int, embeddings: Tensor | None, tied: bool
-) -> tuple[Tensor, str]:
-    if stated not in (0, base.vocab_size):
-        raise BadInput(f"{source.name}: the tensor lm_head.weight is missing, and draft_vocab_size is {stated}.")
-    if tied:
-        head = base.embeddings if embeddings is None else embeddings
-        origin = "the embeddings are used (tie_word_embeddings is true)"
-    else:
-        head, origin = (base.head if embeddings is None else None), f"the lm_head of {base.name} is used"
-    if head is None:
-        raise BadInput(f"{source.name}: the tensor lm_head.weight is missing, and there is no substitute for it.")
-    return torch.clone(head), f"lm_head.weight: not in the file; {origin}."
+def _vocabulary(source: DraftSource, base: BaseOutline, size: int) -> tuple[Tensor, Tensor]:
+    """d2t int64 [size] and t2d bool [V] of a head with `size` rows. `d2t` is optional for a head with all tokens, `t2d`
+    always. Raises BadInput if `d2t` is missing, or they contradict each other."""
+    if not source.has("d2t") and size != base.vocab_size:
+        raise BadInput(
+            f"{source.name}: the tensor d2t is missing: draft_vocab_size is {size} and the base model {base.name} has "
+            f"{base.vocab_size} tokens, so the draft's tokens are unknown."
+        )
+    d2t = source.take("d2t", (size,)).long() if source.has("d2t") else torch.zeros(size, dtype=torch.int64)
+    if size == base.vocab_size and torch.any(d2t):
+        raise BadInput(f"{source.name}: d2t is not zero although the draft has all {size} tokens of the base model.")
+    ids = torch.arange(size) + d2t
+    if int(ids.min()) < 0 or int(ids.max()) >= base.vocab_size or len(ids.unique()) != size:
+        raise BadInput(
+            f"{source.name}: d2t must map to {size} different tokens of the base model's {base.vocab_size} "
+            "(draft id i is token i + d2t[i]); download the draft again."
+        )
+    mask = torch.zeros(base.vocab_size, dtype=torch.bool)
+    mask[ids] = True
+    if source.has("t2d"):
+        stored = source.take("t2d", tuple(mask.shape)).bool()
+        unused = mask.all() or stored.all()  # a whole vocabulary, or the initial value of a trainer
+        if not unused and not torch.equal(stored, mask):
+            raise BadInput(f"{source.name}: t2d contains other tokens than d2t; download the draft again.")
+    return d2t, mask

@@ -4,10 +4,9 @@ Defaults are those of the EAGLE repository's config class (rms_norm_eps 1e-6, ro
 """
 
 import re
-from math import isfinite
 from typing import Any
 
-from formats.imports.fields import Fields
+from formats.imports.names import Fields
 from formats.imports.source import DraftSource
 from models.draft_layers import SCALED
 from speculoos.errors import BadInput, Unsupported
@@ -38,12 +37,10 @@ def layer_config(source: DraftSource, hidden: int) -> dict[str, Any]:
             f"{source.config_name}: num_attention_heads {heads}, num_key_value_heads {keys}, head_dim {head_dim}: the "
             "first must be a multiple of the second, and the last must be even."
         )
-    _check_rows(source, "q_proj", "num_attention_heads", heads, head_dim)
-    _check_rows(source, "k_proj", "num_key_value_heads", keys, head_dim)
     theta, scaling = rope(fields)
     return {
         "hidden_size": hidden,
-        "intermediate_size": _intermediate(source, fields),
+        "intermediate_size": fields.number("intermediate_size", source.shape("layers.0.mlp.gate_proj.weight")[0]),
         "num_attention_heads": heads,
         "num_key_value_heads": keys,
         "head_dim": head_dim,
@@ -95,14 +92,10 @@ def _scaling(kind: str, nested: Fields, fields: Fields) -> dict[str, Any]:
     required, optional = ROPE_NUMBERS[kind]
     scaling: dict[str, Any] = {"rope_type": kind}
     for key in (*required, *optional):
-        value = nested.get(key)
-        if value is None and key == "original_max_position_embeddings":
-            value = fields.get("max_position_embeddings")
-        if value is None and key in optional:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-            raise BadInput(f"{nested.name}: {key}: expected a number above 0, got {str(value)[:40]!r}.")
-        scaling[key] = value
+        default = fields.get("max_position_embeddings") if key == "original_max_position_embeddings" else None
+        if key in required or nested.get(key) is not None:
+            nested.real(key, default)
+            scaling[key] = nested.get(key, default)
     return scaling
 
 
@@ -114,25 +107,6 @@ def _check_supported(fields: Fields) -> None:
         raise Unsupported(f"{fields.name}: quantization_config: the draft is quantised; import the unquantised draft.")
     if (scale := fields.get("logit_scale", 1.0)) != 1.0:
         raise Unsupported(f"{fields.name}: logit_scale {scale!r}: only drafts with 1.0 are supported.")
-
-
-def _check_rows(source: DraftSource, part: str, key: str, heads: int, head_dim: int) -> None:
-    rows = source.shape(f"{FIRST}.{part}.weight")[0]
-    if rows != heads * head_dim:
-        raise BadInput(
-            f"{source.config_name}: {key} is {heads}, which with head_dim {head_dim} makes {heads * head_dim} rows; "
-            f"{source.name_in_file(f'{FIRST}.{part}.weight')} has {rows}."
-        )
-
-
-def _intermediate(source: DraftSource, fields: Fields) -> int:
-    rows = source.shape("layers.0.mlp.gate_proj.weight")[0]
-    if (stated := fields.number("intermediate_size", rows)) != rows:
-        raise BadInput(
-            f"{source.config_name}: intermediate_size is {stated}, but "
-            f"{source.name_in_file('layers.0.mlp.gate_proj.weight')} has {rows} rows."
-        )
-    return rows
 
 
 def sliding_window_notice(fields: Fields) -> str:

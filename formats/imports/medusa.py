@@ -49,7 +49,6 @@ def read(source: DraftSource, base: BaseOutline, layout: str) -> ImportedDraft:
 
 
 def _drop_base_tensors(source: DraftSource, base: BaseOutline) -> list[str]:
-    """Ignore the base model's tensors in a file of a whole model; returns a notice."""
     names = [name for name in source.entries if name in base.entries and not HEADS.match(name)]
     if not names or not any(HEADS.match(name) for name in source.entries):
         return []

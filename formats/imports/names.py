@@ -1,10 +1,11 @@
-"""Tensor names of each project, and detection of a draft's layout. No torch, because pages use it too."""
+"""Tensor names of each project, detection of a draft's layout, and the fields of a third party's config.json. No torch,
+because pages use it too."""
 
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from speculoos.errors import Unsupported
+from speculoos.errors import BadInput, Unsupported
 
 TITLES = {
     "speculoos": "Speculoos checkpoint",
@@ -26,6 +27,7 @@ LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 PREFIXES = ("draft_model.", "eagle_module.", "model.")
+REQUIRED: Any = object()
 VLLM_EAGLE3 = ("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "LlamaEagle3ForCausalLM")
 
 
@@ -93,3 +95,47 @@ def _eagle(config: Mapping[str, Any], names: Collection[str], plain: set[str]) -
         return "vllm-eagle3"
     midlayer = any(name.startswith("midlayer.") for name in names)
     return "modelopt-eagle3" if not midlayer and "t2d" not in plain else "eagle3"
+
+
+class Fields:
+    """A config with its nested sections; the value of a key is taken from the first section that has it. Numbers and
+    flags raise BadInput for a value of another type."""
+
+    def __init__(self, name: str, *sections: Any):
+        """`name` is the prefix of messages, such as `heads/config.json`. Sections that are not objects are ignored."""
+        self.name = name
+        self.sections = [section for section in sections if isinstance(section, dict)]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The first value that is not null."""
+        return next((s[key] for s in self.sections if s.get(key) is not None), default)
+
+    def number(self, key: str, default: Any = REQUIRED) -> int:
+        """A whole number of at least 1."""
+        value = self.get(key, default)
+        if value is REQUIRED:
+            raise BadInput(f"{self.name}: {key} is missing; add the value that the draft was trained with.")
+        if value is not default and (type(value) is not int or not 0 < value < 1 << 31):
+            raise self._expected(key, "a whole number above 0", value)
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise self._expected(key, "a number above 0", value)
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """False if it is missing."""
+        value = self.get(key, False)
+        if not isinstance(value, bool):
+            raise self._expected(key, "true or false", value)
+        return value
+
+    def text(self, key: str) -> str:
+        """A string; "" if it is missing or not a string."""
+        value = self.get(key, "")
+        return value if isinstance(value, str) else ""
+
+    def _expected(self, key: str, kind: str, value: Any) -> BadInput:
+        return BadInput(f"{self.name}: {key}: expected {kind}, got {str(value)[:60]!r}.")

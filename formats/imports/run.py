@@ -1,20 +1,22 @@
-"""Import a published draft from a folder or the hub into a checkpoint folder, which is complete or does not exist.
+"""Import of published drafts: from a folder or the hub into a checkpoint folder, which is complete or does not exist.
 
-Third-party files are read in a child process with limits on time and memory, which refuses pickles with code. No torch
-in this module.
+In a child process with limits on time and memory, `work.convert` opens the source (`source`), detects its layout
+(`names`), reads it (`medusa`, `eagle`, `eagle3`, `causal`, `own`), checks it against the base model (`base`) and writes
+the checkpoint. Pickles with code are refused. No torch in this module.
 """
 
 import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from models import hub
 from speculoos import resources
-from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
+from speculoos.checksums import CHECKSUM_FILE
+from speculoos.errors import BadInput, NotFound, Unsupported
 from speculoos.limited import ChildError, LimitExceeded, run_limited
 from speculoos.reporting import Reporter
 
@@ -25,6 +27,7 @@ MEMORY, MEMORY_PER_BYTE = 3 << 30, 5
 MAX_TABLES = 8 << 30
 """Largest memory in bytes for the base model's embeddings and lm_head, with which the draft's are compared."""
 WEIGHTS = (".safetensors", ".bin", ".pt")
+NO_WEIGHTS = "no weights of a draft; add model.safetensors, pytorch_model.bin or medusa_lm_head.pt."
 SCRATCH = ".import-"
 """Prefix of the temporary folder of an import, next to the final folder."""
 
@@ -57,6 +60,18 @@ class Conversion:
     base_hub_id: str = ""
 
 
+def draft_files(files: Sequence[Path]) -> list[Path]:
+    """The files that belong to a draft. Raises BadInput if there are no weights, or two files with the same name."""
+    names = Counter(path.name for path in files)
+    chosen = {*hub.choose_draft({name: (0, "") for name in names}), CHECKSUM_FILE} & {*names}
+    if not any(name.endswith(".safetensors") or hub.PICKLES.fullmatch(name) for name in chosen):
+        zipped = next((name for name in names if name.lower().endswith(".zip")), "")
+        raise BadInput(f"{zipped}: unpack it and choose the files in it." if zipped else f"There are {NO_WEIGHTS}")
+    if duplicate := next((name for name in sorted(chosen) if names[name] > 1), ""):
+        raise BadInput(f"There are two files called {duplicate}; keep one of them.")
+    return [path for path in files if path.name in chosen]
+
+
 def import_draft(
     source: str, location: str, base: TargetBase, folder: Path, reporter: Reporter, token: str = "", layout: str = ""
 ) -> dict[str, Any]:
@@ -67,7 +82,8 @@ def import_draft(
     Unsupported, NotFound or Unavailable no file remains.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _clear(folder)
+    for leftover in folder.parent.glob(f"{SCRATCH}*"):  # of a killed attempt
+        shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder.parent) as name:
         scratch = Path(name)
         draft, shown, origin = _download(source, location, scratch / "source", reporter, token)
@@ -81,14 +97,6 @@ def import_draft(
         shutil.rmtree(folder, ignore_errors=True)
         (scratch / "draft").rename(folder)
     return report
-
-
-def _clear(folder: Path) -> None:
-    """Remove temporary folders of a killed attempt, and the folder itself if it is empty."""
-    for leftover in folder.parent.glob(f"{SCRATCH}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _download(source: str, location: str, scratch: Path, reporter: Reporter, token: str) -> tuple[Path, str, str]:
@@ -116,13 +124,9 @@ def _in_child(conversion: Conversion) -> dict[str, Any]:
             f"{shown}: reading the draft {limit}; the file is damaged, or this machine is too small."
         ) from None
     except ChildError as error:
-        raise BadInput(f"{shown}: the draft cannot be read ({error.kind}: {_short(error)}).") from None
+        text = (str(error).strip().splitlines() or ["no message"])[0][:300].rstrip(".")
+        raise BadInput(f"{shown}: the draft cannot be read ({error.kind}: {text}).") from None
 
 
 def _bytes(folder: Path) -> int:
-    """Size of the weights in a folder."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file())
-
-
-def _short(error: SpeculoosError) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:300].rstrip(".")

@@ -9,8 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from formats.imports.fields import Fields
-from formats.imports.names import SECTIONS
+from formats.imports.names import SECTIONS, Fields
 from models import identity
 from models.card import read_licence
 from models.hub import PICKLES
@@ -58,7 +57,6 @@ class DraftSource:
 
     @property
     def config_name(self) -> str:
-        """Prefix of messages about its config."""
         return f"{self.name}/config.json"
 
     @property
@@ -99,9 +97,10 @@ class DraftSource:
         """Read a tensor and record its name. Raises BadInput if it is missing or has another `shape`."""
         actual = self.shape(name)
         if shape is not None and actual != shape:
+            transposed = ": it is transposed" if actual == shape[::-1] else ""
             raise BadInput(
-                f"{self.name}: {self.name_in_file(name)}: expected the shape {_text(shape)}, "
-                f"{_mismatch(actual, shape)}."
+                f"{self.name}: {self.name_in_file(name)}: expected the shape {list(shape)}, found "
+                f"{list(actual)}{transposed}."
             )
         entry = self.entries[name]
         try:
@@ -113,7 +112,6 @@ class DraftSource:
         return value
 
     def drop(self, names: Iterable[str]) -> None:
-        """Ignore tensors of the file."""
         for name in names:
             del self.entries[name]
 
@@ -146,13 +144,3 @@ def same_values(one: Tensor, other: Tensor) -> bool:
     if one.is_floating_point() and one.dtype != other.dtype:
         return torch.equal(one, other.to(one.dtype)) or torch.equal(one.to(other.dtype), other)
     return torch.equal(one, other)
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "a single number"
-
-
-def _mismatch(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    if shape == expected[::-1]:
-        return f"found {_text(shape)}: it is transposed"
-    return f"found {_text(shape)}"

@@ -3,18 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-from formats.imports import source
+from formats.imports import causal, eagle, eagle3, medusa, own, source
 from formats.imports.base import BaseOutline
-from formats.imports.draft import ImportedDraft
-from formats.imports.layouts import READERS, find_layout
-from formats.imports.names import TITLES, named_base_of
-from formats.imports.run import Conversion
+from formats.imports.names import TITLES, detect, named_base_of
+from formats.imports.run import NO_WEIGHTS, Conversion
 from formats.imports.source import DraftSource
-from formats.imports.tokens import check_tokenizer
-from models import pickles
+from models import identity, pickles
+from models.base import load_tokenizer
 from models.checkpoints import save_draft, update_draft_config
 from models.hub import last_part
-from speculoos.errors import BadInput, SpeculoosError
+from speculoos.errors import BadInput, SpeculoosError, Unsupported
+
+VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
+READERS = {"speculoos": own, "medusa": medusa, "vllm-medusa": medusa, "eagle": eagle, "model": causal}
+"""The module with `read(source, base, layout)` of each layout in `names.TITLES`; all others are EAGLE-3."""
 
 
 def convert(request: dict[str, str]) -> dict[str, Any]:
@@ -33,9 +35,11 @@ def convert(request: dict[str, str]) -> dict[str, Any]:
 def _convert(conversion: Conversion, base: BaseOutline) -> dict[str, Any]:
     folder, scratch = Path(conversion.folder), Path(conversion.scratch)
     source = DraftSource(folder, _converted_pickles(folder, scratch), conversion.shown, bool(conversion.layout))
-    layout = find_layout(source, conversion.layout)
-    notices = [check_tokenizer(folder, conversion.shown, base.folder, base.name), _other_dtype(source)]
-    draft = READERS[layout](source, base, layout)
+    if (layout := conversion.layout) not in ("", *TITLES):
+        raise BadInput(f"--format {layout}: expected one of {', '.join(TITLES)}.")
+    layout = layout or detect(source.config, source.entries, source.name)
+    notices = [_check_tokenizer(source, base), _other_dtype(source)]
+    draft = READERS.get(layout, eagle3).read(source, base, layout)
     notices += [*draft.notices, _other_base(source, conversion)]
     report = {
         "format": layout,
@@ -44,8 +48,11 @@ def _convert(conversion: Conversion, base: BaseOutline) -> dict[str, Any]:
         "notices": [*filter(None, notices)],
         "licence": source.licence,
     }
-    _write(scratch / "draft", draft, base, conversion.base_sha256, _card_source(source, report))
     trained_on = draft.info.get("base_sha256") or conversion.base_sha256
+    info = {**draft.info, "base": base.name, "base_sha256": trained_on, "source": _card_source(source, report)}
+    save_draft(scratch / "draft", draft.network, info, tensors=draft.tensors)
+    if draft.drafting:
+        update_draft_config(scratch / "draft", **draft.drafting)
     figures = draft.info.get("figures") or {}
     return {**report, "method": draft.network.method, "figures": figures, "base_sha256": trained_on}
 
@@ -57,14 +64,11 @@ def _converted_pickles(folder: Path, scratch: Path) -> list[Path]:
         files.append(scratch / f"{file.name}.safetensors")
         pickles.convert(file, files[-1])
     if not files and not source.safetensors_files(folder):
-        raise BadInput(
-            f"{folder}: no weights of a draft; add model.safetensors, pytorch_model.bin or medusa_lm_head.pt."
-        )
+        raise BadInput(f"{folder}: {NO_WEIGHTS}")
     return files
 
 
 def _other_dtype(source: DraftSource) -> str:
-    """A notice if the precision in the config is not that of most tensors."""
     stated = source.fields.text("torch_dtype") or source.fields.text("dtype")
     if not stated or not source.dtype or stated.removeprefix("torch.") == source.dtype:
         return ""
@@ -86,7 +90,6 @@ def _other_base(source: DraftSource, conversion: Conversion) -> str:
 
 
 def _card_source(source: DraftSource, report: dict[str, Any]) -> dict[str, Any]:
-    """The draft's origin for the model card."""
     named = named_base_of(source.config)
     return {
         "came from": report["origin"],
@@ -97,9 +100,39 @@ def _card_source(source: DraftSource, report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, draft: ImportedDraft, base: BaseOutline, base_sha256: str, origin: dict[str, Any]) -> None:
-    trained_on = draft.info.get("base_sha256") or base_sha256
-    info = {**draft.info, "base": base.name, "base_sha256": trained_on, "source": origin}
-    save_draft(folder, draft.network, info, tensors=draft.tensors)
-    if draft.drafting:
-        update_draft_config(folder, **draft.drafting)
+def _check_tokenizer(source: DraftSource, base: BaseOutline) -> str:
+    """Raise Unsupported if a token has different ids in the source's tokenizer and the base model's. Returns a notice
+    if the tokenizer cannot be compared, else ""; also "" if the source has no tokenizer."""
+    files = [path for name in VOCABULARIES if (path := source.folder / name).is_file()]
+    if not files or all(_same_file(path, base.folder / path.name) for path in files):
+        return ""
+    file = files[0]
+    if file.name == "tokenizer.json":
+        actual = _tokenizer_vocabulary(file)
+    elif file.name == "vocab.json":
+        actual = {token: number for token, number in identity.read_json(file).items() if type(number) is int}
+    else:
+        return f"{file.name}: cannot be compared with the tokenizer of {base.name} and was ignored."
+    expected = load_tokenizer(base.folder).get_vocab()
+    wrong = next((token for token, number in sorted(actual.items()) if expected.get(token) != number), None)
+    if wrong is None:
+        return ""
+    raise Unsupported(
+        f"{source.name}/{file.name}: differs from the tokenizer of {base.name}: the id of {wrong!r} is "
+        f"{actual[wrong]}, not {expected.get(wrong, 'none')}; choose the base model the draft was trained for."
+    )
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
+
+
+def _tokenizer_vocabulary(file: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+    except BaseException as error:  # a Rust panic in tokenizers is not an Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise BadInput(f"{file.name}: the draft's tokenizer cannot be read ({str(error)[:120]}).") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from formats.checkpoint import CheckpointFiles
 from formats.readers.llama import attention, mlp, norm
@@ -33,7 +34,7 @@ class LlamaDraft:
     def embed(self, ids: torch.Tensor, target: Head) -> torch.Tensor:
         """Embeddings [n, H] of token ids [n]; `target` computes the target's."""
         if self.own_embeddings and "embed_tokens.weight" in self.weights:
-            return self.weights.embedding(ids, "embed_tokens.weight")
+            return F.embedding(ids, self.weights["embed_tokens.weight"])
         return target(ids)
 
     def layer(self, x: torch.Tensor, residual: torch.Tensor, prefix: str) -> torch.Tensor:

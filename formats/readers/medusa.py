@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from formats.checkpoint import CheckpointFiles, read_object
-from formats.readers.weights import Weights, open_export, row_chunks
+from formats.readers.weights import Weights, open_export
 
 
 @dataclass
@@ -80,27 +80,12 @@ def _repository(config: Mapping[str, Any], folder: Path, checkpoint: CheckpointF
 
 def _same_pickle(path: Path, weights: Weights) -> None:
     """Raise ValueError unless the pickled state dict contains the same tensors, bit for bit."""
-    if different := sorted(set(_pickled(path)) ^ weights.names):
+    pickled = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if different := sorted(pickled.keys() ^ weights.tensors.keys()):
         raise ValueError(f"{path.name}: {different[0]} is in only one of {path.name} and {weights.path.name}.")
-    for name in sorted(weights.names):
-        if not _same(_pickled(path)[name], weights, name):
+    for name, value in weights.tensors.items():
+        if not torch.equal(pickled[name], value):
             raise ValueError(f"{path.name}: {name} differs from {weights.path.name}.")
-
-
-def _pickled(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a pickle in a new mapping: pages read from a mapping count as memory until it is closed."""
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-
-
-def _same(value: torch.Tensor, weights: Weights, name: str) -> bool:
-    """Whether a tensor equals the stored one, compared in chunks."""
-    start = 0
-    for chunk in row_chunks(weights.path, name):
-        rows = value[start : start + len(chunk)] if chunk.dim() else value
-        start += rows.shape[0] if chunk.dim() else 0
-        if not torch.equal(rows, chunk):
-            return False
-    return not value.dim() or start == len(value)
 
 
 def _last(config: Mapping[str, Any], word: str, default: int) -> int:

@@ -3,19 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from formats import streamed
+import torch
+from transformers import AutoModelForCausalLM
+
 from formats.checkpoint import CheckpointFiles
-from formats.readers.weights import MAX_CACHED
 
 
 def huggingface(folder: Path, checkpoint: CheckpointFiles) -> Any:
-    """AutoModelForCausalLM.from_pretrained in float32; a large model reads its weights layer by layer. Raises
-    ValueError for missing or unexpected weights."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    if (folder / "model.safetensors").stat().st_size > MAX_CACHED:
-        return streamed.streamed_model(folder)
+    """AutoModelForCausalLM.from_pretrained in float32. Raises ValueError for missing or unexpected weights."""
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
     )

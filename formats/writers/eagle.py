@@ -6,8 +6,9 @@ from typing import Any
 
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
-from formats.plan import ExportPlan, from_entry, zeros
+from formats.plan import ExportPlan, constant, from_entry
 from formats.writers import llama
+from models.identity import SIZES
 
 
 def vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
@@ -20,9 +21,9 @@ def vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan
 def sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """SGLang's `fc` has a bias, uninitialised if it is not in the file: a draft without a bias gets a bias of zeros."""
     plan = vllm(checkpoint, base, facts)
-    bias = zeros("fc.bias", checkpoint.written_type, (checkpoint.hidden_size,))
-    extra = [] if "fc.bias" in checkpoint.tensors else [bias]
-    return ExportPlan([*plan.tensors, *extra], _config(checkpoint, "LlamaForCausalLMEagle"))
+    dtype, size = checkpoint.written_type, checkpoint.hidden_size
+    zeros = [] if "fc.bias" in checkpoint.tensors else [constant("fc.bias", dtype, (size,), bytes(SIZES[dtype] * size))]
+    return ExportPlan([*plan.tensors, *zeros], _config(checkpoint, "LlamaForCausalLMEagle"))
 
 
 def _config(checkpoint: CheckpointFiles, architecture: str) -> dict[str, Any]:

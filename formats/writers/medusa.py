@@ -76,7 +76,6 @@ def choices(checkpoint: CheckpointFiles) -> list[list[int]]:
 
 
 def _blocks(checkpoint: CheckpointFiles, pattern: str) -> list[TensorSource]:
-    """Weights and biases of every residual block, renamed by `pattern`."""
     sources = []
     for name, entry in checkpoint.tensors.items():
         if name.startswith("blocks."):
@@ -90,7 +89,8 @@ def _matrix(checkpoint: CheckpointFiles, base: Any, head: int, name: str) -> Ten
     """Output matrix of a head: its own, the reduced one that all heads share, or the base model's."""
     shared = bool(checkpoint.config.get("medusa_tie_lm_head"))
     if shared and not checkpoint.small_vocabulary:
-        return cast(name, base.lm_head.weight, checkpoint.written_type)
+        shape = (checkpoint.vocab_size, checkpoint.hidden_size)
+        return cast(name, shape, checkpoint.written_type, lambda: base.lm_head.weight)
     return from_entry(checkpoint.tensors[f"lm_heads.{0 if shared else head}.weight"], name)
 
 

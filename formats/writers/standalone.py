@@ -26,7 +26,6 @@ def huggingface(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Exp
 
 
 def _architectures(config: dict[str, Any]) -> list[str]:
-    """Class names by which servers find the model's class."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return config.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["model_type"]]]

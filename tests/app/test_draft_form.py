@@ -79,7 +79,6 @@ def test_uploaded_files_become_a_checkpoint_and_go(
 ) -> None:
     files = uploaded(home, writers.write(tmp_path / "theirs", writers.eagle3()))
     shown = form.look("Upload", base_id, "", files, "", "Their head")
-    assert "EAGLE-3 (EAGLE repository" in shown and "1 layer" in shown
     assert "speculoos models add-draft ./Their-head --model tiny --source folder --name &#x27;Their head&#x27;" in shown
     assert not list((home.home / "uploads").glob("*/Their-head")), "a look gathers nothing"
     said, address = form.add("Upload", base_id, "", files, "", "Their head")
@@ -128,17 +127,6 @@ def test_a_name_that_is_taken_leaves_nothing_behind(
     said, address = form.add("Upload", base_id, "", files, "", "heads")
     assert "already" in said and address == "" and the_job(home) is None
     assert not list((home.home / "uploads").glob("*/heads"))
-
-
-def test_what_cannot_fit_is_refused_before_a_job_is_made(
-    home: Settings, base_id: str, form: AddDraft, tmp_path: Path
-) -> None:
-    folder = writers.write(tmp_path / "theirs", writers.eagle3(), hidden_size=4096)
-    values = ("Local folder", base_id, str(folder), None, "", "")
-    shown = form.look(*values)
-    assert "hidden size is 4,096, tiny has 32" in shown and "sp-command" not in shown
-    said, address = form.add(*values)
-    assert "choose the base model the draft was trained for" in said and address == "" and the_job(home) is None
 
 
 @pytest.mark.parametrize(

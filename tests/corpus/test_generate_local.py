@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from corpus import batch, estimate
-from corpus.batch import BatchAnswer, answer_all
+from corpus.batch import BatchAnswer, answer_all, sample_tokens
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.generate_local import _LocalRun, generate_local
 from corpus.importing import import_prompts
-from corpus.sampling import sample_tokens
 from corpus.shards import ShardWriter, read_rows, read_summary
 from models.base import LoadedBase, load_base
 from models.chat import render
@@ -196,15 +195,15 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Loade
         def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
             Clock.forwards += 1
             if Clock.forwards == 20:
-                run.started -= 3600
+                run.status._started -= 3600
 
     prompts = prompt_set(tmp_path, [{"turns": [f"number {i}", "and then?"]} for i in range(10)])
     options = GenerateOptions(max_tokens=400, batch_size=16, max_minutes=30)
     with ShardWriter(tmp_path / "out") as shards:
-        run = _LocalRun(base, shards, options, Clock(), 10)
+        run = _LocalRun(base, shards, options, Clock(), 10, None)
         run.run(to_answer(prompts, options, set()))
     rows = list(read_rows(tmp_path / "out"))
-    assert not run.report()["complete"] and len(rows) == 10
+    assert not run.status.complete and len(rows) == 10
     for row in rows:
         start, end = row["loss_spans"][0]
         made = row["token_ids"][start:end]
@@ -212,15 +211,16 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Loade
         assert [m["role"] for m in row["messages"]] == ["user", "assistant"] and row["finish"] == ["length"]
 
 
-def test_needs_are_said_and_checked_before_a_run(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
-    needed = estimate.estimate_needs(base, prompts, GenerateOptions(max_tokens=100, batch_size=4), 12)
-    assert needed.tokens == 1200 and 1200 * 14 < needed.disk < 2400 * 14
-    width = 2 * 4 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
-    assert 2 * 4 * 100 * width < needed.memory < 2 * 4 * 512 * width + 4 * 512 * 8 * 32 * 4
-    estimate.check_needs(needed, base, tmp_path)
-    for field in ("disk", "memory"):
-        with pytest.raises(Unavailable, match=f"{field} .*MB"):
-            estimate.check_needs(estimate.Needs(**{**needed.__dict__, field: 10**18}), base, tmp_path)
+def test_needs_are_said_and_checked_before_a_run(
+    base: LoadedBase, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = GenerateOptions(max_tokens=100, batch_size=4)
+    assert "12 prompts, at most 1,200 new tokens" in estimate.check_needs(base, prompts, options, 12, tmp_path)
+    with pytest.raises(Unavailable, match="the disk has .*MB"):
+        estimate.check_needs(base, prompts, options, 10**12, tmp_path)
+    monkeypatch.setattr("speculoos.resources.available_memory", lambda: (1000, 1000))
+    with pytest.raises(Unavailable, match="MB of memory"):
+        estimate.check_needs(base, prompts, options, 12, tmp_path)
 
 
 def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: LoadedBase, monkeypatch) -> None:

@@ -9,10 +9,10 @@ from corpus.answered import read_answered
 from corpus.first_look import LONGEST, columns, look, nothing_kept
 from corpus.import_answered import AnsweredReport
 from corpus.importing import import_prompts
-from corpus.lengths import count_lengths
 from corpus.mapping import check_mapping, parse_mapping
 from corpus.prompts import read_prompts
 from corpus.rows import BadRow
+from corpus.shards import count_lengths
 from speculoos.errors import BadInput
 from speculoos.limited import run_limited
 from speculoos.reporting import SilentReporter

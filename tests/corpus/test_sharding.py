@@ -10,7 +10,7 @@ import pytest
 
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.importing import import_prompts
-from corpus.shard_storage import LocalShardFolder
+from corpus.shard_storage import ShardFolder
 from corpus.sharding import (
     ShardPart,
     add_unfinished,
@@ -25,6 +25,7 @@ from corpus.shards import ShardWriter, read_rows, shard_files, write_summary
 from models.damage import dataset_problems
 from speculoos.errors import Conflict
 from speculoos.reporting import SilentReporter
+from speculoos.store import Store
 from tests.tools.damage import flip
 
 OPTIONS = GenerateOptions(max_tokens=8)
@@ -57,8 +58,8 @@ def made(tmp_path: Path, source: Path, part: ShardPart, **more: Any) -> dict[str
     return store_shard(folder, source, options, work(folder, source, options, **more), part.key, place(tmp_path))
 
 
-def place(tmp_path: Path) -> LocalShardFolder:
-    return LocalShardFolder(tmp_path / "place")
+def place(tmp_path: Path) -> ShardFolder:
+    return ShardFolder(Store(f"file://{tmp_path}"), "place")
 
 
 def test_parts_cover_every_prompt_once_sample_after_sample(source: Path) -> None:

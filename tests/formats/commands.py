@@ -34,7 +34,6 @@ def known(*options: str, **more: Any) -> Program:
     return Program(options=frozenset(options), **more)
 
 
-CONVERT = known("--model_dir", "--output_dir", "--dtype", "--tp_size", "--workers", made="--output_dir")
 PROGRAMS = {
     "vllm serve": known("--speculative-config", "--served-model-name", "--dtype", "--port", "--max-model-len", alone=1),
     "python -m sglang.launch_server": known(
@@ -49,17 +48,14 @@ PROGRAMS = {
         "--use_paged_context_fmha",
         made="--output_dir",
     ),
-    "python TensorRT-LLM/examples/models/core/llama/convert_checkpoint.py": CONVERT,
-    "python TensorRT-LLM/examples/models/core/qwen/convert_checkpoint.py": CONVERT,
     "python TensorRT-LLM/examples/medusa/convert_checkpoint.py": known(
-        *CONVERT.options,
+        *("--model_dir", "--output_dir", "--dtype", "--tp_size", "--workers"),
         *("--medusa_model_dir", "--num_medusa_heads", "--num_medusa_layers", "--max_medusa_token_len"),
         made="--output_dir",
     ),
     "python TensorRT-LLM/examples/run.py": known(
-        *("--engine_dir", "--draft_engine_dir", "--tokenizer_dir", "--max_output_len", "--input_text", "--temperature"),
-        *("--medusa_choices", "--draft_target_model_config", "--kv_cache_free_gpu_memory_fraction"),
-        switches=frozenset({"--kv_cache_enable_block_reuse"}),
+        *("--engine_dir", "--tokenizer_dir", "--max_output_len", "--input_text", "--temperature"),
+        "--medusa_choices",
     ),
     "text-generation-launcher": known("--model-id", "--speculate", "--port", "--dtype", named="--model-id"),
     "git clone": known("--depth", "--branch", alone=1),

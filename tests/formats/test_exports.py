@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from formats import FORMATS
+from formats.checkpoint import CheckpointFiles
 from formats.export import build_export
 from formats.options import export_options
 from formats.report import ExportReport
@@ -14,6 +15,7 @@ from speculoos.checksums import find_changed_files, read_checksums
 from speculoos.errors import Conflict, Unsupported
 from tests.formats.commands import check
 from tests.formats.conftest import EVERY
+from tests.formats.table import check_table
 
 EAGLE3 = {"vllm", "speculators", "sglang", "trtllm", "modelopt"}
 NEWER = {"vllm", "speculators"}
@@ -38,15 +40,13 @@ TAKES = {
     "draft-narrow": {"huggingface"},
 }
 """Beside `own`, which takes all."""
-CONVERT = "python TensorRT-LLM/examples/models/core/llama/convert_checkpoint.py"
 RUN = "python TensorRT-LLM/examples/run.py"
 ENGINE = ["git clone", "python TensorRT-LLM/examples/medusa/convert_checkpoint.py", "trtllm-build", RUN]
 SGLANG = "python -m sglang.launch_server"
-PAIR = ["git clone", CONVERT, CONVERT, "trtllm-build", "trtllm-build", RUN]
 SERVED_BY = {
     **{"vllm": ["vllm serve"], "speculators": ["vllm serve"], "sglang": [SGLANG]},
     **{"medusa": ["text-generation-launcher"], "modelopt": ["trtllm-serve", SGLANG]},
-    **{"huggingface": ["transformers", "vllm serve", SGLANG, "trtllm-serve", *PAIR]},
+    **{"huggingface": ["transformers", "vllm serve", SGLANG, "trtllm-serve"]},
 }
 """Programs in the README of a format, in this order: every server that the format is said to be for."""
 HALF = ("eagle", "eagle3", "eagle3-small", "medusa", "medusa-small", "draft")
@@ -71,6 +71,7 @@ def test_a_draft_goes_where_it_can_and_drafts_the_same_there(kind, dtype, base, 
         assert not find_changed_files(target)
         if option.name != "own":
             check_folder(target, report, option.name)
+            check_table(target, option.name, CheckpointFiles.read(folder, base.path))
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")], "something half-made stayed"
 
 

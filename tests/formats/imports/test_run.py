@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats.imports.run import TargetBase, import_draft
+from formats.imports.run import TargetBase, draft_files, import_draft
 from models.checkpoints import load_draft, read_config, update_draft_config
 from models.hub import choose, choose_draft
 from speculoos.errors import BadInput, NotFound, Unsupported
@@ -159,3 +159,15 @@ def test_what_is_no_pickle_is_not_called_code(text, kept_child, tmp_path, matche
     (source / "medusa_lm_head.pt").write_text(text)
     with pytest.raises(BadInput, match=r"medusa_lm_head.pt: .*was not written by torch.save"):
         import_draft("folder", str(source), matched, tmp_path / "out", SilentReporter())
+
+
+def test_only_files_of_a_draft_are_taken(tmp_path: Path) -> None:
+    names = ("model.safetensors", "config.json", "SHA256SUMS", "README.md", "notes.docx", "optimizer.safetensors")
+    files = [tmp_path / name for name in names]
+    assert {path.name for path in draft_files(files)} == {*names[:4]}
+    with pytest.raises(BadInput, match="no weights of a draft"):
+        draft_files(files[1:4])
+    with pytest.raises(BadInput, match="heads.zip: unpack it"):
+        draft_files([tmp_path / "heads.zip"])
+    with pytest.raises(BadInput, match="two files called config.json"):
+        draft_files([*files, tmp_path / "other" / "config.json"])

@@ -6,10 +6,11 @@ from typing import Any
 
 from corpus.conversations import GenerateOptions
 from corpus.labels import ServedBase
-from corpus.lengths import count_lengths
-from corpus.shard_storage import LocalShardFolder, ShardFolder, StoreShardFolder
+from corpus.shard_storage import ShardFolder
+from corpus.shards import count_lengths
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint
+from speculoos.store import Store
 from tracking import stored
 from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
@@ -77,8 +78,8 @@ def _base_checksums(request: GenerateData, context: JobContext) -> dict[str, str
 def place_of(request: GenerateData, context: JobContext) -> ShardFolder:
     """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
     if store := context.files.store:
-        return StoreShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
-    return LocalShardFolder(context.dataset_folder(request.dataset_id) / PARTS)
+        return ShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
+    return ShardFolder(Store(f"file://{context.dataset_folder(request.dataset_id)}"), PARTS)
 
 
 def work_of(key: str, request: GenerateData, context: JobContext) -> Path:

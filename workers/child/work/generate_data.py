@@ -7,10 +7,9 @@ this job runs again and merges them.
 from pathlib import Path
 from typing import Any
 
-from corpus import extending
 from corpus.conversations import count_answers
 from corpus.sharding import has_unsharded_rows
-from corpus.shards import count_rows, read_summary
+from corpus.shards import begin_extension, count_rows, finish_extension, read_summary
 from speculoos.errors import Cancelled
 from tracking.shards import Division
 from tracking.tables import Dataset
@@ -27,7 +26,7 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
     extends = extends_usable(request, context, folder)
     if is_divided(request, source, folder):
         return generate_divided.run(request, context, source, extends)
-    work = extending.begin_extension(folder, folder / PARTS / f"{context.job_id}.more") if extends else folder
+    work = begin_extension(folder, folder / PARTS / f"{context.job_id}.more") if extends else folder
     try:
         report = answer(request, context, source, work, options_of(request))
     except Cancelled as error:
@@ -39,7 +38,7 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
         raise
     must_have_rows(report)
     if extends:
-        extending.finish_extension(work, folder)
+        finish_extension(work, folder)
     if report.get("complete", True):
         context.progress(report["rows"], report["rows"], "rows")  # also if nothing was left to do
     publish(request, context, report["rows"], report)

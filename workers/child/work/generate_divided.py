@@ -1,5 +1,6 @@
 """A generation in shards: the plan, and the merge into the data set after they have ended."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from corpus.shards import count_rows, write_summary
 from speculoos.errors import BadInput, Cancelled
 from tracking.shards import Division, Shard
 from workers.child.context import JobContext
-from workers.child.work.answers import author_of, must_have_rows, options_of, place_of, publish, work_of
+from workers.child.work.answers import PARTS, author_of, must_have_rows, options_of, place_of, publish, work_of
 from workers.child.work.divided import check_shards
 from workers.jobs.generate_data import SHARD_ROWS
 from workers.jobs.requests import GenerateData, GenerateShard
@@ -65,6 +66,7 @@ def run(request: GenerateData, context: JobContext, source: str, extends: bool) 
     brief = {**report, "shards": len(parts)}
     publish(request, context, report["rows"], brief)
     place.clear()
+    shutil.rmtree(context.dataset_folder(request.dataset_id) / PARTS, ignore_errors=True)
     context.progress(report["prompts"], report["prompts"], "rows")
     return {"dataset_id": request.dataset_id, **brief}
 

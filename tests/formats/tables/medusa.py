@@ -1,24 +1,12 @@
-"""Tensors and config that the Medusa loaders of vLLM, TensorRT-LLM and the Medusa repository read. No torch."""
+"""Tensors and config that the Medusa loaders of vLLM, TensorRT-LLM and the Medusa repository read."""
 
 from dataclasses import replace
 
 from formats.checkpoint import CheckpointFiles
-from formats.table import FLOAT, TensorTable
-from formats.tables.layers import Shapes
+from tests.formats.table import FLOAT, TensorTable
+from tests.formats.tables.layers import Shapes
 
 HEADS = "medusa_lm_head"
-WHY = {
-    "medusa_fc_bias": "without it vLLM builds the blocks without bias and drops the stored biases",
-    "vocab_size": "vLLM's default is 32001",
-    "truncated_vocab_size": "vLLM uses token_map only if it is smaller than vocab_size",
-    "token_map": "without it vLLM would use draft ids as token ids",
-    "num_heads": "vLLM drafts one token for each head",
-    "num_attention_heads": "vLLM would read it as the number of heads",
-    "model_type": "the Medusa repository would read this config as the base model's",
-    "architectures": "TGI would not recognise the folder as Medusa heads",
-    "num_medusa_heads": "TensorRT-LLM's config.py reads it",
-    "medusa_num_heads": "TensorRT-LLM's model.py, TGI and the Medusa repository read it",
-}
 
 
 def vllm(checkpoint: CheckpointFiles) -> TensorTable:
@@ -48,7 +36,7 @@ def vllm(checkpoint: CheckpointFiles) -> TensorTable:
         "torch_dtype": checkpoint.dtype,
         "dtype": checkpoint.dtype,
     }
-    return TensorTable(tensors, config, checkpoint.written_type, why=WHY)
+    return TensorTable(tensors, config, checkpoint.written_type)
 
 
 def medusa(checkpoint: CheckpointFiles) -> TensorTable:
@@ -66,7 +54,6 @@ def medusa(checkpoint: CheckpointFiles) -> TensorTable:
         {"medusa_num_heads": heads, "medusa_num_layers": layers, "torch_dtype": checkpoint.dtype},
         checkpoint.written_type,
         frozenset({"base_model_name_or_path"}),
-        WHY,
         f"{HEADS}.safetensors",
         (f"{HEADS}.pt",),
     )

@@ -1,11 +1,10 @@
-"""Tensors and config that the EAGLE-3 classes of vLLM, speculators, SGLang, TensorRT-LLM and ModelOpt load. No
-torch."""
+"""Tensors and config that the EAGLE-3 classes of vLLM, speculators, SGLang, TensorRT-LLM and ModelOpt load."""
 
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.table import FLOAT, TensorTable
-from formats.tables import layers
+from tests.formats.table import FLOAT, TensorTable
+from tests.formats.tables import layers
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -15,7 +14,7 @@ def vllm(checkpoint: CheckpointFiles) -> TensorTable:
     ids = _ids(checkpoint, [i + 1 for i in checkpoint.aux_layers])
     config = _config(checkpoint, "Eagle3LlamaForCausalLM", ids)
     config |= {**_norm_options(checkpoint), **ids}
-    return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
+    return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type)
 
 
 def speculators(checkpoint: CheckpointFiles) -> TensorTable:
@@ -39,22 +38,20 @@ def speculators(checkpoint: CheckpointFiles) -> TensorTable:
         IDS: [i + 1 for i in checkpoint.aux_layers],
     }
     free = ("speculators_version", "speculators_config.proposal_methods", "speculators_config.verifier.name_or_path")
-    return TensorTable(
-        _tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, frozenset(free), why=layers.WHY
-    )
+    return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, frozenset(free))
 
 
 def sglang(checkpoint: CheckpointFiles) -> TensorTable:
     """LlamaForCausalLMEagle3; layer ids count outputs."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, list(checkpoint.aux_layers)))
     config |= {name: value for name, value in _norm_options(checkpoint).items() if name != "norm_before_residual"}
-    return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
+    return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type)
 
 
 def trtllm(checkpoint: CheckpointFiles) -> TensorTable:
     """Eagle3ForCausalLM; the server reads layers from the YAML. Layer ids count outputs, as in the YAML."""
     config = _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, list(checkpoint.aux_layers)))
-    return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, why=layers.WHY)
+    return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type)
 
 
 def modelopt(checkpoint: CheckpointFiles) -> TensorTable:
@@ -69,7 +66,7 @@ def modelopt(checkpoint: CheckpointFiles) -> TensorTable:
         "parallel_draft_heads_num_layers": 1,
     }
     free = frozenset({"initializer_range", "attention_dropout", "pretraining_tp"})
-    return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, free, why=layers.WHY)
+    return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, free)
 
 
 def _config(checkpoint: CheckpointFiles, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """The tensors of one Llama decoder layer of a draft, and the config that describes it. Written from the servers'
-source, not from the writers. No torch."""
+source, not from the writers."""
 
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from formats.table import FLOAT
 from models.card import first_set
+from tests.formats.table import FLOAT
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
@@ -56,16 +56,3 @@ def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[
         "torch_dtype": checkpoint.dtype,
         "dtype": checkpoint.dtype,
     }
-
-
-WHY = {
-    "tie_word_embeddings": "if true, SGLang uses the embeddings as the draft's lm_head",
-    "head_dim": "without it servers divide the hidden size by the number of heads",
-    "rope_theta": "without it servers use 10000",
-    "vocab_size": "without it servers use their own defaults",
-    "d2t": "without it the server would use draft ids as token ids",
-    "t2d": "SpecForge's and speculators' loaders need it",
-    "fc.bias": "without it SGLang would leave the bias uninitialised",
-    "embed_tokens.weight": "embeddings were not trained; the server uses the target's",
-    "eagle_aux_hidden_state_layer_ids": "wrong ids fuse neighbouring layers, and few tokens are accepted",
-}

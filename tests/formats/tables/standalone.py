@@ -1,8 +1,8 @@
-"""A Hugging Face folder with the base model's tokenizer. No torch."""
+"""A Hugging Face folder with the base model's tokenizer."""
 
 from formats.checkpoint import METADATA_KEYS, CheckpointFiles
-from formats.table import TensorTable, flat
 from models.identity import EXTRA_TOKENIZER_FILES, TEMPLATES, TOKENIZER_FILES
+from tests.formats.table import TensorTable, flat
 
 
 def huggingface(checkpoint: CheckpointFiles) -> TensorTable:

@@ -1,8 +1,8 @@
-"""Tensors and config that vLLM's EagleLlamaForCausalLM and SGLang's LlamaForCausalLMEagle load. No torch."""
+"""Tensors and config that vLLM's EagleLlamaForCausalLM and SGLang's LlamaForCausalLMEagle load."""
 
 from formats.checkpoint import CheckpointFiles
-from formats.table import FLOAT, TensorTable
-from formats.tables import layers
+from tests.formats.table import FLOAT, TensorTable
+from tests.formats.tables import layers
 
 
 def vllm(checkpoint: CheckpointFiles) -> TensorTable:
@@ -24,4 +24,4 @@ def _table(checkpoint: CheckpointFiles, architecture: str, extra: layers.Shapes)
             shapes[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
     if checkpoint.config.get("own_embeddings"):
         shapes["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
-    return TensorTable(shapes, layers.config(checkpoint, architecture, count), checkpoint.written_type, why=layers.WHY)
+    return TensorTable(shapes, layers.config(checkpoint, architecture, count), checkpoint.written_type)
