@@ -40,17 +40,16 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        _require(self.max_tokens >= 1, "max_tokens", "1 or more", self.max_tokens)
-        _require(0 <= self.temperature < math.inf, "temperature", "0 or more", self.temperature)
-        _require(self.top_k >= 0, "top_k", "0 or more", self.top_k)
-        _require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p)
-        _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
-        _require(all(self.stop), "stop", "texts that are not empty", "an empty text")
-        _require(self.acceptance in ("exact", "typical"), "acceptance", "exact or typical (lossy)", self.acceptance)
-        _require(0 < self.epsilon <= 1, "epsilon", "more than 0 and at most 1", self.epsilon)
-        _require(0 < self.alpha <= 1, "alpha", "more than 0 and at most 1", self.alpha)
-
-
-def _require(valid: bool, name: str, expected: str, got: object) -> None:
-    if not valid:
-        raise BadInput(f"{name}: expected {expected}, got {got}.")
+        for valid, name, expected in (
+            (self.max_tokens >= 1, "max_tokens", "1 or more"),
+            (0 <= self.temperature < math.inf, "temperature", "0 or more"),
+            (self.top_k >= 0, "top_k", "0 or more"),
+            (0 < self.top_p <= 1, "top_p", "more than 0 and at most 1"),
+            (self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer"),
+            (all(self.stop), "stop", "texts that are not empty"),
+            (self.acceptance in ("exact", "typical"), "acceptance", "exact or typical (lossy)"),
+            (0 < self.epsilon <= 1, "epsilon", "more than 0 and at most 1"),
+            (0 < self.alpha <= 1, "alpha", "more than 0 and at most 1"),
+        ):
+            if not valid:
+                raise BadInput(f"{name}: expected {expected}, got {getattr(self, name)}.")

@@ -74,8 +74,6 @@ def drafting_dtype(draft: Any) -> torch.dtype:
 
 
 class PackedRunner:
-    """The draft's layers as layers of the fast runtime."""
-
     def __init__(self, draft: Any, dtype: torch.dtype):
         self.method, self.layers_wanted, self.dtype = draft.method, tuple(draft.layers_wanted), dtype
         self.eagle3 = draft.method == "eagle3"

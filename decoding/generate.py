@@ -3,13 +3,13 @@ node."""
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 from decoding.accept import Verification, make_rule
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Drafter, DrafterStart
-from decoding.limits import Limits
 from decoding.sampling import Warp
 from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.target import Target
@@ -34,7 +34,7 @@ def generate(
     clock.lap("verify")
     limits = Limits(config, target.base.eos_ids, target.max_length - len(prompt_ids), target.base.tokenizer)
     token = rule.first(scored)
-    tokens, finish = limits.cut((EmittedToken(token, drafter.own),))
+    tokens, finish = limits.cut((EmittedToken(token, base_origin(drafter)),))
     drafter.prefill(DrafterStart(prompt_ids, token, scored, config, generator))
     clock.lap("draft")
     yield Step(0, "prefill", tokens, counted=False, finish=finish, **clock.times())
@@ -47,7 +47,7 @@ def generate(
         scored = target.score(tree, drafter.layers, best_only)
         clock.lap("verify")
         verdict = rule(tree, scored)
-        emitted = emit(tree, verdict, drafter.own)
+        emitted = emit(tree, verdict, base_origin(drafter))
         tokens, finish = limits.cut(emitted)
         rows = (0, *verdict.path)[: len(tokens)]  # the row of the last token is not computed yet
         target.commit(tree, rows)
@@ -62,11 +62,15 @@ def generate(
         yield Step(index, drafter.kind, (), counted=False, finish="cancelled")
 
 
-def emit(tree: DraftTree, verdict: Verification, own: str) -> tuple[EmittedToken, ...]:
-    """The verified tokens with their origins: accepted draft tokens, then the base model's token."""
+def base_origin(drafter: Drafter) -> str:
+    return "plain" if drafter.kind == "plain" else "target"
+
+
+def emit(tree: DraftTree, verdict: Verification, origin: str) -> tuple[EmittedToken, ...]:
+    """The verified tokens with their origins: accepted draft tokens, then the base model's token, of `origin`."""
     depths, ranks = tree.shape.depths, tree.shape.ranks
     accepted = (EmittedToken(tree.tokens[node], "draft", depths[node], ranks[node]) for node in verdict.path)
-    return (*accepted, EmittedToken(verdict.token, own))
+    return (*accepted, EmittedToken(verdict.token, origin))
 
 
 def trace(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
@@ -118,3 +122,40 @@ class Clock:
         total = time.perf_counter() - self.began
         draft, verify = self.spent["draft"], self.spent["verify"]
         return {"ms_draft": draft * 1e3, "ms_verify": verify * 1e3, "ms_other": (total - draft - verify) * 1e3}
+
+
+class Limits:
+    """The end of one generation: end-of-turn ids, stop texts, length. Only `cut` changes the state."""
+
+    def __init__(self, config: GenerateConfig, eos_ids: frozenset[int], free_positions: int, tokenizer: Any):
+        """`free_positions`: number of new tokens that fit the model."""
+        self.eos_ids = eos_ids if config.eos_ids is None else config.eos_ids
+        self.remaining = min(config.max_tokens, free_positions)
+        self.should_stop = config.should_stop or (lambda: False)
+        self.stops = StopTexts(tokenizer, config.stop) if config.stop else None
+
+    def cut(self, tokens: Sequence[EmittedToken]) -> tuple[tuple[EmittedToken, ...], str | None]:
+        """(tokens to emit, reason why the generation ends with them or None)."""
+        for count, token in enumerate(tokens, 1):
+            self.remaining -= 1
+            if token.id in self.eos_ids or (self.stops and self.stops.ends_with(token.id)):
+                return tuple(tokens[:count]), "stop"
+            if self.remaining <= 0:
+                return tuple(tokens[:count]), "length"
+        return tuple(tokens), None
+
+
+class StopTexts:
+    """Finds stop texts in the response token by token. Decodes only the last tokens, so the cost of a token does not
+    grow with the response."""
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str]):
+        self.tokenizer, self.texts = tokenizer, tuple(texts)
+        self.window = max(len(t.encode()) for t in texts) + 4  # a token has at least one byte
+        self.ids: list[int] = []
+
+    def ends_with(self, token: int) -> bool:
+        """Add a token; True if the response now contains a stop text."""
+        self.ids = [*self.ids[-self.window :], token]
+        text = self.tokenizer.decode(self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return any(stop in text for stop in self.texts)

@@ -85,6 +85,7 @@ def _compare(base: LoadedBase, seed: int) -> float:
     return difference
 
 
+@torch.inference_mode()
 def _difference(base: LoadedBase, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(base.vocab_size, (TEXT_TOKENS + len(SHAPE),), generator=generator).tolist()
@@ -92,15 +93,12 @@ def _difference(base: LoadedBase, seed: int) -> float:
     target = Target(base, 2 * TEXT_TOKENS + len(SHAPE), TransformersForward(base))
     target.prefill(text)
     tree = target.score(DraftTree(tuple(tokens), SHAPE)).logits
-    paths = [[0, *path] for path in SHAPE.paths]
-    return max(_log_prob_difference(tree[path], _plain(base, text, [tokens[n] for n in path])) for path in paths)
-
-
-@torch.inference_mode()
-def _plain(base: LoadedBase, text: list[int], path: list[int]) -> torch.Tensor:
-    """Logits [n, V] after each token of `path`, without a cache, with transformers' own mask."""
-    ids = torch.tensor([[*text, *path]], device=base.device)
-    return base.model(input_ids=ids, use_cache=False).logits[0, -len(path) :]
+    differences = []
+    for path in ([0, *path] for path in SHAPE.paths):
+        row = torch.tensor([[*text, *(tokens[node] for node in path)]], device=base.device)
+        plain = base.model(input_ids=row, use_cache=False).logits[0, -len(path) :]  # transformers' own mask, no cache
+        differences.append(_log_prob_difference(tree[path], plain))
+    return max(differences)
 
 
 def _log_prob_difference(tree: torch.Tensor, plain: torch.Tensor) -> float:

@@ -15,49 +15,31 @@ from decoding.tree import DraftTree
 from models.base import LoadedBase
 from models.runtime.cache import KVCache
 from models.runtime.forward import fastest_forward
-from models.runtime.interface import Forward, ForwardOutput
+from models.runtime.interface import ForwardOutput
 from models.runtime.precision import disable_tf32
 
 END = -1
 """The token after the end of a recording; no drafter proposes it."""
 
 
-def best_after(tree: DraftTree, recorded: Sequence[int], done: int) -> list[int]:
-    """The recorded token after every node of `tree`, whose root is recorded[done - 1].
-
-    Nodes off the recorded path also get the token at their depth; verification never reaches them.
-    """
-    indices = (done + depth for depth in tree.shape.depths)
-    return [recorded[index] if index < len(recorded) else END for index in indices]
-
-
 class ForcedTarget(Target):
     """A base model that generates the recorded tokens; hidden states are its own, after these tokens."""
 
-    def __init__(self, base: LoadedBase, max_length: int = 2048, forward: Forward | None = None):
-        super().__init__(base, max_length, forward)
-        self.recorded: list[int] = []
-        self.prompt_length = 0
+    recorded: Sequence[int] = ()
+    prompt_length = 0
 
-    def play(self, recorded: Sequence[int]) -> None:
-        """Generate these new tokens in the next generation, which begins with a prefill."""
-        self.recorded = list(recorded)
+    def play(self, recorded: Sequence[int], prompt_length: int) -> None:
+        """Generate these new tokens in the next generation, after a prompt of `prompt_length` tokens."""
+        self.recorded, self.prompt_length = recorded, prompt_length
 
-    def prefill(
-        self,
-        prompt_ids: Sequence[int],
-        reusable: int | None = None,
-        layers: Sequence[int] = (),
-        best_only: bool = False,
-    ) -> ForwardOutput:
-        self.prompt_length = len(prompt_ids)
-        scored = super().prefill(prompt_ids, reusable, layers, best_only)
-        return replace(scored, best_ids=torch.tensor(self.recorded[:1]))
+    def _run(self, ids: Sequence[int], positions: Sequence[int], *args: Any, **options: Any) -> ForwardOutput:
+        return replace(super()._run(ids, positions, *args, **options), best_ids=self._recorded_after(positions))
 
-    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> ForwardOutput:
-        done = len(self.ids) - self.prompt_length + 1  # the root is emitted and not in the cache yet
-        scored = super().score(tree, layers, best_only)
-        return replace(scored, best_ids=torch.tensor(best_after(tree, self.recorded, done)))
+    def _recorded_after(self, positions: Sequence[int]) -> torch.Tensor:
+        """The recorded token after each position. Tree nodes off the recorded path also get the token at their depth;
+        verification never reaches them."""
+        indices = (position + 1 - self.prompt_length for position in positions)
+        return torch.tensor([self.recorded[i] if 0 <= i < len(self.recorded) else END for i in indices])
 
 
 def forced_target(base: LoadedBase, max_length: int = 2048) -> ForcedTarget:
@@ -85,13 +67,11 @@ class RecordedTarget(ForcedTarget):
         self.forward, self.notice = None, ""
         self.cache = KVCache(0, max_length)
         self.ids: list[int] = []
-        self.recorded: list[int] = []
-        self.prompt_length = 0
 
     def commit(self, tree: DraftTree, nodes: Sequence[int]) -> None:
         self.cache.commit(range(len(nodes)))
         self.ids += [tree.tokens[node] for node in nodes]
 
-    def _run(self, ids: Sequence[int], *_: Any, **__: Any) -> ForwardOutput:
+    def _run(self, ids: Sequence[int], positions: Sequence[int], *_: Any, **__: Any) -> ForwardOutput:
         self.cache.stage(len(ids))
-        return ForwardOutput(None, torch.empty(len(ids), 0))
+        return ForwardOutput(None, torch.empty(len(ids), 0), None, self._recorded_after(positions))

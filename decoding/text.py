@@ -45,7 +45,6 @@ class TextStream:
         return record
 
     def records(self, steps: Iterable[Step]) -> Iterable[dict[str, Any]]:
-        """`record` of each step."""
         return map(self.record, steps)
 
     def _set_origins(self, token: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ def _steps(
         raise BadInput("the output has no tokens.")
     if max(output) >= target.base.vocab_size:
         raise BadInput(f"token id {max(output)} is not in this vocabulary; the recording is from another model family.")
-    target.play(output)
+    target.play(output, len(prompt))
     target.rewind(0)
     config = GenerateConfig(max_tokens=len(output), should_stop=reporter.stop_requested)
     return list(generate(target, drafter, prompt, config))

@@ -39,8 +39,6 @@ class TokenisedConversation:
 
 @dataclass
 class DataReport:
-    """Counts of used, truncated and dropped rows."""
-
     conversations: int = 0
     tokens: int = 0
     loss_tokens: int = 0
@@ -48,15 +46,12 @@ class DataReport:
     truncated_tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     mask_sources: Counter[str] = field(default_factory=Counter)
-    tokenised: int = 0
-    """Tokens tokenised for this call. Not in `to_json`, since a later attempt finds them cached."""
 
     def __add__(self, other: "DataReport") -> "DataReport":
         return DataReport(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: value for name, value in self.__dict__.items() if name != "tokenised"}
-        return {**fields, "dropped": dict(self.dropped), "mask_sources": dict(self.mask_sources)}
+        return {**vars(self), "dropped": dict(self.dropped), "mask_sources": dict(self.mask_sources)}
 
     def sentence(self) -> str:
         text = f"{self.conversations} conversations, {self.tokens} tokens, {self.loss_tokens} of them in the loss"
@@ -100,7 +95,7 @@ def load_conversations(
     data_tokenizer = read_json(Path(folder) / "dataset.json").get("tokenizer_sha256", "")
     other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
     result = tokenise_dataset(folder, tokenizer, eos_ids, reporter)
-    report, conversations = DataReport(tokenised=result.tokens), []
+    report, conversations = DataReport(), []
     for tokens in result.read():
         if tokens.largest_id >= 0 and other_tokenizer:
             raise BadInput(f"The data in {folder} was made with another tokenizer than the base's; {HINT}")

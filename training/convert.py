@@ -37,8 +37,6 @@ OWN = "method."
 
 
 class IncompatibleKeys(NamedTuple):
-    """Result of `load_state_dict`, as torch's."""
-
     missing_keys: list[str]
     unexpected_keys: list[str]
 
@@ -108,7 +106,6 @@ class TrainableDraft(PreTrainedModel):
         conversations: Sequence[TokenisedConversation] = (),
         folder: str | Path = "",
     ):
-        """A new draft, or the one in `folder`."""
         super().__init__(PreTrainedConfig())
         torch.manual_seed(config.seed)
         self.settings, self.base = config, base  # a LoadedBase, so its parameters are not registered

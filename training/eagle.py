@@ -33,8 +33,6 @@ from training.source import RequiredStates, States, forward_states
 
 
 class EagleMethod(nn.Module):
-    """The EAGLE-1 draft with its loss."""
-
     depth_name = "depth"
 
     def __init__(self, config: TrainConfig, base: Any, draft: EagleDraft | None = None):

@@ -43,7 +43,6 @@ class FeatureStore:
             self._write(index, features, size)
 
     def clear(self) -> None:
-        """Remove the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._on_disk.clear()
 

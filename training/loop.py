@@ -31,9 +31,8 @@ from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, SilentReporter
 from training.acceptance import Acceptance, measure_acceptance
 from training.batches import DataReport, load_conversations, split_held_out
-from training.faults import nonfinite_loss_error, translate_errors
 from training.feature_store import FeatureStore, feature_bytes
-from training.hidden_states.connect import StatesLocation, connect_prefetcher, make_states_source
+from training.hidden_states.connect import StatesLocation, connect_prefetcher
 from training.hidden_states.prefetcher import ServerWaitMonitor
 from training.method import make_method
 from training.resume_points import (
@@ -48,7 +47,15 @@ from training.resume_points import (
     save_resume_point,
 )
 from training.samples import can_be_sampled, sample
-from training.setup import lr_factor, make_accelerator, make_optimizer, micro_seed
+from training.setup import (
+    lr_factor,
+    make_accelerator,
+    make_optimizer,
+    micro_seed,
+    nonfinite_loss_error,
+    translate_errors,
+)
+from training.source import FeatureSource
 from training.step_metrics import StepMetrics, eval_values
 from training.stream import Stream
 
@@ -97,8 +104,6 @@ def train(
 
 
 class Trainer:
-    """One training run; `run()` is the loop."""
-
     def __init__(
         self,
         config: TrainConfig,
@@ -130,7 +135,8 @@ class Trainer:
         if not isinstance(base, HeadOnlyBase):
             pack_supported(base, head=False)
         self.wrapped, self.optimizer = self.accelerator.prepare(self.method, make_optimizer(config, self.method))
-        source, held_source = (make_states_source(config, self.method, base, self.prefetcher) for _ in range(2))
+        ahead = config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0
+        source, held_source = (FeatureSource(self.method, base, self.prefetcher, ahead) for _ in range(2))
         self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._store(0.8))
         self.held = Stream(held, config.batch_tokens, config.seed, held_source, device, self._store(0.2))
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
@@ -194,14 +200,17 @@ class Trainer:
         if self.step == 0:
             self._log_cache_size(features[0])
         counts = self._global(torch.stack([self.method.counts(f) for f in features]).sum(0))
+        scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         self.wrapped.train()
-        for i, (number, batch) in enumerate(zip(numbers, features, strict=True)):
-            self._backward(number, batch, counts, last=i == len(numbers) - 1)
+        with self.accelerator.no_sync(self.wrapped):
+            for number, batch in zip(numbers[:-1], features[:-1], strict=True):
+                self._backward(number, batch, scale)
+        self._backward(numbers[-1], features[-1], scale)
         norm = self._clip(lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self._report(lr, norm, counts, numbers)
+        self._report(lr, norm, numbers)
 
     def _features(self, number: int) -> dict[str, Tensor]:
         """Features of micro-batch `number`; the next ones of this process are prefetched if a server computes them."""
@@ -210,16 +219,13 @@ class Trainer:
         upcoming = (self.stream.index(later) for later in range(number + world, end, world))
         return self.stream.features(self.stream.index(number), upcoming)
 
-    def _backward(self, number: int, features: dict[str, Tensor], counts: Tensor, last: bool) -> None:
-        """Gradient of Σ_k w_k · sum_k / count_k. DDP takes the mean over processes, hence the factor."""
-        skip_sync = self.accelerator.no_sync(self.wrapped) if not last else torch.enable_grad()
-        scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
+    def _backward(self, number: int, features: dict[str, Tensor], scale: Tensor) -> None:
+        """Gradient of Σ_k scale_k · sum_k. DDP takes the mean over processes, hence the factor."""
         seed = micro_seed(self.config.seed, number)
         torch.manual_seed(seed)  # for draft models with dropout
-        with skip_sync:
-            with self.accelerator.autocast():
-                outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
-            self.accelerator.backward(outcome.loss)
+        with self.accelerator.autocast():
+            outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
+        self.accelerator.backward(outcome.loss)
         self.step_metrics.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
 
     def _clip(self, lr: float) -> float:
@@ -229,7 +235,7 @@ class Trainer:
             raise nonfinite_loss_error(self.step + 1, lr, self.config.mixed_precision)
         return norm
 
-    def _report(self, lr: float, norm: float, counts: Tensor, numbers: list[int]) -> None:
+    def _report(self, lr: float, norm: float, numbers: list[int]) -> None:
         tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in numbers))
         self.step_metrics.tokens += int(self._global(tokens.to(self.accelerator.device)))
         self.step_metrics.steps += 1
@@ -330,7 +336,6 @@ class Trainer:
         return FeatureStore(int(memory * part), int(disk * part), folder)
 
     def _batch_numbers(self) -> list[int]:
-        """Stream numbers of this process's micro-batches in this step."""
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         first = self.step * self.config.accumulate * world
         return list(range(first + rank, first + self.config.accumulate * world, world))

@@ -171,6 +171,5 @@ def _cut_after_eos(ids: list[int], start: int, end: int, eos: frozenset[int]) ->
 
 
 def _runs(mask: list[bool]) -> list[tuple[int, int]]:
-    """Half-open runs of True."""
     edges = [i for i in range(len(mask) + 1) if (i < len(mask) and mask[i]) != (i > 0 and mask[i - 1])]
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -49,7 +49,6 @@ def sample(base: Any, draft: Any, conversation: TokenisedConversation) -> dict[s
 
 @torch.no_grad()
 def draft_answer(base: Any, draft: Any, prompt: list[int], config: GenerateConfig, max_length: int) -> ModelAnswer:
-    """Answer a prompt with the base and a draft for it."""
     target, stream = Target(base, max_length), TextStream(base.tokenizer)
     steps = list(generate(target, make_drafter(target, draft), prompt, config))
     tokens = [token for record in stream.records(steps) for token in record["tokens"]]

@@ -1,8 +1,8 @@
 """Sources of a training's features, which hide where the base model runs.
 
 A method declares the hidden states it needs (`wanted`) and computes features from them (`features(batch, states)`). For
-a base model in this process the method runs the forward itself (LocalSource). Otherwise hidden states are requested up
-to `ahead` batches in advance (RemoteSource), so that base and draft run in parallel with bounded memory.
+a base model in this process the method runs the forward itself. Otherwise hidden states are requested in advance, so
+that base and draft run in parallel with bounded memory.
 """
 
 from collections.abc import Iterable
@@ -27,26 +27,17 @@ class RequiredStates(NamedTuple):
     positions: Tensor | None = None
 
 
-class LocalSource:
-    """The base model runs in this process, in the method's own forward."""
+class FeatureSource:
+    """Features of batches. With a prefetcher, hidden states are requested `ahead` batches before they are needed;
+    without one, the base model runs in the method's own forward."""
 
-    def __init__(self, method: Any):
-        self._method = method
-
-    def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
-        return self._method.features(batch)
-
-
-class RemoteSource:
-    """Hidden states are prefetched `ahead` batches before they are needed."""
-
-    def __init__(self, method: Any, base: Any, prefetcher: StatesPrefetcher, ahead: int):
+    def __init__(self, method: Any, base: Any, prefetcher: StatesPrefetcher | None, ahead: int):
         self._method, self._base, self._prefetcher, self._ahead = method, base, prefetcher, ahead
         self._begun: dict[int, tuple[RequiredStates, Any]] = {}
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
         """Features of `batch`; `upcoming` are the next batches, in order."""
-        if not hasattr(self._method, "wanted"):  # a plugin's method: it calls base.forward_hidden itself
+        if self._prefetcher is None or not hasattr(self._method, "wanted"):  # a plugin calls base.forward_hidden itself
             return self._method.features(batch)
         started = self._begun.pop(batch.index, None) or self._begin(batch)
         self._prefetch(upcoming, batch.index)

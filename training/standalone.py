@@ -25,8 +25,6 @@ MEASURED_DEPTH = 4
 
 
 class StandaloneMethod(nn.Module):
-    """The draft model with its loss."""
-
     depth_name = "depth"
     weights = (1.0,)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from training.batches import Batch, TokenisedConversation, collate, epoch_order, make_batches
 from training.feature_store import FeatureStore
-from training.source import LocalSource, RemoteSource
+from training.source import FeatureSource
 
 
 class Stream:
@@ -23,7 +23,7 @@ class Stream:
         conversations: Sequence[TokenisedConversation],
         batch_tokens: int,
         seed: int,
-        source: LocalSource | RemoteSource,
+        source: FeatureSource,
         device: Any,
         store: FeatureStore,
     ):
@@ -45,7 +45,6 @@ class Stream:
         return collate([self.conversations[i] for i in self.groups[index]], index)
 
     def tokens(self, index: int) -> int:
-        """Real tokens of a batch."""
         return sum(len(self.conversations[i]) for i in self.groups[index])
 
     def features(self, index: int, upcoming: Iterable[int] = ()) -> dict[str, Tensor]:

@@ -34,7 +34,6 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Name of the token file."""
         return f"{self.digest[:32]}-{self.start // PIECE_BYTES:06d}.safetensors"
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
@@ -49,7 +48,6 @@ class Piece:
 
 
 def split_shard(shard: Path, digest: str) -> list[Piece]:
-    """The pieces of a shard, in order."""
     size = shard.stat().st_size
     return [Piece(shard, digest, start, min(start + PIECE_BYTES, size)) for start in range(0, size, PIECE_BYTES)]
 

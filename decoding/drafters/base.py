@@ -41,9 +41,7 @@ class Drafter:
     name = ""
     """none, ngram, or a method."""
     kind: Literal["verify", "plain"] = "verify"
-    """Kind of its steps in the trace."""
-    own: Literal["target", "plain"] = "target"
-    """Origin of the base model's tokens in the trace."""
+    """Kind of its steps in the trace; the origin of the base model's tokens is target or plain."""
     layers: Sequence[int] = ()
     """0-based layers of the base model whose outputs it needs as features."""
 
@@ -66,4 +64,4 @@ class Drafter:
 class PlainDrafter(Drafter):
     """Plain decoding: proposes trees with only a root."""
 
-    name, kind, own = "none", "plain", "plain"
+    name, kind = "none", "plain"

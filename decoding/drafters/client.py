@@ -30,7 +30,7 @@ class ClientDrafter(Drafter):
         if self._chain:
             chain, self._chain = self._chain, ()
             return DraftTree.chain((token, *chain))
-        self.kind, self.own = self.inner.kind, self.inner.own
+        self.kind = self.inner.kind
         return self.inner.propose(token)
 
     def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:

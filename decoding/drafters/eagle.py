@@ -168,5 +168,4 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
 
 
 def tuning(draft: Any) -> TuningSpace:
-    """Dynamic trees are tuned."""
     return TuningSpace(MAX_TUNING_DEPTH, lambda depth: {"depth": depth - 1, **WIDEST_TREE}, dynamic=True)

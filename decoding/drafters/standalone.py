@@ -81,5 +81,4 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> StandaloneDraft
 
 
 def tuning(draft: Any) -> TuningSpace:
-    """Chains are tuned."""
     return TuningSpace(MAX_TUNING_DEPTH, lambda depth: {"tree": [[0] * depth]})

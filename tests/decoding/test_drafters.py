@@ -171,7 +171,7 @@ def test_eagles_cache_and_trees_equal_computing_everything_anew(kind, options, b
     class Both:
         """Proposes from the recording, and has EAGLE draft beside it."""
 
-        name, kind, own, layers, reusable = "both", "verify", "target", checked.layers, checked.reusable
+        name, kind, layers, reusable = "both", "verify", checked.layers, checked.reusable
 
         def prefill(self, *args):
             checked.prefill(*args)

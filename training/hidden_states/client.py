@@ -54,7 +54,6 @@ class DaemonPool:
             threading.Thread(target=self._work, daemon=True).start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Future:
-        """Queue a call; it runs as soon as a thread is free."""
         future: Future = Future()
         self._calls.put((future, function, arguments))
         return future
@@ -87,7 +86,6 @@ class StatesConnection:
         self._client.close()
 
     def get(self, path: str) -> Any:
-        """The parsed JSON response."""
         return self._json(self._request("GET", path))
 
     def post(self, path: str, body: dict[str, Any], max_bytes: int) -> httpx.Response:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from models.frame import HeadOnlyBase
 from models.methods.settings import FROM_STORE, TrainConfig
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, NotFound
 from speculoos.settings import HiddenStatesServer
 from training.batches import Batch, TokenisedConversation
 from training.hidden_states.client import StatesClient
@@ -22,17 +23,10 @@ from training.hidden_states.prefetcher import (
 )
 from training.hidden_states.reference import ReferenceClient
 from training.hidden_states.sglang import SglangClient
-from training.hidden_states.states_store import StatesStore, StoredStates
+from training.hidden_states.states_store import StatesStore
 from training.hidden_states.vllm import VllmClient
 from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states
-from training.source import (
-    LocalSource,
-    RemoteSource,
-    RequiredStates,
-    States,
-    make_states_request,
-    pad_states,
-)
+from training.source import RequiredStates, States, make_states_request, pad_states
 
 
 @dataclass(frozen=True)
@@ -43,14 +37,14 @@ class StatesLocation:
     folder: Path | None = None
 
 
-class LocalClient(StatesClient):
-    """Client for a base model in this process; the store requests missing rows from it."""
-
-    def __init__(self, base: Any):
-        self._base = base
+class StoreOnly(StatesClient):
+    """In place of a server when all hidden states are read from the store."""
 
     def states(self, request: StatesRequest) -> HiddenStates:
-        return compute_states(self._base, request)
+        raise NotFound(
+            f"The store lacks the hidden states of {len(request.rows)} conversations that this training reads.",
+            "Train once with a server and this store, or name a server in hidden_states.",
+        )
 
 
 def connect_prefetcher(
@@ -69,39 +63,32 @@ def connect_prefetcher(
     if not (config.hidden_states or config.hidden_states_store):
         return None
     location = location or StatesLocation()
-    local = not isinstance(base, HeadOnlyBase)
-    client = LocalClient(base) if local else _server(config, location.server, base, sha256)
+    client = _server(config, location.server, base, sha256) if isinstance(base, HeadOnlyBase) else None
+    compute = client.states if client else partial(compute_states, base)
     if config.hidden_states_store:
         if location.folder is None:
             raise BadInput("hidden_states_store: it has no folder.")
-        client = StoredStates(StatesStore(location.folder, sha256, base.dtype, base.hidden_size), client)
-    if local:
-        return LocalPrefetcher(client)
-    prefetcher = ThreadedPrefetcher(client, watch)
+        store = StatesStore(location.folder, sha256, base.dtype, base.hidden_size)
+        compute = partial(store.read_through, compute)
+        watch.reporter.log(f"Hidden states are stored in {location.folder}.")
+    if client is None:
+        return LocalPrefetcher(compute)
+    prefetcher = ThreadedPrefetcher(client, watch, compute)
     rows = [conversation.token_ids for conversation in conversations]
-    watch.reporter.log(prefetcher.result(prefetcher.call(lambda: client.check(rows))))
+    if message := prefetcher.result(prefetcher.call(lambda: client.check(rows))):
+        watch.reporter.log(message)
     base.compute_hidden = hidden_states_function(base, prefetcher)
     return prefetcher
 
 
-def _server(config: TrainConfig, server: HiddenStatesServer | None, base: Any, sha256: str) -> StatesClient | None:
-    """The server's client; None when only the store is used."""
+def _server(config: TrainConfig, server: HiddenStatesServer | None, base: Any, sha256: str) -> StatesClient:
     if config.hidden_states == FROM_STORE:
-        return None
+        return StoreOnly()
     if server is None:
         raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
     if server.kind == "speculoos":
         return ReferenceClient(server, base, sha256)
     return {"vllm": VllmClient, "sglang": SglangClient}[server.kind](server, base)
-
-
-def make_states_source(
-    config: TrainConfig, method: Any, base: Any, prefetcher: StatesPrefetcher | None
-) -> LocalSource | RemoteSource:
-    """The source of hidden states for a stream of batches."""
-    if prefetcher is None:
-        return LocalSource(method)
-    return RemoteSource(method, base, prefetcher, config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0)
 
 
 def hidden_states_function(base: HeadOnlyBase, prefetcher: StatesPrefetcher) -> Any:

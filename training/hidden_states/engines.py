@@ -26,7 +26,6 @@ class EngineAnswer(NamedTuple):
 
 
 def first_generated_token(token_ids: Any) -> int | None:
-    """The first generated token of a response, None if it has none."""
     return token_ids[0] if isinstance(token_ids, list) and token_ids and type(token_ids[0]) is int else None
 
 

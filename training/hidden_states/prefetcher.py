@@ -12,6 +12,7 @@ from speculoos.reporting import Reporter
 from training.hidden_states.client import DaemonPool, StatesClient, TemporarilyUnavailable
 from training.hidden_states.wire import HiddenStates, StatesRequest
 
+Compute = Callable[[StatesRequest], HiddenStates]
 POLL_SECONDS = 0.2
 FIRST_DELAY, MAX_DELAY = 0.5, 5.0
 """Seconds between retries while the server is unavailable; doubled after each one."""
@@ -50,16 +51,15 @@ class ServerWaitMonitor:
 
 
 class ThreadedPrefetcher:
-    """Prefetcher that requests hidden states on `client.workers` threads."""
-
-    def __init__(self, client: StatesClient, watch: ServerWaitMonitor):
-        self._client, self._watch = client, watch
+    def __init__(self, client: StatesClient, watch: ServerWaitMonitor, compute: Compute | None = None):
+        """`compute`: replaces `client.states`."""
+        self._client, self._watch, self._compute = client, watch, compute or client.states
         self._daemons = DaemonPool(client.workers)
         self._closed = threading.Event()
         self._error = ""
 
     def begin(self, request: StatesRequest) -> Future:
-        return self.call(lambda: self._client.states(request))
+        return self.call(lambda: self._compute(request))
 
     def call(self, task: Callable[[], Any]) -> Future:
         """Queue a task; it is retried while it raises TemporarilyUnavailable."""
@@ -96,14 +96,11 @@ class ThreadedPrefetcher:
 class LocalPrefetcher:
     """Prefetcher for a base model in this process: computes only when the result is needed."""
 
-    def __init__(self, client: StatesClient):
-        self._client = client
+    def __init__(self, compute: Compute):
+        self.result = compute
 
     def begin(self, request: StatesRequest) -> StatesRequest:
         return request
-
-    def result(self, pending: StatesRequest) -> HiddenStates:
-        return self._client.states(pending)
 
     def close(self) -> None:
         pass

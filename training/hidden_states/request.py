@@ -14,8 +14,6 @@ MIN_LAYER_LIMIT = 3
 
 
 class RequestLimits(BaseModel):
-    """Limits of one request and of the queue."""
-
     model_config = ConfigDict(frozen=True)
 
     tokens: int = 65_536

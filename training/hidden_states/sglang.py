@@ -15,8 +15,6 @@ from training.hidden_states.engines import JSON_NUMBER_CHARS, EngineAnswer, Engi
 
 
 class SglangClient(EngineClient):
-    """Generates one token for each row."""
-
     def check(self, rows: Sequence[Tensor]) -> str:
         return f"Hidden states come from SGLang “{self.server.name}”: {self.check_tokens(rows)}."
 

@@ -7,7 +7,7 @@ its exact request; a request for the head's input alone may also be served from 
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,9 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from speculoos.errors import NotFound, SpeculoosError, Unavailable
+from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.files import new_path
-from training.hidden_states.client import StatesClient
 from training.hidden_states.wire import HiddenStates, StatesRequest, check_shapes, concat_states
 
 WRITTEN = "written"
@@ -43,6 +42,17 @@ class StatesStore:
         except (KeyError, SpeculoosError):
             return None
         return states
+
+    def read_through(self, compute: Callable[[StatesRequest], HiddenStates], request: StatesRequest) -> HiddenStates:
+        """Hidden states from the store; those of missing rows are computed and stored."""
+        singles = [_subset(request, [number]) for number in range(len(request.rows))]
+        results = [self.read(single) for single in singles]
+        if missing := [number for number, states in enumerate(results) if states is None]:
+            subset = _subset(request, missing)
+            for number, states in zip(missing, compute(subset).by_row(subset), strict=True):
+                self.write(singles[number], states)
+                results[number] = states
+        return concat_states([states for states in results if states is not None])
 
     def write(self, single: StatesRequest, states: HiddenStates) -> None:
         """Store the hidden states for a request of one row. Raises Unavailable when the folder is not writable."""
@@ -92,37 +102,6 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 def _written(row: Sequence[int]) -> dict:
     return {"base_sha256": "", "rows": [list(row)], "layers": [], "places": WRITTEN}
-
-
-class StoredStates(StatesClient):
-    """Read-through cache: rows from the store; missing ones are requested from `client`, if any, and stored."""
-
-    def __init__(self, store: StatesStore, client: StatesClient | None):
-        self._store, self._client = store, client
-
-    def check(self, rows: Sequence[Tensor]) -> str:
-        message = self._client.check(rows) if self._client else ""
-        return f"{message} Hidden states are stored in {self._store.folder}.".strip()
-
-    def states(self, request: StatesRequest) -> HiddenStates:
-        singles = [_subset(request, [number]) for number in range(len(request.rows))]
-        results = [self._store.read(single) for single in singles]
-        if missing := [number for number, states in enumerate(results) if states is None]:
-            if self._client is None:
-                raise NotFound(
-                    f"{self._store.folder} lacks the hidden states of {len(missing)} conversations that this training "
-                    "reads.",
-                    "Train once with a server and this store, or name a server in hidden_states.",
-                )
-            subset = _subset(request, missing)
-            for number, states in zip(missing, self._client.states(subset).by_row(subset), strict=True):
-                self._store.write(singles[number], states)
-                results[number] = states
-        return concat_states([states for states in results if states is not None])
-
-    def close(self) -> None:
-        if self._client:
-            self._client.close()
 
 
 def _subset(request: StatesRequest, numbers: Sequence[int]) -> StatesRequest:

@@ -39,7 +39,6 @@ class VllmClient(EngineClient):
 
     @property
     def model(self) -> str:
-        """The server's name of the model."""
         if not self._model:
             models = self.connection.get("/v1/models")
             try:
@@ -57,7 +56,6 @@ class VllmClient(EngineClient):
         return EngineAnswer(hidden, columns[:, : len(layers)].flatten(1), token)
 
     def _file_and_token(self, answer: Any, ids: list[int]) -> tuple[Path, int | None]:
-        """The file's path and the generated token."""
         try:
             choice, name = answer["choices"][0], answer["kv_transfer_params"]["hidden_states_path"]
             prompt_ids, chosen, path = choice["prompt_token_ids"], choice.get("token_ids"), Path(name)

@@ -60,17 +60,14 @@ class HiddenStates:
     aux: Tensor
 
     def to_bytes(self) -> bytes:
-        """As a safetensors file."""
         return save({"hidden": self.hidden.cpu().contiguous(), "aux": self.aux.cpu().contiguous()})
 
     def by_row(self, request: StatesRequest) -> list["HiddenStates"]:
-        """Split into one entry per row of the request."""
         parts = zip(self.hidden.split(request.counts), self.aux.split([len(row) for row in request.rows]), strict=True)
         return [HiddenStates(hidden, aux) for hidden, aux in parts]
 
 
 def concat_states(parts: Sequence[HiddenStates]) -> HiddenStates:
-    """Concatenate the rows of several responses."""
     return HiddenStates(torch.cat([part.hidden for part in parts]), torch.cat([part.aux for part in parts]))
 
 

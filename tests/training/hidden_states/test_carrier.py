@@ -13,7 +13,7 @@ from training.batches import Batch
 from training.hidden_states.client import TemporarilyUnavailable
 from training.hidden_states.prefetcher import ServerWaitMonitor, ThreadedPrefetcher
 from training.hidden_states.wire import HiddenStates, StatesRequest
-from training.source import RemoteSource, RequiredStates
+from training.source import FeatureSource, RequiredStates
 
 BASE = SimpleNamespace(dtype=torch.float32)
 
@@ -56,7 +56,7 @@ def batch(index: int) -> Batch:
 def test_no_more_than_the_settled_number_is_asked_ahead() -> None:
     client, notes = Slow(), Notebook()
     carrier = ThreadedPrefetcher(client, ServerWaitMonitor(notes, "here"))
-    source = RemoteSource(Plain(), BASE, carrier, ahead=2)
+    source = FeatureSource(Plain(), BASE, carrier, ahead=2)
     got: list[torch.Tensor] = []
     asking = threading.Thread(
         target=lambda: got.append(source.features(batch(0), (batch(i) for i in range(1, 100)))["hidden"])
@@ -77,7 +77,7 @@ def test_places_that_were_not_sent_are_zero_and_the_rest_is_where_it_belongs() -
     client = Slow()
     client.open.set()
     carrier = ThreadedPrefetcher(client, ServerWaitMonitor(Notebook(), "here"))
-    hidden = RemoteSource(Plain(), BASE, carrier, ahead=0).features(batch(7))["hidden"]
+    hidden = FeatureSource(Plain(), BASE, carrier, ahead=0).features(batch(7))["hidden"]
     assert hidden[:, :, 0].tolist() == [[7, 7, 7], [7, 7, 0]]
     carrier.close()
 
