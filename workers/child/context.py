@@ -13,11 +13,11 @@ from models.archive import WEIGHTS
 from models.damage import BaseChecksums
 from speculoos import machine
 from speculoos.checksums import ChecksumCache, file_sha256
-from speculoos.errors import NotFound
+from speculoos.errors import JobFailed, NotFound
 from speculoos.files import total_bytes
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
-from tracking import db, leases, moves, queries, stored
+from tracking import db, leases, moves, queries, shards, stored
 from tracking.names import KIND_NAMES
 from tracking.tables import Base, Checkpoint, Table
 from workers.child.files import JobFiles
@@ -31,6 +31,7 @@ class JobContext(JobReporter):
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
         super().__init__(settings, job_id, attempt, timing, parent)
         self.files = JobFiles(settings, self)
+        self.holder = f"job:{job_id}"  # in leases
 
     def session(self) -> AbstractContextManager[Session]:
         """A short session that commits at the end; for reads, and for rows without a fence."""
@@ -87,6 +88,15 @@ class JobContext(JobReporter):
             row = session.get_one(Checkpoint, checkpoint_id)
             row.figures = {**row.figures, **figures}
 
+    def check_shards(self, noun: str = "shards failed") -> None:
+        """Raises JobFailed if shards failed, with their number and the error, code and hint of the first."""
+        with self.session() as session:
+            failed, tally = shards.failed(session, self.job_id), shards.tally(session, self.job_id)
+        if failed:
+            first = failed[0]
+            message = f"{len(failed)} of {tally.total} {noun}; number {first.number + 1}: {first.error}"
+            raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
+
     def hold_device(self, device: str) -> None:
         """Wait for the device's lease and renew it until this process ends; the supervisor releases it.
 
@@ -96,7 +106,12 @@ class JobContext(JobReporter):
         while not self._acquire(lease):
             check_stop(self)
             time.sleep(self.timing.poll_seconds)
-        self.on_beat = lambda: self._renew(lease)
+
+        def renew() -> None:
+            with self.session() as session:
+                leases.renew(session, lease, self.holder, self.timing.lease_seconds, self.attempt)
+
+        self.on_beat = renew
 
     def _acquire(self, lease: str) -> bool:
         with self.session() as session:
@@ -104,15 +119,6 @@ class JobContext(JobReporter):
                 return True
             self.wait(f"Waits for {lease.partition('@')[0]}: {leases.holder_name(session, lease)} holds it.")
             return False
-
-    def _renew(self, lease: str) -> None:
-        with self.session() as session:
-            leases.renew(session, lease, self.holder, self.timing.lease_seconds, self.attempt)
-
-    @property
-    def holder(self) -> str:
-        """The holder name of this job in leases."""
-        return f"job:{self.job_id}"
 
     def dataset_folder(self, dataset_id: str) -> Path:
         """home/datasets/<id>: shared by all attempts, as shards are written atomically."""
@@ -129,7 +135,3 @@ class JobContext(JobReporter):
         folder = self.settings.home / "checkpoints" / checkpoint_id
         numbered = [(int(p.name.removeprefix("attempt-")), p) for p in folder.glob("attempt-*") if p.is_dir()]
         return [path for number, path in sorted(numbered, reverse=True) if number < self.attempt]
-
-    def model_folder(self, base_id: str) -> Path:
-        """home/models/<id>; the work creates it under another name and renames it when complete."""
-        return self.settings.home / "models" / base_id

@@ -172,3 +172,15 @@ class GenerateData(Request):
     def command(self, named: Namer) -> list[str]:
         words = ["data", "generate", *option("prompts", named(self.source_id)), *option("model", named(self.base_id))]
         return [*words, *changed_options(self, *type(self).options())]
+
+
+class GenerateShard(GenerateData):
+    """Shard `key` of a generation: sample `first_sample` of `limit` prompts from index `first` on."""
+
+    kind: ClassVar[str] = "generate_shard"
+    title: ClassVar[str] = "Generate a shard"
+    output: ClassVar = None
+
+    key: str = ""
+    first: int = 0
+    first_sample: int = 0

@@ -13,8 +13,7 @@ from speculoos.errors import BadInput
 from workers.jobs.evaluate import Evaluate
 from workers.jobs.export import Export
 from workers.jobs.fetch_model import FetchModel
-from workers.jobs.generate_data import GenerateData
-from workers.jobs.generate_shard import GenerateShard
+from workers.jobs.generate_data import GenerateData, GenerateShard
 from workers.jobs.import_answered import ImportAnswered
 from workers.jobs.import_draft import ImportDraft
 from workers.jobs.import_prompts import ImportPrompts

@@ -7,9 +7,8 @@ import json
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
 from functools import lru_cache
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ FORWARD_OPERATIONS = 3e8
 """Fixed cost of a forward of a batch, in operations (3 ms at `pace.OPERATIONS`)."""
 PROMPT_TOKENS = 60
 """Estimated tokens of a prompt."""
-COUNTED_ROWS, COUNTED_BYTES = 1000, 64 << 20
+COUNTED_ROWS, COUNTED_BYTES = 1000, 16 << 20
 """Maximum number of conversations, and of their bytes, that are read to estimate the size of a draft vocabulary."""
 STEP_FIXED_BYTES = 2e7
 """Fixed cost of a decoding step, in bytes read (about 1 ms)."""
@@ -128,9 +127,8 @@ def vocabulary_curve(sets: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
     """Cumulative counts of the answers' tokens in the first conversations of these (folder, rows): element i counts the
     occurrences of the i + 1 most frequent tokens; () if the rows have no token ids. `rows` is only part of the cache
     key, so that an extended data set is read again."""
-    counts: Counter[int] = Counter()
-    for folder, _ in sets:
-        counts.update(chain.from_iterable(map(_answer_ids, _first_lines(Path(folder)))))
+    lines = chain.from_iterable(_first_lines(Path(folder)) for folder, _ in sets)
+    counts = Counter(chain.from_iterable(map(_answer_ids, lines)))
     return tuple(accumulate(count for _, count in counts.most_common()))
 
 
@@ -190,20 +188,15 @@ def folder_bytes(path: str) -> float:
     return sum(file.stat().st_size for file in target.glob("*") if file.is_file()) if path and target.is_dir() else 0
 
 
-def _first_lines(folder: Path) -> Iterator[bytes]:
-    """The first COUNTED_ROWS lines of a data set, at most COUNTED_BYTES."""
-    left = COUNTED_BYTES
-    for line in islice(_lines(folder), COUNTED_ROWS):
-        left -= len(line)
-        if left < 0:
-            return
-        yield line
-
-
-def _lines(folder: Path) -> Iterator[bytes]:
+def _first_lines(folder: Path) -> list[bytes]:
+    """The first COUNTED_ROWS lines of a data set, at most about COUNTED_BYTES of each shard."""
+    lines: list[bytes] = []
     for shard in sorted(folder.glob("shard-*.jsonl")):
-        with shard.open("rb") as lines:
-            yield from lines
+        if len(lines) >= COUNTED_ROWS:
+            break
+        with shard.open("rb") as file:
+            lines += file.readlines(COUNTED_BYTES)
+    return lines[:COUNTED_ROWS]
 
 
 def _answer_ids(line: bytes) -> list[int]:

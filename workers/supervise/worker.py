@@ -21,15 +21,19 @@ CONCURRENCY = {"gpu": 1, "io": 4}
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 
-def main(queue: str, concurrency: int | None = None) -> int:
+def main() -> int:
     """Serve one queue until a signal; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m workers.supervise.worker", description="Serve one queue of jobs.")
+    parser.add_argument("queue", choices=QUEUES)
+    parser.add_argument("--concurrency", type=int, help="jobs at once; default: gpu 1, io 4")
+    arguments = parser.parse_args()
+    queue, count = arguments.queue, arguments.concurrency or CONCURRENCY[arguments.queue]
     set_private_umask()
-    count = concurrency or CONCURRENCY[queue]
     settings = load()
     settings.home.mkdir(parents=True, exist_ok=True)  # holds the machine id
     logs.configure_logging(settings, f"worker-{queue}")
     setup_logging.connect(lambda **_: None, weak=False)  # Celery then keeps our logging configuration
-    worker_shutting_down.connect(stop, weak=False)
+    worker_shutting_down.connect(lambda **_: attempt.stopping.set(), weak=False)  # jobs stop before the worker
     worker_ready.connect(lambda **_: recover(settings), weak=False)
     flags = [
         "--pool=threads",
@@ -54,19 +58,5 @@ def worker_status(settings: Settings) -> dict[str, str]:
     return {"paused": shortage.note + "."} if shortage else {}
 
 
-def stop(**_: object) -> None:
-    """Interrupt running jobs, so that the worker's shutdown does not wait for them."""
-    attempt.stopping.set()
-
-
-def entry() -> int:
-    """The command line of this module."""
-    parser = argparse.ArgumentParser(prog="python -m workers.supervise.worker", description="Serve one queue of jobs.")
-    parser.add_argument("queue", choices=QUEUES)
-    parser.add_argument("--concurrency", type=int, help="jobs at once; default: gpu 1, io 4")
-    args = parser.parse_args()
-    return main(args.queue, args.concurrency)
-
-
 if __name__ == "__main__":
-    sys.exit(entry())
+    sys.exit(main())

@@ -8,7 +8,8 @@ from corpus.conversations import GenerateOptions
 from corpus.labels import ServedBase
 from corpus.shard_storage import ShardFolder
 from corpus.shards import count_lengths
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, SpeculoosError
+from speculoos.files import write_json
 from speculoos.settings import Endpoint
 from speculoos.store import Store
 from tracking import stored
@@ -16,6 +17,7 @@ from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
 from workers.jobs.requests import Evaluate, GenerateData
 
+PREVIEW_ROWS = 20
 PARTS = "parts"
 """Subfolder of a data set with shards that have not been merged yet."""
 
@@ -47,8 +49,6 @@ def must_have_rows(report: dict[str, Any]) -> None:
 
 def publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
     """Write the preview for the data set's page, then fill its row, fenced."""
-    from workers.child.work.previews import write_preview
-
     path = str(context.dataset_folder(request.dataset_id))
     if request.base_id:
         write_preview(context, Path(path), context.usable(Base, request.base_id).path)
@@ -56,6 +56,17 @@ def publish(request: GenerateData, context: JobContext, rows: int, report: dict[
     report = {**report, **count_lengths(path)}
     config = request.to_json()
     context.publish(Dataset, request.dataset_id, state="ready", path=path, report=report, config=config, **counts)
+
+
+def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
+    """Write `preview.json` in a data set folder: the tokens of the first conversations with their loss mask, as the web
+    server has no tokenizer. An error is logged and does not fail the job."""
+    from training.preview import preview
+
+    try:
+        write_json(folder / "preview.json", {"rows": preview(folder, base_path, PREVIEW_ROWS)})
+    except (SpeculoosError, OSError, ValueError) as error:
+        context.log(f"The preview of the loss mask could not be created: {error}", "warning")
 
 
 def author_of(request: GenerateData, context: JobContext) -> dict[str, str]:

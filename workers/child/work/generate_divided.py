@@ -20,7 +20,6 @@ from speculoos.errors import BadInput, Cancelled
 from tracking.shards import Division, Shard
 from workers.child.context import JobContext
 from workers.child.work.answers import PARTS, author_of, must_have_rows, options_of, place_of, publish, work_of
-from workers.child.work.divided import check_shards
 from workers.jobs.generate_data import SHARD_ROWS
 from workers.jobs.requests import GenerateData, GenerateShard
 
@@ -44,7 +43,7 @@ def run(request: GenerateData, context: JobContext, source: str, extends: bool) 
         if extends:
             raise Cancelled(UNCHANGED)
         raise _stopped(request, context, parts, reports)
-    check_shards(context)
+    context.check_shards()
     if len(reports) < len(parts):
         return _division(request, parts, reports)
     if damaged := assemble(parts, reports, place, folder):

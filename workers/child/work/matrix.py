@@ -10,7 +10,6 @@ from tracking import db
 from tracking.shards import Division, Shard
 from tracking.tables import Evaluation
 from workers.child.context import JobContext
-from workers.child.work.divided import check_shards
 from workers.child.work.evaluate import brief
 from workers.jobs.estimates import of_cells
 from workers.jobs.matrix import cell_name, cells
@@ -28,7 +27,7 @@ def run(request: Matrix, context: JobContext) -> dict[str, Any] | Division:
     measured = [cell for cell in planned if cell.evaluation_id in results]
     if context.cancel_requested():
         raise Cancelled(f"Stopped at your request; {len(measured)} of {len(planned)} evaluations are kept.")
-    check_shards(context, "evaluations failed")
+    context.check_shards("evaluations failed")
     if len(measured) == len(planned):
         return {"cells": len(planned), "matrix_id": context.job_id}
     return Division(Evaluate.kind, Evaluate.queue, "questions", _shards(context, planned, results))
