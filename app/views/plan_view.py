@@ -10,7 +10,7 @@ from app.views import job_rows, job_view
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import facts, notice, row_note
 from app.widgets.formatting import ago, interval
-from app.widgets.list_query import empty_list_html, filtered_query
+from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.surface import surface
 from app.widgets.text import safe, tag
@@ -28,8 +28,8 @@ def signature(session: Session) -> str:
     return f"{count}.{version}"
 
 
-def plans_table(session: Session, which: str = "", place: str = "") -> str:
-    """A page of the plans that match `which` (a ListQuery)."""
+def plans_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
+    """A page of the plans that match `which`."""
     newest = select(Job).where(Job.kind == "plan").order_by(Job.created_at.desc(), Job.id)
     shown = page(session, filtered_query(newest, which), place)
     if not shown.rows:
