@@ -36,9 +36,6 @@ SIGNATURES: dict[str, Callable[[Session, str], str]] = {
 }
 """Page → function of its signature. Pages without one show the status strip only."""
 CACHE_SECONDS = 0.5
-"""Cache time in seconds."""
-ENDED = 20
-"""Maximum number of finished jobs in a response."""
 IDLE, LISTED, OPEN = 10.0, 2.0, 1.0
 """Maximum poll interval in seconds: while nothing runs, of a list, of an open row."""
 
@@ -48,11 +45,9 @@ def routes(settings: Settings) -> APIRouter:
     router, board = APIRouter(prefix="/api"), ChangesCache(settings)
 
     @router.get("/changes")
-    async def changes(page: str = "", id: str = "", strip: str = "", ended: str = "") -> JSONResponse:
+    async def changes(page: str = "", id: str = "", strip: str = "") -> JSONResponse:
         page, row_id = (page, id[:LONGEST]) if page in SIGNATURES else ("", "")
-        answer = await board.answer(page, row_id, strip)
-        more = {"ended": await board.ended()} if ended else {}
-        return JSONResponse({**answer, **more}, headers={"Cache-Control": "no-store"})
+        return JSONResponse(await board.answer(page, row_id, strip), headers={"Cache-Control": "no-store"})
 
     return router
 
@@ -73,10 +68,6 @@ class ChangesCache:
         wait = (OPEN if row_id else LISTED) if busy else IDLE
         tag = f"{zlib.crc32(html.encode()):08x}"
         return {"page": signature, "wait": wait, **({} if tag == shown else {"strip": {"tag": tag, "html": html}})}
-
-    async def ended(self) -> list[dict[str, Any]]:
-        """The last long jobs that succeeded or failed, newest first, for browser notifications."""
-        return await self._cached(("ended",), self._ended)
 
     async def _cached(self, key: tuple[str, ...], query: Callable[[], Any]) -> Any:
         at, result = self._results.get(key, (0.0, None))
@@ -99,10 +90,6 @@ class ChangesCache:
         running = select(Job.id).where(Job.state == JobState.RUNNING).limit(1)
         busy = self._rows(lambda session: session.scalar(running) is not None, False)
         return status_bar.render(self.settings), busy
-
-    def _ended(self) -> list[dict[str, Any]]:
-        jobs = self._rows(lambda session: listing.long_jobs(session, ENDED), [])
-        return [{"id": job.id, "name": job.name, "state": job.state} for job in jobs]
 
     def _signature(self, page: str, row_id: str) -> str:
         return self._rows(lambda session: SIGNATURES[page](session, row_id), "")

@@ -2,6 +2,9 @@
 
 Gradio copies the config of all components to create one (30 ms on a core). It does not depend on the visitor:
 GradioGate passes neither query nor login on, and data of rows comes with events. Cookies are added afterwards.
+
+Style sheets and scripts are inserted into the head: Gradio adds its `head` argument from a script after the page is
+displayed, which would flash the wrong theme.
 """
 
 from collections import OrderedDict
@@ -15,10 +18,10 @@ would let a visitor change what the next one sees."""
 
 
 class Documents:
-    """Answers GET requests of pages from the cache, or from `app`."""
+    """Answers requests of pages from the cache, or from `app` with the tags `head` before `</head>`."""
 
-    def __init__(self, app: Any):
-        self.app = app
+    def __init__(self, app: Any, head: str):
+        self.app, self.head = app, head.encode()
         self._cached: OrderedDict[tuple[Any, ...], DocumentResponse] = OrderedDict()
 
     async def serve(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -32,6 +35,7 @@ class Documents:
         if (response := self._cached.get(key)) is None:
             response = DocumentResponse()
             await self.app({**scope, "query_string": b"", "headers": _address_headers(scope)}, receive, response)
+            response.insert_before(b"</head>", self.head)
             if response.status == 200:
                 self._cached[key] = response
                 while len(self._cached) > MOST:
@@ -57,6 +61,14 @@ class DocumentResponse:
     @property
     def status(self) -> int:
         return self.start.get("status", 500)
+
+    def insert_before(self, mark: bytes, text: bytes) -> None:
+        """Insert `text` before the first `mark` of the body, if it has one."""
+        before, found, after = self.body.partition(mark)
+        if found:
+            self.body = before + text + mark + after
+            headers = [(k, v) for k, v in self.start["headers"] if k.lower() not in (b"content-length", b"etag")]
+            self.start["headers"] = [*headers, (b"content-length", str(len(self.body)).encode())]
 
     async def send(self, send: Any) -> None:
         """Send the stored response."""

@@ -37,11 +37,12 @@ YEAR = 365 * 24 * 3600
 
 
 class GradioGate:
-    """ASGI middleware around Gradio. `pages` are the paths of the pages, `uploads` knows the owner of each file."""
+    """ASGI middleware around Gradio. `pages` are the paths of the pages and `head` the tags of their heads; `uploads`
+    knows the owner of each file."""
 
-    def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str]):
+    def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str], head: str):
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
-        self.documents = Documents(app)
+        self.documents = Documents(app, head)
         self._unanswerable: Counter[str] = Counter()
         refuse_quietly(blocks)
         fail_quietly(blocks)

@@ -17,7 +17,6 @@ from starlette.middleware import Middleware
 from app import auth, changes, chats, downloads, events, figure_files, metrics
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
-from app.head import PageHead
 from app.page_sessions import use_page_sessions
 from app.sessions import session_key
 from app.theme import STATIC, Static, head, theme
@@ -52,15 +51,15 @@ def make_app(settings: Settings) -> FastAPI:
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    for part in (events, chats, downloads, changes, figure_files):
-        app.include_router(part.routes(settings))
+    routers = [part.routes(settings) for part in (events, chats, downloads, changes, figure_files)]
+    for router in routers:
+        app.include_router(router)
     app.add_exception_handler(SpeculoosError, events.answer_error)
     web_metrics = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)
     mount_pages(app, settings)  # after all other routes: Gradio handles every remaining path, including its own /login
     if settings.metrics_token:
         app.add_middleware(metrics.Scraper, metrics=web_metrics, token=settings.metrics_token)
-    app.add_middleware(PageHead, tags=head(), paths=PAGES)
     app.add_middleware(
         RequestGuard,
         port=settings.port,
@@ -68,7 +67,8 @@ def make_app(settings: Settings) -> FastAPI:
         max_body_bytes=(settings.max_upload_mb + 1) * 2**20,
         policy=PAGES_POLICY,
     )
-    app.add_middleware(metrics.RequestTimes, metrics=web_metrics, routes=metrics.route_names(app, PAGES))
+    own_routes = [route for part in (app, *routers) for route in part.routes]
+    app.add_middleware(metrics.RequestTimes, metrics=web_metrics, route_name=metrics.route_names(PAGES, own_routes))
     return app
 
 
@@ -82,11 +82,12 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
     uploads = Uploads(folder, hmac.digest(session_key(settings), b"uploads", "sha256"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
+        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES, head=head())
         gr.mount_gradio_app(
             app,
             pages,
             path="/",
-            app_kwargs={"middleware": [Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES)]},
+            app_kwargs={"middleware": [gate]},
             run_history=False,
             show_error=False,
             allowed_paths=[],

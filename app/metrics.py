@@ -10,19 +10,20 @@ import hmac
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
-from starlette.routing import Match, Mount
+from starlette.routing import BaseRoute, Match
 
 from ops.health import HealthPart, check
 from ops.storage import Surveys, database_bytes
@@ -47,8 +48,9 @@ REASONS = {
 """Public without a login, so without host names."""
 WAITS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-GRADIO = "/gradio_api"
-GRADIO_ROUTES = ("queue/join", "queue/data", "run", "upload_progress", "upload", "heartbeat", "file", "info")
+GRADIO = "/gradio_api/"
+GRADIO_ROUTES = ("run", "upload_progress", "upload", "file", "app_id")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 
 
 class WebMetrics:
@@ -94,51 +96,34 @@ class MetricRows:
             return self._last
 
     def _collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("speculoos_database_up", "1 if the database responds.")
         try:
             with reading(self.settings) as session:
                 load, size = workload.workload(session), database_bytes(session)
                 self._waits.read(session)
+            yield gauge("speculoos_database_bytes", "Size of the database.", [], {(): size})
+            yield from self._rows(load)
+            yield from self._waits.histogram.collect()
+            up = 1
         except SpeculoosError:
-            up.add_metric([], 0)
-            yield from (up, *self._disk())
-            return
-        up.add_metric([], 1)
-        yield from (up, gauge("speculoos_database_bytes", "Size of the database.", [], {(): size}))
-        yield from self._rows(load)
-        yield from self._waits.histogram.collect()
+            up = 0
+        yield gauge("speculoos_database_up", "1 if the database responds.", [], {(): up})
         yield from self._disk()
 
     def _rows(self, load: workload.Workload) -> Iterator[Metric]:
-        yield gauge("speculoos_jobs", "Listed jobs.", ["queue", "state"], load.jobs)
-        yield gauge(
-            "speculoos_job_oldest_wait_seconds",
-            "Longest time a job has been ready to start.",
-            ["queue"],
-            by_one(load.oldest_wait),
-        )
-        yield gauge(
-            "speculoos_job_heartbeat_age_seconds",
-            "Age of the oldest heartbeat of a running job.",
-            ["queue"],
-            by_one(load.silent_jobs),
-        )
-        attempts = by_one(load.attempts)
-        yield counter("speculoos_job_attempts", "Attempts of the listed jobs.", ["queue"], attempts)
-        yield counter(
-            "speculoos_attempts_lost",
-            "Attempts interrupted because their worker stopped reporting (lease_lost) or exited (worker_gone).",
-            ["reason"],
-            by_one(load.counters),
-        )
-        yield gauge("speculoos_runs", "Turns of chats and columns of comparisons.", ["state"], by_one(load.runs))
         ages = {name: min(values) for name, values in load.heartbeats.items()}
-        yield gauge(
-            "speculoos_heartbeat_age_seconds", "Seconds since a process's last heartbeat.", ["process"], by_one(ages)
-        )
         alive = {name: sum(age < 20 for age in values) for name, values in load.heartbeats.items()}
-        yield gauge("speculoos_processes_alive", "Processes with a heartbeat within 20 s.", ["process"], by_one(alive))
         held = {(device, by): float(holder == by) for device, holder in load.devices.items() for by in ("job", "run")}
+        lost = "Attempts interrupted because their worker stopped reporting (lease_lost) or exited (worker_gone)."
+        oldest = "Age of the oldest heartbeat of a running job."
+        waiting = "Longest time a job has been ready to start."
+        yield gauge("speculoos_jobs", "Listed jobs.", ["queue", "state"], load.jobs)
+        yield gauge("speculoos_job_oldest_wait_seconds", waiting, ["queue"], load.oldest_wait)
+        yield gauge("speculoos_job_heartbeat_age_seconds", oldest, ["queue"], load.silent_jobs)
+        yield counter("speculoos_job_attempts", "Attempts of the listed jobs.", ["queue"], load.attempts)
+        yield counter("speculoos_attempts_lost", lost, ["reason"], load.counters)
+        yield gauge("speculoos_runs", "Turns of chats and columns of comparisons.", ["state"], load.runs)
+        yield gauge("speculoos_heartbeat_age_seconds", "Seconds since a process's last heartbeat.", ["process"], ages)
+        yield gauge("speculoos_processes_alive", "Processes with a heartbeat within 20 s.", ["process"], alive)
         yield gauge("speculoos_device_held", "1 while a job or a measurement holds the device.", ["device", "by"], held)
 
     def _disk(self) -> Iterator[Metric]:
@@ -146,8 +131,8 @@ class MetricRows:
         yield gauge("speculoos_disk_free_bytes", "Free bytes on the disk of the home folder.", [], {(): disk.free})
         yield gauge("speculoos_disk_total_bytes", "Size of that disk.", [], {(): disk.total})
         if survey := self.surveys.get(SURVEY_SECONDS):
-            parts = by_one(survey.parts)
-            yield gauge("speculoos_storage_bytes", "Bytes used by each part of the home folder.", ["part"], parts)
+            used = "Bytes used by each part of the home folder."
+            yield gauge("speculoos_storage_bytes", used, ["part"], survey.parts)
 
 
 class Waits:
@@ -177,19 +162,17 @@ class Waits:
         self._since = max(self._since, at)
 
 
-def _filled(kind: type, name: str, description: str, labels: list[str], values: dict[tuple[str, ...], float]) -> Any:
+def _filled(
+    kind: type, name: str, description: str, labels: list[str], values: Mapping[Any, float]
+) -> GaugeMetricFamily | CounterMetricFamily:
+    """A metric from `values` by label value, or by a tuple of several."""
     family = kind(name, description, labels=labels)
     for key, value in values.items():
-        family.add_metric([str(label) for label in key], value)
+        family.add_metric([key] if isinstance(key, str) else [*map(str, key)], value)
     return family
 
 
 gauge, counter = partial(_filled, GaugeMetricFamily), partial(_filled, CounterMetricFamily)
-
-
-def by_one(values: dict[str, float] | dict[str, int]) -> dict[tuple[str, ...], float]:
-    """Values by a single label."""
-    return {(key,): value for key, value in values.items()}
 
 
 class Readiness:
@@ -230,38 +213,36 @@ def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> WebMetrics
 class RequestTimes:
     """ASGI middleware: measures the time to the start of each response, and counts open event streams."""
 
-    def __init__(self, app: Any, metrics: WebMetrics, routes: Callable[[dict[str, Any]], str]):
-        self.app, self.metrics, self.routes = app, metrics, routes
+    def __init__(self, app: Any, metrics: WebMetrics, route_name: Callable[[dict[str, Any]], str]):
+        self.app, self.metrics, self.route_name = app, metrics, route_name
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        route, started = self.routes(scope), time.monotonic()
-        streams = []
+        route, started = self.route_name(scope), time.monotonic()
+        stream = None
 
         async def timed(message: dict[str, Any]) -> None:
+            nonlocal stream
             if message["type"] == "http.response.start":
                 labels = (scope["method"] if scope["method"] in METHODS else "other", route, str(message["status"]))
                 self.metrics.seconds.labels(*labels).observe(time.monotonic() - started)
                 if _is_stream(message):
-                    streams.append(self.metrics.streams.labels(route))
-                    streams[-1].inc()
+                    stream = self.metrics.streams.labels(route)
+                    stream.inc()
             await send(message)
 
         try:
             await self.app(scope, receive, timed)
         finally:
-            for stream in streams:
+            if stream:
                 stream.dec()
 
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
-
-
-def route_names(app: FastAPI, pages: dict[str, str]) -> Callable[[dict[str, Any]], str]:
+def route_names(pages: Collection[str], routes: Iterable[BaseRoute]) -> Callable[[dict[str, Any]], str]:
     """A function that returns a request's route template, so that the number of labels is bounded."""
-    own = list(_own_routes(app.routes))
+    own = [route for route in routes if isinstance(route, APIRoute)]
 
     def name(scope: dict[str, Any]) -> str:
         path = scope["path"]
@@ -269,22 +250,12 @@ def route_names(app: FastAPI, pages: dict[str, str]) -> Callable[[dict[str, Any]
             return path
         if path.startswith("/ui/"):
             return "/ui"
-        if path.startswith(GRADIO + "/"):
-            rest = path.removeprefix(GRADIO + "/")
-            return f"{GRADIO}/{next((known for known in GRADIO_ROUTES if rest.startswith(known)), 'other')}"
-        matched = (route.path for route in own if route.matches(scope)[0] != Match.NONE)
-        return next(matched, "other")
+        if path.startswith(GRADIO):
+            known = path.removeprefix(GRADIO)
+            return GRADIO + next((route for route in GRADIO_ROUTES if known.startswith(route)), "other")
+        return next((route.path for route in own if route.matches(scope)[0] != Match.NONE), "other")
 
     return name
-
-
-def _own_routes(routes: Iterable[Any]) -> Iterator[Any]:
-    """The routes of `routes` and of included routers, without those of mounted applications."""
-    for route in routes:
-        if (included := getattr(route, "original_router", None)) is not None:
-            yield from _own_routes(included.routes)
-        elif not isinstance(route, Mount) and getattr(route, "path", ""):
-            yield route
 
 
 class Scraper:

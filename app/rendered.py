@@ -8,8 +8,6 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
-from app import code_parts
-
 Node = str | dict[str, Any]
 LONGEST, DEEPEST = 40_000, 40
 """Maximum number of characters and nesting depth; a response beyond these is one text."""
@@ -59,7 +57,7 @@ def _node(node: SyntaxTreeNode) -> list[Node]:
 def _element(node: SyntaxTreeNode) -> Node:
     if node.type in ("fence", "code_block"):
         language = (node.info.split() or [""])[0][:40]
-        return {"tag": "pre", "language": language, "children": code_parts.parts(node.content, language)}
+        return {"tag": "pre", "language": language, "children": [node.content]}
     if node.type == "code_inline":
         return {"tag": "code", "children": [node.content]}
     if node.type == "heading":

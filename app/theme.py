@@ -23,77 +23,49 @@ VERSION = "v-"
 MAIN = "main.js"
 """The module that imports the others. `early.js` is not a module: it runs before the page is rendered."""
 
-TOKENS = {
-    "body_background_fill": "bg",
-    "body_text_color": "ink",
-    "body_text_color_subdued": "muted",
-    "background_fill_primary": "surface",
-    "background_fill_secondary": "sunken",
-    "border_color_primary": "line",
-    "border_color_accent": "accent",
-    "color_accent_soft": "accent-soft",
-    "link_text_color": "accent",
-    "link_text_color_hover": "accent-strong",
-    "link_text_color_active": "accent-strong",
-    "link_text_color_visited": "accent",
-    "block_background_fill": "surface",
-    "block_border_color": "line",
-    "block_label_background_fill": "surface",
-    "block_label_border_color": "line",
-    "block_label_text_color": "muted",
-    "block_title_text_color": "ink",
-    "block_info_text_color": "muted",
-    "panel_background_fill": "sunken",
-    "panel_border_color": "line",
-    "input_background_fill": "field",
-    "input_background_fill_focus": "field",
-    "input_border_color": "line-strong",
-    "input_border_color_focus": "accent",
-    "input_border_color_hover": "muted",
-    "input_placeholder_color": "muted",
-    "slider_color": "accent",
-    "table_border_color": "line",
-    "table_even_background_fill": "surface",
-    "table_odd_background_fill": "sunken",
-    "table_row_focus": "accent-soft",
-    "table_text_color": "ink",
-    "code_background_fill": "sunken",
-    "checkbox_background_color": "field",
-    "checkbox_background_color_selected": "accent",
-    "checkbox_border_color": "line-strong",
-    "checkbox_border_color_selected": "accent",
-    "checkbox_label_background_fill": "surface",
-    "checkbox_label_background_fill_hover": "sunken",
-    "checkbox_label_background_fill_selected": "accent-soft",
-    "checkbox_label_border_color": "line",
-    "checkbox_label_text_color": "ink",
-    "checkbox_label_text_color_selected": "ink",
-    "button_primary_background_fill": "accent",
-    "button_primary_background_fill_hover": "accent-strong",
-    "button_primary_border_color": "accent",
-    "button_primary_text_color": "on-accent",
-    "button_primary_text_color_hover": "on-accent",
-    "button_secondary_background_fill": "surface",
-    "button_secondary_background_fill_hover": "sunken",
-    "button_secondary_border_color": "line-strong",
-    "button_secondary_text_color": "ink",
-    "button_secondary_text_color_hover": "ink",
-    "button_cancel_background_fill": "surface",
-    "button_cancel_background_fill_hover": "bad-soft",
-    "button_cancel_border_color": "bad",
-    "button_cancel_text_color": "bad",
-    "button_cancel_text_color_hover": "bad",
-    "error_background_fill": "bad-soft",
-    "error_border_color": "bad",
-    "error_text_color": "bad",
-    "loader_color": "accent",
-    "stat_background_fill": "accent-soft",
-    "accordion_text_color": "ink",
-    "table_text_color_dark": "ink",
+VARIABLES = {
+    "bg": "body_background_fill",
+    "ink": """
+        body_text_color block_title_text_color table_text_color checkbox_label_text_color
+        checkbox_label_text_color_selected button_secondary_text_color button_secondary_text_color_hover
+        accordion_text_color
+    """,
+    "muted": """
+        body_text_color_subdued block_label_text_color block_info_text_color input_border_color_hover
+        input_placeholder_color
+    """,
+    "surface": """
+        background_fill_primary block_background_fill block_label_background_fill table_even_background_fill
+        checkbox_label_background_fill button_secondary_background_fill button_cancel_background_fill
+    """,
+    "sunken": """
+        background_fill_secondary panel_background_fill table_odd_background_fill code_background_fill
+        checkbox_label_background_fill_hover button_secondary_background_fill_hover
+    """,
+    "line": """
+        border_color_primary block_border_color block_label_border_color panel_border_color table_border_color
+        checkbox_label_border_color
+    """,
+    "accent": """
+        border_color_accent link_text_color link_text_color_visited input_border_color_focus slider_color
+        checkbox_background_color_selected checkbox_border_color_selected button_primary_background_fill
+        button_primary_border_color loader_color
+    """,
+    "accent-soft": """
+        color_accent_soft table_row_focus checkbox_label_background_fill_selected stat_background_fill
+    """,
+    "accent-strong": "link_text_color_hover link_text_color_active button_primary_background_fill_hover",
+    "field": "input_background_fill input_background_fill_focus checkbox_background_color",
+    "line-strong": "input_border_color checkbox_border_color button_secondary_border_color",
+    "on-accent": "button_primary_text_color button_primary_text_color_hover",
+    "bad-soft": "button_cancel_background_fill_hover error_background_fill",
+    "bad": """
+        button_cancel_border_color button_cancel_text_color button_cancel_text_color_hover error_border_color
+        error_text_color
+    """,
 }
+"""Design token → the theme variables that have its colour, in light and dark."""
 PLAIN = {
-    "block_border_width": "1px",
-    "block_shadow": "none",
     "block_label_text_weight": "500",
     "block_title_text_weight": "550",
     "block_title_text_size": "*text_sm",
@@ -104,11 +76,8 @@ PLAIN = {
     "button_medium_padding": "6px 14px",
     "button_medium_text_weight": "550",
     "button_small_padding": "4px 10px",
-    "button_transform_hover": "none",
-    "button_primary_shadow": "none",
     "button_secondary_shadow": "none",
     "input_border_width": "1px",
-    "input_shadow": "none",
     "input_shadow_focus": "0 0 0 3px var(--sp-ring)",
     "form_gap_width": "1px",
     "layout_gap": "14px",
@@ -119,10 +88,9 @@ PLAIN = {
 def theme() -> gr.themes.Base:
     """The theme: design tokens as colours, system fonts, small text."""
     base = gr.themes.Base(text_size=sizes.text_sm, radius_size=sizes.radius_md, font=SANS, font_mono=MONO)
-    names = set(vars(base))
-    values = {name: f"var(--sp-{token})" for name, token in TOKENS.items()}
-    values |= {f"{name}_dark": value for name, value in values.items() if f"{name}_dark" in names}
-    return base.set(**{k: v for k, v in (values | PLAIN).items() if k in names or k.removesuffix("_dark") in names})
+    values = {name: f"var(--sp-{token})" for token, names in VARIABLES.items() for name in names.split()}
+    dark = {f"{name}_dark": value for name, value in values.items() if hasattr(base, f"{name}_dark")}
+    return base.set(**values, **dark, **PLAIN)
 
 
 def head() -> str:

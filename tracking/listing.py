@@ -12,7 +12,6 @@ from tracking import processes
 from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Job, now
 
-ENDED_BY_ITSELF = (JobState.SUCCEEDED, JobState.FAILED)
 LONG_JOB = timedelta(minutes=1)
 IN_ORDER = (case((Job.state == JobState.RUNNING, 0), else_=1), Job.queued_at, Job.id)
 """Running jobs first, then waiting jobs in queue order."""
@@ -37,12 +36,6 @@ def active(session: Session, *, without_experiment: str = "", limit: int | None 
     if without_experiment:
         query = query.where(func.coalesce(Job.experiment_id, "") != without_experiment)
     return list(session.scalars(query))
-
-
-def long_jobs(session: Session, limit: int) -> list[Job]:
-    """Of the last `limit` jobs that succeeded or failed, those that took long, newest first."""
-    query = select(Job).where(Job.state.in_(ENDED_BY_ITSELF), Job.parent_id.is_(None), Job.finished_at.is_not(None))
-    return list(filter(took_long, session.scalars(query.order_by(Job.finished_at.desc(), Job.id).limit(limit))))
 
 
 def took_long(job: Job) -> bool:

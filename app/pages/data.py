@@ -16,7 +16,7 @@ from app.views.manage import Manage, note_line
 from app.views.rows_browser import RowsBrowser
 from app.widgets.elements import block, link_button, notice, page_header, section
 from app.widgets.list_page import Listing, ListPage, signature_of
-from app.widgets.list_query import filtered_query, is_filtered
+from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import live, pager
 from app.widgets.text import tag
 from ops.homes import names
@@ -28,10 +28,10 @@ from tracking.tables import Base, Dataset, Job
 SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
 
 
-def table(session: Session, which: str, place: str = "") -> str:
+def table(session: Session, which: ListQuery, place: str = "") -> str:
     """A page of the list of data sets under the filter `which`."""
-    rows_page = page_of(session, filtered_query(queries.dataset_query(SHOWN.get(which, "")), which), place)
-    return data_view.data_table(rows_page.rows, filtered=is_filtered(which)) + pager("data", rows_page, which)
+    rows_page = page_of(session, filtered_query(queries.dataset_query(SHOWN.get(which.which, "")), which), place)
+    return data_view.data_table(rows_page.rows, filtered=which.is_filtered) + pager("data", rows_page, which)
 
 
 def hint(session: Session, query: Mapping[str, str]) -> str:

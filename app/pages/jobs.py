@@ -9,7 +9,7 @@ from app.views.job_panel import JobPanel, cancel
 from app.widgets.bulk import Action, bulk_bar, compare_button, name_field, on_bulk
 from app.widgets.elements import QUIET, block, page_header
 from app.widgets.list_page import Listing, ListPage
-from app.widgets.list_query import filtered_query, is_filtered
+from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import pager
 from speculoos.settings import Settings
 from tracking import experiments, listing
@@ -30,12 +30,12 @@ BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete for good?")}
 ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 
 
-def table(session: Session, which: str, place: str = "") -> str:
-    """A page of the jobs that match `which` (a ListQuery), newest first by default."""
-    query = filtered_query(listing.newest(SHOWN.get(which, ())), which)
+def table(session: Session, which: ListQuery, place: str = "") -> str:
+    """A page of the jobs that match `which`, newest first by default."""
+    query = filtered_query(listing.newest(SHOWN.get(which.which, ())), which)
     shown, queues = page(session, query, place), listing.Queues(session)
     waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
-    listed = job_rows.jobs_table(shown.rows, waits, filtered=is_filtered(which), chosen=True)
+    listed = job_rows.jobs_table(shown.rows, waits, filtered=which.is_filtered, chosen=True)
     return (
         (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")
         + listed

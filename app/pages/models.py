@@ -17,7 +17,7 @@ from app.views.plan_form import PlanForm
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, page_header, section
 from app.widgets.fields import one_line
 from app.widgets.list_page import Listing, ListPage, signature_of
-from app.widgets.list_query import empty_list_html, filtered_query
+from app.widgets.list_query import ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import live, pager
 from app.widgets.problems import show_errors
 from app.widgets.text import tag
@@ -43,7 +43,7 @@ HINTS = {
 }
 
 
-def table(session: Session, which: str, place: str = "") -> str:
+def table(session: Session, which: ListQuery, place: str = "") -> str:
     """A page of the list of models."""
     shown = page_of(session, filtered_query(queries.base_query(), which), place)
     if not shown.rows:

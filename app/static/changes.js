@@ -1,34 +1,32 @@
 // Keeps a page fresh: asks /api/changes what rows say, and has Gradio draw only what is no longer true.
 // The strip on top comes with the answer. While nothing changes it asks less and less often; while the tab is hidden,
-// not at all (every 15 s in a browser that shows notifications); whoever touches the page gets a fresh one.
+// not at all; whoever touches the page gets a fresh one.
 import { el } from "./dom.js";
-import { tell, wanted } from "./notify.js";
 import { onElement } from "./shell.js";
 
-const FIRST = 1000, GROWTH = 1.5, HIDDEN = 15000;
+const FIRST = 1000, GROWTH = 1.5;
 const MARK = " # ";  // app/widgets/list_page.py, DRAWN
 const field = (id) => (id && document.querySelector(`#${id} :is(input, textarea)`)?.value) || "";
 let page = null, holder = null, tag = "";
 let pause = FIRST, asked = 0, timer = 0, asking = false;
 
-const later = () => { clearTimeout(timer); timer = setTimeout(look, document.hidden ? HIDDEN : pause); };
+const later = () => { clearTimeout(timer); timer = setTimeout(look, pause); };
 
 async function look() {
   clearTimeout(timer);
-  if (asking || (document.hidden && !wanted())) return;
+  if (asking || document.hidden) return;
   asking = true;
   asked = Date.now();
   let changed = false, most = 10000;
   try {
     const id = field(page?.dataset.chosen);
-    const query = new URLSearchParams({ page: page?.dataset.page || "", id, strip: tag, ended: wanted() ? "1" : "" });
+    const query = new URLSearchParams({ page: page?.dataset.page || "", id, strip: tag });
     const answer = await fetch(`/api/changes?${query}`, { cache: "no-store" });
     if (answer.status === 401) throw new Error("You are logged out; reload this page to log in again.");
     if (!answer.ok) throw new Error("The workbench does not answer now; this page goes on when it does.");
     const found = await answer.json();
     most = found.wait * 1000;
     if (found.strip) drawStrip(found.strip);
-    if (found.ended) tell(found.ended);
     changed = isStale(found.page, id);
     if (changed) page.dispatchEvent(new CustomEvent("sp-stale", { bubbles: true }));
   } catch (error) {
@@ -62,7 +60,7 @@ function sayLost(words) {
 }
 
 function touched() {
-  if (document.hidden) return wanted() && later();
+  if (document.hidden) return;
   pause = FIRST;
   if (Date.now() - asked >= FIRST) look(); else later();
 }

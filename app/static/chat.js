@@ -1,5 +1,5 @@
 // The Playground's page: one conversation, replayed from rows, the live answer as it comes.
-import { allow, button, el, notice, setAddress } from "./dom.js";
+import { allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
 import { rememberChat } from "./keep.js";
 import { popUp } from "./popover.js";
 import { onElement } from "./shell.js";
@@ -29,7 +29,7 @@ class ChatPage {
   constructor(root) {
     this.turns = [];
     this.focused = null;
-    this.frame = 0;
+    this.redraw = onceAFrame(() => this.draw());
     this.talk = el("div", { class: "sp-talk", "aria-label": "Conversation" });
     this.side = new Side(this);
     this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Ask something"),
@@ -41,7 +41,7 @@ class ChatPage {
     this.chosen = asked.get("turn") || "";
     if (asked.get("chat")) this.open(asked.get("chat"));
     document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
-    document.addEventListener("keydown", (event) => this.key(event));
+    listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
 
   // Shows chat `id` as it is stored: along the newest way through its versions, or the one in the address. Follows the
@@ -73,7 +73,7 @@ class ChatPage {
       else this.add(view);
     }
     this.turns.forEach((turn, i) => turn.node.classList.toggle("sp-goes-on", Boolean(this.turns[i + 1]?.run.continues)));
-    if (this.turns.length && !this.turns.includes(this.focused)) this.focusTurn(this.turns[this.turns.length - 1]);
+    if (this.turns.length && !this.turns.includes(this.focused)) this.focusTurn(this.turns.at(-1));
   }
 
   // Another version of a turn, with what followed it.
@@ -121,7 +121,7 @@ class ChatPage {
   place(chat) {
     if (this.editing) this.chosen = "";
     if (!chat) return "";
-    const last = this.turns[this.turns.length - 1];
+    const last = this.turns.at(-1);
     const before = this.editing ? this.turns[this.turns.indexOf(this.editing) - 1] : last;
     return `${chat}/${before ? before.id : ""}`;
   }
@@ -135,19 +135,19 @@ class ChatPage {
   // Draws the figures at most once a frame, however fast records come.
   changed(turn) {
     turn.dirty = true;
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      for (const each of this.turns.filter((t) => t.dirty)) { each.dirty = false; each.showFigures(); }
-      if (this.focused) this.side.show(this.focused);
-      this.keepInView();
-      allow("stop", Boolean(this.live()));
-    });
+    this.redraw();
+  }
+
+  draw() {
+    for (const each of this.turns.filter((t) => t.dirty)) { each.dirty = false; each.showFigures(); }
+    if (this.focused) this.side.show(this.focused);
+    this.keepInView();
+    allow("stop", Boolean(this.live()));
   }
 
   // Follows the answer's end while the reader is near it.
   keepInView() {
-    const last = this.turns[this.turns.length - 1];
+    const last = this.turns.at(-1);
     if (!last || last.run.ended) return;
     const below = last.node.getBoundingClientRect().bottom - window.innerHeight;
     if (below > -180 && below < 120) window.scrollBy(0, below + 180);
@@ -219,7 +219,7 @@ class ChatPage {
     this.editing = turn;
     typePrompt(turn.question);
     const cancel = button("link", "Cancel", () => this.cancelEdit());
-    const words = this.turns[this.turns.length - 1] === turn ? "Asked differently, it becomes another version." : "Asked differently, it and what followed become another version.";
+    const words = this.turns.at(-1) === turn ? "Asked differently, it becomes another version." : "Asked differently, it and what followed become another version.";
     document.querySelector('[data-sp="editing"]')?.replaceChildren(el("p", { class: "sp-hint sp-editing" }, `Editing an earlier question. ${words} `, cancel));
     for (const other of this.turns) other.node.classList.toggle("sp-edited", other === turn);
   }
@@ -253,13 +253,9 @@ class ChatPage {
     return parts.join("");
   }
 
-  key(event) {
-    if (event.key === "Escape" && this.live()) { event.preventDefault(); this.stop(); }
-    else if (event.key === "Escape" && this.editing) this.cancelEdit();
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.closest?.("#prompt")) {
-      event.preventDefault();
-      document.querySelector("#send")?.click();
-    }
+  escape(event) {
+    if (this.live()) { event.preventDefault(); this.stop(); }
+    else if (this.editing) this.cancelEdit();
   }
 }
 

@@ -1,5 +1,5 @@
 // Compare: one column a target, filled one after the other as each is measured alone; then what differs.
-import { allow, button, el, notice, number, setAddress, term } from "./dom.js";
+import { allow, button, el, listenToKeys, notice, number, onceAFrame, setAddress, sureButton, term } from "./dom.js";
 import { popUp } from "./popover.js";
 import { sameLoad, whyUnlike } from "./reference.js";
 import { onElement } from "./shell.js";
@@ -50,9 +50,7 @@ class Column {
   end(run) {
     this.run = run;
     this.showState(run.state);
-    const lines = trace.notices(run).map((text) => notice(text, "warn"));
-    if (run.summary.shared_with) lines.push(notice(`Figures taken while the job “${run.summary.shared_with}” runs on the same device.`, "warn"));
-    if (run.error) lines.push(notice(run.error, "bad"));
+    const lines = trace.notices(run);
     if (run.state === "CANCELLED") lines.push(notice(run.text ? "Stopped before its end, so it is not compared." : "Stopped before it was measured.", "warn"));
     if (run.state !== "SUCCEEDED") lines.push(this.againButton());
     this.notes.replaceChildren(...lines);
@@ -114,19 +112,19 @@ class Column {
 class ComparePage {
   constructor(root) {
     this.columns = [];
-    this.frame = 0;
     this.turn = 0;
+    this.changed = onceAFrame(() => this.draw());
     this.prompt = el("div", { class: "sp-question" });
     this.tools = el("div", { class: "sp-compare-tools" });
     this.replay = button("small", "Replay side by side", () => this.race(), { id: "replay" });
-    this.delete = button("small", "Delete", () => this.remove(), { id: "delete-comparison" });
+    this.delete = sureButton("small", "Delete", () => this.remove(), { id: "delete-comparison" });
     this.grid = el("div", { class: "sp-columns" });
     this.step = el("div", { class: "sp-panel sp-compare-step", hidden: true });
     this.root = root;
     const id = new URLSearchParams(location.search).get("comparison");
     if (id) this.open(id);
     else this.empty("Nothing compared yet");
-    document.addEventListener("keydown", (event) => this.key(event));
+    listenToKeys("#compare-prompt", "#compare-run", (event) => { if (this.live().length) { event.preventDefault(); this.stop(); } });
   }
 
   async open(id) {
@@ -161,13 +159,7 @@ class ComparePage {
       el("p", {}, "Choose two to four targets and a prompt. Each is measured alone, one after the other, and set against the plain one.")));
   }
 
-  // Takes the comparison out of the rows: asked once more on the button itself, as there is no way back.
   async remove() {
-    if (this.delete.dataset.sure !== this.id) {
-      this.delete.dataset.sure = this.id;
-      words(this.delete, "Delete for good?");
-      return;
-    }
     try { await ask(`/api/comparisons/${encodeURIComponent(this.id)}`, "DELETE"); } catch (error) { this.tools.append(notice(error.message, "bad")); return; }
     document.querySelector(`#recent a[href$="comparison=${CSS.escape(this.id)}"]`)?.closest("li").remove();
     this.turn++;
@@ -196,8 +188,7 @@ class ComparePage {
       else if (i !== missing) this.columns[i].sayMissing(missing);
     });
     if (this.columns.some((column) => column.stream.records.length)) this.tools.append(this.replay);
-    delete this.delete.dataset.sure;
-    this.tools.append(words(this.delete, "Delete"));
+    this.tools.append(this.delete);
     this.draw();
     this.root.dataset.finished = "yes";
   }
@@ -205,14 +196,6 @@ class ComparePage {
   // The column the others' speedup is counted against.
   get plain() {
     return this.columns.find((c) => !c.run.model.includes("@") && !c.run.request.speculation);
-  }
-
-  changed() {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      this.draw();
-    });
   }
 
   draw() {
@@ -251,14 +234,6 @@ class ComparePage {
   async stop() {
     for (const column of this.live()) {
       try { await ask(`/api/runs/${column.run.id}/cancel`, "POST"); } catch (error) { column.notes.append(notice(error.message, "bad")); }
-    }
-  }
-
-  key(event) {
-    if (event.key === "Escape" && this.live().length) { event.preventDefault(); this.stop(); }
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.closest?.("#compare-prompt")) {
-      event.preventDefault();
-      document.querySelector("#compare-run")?.click();
     }
   }
 }

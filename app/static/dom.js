@@ -55,4 +55,31 @@ function allow(id, can) {
   if (button && button.disabled === can) button.disabled = !can;
 }
 
-export { allow, button, el, visible, percent, number, term, notice, setAddress };
+// A button that asks once more on itself before it does what cannot be undone.
+function sureButton(kind, label, act, more = {}) {
+  const made = button(kind, label, () => {
+    if (made.dataset.sure) return act();
+    made.dataset.sure = "yes";
+    made.textContent = "Delete for good?";
+  }, more);
+  made.addEventListener("blur", () => { delete made.dataset.sure; made.textContent = label; });
+  return made;
+}
+
+// A function that has `draw` called once in the next frame, however often it is called.
+function onceAFrame(draw) {
+  let frame = 0;
+  return () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(); }); };
+}
+
+// Keys of a page with a prompt: Ctrl+Enter in the field `prompt` presses the button `send`, Escape calls `escape`.
+function listenToKeys(prompt, send, escape) {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") escape(event);
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || !event.target.closest?.(prompt)) return;
+    event.preventDefault();
+    document.querySelector(send)?.click();
+  });
+}
+
+export { allow, button, el, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys };

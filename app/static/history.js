@@ -1,5 +1,5 @@
 // The chats that are stored: a list to search, names, deletion. Also how the answers below are read.
-import { button, el, notice } from "./dom.js";
+import { button, el, notice, sureButton } from "./dom.js";
 import { keep, kept } from "./keep.js";
 import { onElement } from "./shell.js";
 import { ask } from "./stream.js";
@@ -13,17 +13,6 @@ function ago(iso) {
   if (!unit) return "just now";
   const count = Math.floor(seconds / size);
   return `${count} ${unit}${count > 1 ? "s" : ""} ago`;
-}
-
-// A button that asks once more on itself before it does what cannot be undone.
-function sureButton(label, question, act) {
-  const made = button("link", label, () => {
-    if (made.dataset.sure) return act();
-    made.dataset.sure = "yes";
-    made.textContent = question;
-  });
-  made.addEventListener("blur", () => { delete made.dataset.sure; made.textContent = label; });
-  return made;
 }
 
 class History {
@@ -97,7 +86,7 @@ class History {
     const said = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${ago(chat.at)}`;
     const row = el("li", { "data-chat": chat.id }, el("span", { class: "sp-history-what" }, link, el("span", { class: "sp-row-note" }, said)));
     row.append(el("span", { class: "sp-history-actions" }, button("link", "Rename", () => this.rename(chat, row)),
-      sureButton("Delete", "Delete for good?", () => this.remove(chat, row))));
+      sureButton("link", "Delete", () => this.remove(chat, row))));
     return row;
   }
 

@@ -13,7 +13,7 @@ function build(node) {
   if (node.tag === "a") return el("a", { href: safeAddress(node.href), target: "_blank", rel: "noopener noreferrer nofollow", title: node.href }, ...inside);
   if (node.tag === "ol") return el("ol", { start: Number(node.start) || undefined }, ...inside);
   if (node.tag === "table") return el("div", { class: "sp-md-table", tabindex: "0" }, el("table", {}, ...inside));
-  return SIMPLE.has(node.tag) ? el(node.tag, { "data-kind": node.kind }, ...inside) : el("span", {}, ...inside);
+  return SIMPLE.has(node.tag) ? el(node.tag, {}, ...inside) : el("span", {}, ...inside);
 }
 
 const safeAddress = (address) => (/^(https?|mailto):/i.test(address) ? address : undefined);

@@ -1,5 +1,5 @@
 // What a trace says: figures while a run goes on, acceptance by depth, one step in detail, the legend.
-import { el, number, percent, visible } from "./dom.js";
+import { el, notice, number, percent, visible } from "./dom.js";
 
 // Depth by depth: how often one of the drafted children was accepted when their parent was (decoding/stats.py).
 function acceptance(records) {
@@ -41,10 +41,13 @@ function figuresOf(run, records) {
   };
 }
 
-// Sentences the server had about a run; that a plain run does not speculate is no news to who chose it.
-function notices(run) {
-  const drafted = run.model.includes("@") || run.request.speculation;
-  return (run.summary.notices || []).filter((text) => drafted || !text.startsWith("Speculation is off"));
+// What is to be said about a run: by the server (that a plain run does not speculate is no news to who chose it), that
+// it shared its device, why it failed.
+function notices({ model, request, summary, error }) {
+  const drafted = model.includes("@") || request.speculation;
+  const said = (summary.notices || []).filter((text) => drafted || !text.startsWith("Speculation is off"));
+  if (summary.shared_with) said.push(`Figures taken while the job “${summary.shared_with}” used the same device.`);
+  return [...said.map((text) => notice(text, "warn")), ...(error ? [notice(error, "bad")] : [])];
 }
 
 function bar(share) {

@@ -113,12 +113,9 @@ class Turn {
   }
 
   showNotes() {
-    const { summary, error } = this.run;
-    const lines = trace.notices(this.run).map((text) => notice(text, "warn"));
-    if (summary.shared_with) lines.push(notice(`Figures taken while the job “${summary.shared_with}” used the same device.`, "warn"));
+    const { summary } = this.run, lines = trace.notices(this.run);
     if (summary.finish === "length") lines.push(el("div", { "data-cut": true }, notice("Cut at the token limit; “Continue” goes on where it ended.", "info")));
     this.goOn.hidden = !this.run.text || (summary.finish !== "length" && this.run.state !== "CANCELLED");
-    if (error) lines.push(notice(error, "bad"));
     this.notes.replaceChildren(...lines);
   }
 

@@ -11,7 +11,7 @@ from app.links import model_link
 from app.widgets.bulk import bulk_bar, row_checkbox
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
-from app.widgets.list_query import empty_list_html, filtered_query
+from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
@@ -37,8 +37,8 @@ def method_words(method: str) -> str:
 BULK = {"delete": ("Delete", "Delete for good, with everything that depends on them?")}
 
 
-def checkpoints_table(session: Session, which: str = "", place: str = "") -> str:
-    """A page of the checkpoints that match `which` (a ListQuery), newest first by default."""
+def checkpoints_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
+    """A page of the checkpoints that match `which`, newest first by default."""
     shown = page(session, filtered_query(queries.checkpoint_query(), which), place)
     if not shown.rows:
         return empty_list_html(

@@ -1,4 +1,4 @@
-"""Section of the Settings page: notifications of finished jobs, in this browser and to a webhook."""
+"""Section of the Settings page: notifications of finished jobs to a webhook."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,6 @@ from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, notice, on_load, section
 from app.widgets.fields import one_line
 from app.widgets.problems import show_errors
-from app.widgets.text import tag
 from speculoos import webhook
 from speculoos.settings import Settings
 
@@ -23,7 +22,6 @@ INACTIVE = "No webhook is stored: nothing is sent."
 def build(settings: Settings) -> None:
     """Wire the section inside the current Blocks."""
     section("Notifications", LEAD)
-    block(tag("div", "", data_sp="notify", class_="sp-link-row"), elem_id="settings-notify")  # static/notify.js
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         url = one_line("Webhook URL", "webhook-url", placeholder=EXAMPLE, type="password", max_length=2000)
     with gr.Row(elem_classes="sp-buttons"):

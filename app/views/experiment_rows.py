@@ -15,7 +15,7 @@ from app.widgets.bulk import bulk_bar, compare_button
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import detail_head, empty_state, link_button, row_note
 from app.widgets.formatting import ago, figure
-from app.widgets.list_query import empty_list_html, filtered_query
+from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
 from tracking import experiments, listing, trainings
@@ -31,8 +31,8 @@ MOST_TRAININGS = 200
 BULK = {"remove": ("Remove from the experiment", "Remove from the experiment? The jobs are not deleted.")}
 
 
-def experiments_table(session: Session, which: str = "", place: str = "") -> str:
-    """A page of the experiments that match `which` (a ListQuery)."""
+def experiments_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
+    """A page of the experiments that match `which`."""
     shown = page(session, filtered_query(experiments.query(), which), place)
     if not shown.rows:
         return empty_list_html(

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from app import arrivals
 from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
-from app.widgets.list_query import ORDERS, WRITE_QUERY_SCRIPT, ListQuery, list_query_of_url, list_url
+from app.widgets.list_query import ORDERS, WRITE_QUERY_SCRIPT, ListQuery, list_url
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.problems import show_errors
 from app.widgets.text import safe
@@ -31,7 +31,7 @@ SIGNATURE_SEPARATOR = " # "
 """Separates a signature from the checksums of the parts drawn for it."""
 CONTEXT_KEYS = ("base",)
 """Keys of the URL's query that stay when another row is opened."""
-Html = Callable[[Session, str, str], str]
+Html = Callable[[Session, ListQuery, str], str]
 
 
 class Panel(Protocol):
@@ -164,9 +164,10 @@ class ListPage:
         """Show the row or the list of the URL."""
         query = {key: str(value)[:200] for key, value in request.query_params.items()}
         context, place = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
-        list_query = list_query_of_url(query, self.what.filters)
+        list_query = self._list_query([query.get("show"), query.get("find"), query.get("order")])
         shown = self.open(query.get("id", ""), list_query.values, place, query)
-        return [*shown, place, context, list_query.values, str(list_query), list_query.words, list_query.order_words]
+        order = next(words for words, order in ORDERS.items() if order == list_query.order)
+        return [*shown, place, context, list_query.values, list_query.which, list_query.words, order]
 
     def pick(self, row_id: str, start: str, list_query: Any, place: str, query: Mapping[str, str]) -> list[Any]:
         """Open the clicked row, keeping `place`, the start of the list, or show the list from `start` on."""

@@ -1,7 +1,8 @@
 """Query of a list: filter, search words and order. It is part of the URL, so a reload, a bookmark or a second tab shows
 the same list."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,63 +20,54 @@ LONGEST = 200
 """Maximum number of characters of a search."""
 
 
-class ListQuery(str):
-    """Name of a filter, with the words to search in names and notes and the order. A plain `str` is a filter only."""
+@dataclass(frozen=True)
+class ListQuery:
+    """Name of a filter ("" and "All" show all rows), words to search in names and notes, and an order."""
 
-    words: str
-    order: str
-
-    def __new__(cls, which: str, words: str = "", order: str = "") -> "ListQuery":
-        query = super().__new__(cls, which)
-        query.words, query.order = words.strip()[:LONGEST], order if order in ORDER_COLUMNS else ""
-        return query
+    which: str = ""
+    words: str = ""
+    order: str = ""
 
     @classmethod
     def of(cls, values: Any, filters: tuple[str, ...]) -> "ListQuery":
         """From [filter, words, order] of a page or its URL. Invalid values become the defaults."""
-        which, find, order = (str(value or "") for value in (*values, "", "", "")[:3])
-        return cls(which if which in filters else filters[0], find, order)
+        which, words, order = (str(value or "") for value in (*values, "", "", "")[:3])
+        which = which if which in filters else filters[0]
+        return cls(which, words.strip()[:LONGEST], order if order in ORDER_COLUMNS else "")
 
     @property
     def values(self) -> list[str]:
         """[filter, words, order], the value of the hidden component."""
-        return [str(self), self.words, self.order]
+        return list(astuple(self))
 
     @property
-    def order_words(self) -> str:
-        return next(words for words, order in ORDERS.items() if order == self.order)
+    def is_filtered(self) -> bool:
+        """Whether a filter or a search may leave out rows."""
+        return self.which not in ("", "All") or bool(self.words)
 
 
-def list_query_of_url(query: Mapping[str, str], filters: tuple[str, ...]) -> ListQuery:
-    """The query in `?show=`, `?find=` and `?order=`."""
-    return ListQuery.of([query.get("show"), query.get("find"), query.get("order")], filters)
+ALL_ROWS = ListQuery()
 
 
-def list_url(page: str, place: str = "", list_query: str = "", first: str = "All") -> str:
+def list_url(page: str, place: str = "", query: ListQuery = ALL_ROWS, first: str = "All") -> str:
     """URL of the list on `page` that starts at the row `place`; the filter `first` is the default and is left out."""
-    query = list_query if isinstance(list_query, ListQuery) else ListQuery(list_query)
-    fields = {"show": "" if query in ("", first) else str(query), "find": query.words, "order": query.order}
-    encoded = urlencode({key: value for key, value in (fields | {"from": place}).items() if value})
+    which = "" if query.which == first else query.which
+    fields = {"show": which, "find": query.words, "order": query.order, "from": place}
+    encoded = urlencode({key: value for key, value in fields.items() if value})
     return f"/{page}?{encoded}" if encoded else f"/{page}"
 
 
-def is_filtered(list_query: str) -> bool:
-    """Whether a filter or a search may leave out rows."""
-    return list_query not in ("", "All") or bool(getattr(list_query, "words", ""))
-
-
-def filtered_query(query: Select[Any], list_query: str) -> Select[Any]:
-    """`query` restricted to rows whose name or note contains every word of `list_query`, in its order."""
+def filtered_query(query: Select[Any], wanted: ListQuery) -> Select[Any]:
+    """`query` restricted to rows whose name or note contains every word of `wanted`, in its order."""
     table = query.column_descriptions[0]["entity"]
-    words, order = getattr(list_query, "words", ""), getattr(list_query, "order", "")
-    for word in words.split():
+    for word in wanted.words.split():
         query = query.where(or_(*(text.icontains(word, autoescape=True) for text in (table.name, table.note))))
-    return query.order_by(None).order_by(*ORDER_COLUMNS[order](table)) if order else query
+    return query.order_by(None).order_by(*ORDER_COLUMNS[wanted.order](table)) if wanted.order else query
 
 
-def empty_list_html(list_query: str, word: str, *begin: str) -> str:
+def empty_list_html(query: ListQuery, word: str, *begin: str) -> str:
     """Text of an empty list; `word` is what the list contains, `begin` (text, link, link text) says how to add one."""
-    if is_filtered(list_query):
+    if query.is_filtered:
         return empty_state("None of these", f"No {word} matches the filter and the search. Change them to see others.")
     return empty_state(f"No {word} yet", *begin)
 

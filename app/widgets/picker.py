@@ -12,7 +12,7 @@ import gradio as gr
 
 from app.widgets.bulk import BULK_SCRIPT
 from app.widgets.elements import QUIET
-from app.widgets.list_query import list_url
+from app.widgets.list_query import ListQuery, list_url
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 from tracking.paging import Page
@@ -76,10 +76,10 @@ def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
     return tag("a", content, **{**own, **attributes})
 
 
-def pager(name: str, page: Page[Any], list_query: str = "") -> str:
+def pager(name: str, page: Page[Any], query: ListQuery) -> str:
     """Which rows of page `name` are shown, with links to those before and after; "" if all are shown."""
-    words = BY_PLACE if getattr(list_query, "order", "") else ("← Newer", "Older →")
-    return pager_links(page, words, lambda place: list_url(name, place, list_query))
+    words = BY_PLACE if query.order else ("← Newer", "Older →")
+    return pager_links(page, words, lambda place: list_url(name, place, query))
 
 
 def pager_links(page: Page[Any], words: tuple[str, str], address_of: Callable[[str], str]) -> str:

@@ -1,12 +1,10 @@
-"""Lock file of a home folder, held by the process that runs its services; `up` can request a handover."""
+"""Lock file of a home folder, held by the process that runs its services."""
 
 import fcntl
 import json
 import os
 from contextlib import suppress
 from typing import Any
-
-import psutil
 
 from speculoos.private import private_folder
 from speculoos.settings import Settings
@@ -21,7 +19,6 @@ class HomeLock:
         private_folder(settings.run_dir)
         settings.home.mkdir(parents=True, exist_ok=True)
         self.path = settings.home / "services.lock"
-        self.wish = settings.home / "services.handover"
         self._file: Any = None
 
     def acquire(self, mode: str, programs: tuple[str, ...]) -> bool:
@@ -55,18 +52,3 @@ class HomeLock:
             with suppress(ValueError):
                 return json.loads(self.path.read_text())
         return {}
-
-    def ask_handover(self) -> None:
-        """Request that the command holding the lock stops its services and releases it."""
-        self.wish.write_text(str(os.getpid()))
-
-    def forget_handover(self) -> None:
-        self.wish.unlink(missing_ok=True)
-
-    def handover_asked(self) -> bool:
-        """Whether another running process waits for the lock."""
-        try:
-            pid = int(self.wish.read_text())
-        except (OSError, ValueError):
-            return False
-        return pid != os.getpid() and psutil.pid_exists(pid)

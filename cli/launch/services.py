@@ -36,8 +36,7 @@ class Services:
     """A context in which jobs run. Call `keep` regularly inside it.
 
     If no process holds the home's lock, this one takes it and starts the services. If another process holds it, or
-    workers elsewhere send heartbeats, theirs are used, and own services start when they end. If `up` requests the lock,
-    own services stop and their jobs continue under `up`.
+    workers elsewhere send heartbeats, theirs are used, and own services start when they end.
     """
 
     def __init__(self, settings: Settings, names: tuple[str, ...]):
@@ -45,7 +44,7 @@ class Services:
         self.names = names
         self._lock = HomeLock(settings)
         self._supervisor: ProcessSupervisor | None = None
-        self._last_message = ""
+        self._reported = False
 
     def __enter__(self) -> "Services":
         try:
@@ -65,16 +64,12 @@ class Services:
         return self._supervisor is not None
 
     def keep(self) -> None:
-        """Take, keep or release the lock and services. Raises Unavailable when a program cannot start."""
+        """Tend own services, or take the lock and start them. Raises Unavailable when a program cannot start."""
         if self._supervisor:
-            if self._lock.handover_asked():
-                self._say("`speculoos up` takes over the services of this home.")
-                self.stop()
-            else:
-                self._supervisor.check(self.names)
+            self._supervisor.check(self.names)
         elif self._has_remote_workers():
             return
-        elif not self._lock.handover_asked() and self._lock.acquire(COMMAND, self.names):
+        elif self._lock.acquire(COMMAND, self.names):
             self._start()
         else:
             self._report(self._lock.holder())
@@ -110,10 +105,6 @@ class Services:
     def _report(self, holder: dict) -> None:
         """Say that this command waits for another one that runs services without the needed workers."""
         missing = set(self.names) - set(holder.get("programs", self.names))
-        if holder.get("mode") not in (UP, None) and missing:
-            self._say(f"Another speculoos command (process {holder.get('pid')}) uses this home; waiting for it …")
-
-    def _say(self, message: str) -> None:
-        if message != self._last_message:
-            say(message)
-            self._last_message = message
+        if holder.get("mode") not in (UP, None) and missing and not self._reported:
+            say(f"Another speculoos command (process {holder.get('pid')}) uses this home; waiting for it …")
+            self._reported = True

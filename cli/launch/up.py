@@ -10,7 +10,7 @@ from types import FrameType
 
 import psutil
 
-from cli.launch.homelock import COMMAND, UP, HomeLock
+from cli.launch.homelock import UP, HomeLock
 from cli.launch.programs import ALL_PROGRAMS, INFERENCE, WEB, programs
 from cli.launch.services import stop_services
 from cli.launch.supervision import ProcessSupervisor, end_leftover_processes
@@ -23,7 +23,6 @@ from speculoos.people import access_warning
 from speculoos.settings import Settings
 
 START_SECONDS = 300.0
-HANDOVER_SECONDS = 60.0
 POLL_SECONDS = 0.25
 
 
@@ -43,9 +42,17 @@ def up(settings: Settings) -> int:
 
 def _run(settings: Settings) -> int:
     lock = HomeLock(settings)
-    if not _acquire(lock):
-        print(f"Speculoos is running already: {address(settings)}")
-        return 0
+    while not lock.acquire(UP, ALL_PROGRAMS):
+        holder = lock.holder()
+        if holder.get("mode") == UP:
+            print(f"Speculoos is running already: {address(settings)}")
+            return 0
+        if holder:
+            raise Conflict(
+                f"A speculoos command (process {holder['pid']}) runs the services of {settings.home}; wait for it, or "
+                "end it: its job resumes under `speculoos up`."
+            )
+        time.sleep(POLL_SECONDS)  # another process takes or releases the lock just now
     stop = _stop_on_signals(settings)
     supervisor: ProcessSupervisor | None = None
     try:
@@ -99,25 +106,6 @@ def wait_healthy(supervisor: ProcessSupervisor, names: tuple[str, ...], stop: th
             )
         stop.wait(POLL_SECONDS if waiting else 0)
     return not stop.is_set()
-
-
-def _acquire(lock: HomeLock) -> bool:
-    """Acquire the lock, if necessary by handover from a command. False when another `up` holds it."""
-    deadline, requested = time.monotonic() + HANDOVER_SECONDS, False
-    while not lock.acquire(UP, ALL_PROGRAMS):
-        holder = lock.holder()
-        if holder.get("mode") == UP:
-            return False
-        if holder.get("mode") == COMMAND and not requested:
-            _say(f"A speculoos command (process {holder.get('pid')}) is using this home; taking over its services …")
-            lock.ask_handover()
-            requested = True
-        if time.monotonic() > deadline:
-            lock.forget_handover()
-            raise Conflict(f"Process {holder.get('pid')} does not release this home's services; end it and try again.")
-        time.sleep(POLL_SECONDS)
-    lock.forget_handover()
-    return True
 
 
 def _check_exposure(settings: Settings) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from app.pages import checkpoints, data, jobs, models
 from app.views.checkpoint_rows import checkpoints_table
 from app.widgets.bulk import Action, bulk_bar, row_checkbox, run_bulk_action
-from app.widgets.list_query import ListQuery, filtered_query, is_filtered, list_query_of_url, list_url
+from app.widgets.list_query import ListQuery, filtered_query, list_url
 from app.widgets.picker import pager
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
@@ -32,7 +32,9 @@ def filled(home: Settings) -> Settings:
 def names(home: Settings, words: str = "", order: str = "") -> list[str]:
     with reading(home) as session:
         query = select(Job).order_by(Job.created_at.desc())
-        return [job.name for job in session.scalars(filtered_query(query, ListQuery("All", words, order)))]
+        return [
+            job.name for job in session.scalars(filtered_query(query, ListQuery.of(["All", words, order], FILTERS)))
+        ]
 
 
 @pytest.mark.parametrize(
@@ -57,13 +59,13 @@ def test_lists_can_be_ordered(filled: Settings) -> None:
 
 
 def test_an_address_and_what_it_asks_for() -> None:
-    asked = list_query_of_url({"show": "Done", "find": " a&b ", "order": "name"}, FILTERS)
-    assert (asked, asked.words, asked.order, asked.order_words) == ("Done", "a&b", "name", "By name")
+    asked = ListQuery.of(["Done", " a&b ", "name"], FILTERS)
+    assert asked == ListQuery("Done", "a&b", "name")
     assert list_url("jobs", "50.x", asked) == "/jobs?show=Done&find=a%26b&order=name&from=50.x"
-    assert list_query_of_url({"show": "Nonsense", "order": "no"}, FILTERS).values == ["All", "", ""]
+    assert ListQuery.of(["Nonsense", None, "no"], FILTERS).values == ["All", "", ""]
     assert list_url("jobs", "", ListQuery("All")) == list_url("jobs") == "/jobs"
     assert ListQuery.of(asked.values, FILTERS).values == asked.values
-    assert ListQuery.of([], FILTERS) == ListQuery.of([None, None], FILTERS) == "All"
+    assert ListQuery.of([], FILTERS) == ListQuery.of([None, None], FILTERS) == ListQuery("All")
 
 
 def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
@@ -77,12 +79,12 @@ def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
 def test_an_empty_search_says_so(filled: Settings, table) -> None:
     with reading(filled) as session:
         assert "None of these" in table(session, ListQuery("All", "nobody is called so"), "")
-    assert is_filtered(ListQuery("All", "x")) and is_filtered("Done") and not is_filtered("All")
+    assert ListQuery("All", "x").is_filtered and ListQuery("Done").is_filtered and not ListQuery("All").is_filtered
 
 
 def test_a_job_list_has_a_box_before_each_row(filled: Settings) -> None:
     with reading(filled) as session:
-        html = jobs.table(session, "All")
+        html = jobs.table(session, ListQuery("All"))
     assert html.count("data-choose=") == 3 and "Delete for good?" in html
     assert "<img" not in row_checkbox("x", "<img src=x>") and "hidden" in bulk_bar({"delete": ("Delete", "Sure?")})
 

@@ -13,6 +13,7 @@ from app import changes
 from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models
 from app.views import experiment_rows
 from app.views.job_panel import head
+from app.widgets.list_query import ListQuery
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 from tracking import db
@@ -66,16 +67,18 @@ def looked(settings: Settings, look: Callable[..., object]) -> int:
 
 def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Settings) -> None:
     looks = {
-        "jobs": lambda rows: jobs.table(rows, "All"),
-        "second page": lambda rows: jobs.table(rows, "Active", "50.x" if rows.query(Job).count() > 50 else "0.x"),
+        "jobs": lambda rows: jobs.table(rows, ListQuery("All")),
+        "second page": lambda rows: jobs.table(
+            rows, ListQuery("Active"), "50.x" if rows.query(Job).count() > 50 else "0.x"
+        ),
         "one job": lambda rows: head(rows, rows.query(Job).first()),
         "home": lambda rows: home_page(home, rows),
-        "models": lambda rows: models.table(rows, "All"),
-        "data": lambda rows: data.table(rows, "All"),
-        "checkpoints": lambda rows: checkpoints.CHECKPOINTS.html(rows, "All", ""),
+        "models": lambda rows: models.table(rows, ListQuery("All")),
+        "data": lambda rows: data.table(rows, ListQuery("All")),
+        "checkpoints": lambda rows: checkpoints.CHECKPOINTS.html(rows, ListQuery("All"), ""),
         "evaluations": lambda rows: evaluations.view_of(rows, {}),
         "evaluations sorted": lambda rows: evaluations.view_of(rows, {"sort": "-tau", "temperature": "0"}),
-        "experiments": lambda rows: experiments.EXPERIMENTS.html(rows, "All", ""),
+        "experiments": lambda rows: experiments.EXPERIMENTS.html(rows, ListQuery("All"), ""),
         "an experiment": lambda rows: experiment_rows.parts(rows, rows.get(Experiment, "all")),
         **{f"signature of {page}": lambda rows, page=page: changes.SIGNATURES[page](rows, "") for page in WATCHED},
     }

@@ -10,6 +10,7 @@ from app.views import evaluation_view, job_rows, outcomes, verdict
 from app.views.extend_form import limit_for
 from app.views.job_panel import head
 from app.views.verdict import NextSteps, TrainingFacts
+from app.widgets.list_query import ListQuery
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking.db import reading, writing
@@ -190,19 +191,19 @@ def test_an_evaluations_job_shows_its_report(trained: Settings) -> None:
         assert words in html, words
     with reading(trained) as rows:
         assert evaluation_view.report_of(rows, rows.get_one(Job, "job")) == ""
-        assert "τ 2.30 · 1.60 ×" in jobs.table(rows, "All")
+        assert "τ 2.30 · 1.60 ×" in jobs.table(rows, ListQuery("All"))
 
 
 def test_the_list_of_checkpoints_tells_measured_from_estimated(trained: Settings) -> None:
     with reading(trained) as rows:
-        assert ">estimated<" in checkpoints.CHECKPOINTS.html(rows, "All", "")
+        assert ">estimated<" in checkpoints.CHECKPOINTS.html(rows, ListQuery("All"), "")
     with writing(trained) as rows:
         found = {"mean_accepted_length": 2.0, "tokens_per_second": 30.0}
         rows.add(
             Evaluation(name="e", state="ready", suite="built_in", base_id="base", checkpoint_id="heads", result=found)
         )
     with reading(trained) as rows:
-        html = checkpoints.CHECKPOINTS.html(rows, "All", "")
+        html = checkpoints.CHECKPOINTS.html(rows, ListQuery("All"), "")
         assert ">measured<" in html and ">estimated<" not in html
 
 
@@ -223,5 +224,5 @@ def test_a_running_job_has_a_bar_and_a_done_one_its_result(trained: Settings) ->
     job.progress_note = ""
     assert "<progress" in job_rows.jobs_table([job], {})
     with reading(trained) as rows:
-        html = jobs.table(rows, "All")
+        html = jobs.table(rows, ListQuery("All"))
     assert "<progress" not in html and "held-out τ 1.40 · loss 3.000" in html

@@ -18,6 +18,7 @@ from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
 from app.widgets import review
+from app.widgets.list_query import ListQuery
 from ops.health import HealthPart
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.settings import Endpoint, HiddenStatesServer, Settings
@@ -65,7 +66,7 @@ def filled(home: Settings) -> Settings:
 
 def test_the_jobs_table_shows_every_state_in_words_and_markup_literally(filled):
     with reading(filled) as rows:
-        html = jobs.table(rows, "All")
+        html = jobs.table(rows, ListQuery("All"))
     for word in ("Waiting", "Running", "Done", "Failed", "Cancelled", "Interrupted"):
         assert f">{word}<" in html
     assert "<img" not in html
@@ -75,20 +76,20 @@ def test_the_jobs_table_shows_every_state_in_words_and_markup_literally(filled):
 @pytest.mark.parametrize(("which", "count"), [("All", 6), ("Active", 3), ("Done", 1), ("Failed or cancelled", 2)])
 def test_the_filter_keeps_the_jobs_it_names(filled, which, count):
     with reading(filled) as rows:
-        assert jobs.table(rows, which).count("data-pick=") == count
+        assert jobs.table(rows, ListQuery(which)).count("data-pick=") == count
 
 
 def test_an_empty_list_says_what_would_be_there(home):
     with reading(home) as rows:
-        assert "No jobs yet" in jobs.table(rows, "All")
-        assert "None of these" in jobs.table(rows, "Done")
-        assert "No data yet" in data.table(rows, "All")
-        assert "No model yet" in models.table(rows, "All")
+        assert "No jobs yet" in jobs.table(rows, ListQuery("All"))
+        assert "None of these" in jobs.table(rows, ListQuery("Done"))
+        assert "No data yet" in data.table(rows, ListQuery("All"))
+        assert "No model yet" in models.table(rows, ListQuery("All"))
 
 
 def test_a_waiting_job_says_what_it_waits_for(filled):
     with reading(filled) as rows:
-        assert "Waits for a worker of the gpu queue" in jobs.table(rows, "Active")
+        assert "Waits for a worker of the gpu queue" in jobs.table(rows, ListQuery("Active"))
 
 
 def test_progress_says_how_far_and_how_long():
@@ -229,8 +230,8 @@ def test_rows_left_out_are_listed_by_line_and_reason(filled):
 
 def test_the_data_filter_tells_prompts_from_conversations(filled):
     with reading(filled) as rows:
-        assert data.table(rows, "Prompts").count("data-pick=") == 1
-        assert 'data-pick="answers"' in data.table(rows, "Conversations")
+        assert data.table(rows, ListQuery("Prompts")).count("data-pick=") == 1
+        assert 'data-pick="answers"' in data.table(rows, ListQuery("Conversations"))
 
 
 def test_a_deletion_says_what_depends_on_the_thing(filled):

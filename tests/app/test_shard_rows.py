@@ -9,6 +9,7 @@ from app.pages import jobs as jobs_page
 from app.views import shard_rows
 from app.views.job_panel import head
 from app.views.status_bar import job_chip
+from app.widgets.list_query import ListQuery
 from speculoos.settings import Settings
 from tracking import db, jobs, shards
 from tracking.shards import Division, Shard
@@ -42,7 +43,7 @@ def job(home: Settings) -> Job:
 
 def test_the_list_and_the_strip_show_one_job_with_its_progress(home: Settings, job: Job) -> None:
     with db.reading(home) as session:
-        html, chip = jobs_page.table(session, "All"), job_chip(session)
+        html, chip = jobs_page.table(session, ListQuery("All")), job_chip(session)
     assert html.count("data-pick=") == 1 and "10 of 50 rows" in html and "<img" not in html
     assert "1 of 5 shards done, 1 running, 1 failed" in html
     assert f"/jobs?id={job.id}" in chip and "20%" in chip and "waiting" not in chip
@@ -67,7 +68,7 @@ def test_thousands_of_shards_are_told_in_words_and_quickly(home: Settings) -> No
     job = divided(home, shard_rows.SQUARES + 1)
     with db.reading(home) as session:
         began = time.thread_time()
-        html, listed = head(session, jobs.get(session, job.id)), jobs_page.table(session, "All")
+        html, listed = head(session, jobs.get(session, job.id)), jobs_page.table(session, ListQuery("All"))
         assert time.thread_time() - began < 0.3
     assert "sp-shard-grid" not in html and f"1 of {shard_rows.SQUARES + 1:,} shards" in html.replace("1001", "1,001")
     assert listed.count("data-pick=") == 1

@@ -154,7 +154,7 @@ def test_figures_taken_beside_a_job_say_so(page: Page, workbench: Workbench) -> 
             runs.finish_run(rows, run.id, "", {"shared_with": "train <b>heads</b>", "notices": []})
     page.goto(f"{workbench.url}/compare?comparison={made[0].group_id}")
     finished(page)
-    expect(page.locator(".sp-column-notes").first).to_contain_text("while the job “train <b>heads</b>” runs")
+    expect(page.locator(".sp-column-notes").first).to_contain_text("while the job “train <b>heads</b>” used")
 
 
 def test_an_unknown_comparison_is_one_sentence(page: Page, workbench: Workbench) -> None:

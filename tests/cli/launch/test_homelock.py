@@ -57,16 +57,6 @@ def test_a_killed_holder_leaves_the_lock_free(settings: Settings) -> None:
     assert HomeLock(settings).acquire(COMMAND, ())
 
 
-def test_a_wish_to_take_over_counts_only_while_its_process_lives(settings: Settings) -> None:
-    lock = HomeLock(settings)
-    lock.wish.write_text("999999999")
-    assert not lock.handover_asked()
-    lock.wish.write_text(str(os.getppid()))
-    assert lock.handover_asked()
-    lock.forget_handover()
-    assert not lock.handover_asked()
-
-
 def test_the_run_folder_is_private_and_short_enough_for_a_socket(settings: Settings) -> None:
     folder = private_folder(settings.run_dir)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

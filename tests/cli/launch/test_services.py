@@ -17,7 +17,9 @@ from cli.launch.homelock import COMMAND, HomeLock
 from cli.launch.programs import valkey_binary
 from cli.launch.services import Services, programs_for
 from cli.launch.supervision import end_leftover_processes, leftover_processes
+from cli.launch.up import up
 from cli.main import main
+from speculoos.errors import Conflict
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers, add_base
 from tests.tools.ports import free_ports
@@ -153,22 +155,12 @@ def _healthy(port: int) -> bool:
         return False
 
 
-def test_services_that_are_wanted_back_stop_and_the_lock_is_free(services_home: Settings) -> None:
-    """`up` writes its wish; the command stops its services at the next `keep` and goes on waiting as a guest."""
-    with Services(services_home, programs_for("io")) as services:
-        assert services.ours and HomeLock(services_home).holder()["mode"] == COMMAND
-        wish = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        lock = HomeLock(services_home)
-        lock.wish.write_text(str(wish.pid))
-        services.keep()
-        assert not services.ours and not leftover_processes(services_home)
-        services.keep()
-        assert not services.ours, "took the home back although someone waits for it"
-        wish.kill()
-        wish.wait()
-        services.keep()
-        assert services.ours, "the one who asked is gone, so the command goes on by itself"
-    assert not leftover_processes(services_home)
+def test_up_names_the_command_that_runs_the_services(services_home: Settings) -> None:
+    lock = HomeLock(services_home)
+    assert lock.acquire(COMMAND, ())
+    with pytest.raises(Conflict, match=f"process {os.getpid()}"):
+        up(services_home)
+    lock.release()
 
 
 def test_workers_that_beat_elsewhere_are_used_and_none_is_started_beside_them(
