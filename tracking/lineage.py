@@ -12,10 +12,8 @@ from tracking.queries import trained_on
 from tracking.states import JobState
 from tracking.tables import Checkpoint, Dataset, Evaluation, Job
 
-PROMPTS, DATA, DRAFT, RESULTS = range(4)
-"""Columns of the graph; the last one has evaluations and exports."""
-EXPORTS = 500
-"""Number of newest exports that are searched; their requests name the checkpoint."""
+PROMPTS, DATA, DRAFT, RESULTS = range(4)  # columns of the graph; the last one has evaluations and exports
+EXPORTS = 500  # number of newest exports that are searched; their requests name the checkpoint
 MAX_DEPTH = 8
 
 
@@ -46,7 +44,7 @@ class Graph:
 def graph(session: Session, jobs: Sequence[Job]) -> Graph:
     """The outputs and exports of these jobs, with everything they depend on."""
     ids, result = [job.id for job in jobs], Graph()
-    exported = {str((job.request or {}).get("checkpoint_id") or "") for job in jobs if job.kind == "export"}
+    exported = {str(job.request.get("checkpoint_id")) for job in jobs if job.kind == "export"}
     own = Checkpoint.job_id.in_(ids) | Checkpoint.id.in_(exported)
     drafts = {row.id: row for row in session.scalars(select(Checkpoint).where(own))}
     parents = _parents(session, drafts)
@@ -60,10 +58,8 @@ def graph(session: Session, jobs: Sequence[Job]) -> Graph:
         if row.id in parents:
             result.add(_draft(row), parents[row.id])
     for draft_id, count in _evaluations(session, drafts):
-        name = "1 evaluation" if count == 1 else f"{count} evaluations"
-        result.add(
-            Node(f"figures {draft_id}", RESULTS, name, "figures", f"/evaluations?checkpoint={draft_id}"), draft_id
-        )
+        name, link = "1 evaluation" if count == 1 else f"{count} evaluations", f"/evaluations?checkpoint={draft_id}"
+        result.add(Node(f"figures {draft_id}", RESULTS, name, "figures", link), draft_id)
     for job in _exports(session, drafts):
         form, draft_id = str(job.request.get("format")), str(job.request.get("checkpoint_id"))
         result.add(Node(f"export {draft_id} {form}", RESULTS, form, "export", f"/jobs?id={job.id}"), draft_id)
@@ -81,44 +77,35 @@ def _draft(row: Checkpoint) -> Node:
 
 
 def _sets(session: Session, jobs: list[str], used: Iterable[str | None]) -> dict[str, Dataset]:
-    """Data sets that the jobs created or read, and their sources."""
-    ids = {row_id for row_id in used if row_id}
-    sets = {
-        row.id: row for row in session.scalars(select(Dataset).where(Dataset.job_id.in_(jobs) | Dataset.id.in_(ids)))
-    }
+    wanted, sets = Dataset.job_id.in_(jobs) | Dataset.id.in_(set(used)), {}
     for _ in range(MAX_DEPTH):
-        sources = {row.source_id for row in sets.values() if row.source_id} - set(sets)
-        if not sources:
+        sets |= {row.id: row for row in session.scalars(select(Dataset).where(wanted))}
+        if not (sources := {row.source_id for row in sets.values() if row.source_id} - set(sets)):
             break
-        sets |= {row.id: row for row in session.scalars(select(Dataset).where(Dataset.id.in_(sources)))}
+        wanted = Dataset.id.in_(sources)
     return sets
 
 
 def _parents(session: Session, drafts: dict[str, Checkpoint]) -> dict[str, str]:
     """Ids of the drafts from which training continued, by draft id. Adds these drafts to `drafts`."""
-    paths = {row.id: _draft_path(row) for row in drafts.values() if _draft_path(row)}
+    settings = {row.id: row.config.get("settings") or {} for row in drafts.values()}
+    paths = {row_id: str(each["draft_path"]) for row_id, each in settings.items() if each.get("draft_path")}
     rows = session.scalars(select(Checkpoint).where(Checkpoint.path.in_(set(paths.values())))).all() if paths else []
     by_path = {str(row.path): row for row in rows}
     drafts |= {row.id: row for row in rows}
     return {draft_id: by_path[path].id for draft_id, path in paths.items() if path in by_path}
 
 
-def _draft_path(row: Checkpoint) -> str:
-    settings = (row.config or {}).get("settings")
-    return str(settings.get("draft_path") or "") if isinstance(settings, dict) else ""
-
-
 def _evaluations(session: Session, drafts: dict[str, Any]) -> list[tuple[str, int]]:
-    """(draft id, number of evaluations) of the measured drafts."""
     query = select(Evaluation.checkpoint_id, func.count()).where(*MEASURED, Evaluation.checkpoint_id.in_(drafts))
     counts = {row_id: count for row_id, count in session.execute(query.group_by(Evaluation.checkpoint_id))}
     return [(draft_id, counts[draft_id]) for draft_id in drafts if draft_id in counts]
 
 
 def _exports(session: Session, drafts: dict[str, Any]) -> list[Job]:
-    conditions = (Job.kind == "export", Job.state == JobState.SUCCEEDED)
-    rows = session.scalars(select(Job).where(*conditions).order_by(Job.created_at.desc(), Job.id).limit(EXPORTS))
-    return [job for job in rows if (job.request or {}).get("checkpoint_id") in drafts]
+    query = select(Job).where(Job.kind == "export", Job.state == JobState.SUCCEEDED)
+    rows = session.scalars(query.order_by(Job.created_at.desc(), Job.id).limit(EXPORTS))
+    return [job for job in rows if job.request.get("checkpoint_id") in drafts]
 
 
 def _age(row: Any) -> tuple[Any, str]:

@@ -24,7 +24,7 @@ from app.widgets.list_page import SIGNATURE_SEPARATOR, changed_parts
 from app.widgets.picker import live
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import downsampling, trainings
+from tracking import reports, trainings
 from tracking.db import reading
 
 PAGE = "trainings"
@@ -128,7 +128,7 @@ def drawn(session: Session, view: TrainingsView) -> list[Any]:
     """Values of `live`."""
     found = trainings.find(session, view.ids)
     pairs = zip(trainings_view.labels(found.trainings), found.trainings, strict=True)
-    metrics = {label: downsampling.metrics(session, training.job.id) for label, training in pairs}
+    metrics = {label: reports.sampled_metrics(session, training.job.id) for label, training in pairs}
     first, more = trainings_view.charts(metrics, view.over, view.smooth)
     return [
         trainings_view.missing_jobs_notice(found) if view.ids else NOTHING,

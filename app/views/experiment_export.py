@@ -13,7 +13,7 @@ from app.views.experiment_rows import tokens_of
 from app.views.trainings_tables import settings_of
 from app.widgets import spreadsheet
 from speculoos.redaction import redact
-from tracking import downsampling, experiments, lineage, path_columns, trainings
+from tracking import experiments, lineage, path_columns, reports, trainings
 from tracking.lineage import Graph
 from tracking.tables import Evaluation, Experiment, Job
 from tracking.trainings import KIND, Training
@@ -118,7 +118,7 @@ def _training(session: Session, training: Training, tokens: float | None, home: 
         else None,
         "tokens_seen": tokens,
         "settings": _settings(training, home),
-        "metrics": downsampling.metrics(session, training.job.id),
+        "metrics": reports.sampled_metrics(session, training.job.id),
         "evaluations": [{"id": row.id, "created_at": row.created_at, **_figures(row)} for row in training.evaluations],
     }
 

@@ -1,6 +1,6 @@
 """`speculoos keys`: API keys of the inference server, besides the token of the home."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,13 +12,13 @@ app = listed("API keys of the inference server, one per client.")
 @app.command()
 def add(name: Annotated[str, typer.Argument(help="User or client of the key.")], as_json: Json = False) -> None:
     """Create a key and print it. It cannot be shown again: only its sha256 is stored."""
-    from ops.homes import open_home
+    from ops.homes import columns, open_home
     from tracking import keys
     from tracking.db import writing
 
     with writing(open_home()) as session:
         key, secret = keys.make_key(session, name)
-        result = keys.key_view(key)
+        result = columns(key, "sha256", "note")
     say(f"The key of {key.name!r}; it cannot be shown again:")
     finish({**result, "key": secret}, as_json, secret)
 
@@ -28,12 +28,12 @@ def list_keys(
     revoked: Annotated[bool, typer.Option("--revoked", help="Include revoked keys.")] = False, as_json: Json = False
 ) -> None:
     """List the keys: first characters, creation time and last use."""
-    from ops.homes import open_home
+    from ops.homes import columns, open_home
     from tracking import keys
     from tracking.db import reading
 
     with reading(open_home()) as session:
-        entries = [keys.key_view(key) for key in keys.list_keys(session, revoked)]
+        entries = [columns(key, "sha256", "note") for key in keys.list_keys(session, revoked)]
     heads = ("name", "hint", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
     finish(entries, as_json, table(([_shown(head, key[head]) for head in heads] for key in entries), heads))
 
@@ -43,15 +43,15 @@ def revoke(
     reference: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of a key.")], as_json: Json = False
 ) -> None:
     """Revoke a key; requests with it are rejected within a second."""
-    from ops.homes import open_home
+    from ops.homes import columns, open_home
     from tracking import keys
     from tracking.db import writing
 
     with writing(open_home()) as session:
-        result = keys.key_view(keys.revoke(session, reference))
+        result = columns(keys.revoke(session, reference), "sha256", "note")
     finish(result, as_json, f"Revoked {result['name']}.")
 
 
-def _shown(head: str, value: str | None) -> str:
+def _shown(head: str, value: Any) -> str:
     """Times to the second."""
-    return (value or "never")[:19] if head.endswith("_at") else value or ""
+    return str(value or "never")[:19] if head.endswith("_at") else value or ""
