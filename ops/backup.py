@@ -157,7 +157,6 @@ class _Writer:
         self.sums: dict[str, str] = {}
 
     def data(self, name: str, content: bytes) -> None:
-        """A member from memory."""
         self._add(name, io.BytesIO(content), len(content), time.time())
 
     def item(self, kind: str, row: Any) -> str:

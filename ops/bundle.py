@@ -9,8 +9,8 @@ import os
 import platform
 import re
 import zipfile
-from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
@@ -32,28 +32,11 @@ PROCESSES = ("web", "inference", "reconciler", "worker-gpu", "worker-io", "broke
 """Processes whose logs are included; logs of jobs contain texts of users."""
 SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL)", re.IGNORECASE)
 QUOTED = re.compile(r"""(["'“‘«])(?=[^"'”’»\n]*\s)[^"'”’»\n]{12,}(["'”’»])""")
-SHORTEST_TEXT = 8
-"""Shorter lines are not masked in logs, as they may be ordinary words."""
-OWN_KEYS = ("method", "source", "kind")
-"""Keys of a request whose texts are choices, not user input."""
-JOB_COLUMNS = (
-    "id",
-    "kind",
-    "queue",
-    "attempt",
-    "attempt_cap",
-    "queued_at",
-    "started_at",
-    "finished_at",
-    "done",
-    "total",
-    "unit",
-    "error_code",
-)
-README = """Written by `speculoos doctor --bundle` for a bug report.
-
-Secrets are masked; prompts, responses, names and job logs are left out. Check it before you share it.
-"""
+SHORTEST_TEXT = 8  # shorter lines are not masked in logs, as they may be ordinary words
+OWN_KEYS = ("method", "source", "kind")  # keys of a request whose texts are choices, not user input
+JOB_COLUMNS = ("id", "kind", "queue", "attempt", "attempt_cap", "done", "total", "unit", "error_code")
+JOB_COLUMNS += ("queued_at", "started_at", "finished_at")
+README = "Secrets are masked; prompts, responses, names and job logs are left out. Check it before you share it.\n"
 
 
 def write_bundle(settings: Settings, target: Path, parts: dict[str, HealthPart]) -> list[str]:
@@ -69,11 +52,12 @@ def write_bundle(settings: Settings, target: Path, parts: dict[str, HealthPart])
     }
     with new_file(target) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, make in makers.items():
-            bundle.writestr(
-                name, redact(json.dumps(_result_or_error(make), indent=1, default=str, ensure_ascii=False), known)
-            )
+            content = json.dumps(_result_or_error(make), indent=1, default=str, ensure_ascii=False)
+            bundle.writestr(name, redact(content, known))
         for name in PROCESSES:
-            if log := _last_lines(settings.home / "logs" / f"{name}.log"):
+            with suppress(OSError):
+                lines = (settings.home / "logs" / f"{name}.log").read_text(errors="replace").splitlines()
+                log = "".join(f"{line[:2000]}\n" for line in lines[-LINES:])
                 log = re.sub(r"\?[^\s\"']+", f"?{MASK}", redact(log, known))  # queries may hold a prompt
                 for line in texts:
                     log = log.replace(line, MASK)
@@ -88,10 +72,8 @@ def _more_secrets(settings: Settings) -> set[str]:
     known = {value for name, value in named.items() if not name.endswith("_FILE")}
     files = [Path(value) for name, value in named.items() if name.endswith("_FILE")]
     for path in [*files, *(settings.home / "secrets").glob("*")]:
-        try:
+        with suppress(OSError):
             known.add(path.read_text(errors="replace").strip())
-        except OSError:
-            continue
     return {value for value in known if len(value) >= SHORTEST}
 
 
@@ -108,10 +90,8 @@ def _settings(settings: Settings) -> dict[str, Any]:
         value = getattr(settings, each.name)
         if not each.repr:
             value = "set" if value else "not set"
-        elif each.name == "state_servers":
-            value = {f"server {n}": {"kind": server.kind} for n, server in enumerate(value.values())}
-        elif each.name == "endpoints":
-            value = {f"endpoint {n}": {"concurrency": e.concurrency} for n, e in enumerate(value.values())}
+        elif each.name in ("state_servers", "endpoints"):
+            value = len(value)
         elif each.name in ("database_url", "redis_url", "inference_url", "store"):
             value = re.sub(r"(?<=://)[^/@]*@", "", str(value))
         values[each.name] = value
@@ -123,7 +103,7 @@ def _database(settings: Settings) -> dict[str, Any]:
     with db.reading(settings) as session:
         load = workload.workload(session)
     jobs = {f"{queue} {state}": count for (queue, state), count in load.jobs.items()}
-    return {**facts, "jobs": jobs, "runs": load.runs, "lost": load.counters, "heartbeats": load.heartbeats}
+    return {**facts, **vars(load), "jobs": jobs}
 
 
 def _failed_jobs(settings: Settings) -> list[dict[str, Any]]:
@@ -149,20 +129,10 @@ def shape(value: Any, key: str = "") -> Any:
 
 
 def _unquoted(text: str) -> str:
-    """The text with quotations masked."""
     return QUOTED.sub(rf"\1{MASK}\2", re.sub(r"“[^”]*”", f"“{MASK}”", text))
 
 
-def _last_lines(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return "".join(line.rstrip("\n")[:2000] + "\n" for line in deque(file, maxlen=LINES))
-    except OSError:
-        return ""
-
-
 def _texts(settings: Settings) -> set[str]:
-    """Lines of recent prompts, responses and names."""
     runs = select(Run.request, Run.text).order_by(Run.created_at.desc()).limit(RUNS)
     jobs = select(Job.request, Job.name).order_by(Job.created_at.desc()).limit(RUNS)
     try:

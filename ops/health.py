@@ -16,13 +16,17 @@ from typing import Any
 
 import httpx
 import psutil
+import redis
+from packaging.requirements import Requirement
 
 from models.starter import starter_path
+from ops import verify
 from speculoos import machine, resources
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.people import access_warning
 from speculoos.settings import PROJECT_ROOT, Settings
 from speculoos.store import open_store
+from tracking import db, processes, revisions, rules
 
 MIN_DISK_GB, MIN_MEMORY_GB = 2.0, 1.5
 START = "Start everything with `speculoos up` (or `make up`)."
@@ -58,8 +62,6 @@ def _part(probe: Callable[[Settings], str], settings: Settings) -> HealthPart:
 
 def _packages(settings: Settings) -> str:
     """Every requirement of pyproject.toml (or the installed metadata) is installed in a version that is new enough."""
-    from packaging.requirements import Requirement
-
     project, wrong = PROJECT_ROOT / "pyproject.toml", []
     listed = tomllib.loads(project.read_text())["project"]["dependencies"] if project.exists() else None
     for requirement in map(Requirement, listed or metadata.requires("speculoos") or []):
@@ -73,8 +75,6 @@ def _packages(settings: Settings) -> str:
 
 
 def _database(settings: Settings) -> str:
-    from tracking import db, revisions
-
     revision = db.revision(settings)
     if revision != (head := revisions.head()):
         raise Unavailable(f"Migration {revision or 'none'}, expected {head}.", "`speculoos up` migrates the database.")
@@ -82,8 +82,6 @@ def _database(settings: Settings) -> str:
 
 
 def _broker(settings: Settings) -> str:
-    import redis
-
     if settings.embedded_broker and not (settings.run_dir / "redis.sock").exists():
         raise Unavailable("The embedded broker is not running.", START)
     try:
@@ -96,10 +94,8 @@ def _broker(settings: Settings) -> str:
     return f"{kind}, {info.get('server_name', 'redis')} {info.get('valkey_version', info.get('redis_version', ''))}"
 
 
-def broker_client(settings: Settings) -> Any:
+def broker_client(settings: Settings) -> redis.Redis:
     """A redis client for the broker; Celery's `redis+socket://…?virtual_host=` is the client's `unix://…?db=`."""
-    import redis
-
     url = settings.redis_url.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=", 1)
     return redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3)
 
@@ -115,10 +111,7 @@ def _process(name: str, what: str) -> Callable[[Settings], str]:
     """A process with a heartbeat in the database; on this machine its pid must exist too."""
 
     def probe(settings: Settings) -> str:
-        from tracking import processes
-        from tracking.db import reading
-
-        with reading(settings) as session:
+        with db.reading(settings) as session:
             keys = [row.key for row in processes.alive(session, name)]
         alive = [key.removeprefix("process:") for key in keys if exists(key, settings.home)]
         if not alive:
@@ -166,22 +159,15 @@ def _disk(settings: Settings) -> str:
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
-    if short := resources.disk_shortage(_limits(settings)):
+    if short := resources.disk_shortage(rules.cached_settings(settings)):
         raise Unavailable(f"{short.note}.", f"{RESUME}SPECULOOS_MIN_DISK_MB sets the minimum.")
     if free < MIN_DISK_GB:
         raise Unavailable(f"{free:.1f} GB free in {folder}.", f"Free some space; {MIN_DISK_GB:g} GB are needed.")
     return f"{free:.1f} GB free in {settings.home}"
 
 
-def _limits(settings: Settings) -> Settings:
-    """The settings with the limits of the Settings page."""
-    from tracking import rules
-
-    return rules.cached_settings(settings)
-
-
 def _memory(settings: Settings) -> str:
-    if short := resources.memory_shortage(_limits(settings)):
+    if short := resources.memory_shortage(rules.cached_settings(settings)):
         raise Unavailable(f"{short.note}.", f"{RESUME}SPECULOOS_MIN_MEMORY_MB sets the minimum.")
     available, total = resources.available_memory()
     free = available / 1e9
@@ -191,7 +177,6 @@ def _memory(settings: Settings) -> str:
 
 
 def _device(settings: Settings) -> str:
-    """The device of jobs, from torch in this process."""
     import torch
 
     cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -211,11 +196,8 @@ def _starter(settings: Settings) -> str:
 
 def _files(settings: Settings) -> str:
     """Files of models, checkpoints and data sets; only changed files are hashed again."""
-    from ops.verify import check as verify
-
-    findings = verify(settings, anew=False)
-    damaged = [one for one in findings if one.damage]
-    if damaged:
+    findings = verify.check(settings, anew=False)
+    if damaged := [one for one in findings if one.damage]:
         more = f" And {len(damaged) - 1} more." if len(damaged) > 1 else ""
         raise Unavailable(f"Damaged: {damaged[0].sentence()}{more}", "`speculoos verify` names every damaged file.")
     return f"{len(findings)} models, checkpoints and data sets are undamaged (`speculoos verify` hashes all again)"

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,13 @@ from tracking.states import FINISHED, JobState
 from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, Stored, now
 
 log = logging.getLogger(__name__)
-BATCH, LINES = 20, 2000
-"""Runs (with their steps) and log lines per transaction."""
-PAUSE = 0.05
-"""Seconds between two batches."""
+BATCH, LINES = 20, 2000  # runs (with their steps) and log lines per transaction
+PAUSE = 0.05  # seconds between two batches
 EVERY = timedelta(hours=1)
 NOTE = "retention"
 """Key of the preference with the time of the last cleanup (`updated_at`) and what was removed last
 (`value["removed"]`)."""
-PAGES = 500
-"""Pages of SQLite's file that are freed at once."""
+PAGES = 500  # pages of SQLite's file that are freed at once
 
 
 @dataclass
@@ -59,11 +56,9 @@ class RetentionPart:
 
 @dataclass(frozen=True)
 class Round:
-    """One application of the rules."""
-
     settings: Settings
     at: datetime
-    dry_run: bool
+    dry_run: bool = False
 
     def before(self, days: int) -> datetime | None:
         """Rows and files older than this are removed; None: keep all."""
@@ -99,8 +94,7 @@ def clean(
 
 
 def sweep(settings: Settings) -> dict[str, RetentionPart]:
-    """Remove the leftovers."""
-    return {"leftovers": _leftovers(Round(rules.current_settings(settings), now(), False))}
+    return {"leftovers": _leftovers(Round(rules.current_settings(settings), now()))}
 
 
 def clean_when_due(settings: Settings) -> bool:
@@ -145,8 +139,7 @@ def states_of(folder: Path) -> list[Path]:
 
 
 def _runs(turn: Round) -> RetentionPart:
-    cutoff = turn.before(turn.settings.keep_runs_days)
-    if cutoff is None:
+    if (cutoff := turn.before(turn.settings.keep_runs_days)) is None:
         return RetentionPart()
     newer = aliased(Run)
     going_on = select(newer.id).where(newer.group_id == Run.group_id, newer.created_at >= cutoff).exists()
@@ -155,8 +148,7 @@ def _runs(turn: Round) -> RetentionPart:
 
 
 def _log_lines(turn: Round) -> RetentionPart:
-    cutoff = turn.before(turn.settings.keep_logs_days)
-    if cutoff is None:
+    if (cutoff := turn.before(turn.settings.keep_logs_days)) is None:
         return RetentionPart()
     ended = select(Job.id).where(Job.state.in_(FINISHED), Job.finished_at < cutoff)
     return _rows(turn, select(JobLog.id).where(JobLog.job_id.in_(ended)), LINES, (JobLog.id,))
@@ -231,14 +223,11 @@ def _exports(turn: Round) -> RetentionPart:
 
 def _states(turn: Round) -> RetentionPart:
     cutoff, removed = turn.before(turn.settings.keep_states_days), RetentionPart()
+    query = select(Job.state, Job.finished_at).select_from(Checkpoint).outerjoin(Job, Job.id == Checkpoint.job_id)
     for folder in (turn.settings.home / "checkpoints").glob("[!.]*"):
-        states = states_of(folder)
-        if not states:
+        if not (states := states_of(folder)):
             continue
         with db.reading(turn.settings) as session:  # now, as a training that is retried meanwhile needs its states
-            query = (
-                select(Job.state, Job.finished_at).select_from(Checkpoint).outerjoin(Job, Job.id == Checkpoint.job_id)
-            )
             row = session.execute(query.where(Checkpoint.id == folder.name)).first()
         if row is None or storage.resumable(row[0], row[1], cutoff):
             continue
@@ -272,13 +261,7 @@ RULES: dict[str, Callable[[Round], RetentionPart]] = {
 
 
 def _older(cutoff: datetime, paths: Iterable[Path]) -> list[Path]:
-    """The paths that were changed before the cutoff."""
-    old = []
-    for path in paths:
-        with suppress(OSError):
-            if path.stat().st_mtime < cutoff.timestamp():
-                old.append(path)
-    return old
+    return [path for path in paths if storage.newest(path) < cutoff.timestamp()]
 
 
 def _shrink_database(settings: Settings) -> None:
@@ -294,10 +277,8 @@ def _shrink_database(settings: Settings) -> None:
 
 
 def _note(settings: Settings, done: dict[str, RetentionPart], at: datetime) -> None:
-    removed = {name: {"count": part.count, "bytes": part.bytes} for name, part in done.items() if part.count}
+    removed = {name: asdict(part) for name, part in done.items() if part.count}
+    value = {"removed": removed, "removed_at": at.isoformat()}
     with db.writing(settings) as session:
         last = session.get(Preference, NOTE)
-        value = dict(last.value) if last else {}
-        if removed or not last:
-            value = {"removed": removed, "removed_at": at.isoformat()}
-        session.merge(Preference(key=NOTE, value=value, updated_at=now()))
+        session.merge(Preference(key=NOTE, value=last.value if last and not removed else value, updated_at=now()))

@@ -16,8 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from speculoos.errors import BadInput
 from tracking.values import storable
 
-BATCH = 500
-"""Rows per read or insert."""
+BATCH = 500  # rows per read or insert
 PART_BYTES = 4 * 2**20
 
 

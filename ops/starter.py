@@ -6,7 +6,6 @@ that someone deleted does not come back until a newer one is shipped.
 
 import json
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -27,7 +26,7 @@ def ensure_starter(session: Session, settings: Settings) -> Base | None:
     Changes nothing when the starter is not installed (`make install` does it) or its name is used otherwise.
     """
     folder = starter_path()
-    card = _read_card(folder / "card.json")
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8")) if (folder / "card.json").is_file() else None
     base = session.scalar(select(Base).where(Base.name == STARTER))
     if not card or (base and base.source != STARTER):
         return base
@@ -56,11 +55,9 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     config_row = {**training["settings"], "data": (training.get("dataset") or {}).get("dataset", "")}
     if row is not None and row.sha256 == sha256 and row.config != config_row:
         row.config = config_row  # a home of an earlier version, which did not note the data
-    if (
-        row is None
-        or Path(row.path).name != STARTER_HEAD.name
-        or (row.sha256 == sha256 and row.path == str(STARTER_HEAD))
-    ):
+    if row is None or Path(row.path).name != STARTER_HEAD.name:
+        return
+    if row.sha256 == sha256 and row.path == str(STARTER_HEAD):
         return
     row.method, row.state, row.path = config["speculoos_method"], "ready", str(STARTER_HEAD)
     row.base_sha256, row.sha256, row.size_bytes = config["base_sha256"], sha256, (STARTER_HEAD / WEIGHTS).stat().st_size
@@ -70,10 +67,3 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     session.flush()
     noted.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
     noted.write_text(sha256 + "\n", encoding="utf-8")
-
-
-def _read_card(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}

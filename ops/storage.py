@@ -3,7 +3,6 @@
 Counting reads the whole home, so one thread does it at intervals; other code uses the last result.
 """
 
-import math
 import shutil
 import threading
 import time
@@ -28,13 +27,10 @@ from tracking.states import FINISHED, JobState
 from tracking.stored import EXPORTS, KINDS, UPLOADS
 from tracking.tables import Checkpoint, Job, JobLog, Run, RunStep, Stored, now
 
-YOUNG = timedelta(days=1)
-"""Files that changed within this time are not leftovers: they may be unfinished."""
+YOUNG = timedelta(days=1)  # files that changed within this time are not leftovers: they may be unfinished
 FRESH_SECONDS = 60.0
-SHARE = 50
-"""Counting takes at most about 1/50 of the time."""
-STATE = "state-"
-"""Prefix of the folder of a training state."""
+SHARE = 50  # counting takes at most about 1/50 of the time
+STATE = "state-"  # prefix of the folder of a training state
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,6 @@ class Survey:
 
     @property
     def used(self) -> int:
-        """Bytes of the home and the database."""
         return sum(self.parts.values())
 
 
@@ -94,8 +89,8 @@ def survey(settings: Settings) -> Survey:
     parts["trackers"] = total_bytes(settings.trackers_folder)
     parts["leftovers"] = sum(item.bytes for item in left)
     parts["logs"] -= sum(item.bytes for item in left if item.path.parent.name == "logs")  # counted once
-    disk = shutil.disk_usage(settings.home)
-    return Survey(now(), things, left, parts, counts, disk.free, disk.total, time.monotonic() - begun)
+    total, _, free = shutil.disk_usage(settings.home)
+    return Survey(now(), things, left, parts, counts, free, total, time.monotonic() - begun)
 
 
 def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
@@ -192,16 +187,13 @@ def resumable(state: str | None, ended: datetime | None, before: datetime | None
 
 
 def newest(path: Path) -> float:
-    """Latest modification of a file or of anything in a folder, in seconds since the epoch."""
-    try:
-        own = path.lstat().st_mtime
-    except OSError:
-        return time.time()
-    return max([own, *(entry.st_mtime for entry in file_stats(path))])
+    """Latest modification of a file or of anything in a folder, in seconds since the epoch; now for a missing one."""
+    with suppress(OSError):
+        return max([path.lstat().st_mtime, *(entry.st_mtime for entry in file_stats(path))])
+    return time.time()
 
 
 def database_file(settings: Settings) -> Path | None:
-    """The file of SQLite; None for PostgreSQL."""
     url = db.database_url(settings)
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
@@ -215,42 +207,45 @@ def database_bytes(session: Session) -> int:
 
 
 class Surveys:
-    """The last survey of a home; a thread counts again on request when it is older than a minute."""
+    """The last survey of a home. A thread counts again on request when it is older than a minute."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
         self.last: Survey | None = None
         self.problem = ""
         self._lock = threading.Lock()
-        self._requests = 0
+        self._wanted = False
         self._thread: threading.Thread | None = None
 
     def get(self, fresh: float = FRESH_SECONDS) -> Survey | None:
         """The last survey, without waiting; None before the first count has ended. Starts a count if it is older than
         `fresh` seconds (later where counting takes long)."""
         last = self.last
-        age = (now() - last.at).total_seconds() if last else math.inf
-        if not self._requests and age > max(fresh, SHARE * last.seconds if last else 0.0):
+        is_old = last is None or (now() - last.at).total_seconds() > max(fresh, SHARE * last.seconds)
+        if is_old and self._thread is None:
             self.count()
         return last
 
     def count(self) -> threading.Thread:
         """Count in a thread; one at a time, and once more for requests that came meanwhile."""
         with self._lock:
-            self._requests += 1
-            if self._thread is None or self._requests == 1:
+            self._wanted = True
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._count, name="storage", daemon=True)
                 self._thread.start()
             return self._thread
 
     def _count(self) -> None:
-        while requests := self._requests:
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    self._thread = None
+                    return
+                self._wanted = False
             try:
                 self.last, self.problem = survey(self.settings), ""
             except (SpeculoosError, OSError) as error:
                 self.problem = str(error)
-            with self._lock:
-                self._requests = 0 if self._requests == requests else 1
 
 
 _surveys: dict[tuple[Path, str], Surveys] = {}
@@ -269,7 +264,6 @@ def rows_with_files(session: Session) -> Iterator[tuple[str, Any]]:
 
 
 def thing(settings: Settings, kind: str, row: Any) -> StorageItem:
-    """Sizes of one row's files."""
     own = settings.home / kind / row.id
     named = settings.home / row.path if row.path else own
     if not named.is_relative_to(settings.home):

@@ -17,8 +17,7 @@ from speculoos.files import new_file
 from speculoos.settings import Settings
 
 CHECKSUM_FILE = "SHA256SUMS"
-FILE = "sums.json"
-"""Cache file in the home folder: {key: checksum with size, mtime and inode of its files}."""
+FILE = "sums.json"  # cache file in the home folder: {key: checksum with size, mtime and inode of its files}
 
 
 _memory: dict[str, Any] = {}
@@ -41,10 +40,10 @@ class ChecksumCache:
 
     def remembered(self, key: str, files: Sequence[Path], take: Callable[[], str]) -> str:
         """The cached result of `take()` for `files` if they are unchanged, else a new one, which is cached."""
-        stamps = [_stamp(path) for path in files]
+        stamps = [[stat.st_size, stat.st_mtime_ns, stat.st_ino] for stat in map(os.stat, files)]
         entry = self._read().get(key)
-        if not self.anew and isinstance(entry, dict) and entry.get("stamps") == stamps:
-            return str(entry.get("sum"))
+        if not self.anew and entry and entry["stamps"] == stamps:
+            return entry["sum"]
         checksum = take()
         self._write(key, {"stamps": stamps, "files": [str(path.absolute()) for path in files], "sum": checksum})
         return checksum
@@ -52,18 +51,16 @@ class ChecksumCache:
     def _read(self) -> dict[str, Any]:
         if self.file is None:
             return _memory
-        try:
-            entries = json.loads(self.file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return entries if isinstance(entries, dict) else {}
+        with suppress(OSError, ValueError, TypeError):
+            return dict(json.loads(self.file.read_text(encoding="utf-8")))
+        return {}
 
     def _write(self, key: str, entry: dict[str, Any]) -> None:
         """Store an entry, best effort: one that is not written, or lost by concurrent writers, is recomputed later."""
         if self.file is None:
             _memory[key] = entry
             return
-        entries = {k: v for k, v in self._read().items() if _files_exist(v)}
+        entries = {k: v for k, v in self._read().items() if all(map(os.path.exists, v.get("files", ())))}
         with suppress(OSError), new_file(self.file) as out:
             json.dump({**entries, key: entry}, out, indent=0)
 
@@ -121,12 +118,3 @@ def _problem(path: Path, digest: str, sums: ChecksumCache) -> str:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-
-
-def _stamp(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def _files_exist(entry: Any) -> bool:
-    return isinstance(entry, dict) and all(os.path.exists(path) for path in entry.get("files", ()))

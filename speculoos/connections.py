@@ -12,12 +12,9 @@ REQUEST_SECONDS = 60.0
 """Timeout from the first byte of a request (or the connection's start) to the last byte of its body."""
 BYTES_PER_SECOND = 1000.0
 """Minimum body rate: every so many bytes extend the timeout by a second, for large uploads over slow lines."""
-HEAD_BYTES = 2**19
-"""Maximum size of request line and headers, and of trailers; larger than one read of uvicorn."""
-MAX_HEADERS = 200
-"""Maximum number of headers and trailers: small ones take forty times their size in memory."""
-MAX_PIPELINED = 8
-"""Maximum number of pipelined requests. Browsers and proxies send none."""
+HEAD_BYTES = 2**19  # maximum size of request line and headers, and of trailers; larger than one read of uvicorn
+MAX_HEADERS = 200  # maximum number of headers and trailers: small ones take forty times their size in memory
+MAX_PIPELINED = 8  # maximum number of pipelined requests. Browsers and proxies send none.
 
 
 class BoundedConnection(HttpToolsProtocol):

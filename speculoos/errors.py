@@ -1,18 +1,5 @@
 """Errors shown to users. Each message is one sentence that says what is wrong, where, and how to fix it.
 
-SpeculoosError
-├── BadInput          an invalid file, field or option
-├── NotFound          an unknown name or id
-├── Conflict          the object exists already, or others depend on it
-├── Unsupported       the base or draft model does not support the operation
-├── Unavailable       a service, endpoint, disk or memory is not available now
-│   └── OutOfMemory   the work needs more memory than exists or is allowed
-├── Damaged           a stored file has changed; `speculoos verify` lists all such files
-├── Cancelled         the user stopped the work
-├── JobFailed         a job that the caller waited for failed
-├── Unexpected        an unhandled exception, reported by the command line
-└── Fenced            another attempt owns the job; exit without writing
-
 Library code raises these; the command line, the pages, the servers and the jobs translate them into their own form.
 """
 

@@ -102,7 +102,6 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write `value` as JSON, atomically."""
     with new_file(path) as handle:
         json.dump(value, handle, ensure_ascii=False, indent=1)
 

@@ -4,12 +4,12 @@ Any web page can make a browser send requests to loopback, and DNS rebinding can
 So every request must have a known Host, and its Origin, if any, must be ours. Does not check passwords or tokens.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 
 from speculoos.settings import LOOPBACK
 
@@ -208,10 +208,9 @@ def _quoted(values: list[str]) -> str:
 
 async def _respond(send: Send, status: int, message: str) -> None:
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": "refused"}
-    body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    response = JSONResponse({"error": error}, status)
+    await send({"type": "http.response.start", "status": status, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
 
 
 async def _refuse_websocket(receive: Receive, send: Send) -> None:

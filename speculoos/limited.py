@@ -25,8 +25,7 @@ from speculoos import errors
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import PROJECT_ROOT
 
-START_SECONDS = 120.0
-"""Timeout for starting Python and importing, before any untrusted work."""
+START_SECONDS = 120.0  # timeout for starting Python and importing, before any untrusted work
 GRACE_SECONDS = 5.0
 """Time beyond a call's timeout, in case a busy machine is late to end the copy, before the whole child is killed."""
 SECRETS = ("TOKEN", "KEY", "PASSWORD", "SECRET", "DATABASE_URL", "REDIS_URL", "SPECULOOS_STORE")

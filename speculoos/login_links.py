@@ -13,15 +13,17 @@ from urllib.parse import urlencode
 
 from speculoos.settings import Settings
 
-SECONDS = 24 * 3600
-"""Lifetime of an unused link."""
+SECONDS = 24 * 3600  # lifetime of an unused link
 
 
 def create_login_link(settings: Settings, url: str) -> str:
     """A URL below `url` that logs one browser in."""
     folder = _folder(settings)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _remove_old(folder)
+    for old in folder.iterdir():
+        with suppress(OSError):  # another process deleted it first
+            if not _is_fresh(old):
+                old.unlink()
     token = secrets.token_urlsafe(32)
     (folder / _name(token)).touch(mode=0o600, exist_ok=False)
     return f"{url}/login?{urlencode({'token': token})}"
@@ -30,12 +32,11 @@ def create_login_link(settings: Settings, url: str) -> str:
 def consume_login_token(settings: Settings, token: str) -> bool:
     """Whether `token` belongs to a valid link. The link is deleted and cannot be used again."""
     file = _folder(settings) / _name(token)
-    try:
+    with suppress(OSError):
         fresh = _is_fresh(file)
         file.unlink()
-    except OSError:
-        return False
-    return fresh
+        return fresh
+    return False
 
 
 def _folder(settings: Settings) -> Path:
@@ -48,10 +49,3 @@ def _name(token: str) -> str:
 
 def _is_fresh(file: Path) -> bool:
     return time.time() - file.stat().st_mtime < SECONDS
-
-
-def _remove_old(folder: Path) -> None:
-    for file in folder.iterdir():
-        with suppress(OSError):  # another process deleted it first
-            if not _is_fresh(file):
-                file.unlink()

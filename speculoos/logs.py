@@ -51,8 +51,7 @@ def with_log_context(**subjects: Any) -> Iterator[None]:
         _context.reset(token)
 
 
-def current_log_context() -> dict[str, Any]:
-    """Context of a line logged now."""
+def _current_context() -> dict[str, Any]:
     return {**_process_context, **_context.get()}
 
 
@@ -72,7 +71,7 @@ class Text(logging.Formatter):
         self.process, self.known = process, known
 
     def format(self, record: logging.LogRecord) -> str:
-        context = " ".join(f"{name}={value}" for name, value in current_log_context().items())
+        context = " ".join(f"{name}={value}" for name, value in _current_context().items())
         record.subjects = f" [{context}]" if context else ""
         record.process_name = self.process
         return redact(super().format(record), self.known)
@@ -91,7 +90,7 @@ class Lines(logging.Formatter):
             "level": record.levelname.lower(),
             "process": self.process,
             "logger": record.name,
-            **current_log_context(),
+            **_current_context(),
             "message": redact(record.getMessage(), self.known),
         }
         if record.exc_info:

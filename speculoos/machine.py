@@ -18,8 +18,7 @@ FILE = "machine-id"
 SYSTEM = Path("/etc/machine-id")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
-NAME = 40
-"""Maximum length of the host name."""
+NAME = 40  # maximum length of the host name
 
 
 def machine_key(home: Path | None = None) -> str:

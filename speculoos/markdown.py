@@ -9,10 +9,8 @@ from typing import Any
 
 SIGNS = re.compile(r"[\\`*{}\[\]<>#|~$&]|(?<![^\W_])_|_(?![^\W_])")
 """Characters with a meaning at any position; underscores within words have none."""
-START = re.compile(r"^(\d*)([-+=.)])")
-"""Line starts that create a list, a rule or a heading."""
-WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
-"""Words that YAML does not parse as strings."""
+START = re.compile(r"^(\d*)([-+=.)])")  # line starts that create a list, a rule or a heading
+WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")  # words that YAML does not parse as strings
 
 
 def one_line(value: Any) -> str:
@@ -26,13 +24,11 @@ def escape_text(value: Any) -> str:
 
 
 def block_quotation(value: Any) -> str:
-    """Several lines of escaped text as a block quotation."""
     lines = (START.sub(r"\1\\\2", escape_text(line), count=1) for line in str(value).strip().splitlines())
     return "\n".join(f"> {line}".rstrip() for line in lines)
 
 
 def code_span(value: Any) -> str:
-    """One line as a code span."""
     line = one_line(value)
     fence = "`" * (_longest_run(line) + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""

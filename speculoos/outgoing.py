@@ -15,8 +15,7 @@ from speculoos.errors import BadInput, Unavailable
 
 TIMEOUT_SECONDS = 10.0
 LONGEST_URL = 2000
-TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
-"""IPv6 addresses that embed IPv4 addresses (RFC 6052)."""
+TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv6 addresses that embed IPv4 addresses (RFC 6052)
 INSIDE = (ipaddress.ip_network("64:ff9b:1::/48"), ipaddress.ip_network("fec0::/10"))
 """Internal addresses that `ipaddress` treats as global: local IPv4/IPv6 translation (RFC 8215) and site-local."""
 

@@ -9,14 +9,11 @@ import psutil
 
 from speculoos.settings import Settings
 
-LONGEST = 80
-"""Maximum length of a stored user name."""
-FIRST = 500 if sys.platform == "darwin" else 1000
-"""First user id of human users."""
+LONGEST = 80  # maximum length of a stored user name
+FIRST = 500 if sys.platform == "darwin" else 1000  # first user id of human users
 SHOWN = 5
 NOBODY = 65534
-CLOSED = ("nologin", "false", "sync", "shutdown", "halt")
-"""Login shells of accounts that cannot log in."""
+CLOSED = ("nologin", "false", "sync", "shutdown", "halt")  # login shells of accounts that cannot log in
 
 
 def current_user() -> str:
@@ -41,7 +38,8 @@ def access_warning(settings: Settings) -> str:
 
 def other_users() -> list[str]:
     """Sorted names of other users with an account or a process on this machine."""
-    accounts = {entry.pw_name for entry in pwd.getpwall() if _is_other(entry.pw_uid) and _has_shell(entry.pw_shell)}
+    others = [entry for entry in pwd.getpwall() if _is_other(entry.pw_uid) and entry.pw_shell]
+    accounts = {entry.pw_name for entry in others if os.path.basename(entry.pw_shell) not in CLOSED}
     return sorted(accounts | _with_processes())
 
 
@@ -49,15 +47,7 @@ def _is_other(uid: int) -> bool:
     return FIRST <= uid < NOBODY and uid != os.getuid()
 
 
-def _has_shell(shell: str) -> bool:
-    return bool(shell) and os.path.basename(shell) not in CLOSED
-
-
 def _with_processes() -> set[str]:
     """Users of a directory server are not in the passwd file; they are detected by their processes."""
-    names = set()
-    for process in psutil.process_iter(["uids", "username"]):
-        uids, name = process.info["uids"], process.info["username"]
-        if uids and name and not name.isdigit() and _is_other(uids.real):
-            names.add(name)
-    return names
+    found = [(each.info["uids"], each.info["username"]) for each in psutil.process_iter(["uids", "username"])]
+    return {name for uids, name in found if uids and name and not name.isdigit() and _is_other(uids.real)}

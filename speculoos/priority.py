@@ -2,8 +2,7 @@
 
 import os
 
-NICE = 5
-"""Niceness of threads that compute: about a third of the pages' CPU share when both are busy."""
+NICE = 5  # niceness of threads that compute: about a third of the pages' CPU share when both are busy
 
 
 def lower_priority(device: str) -> None:

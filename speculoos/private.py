@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from speculoos.errors import Unavailable
@@ -15,8 +14,7 @@ from speculoos.settings import Settings
 
 log = logging.getLogger(__name__)
 UMASK = 0o077
-OTHERS = 0o077
-"""Permission bits of everyone but the owner."""
+OTHERS = 0o077  # permission bits of everyone but the owner
 
 
 def set_private_umask() -> None:
@@ -38,10 +36,14 @@ def restrict_permissions(settings: Settings) -> None:
     """
     try:
         if settings.home.is_dir() and settings.home.stat().st_mode & OTHERS:
-            for path in (*_below(settings.home), settings.home):
-                _restrict(path)
-        for path in _database_files(settings):
-            _restrict(path)
+            for parent, folders, files in os.walk(settings.home):
+                for name in (*folders, *files):
+                    _restrict(Path(parent, name))
+            _restrict(settings.home)
+        if settings.database_url.startswith("sqlite:///"):
+            database = settings.database_url.removeprefix("sqlite:///").partition("?")[0]
+            for suffix in ("", "-wal", "-shm"):
+                _restrict(Path(database + suffix))
     except PermissionError as error:
         log.warning(
             "%s is readable by other users of this machine and is not owned by the user of this process; "
@@ -63,20 +65,9 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        yield from (Path(parent, name) for name in (*folders, *files))
-
-
 def _restrict(path: Path) -> None:
     """Symbolic links are skipped: their target may be outside of the home folder."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if mode & OTHERS and not stat.S_ISLNK(mode):
             path.chmod(stat.S_IMODE(mode) & ~OTHERS)
-
-
-def _database_files(settings: Settings) -> Iterator[Path]:
-    if settings.database_url.startswith("sqlite:///"):
-        path = settings.database_url.removeprefix("sqlite:///").partition("?")[0]
-        yield from (Path(path + suffix) for suffix in ("", "-wal", "-shm"))

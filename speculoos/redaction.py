@@ -3,6 +3,7 @@
 import os
 import re
 from contextlib import suppress
+from dataclasses import fields
 from typing import TextIO
 
 from sqlalchemy.engine import make_url
@@ -11,8 +12,7 @@ from sqlalchemy.exc import ArgumentError
 from speculoos.settings import Settings
 
 MASK = "•••"
-SHORTEST = 6
-"""Minimum length of a secret: shorter values would mask ordinary words."""
+SHORTEST = 6  # minimum length of a secret: shorter values would mask ordinary words
 OF_THE_STORE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 """Environment variables of S3 clients."""
 OF_TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "TRACKIO_WRITE_TOKEN")
@@ -22,8 +22,7 @@ LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=:/
 
 def known_secrets(settings: Settings) -> list[str]:
     """All secret values of this process, longest first."""
-    known = {settings.hf_token, settings.inference_token, settings.features_token, settings.password}
-    known |= {settings.metrics_token}
+    known = {getattr(settings, each.name) for each in fields(settings) if not each.repr}
     known |= {server.key for server in (*settings.endpoints.values(), *settings.state_servers.values())}
     known |= {_password(url) for url in (settings.database_url, settings.redis_url, settings.store) if url}
     known |= {os.environ.get(name, "") for name in ("HF_TOKEN", *OF_THE_STORE, *OF_TRACKERS)}
@@ -66,7 +65,6 @@ class RedactingStream:
 
 
 def _password(url: str) -> str:
-    try:
+    with suppress(ArgumentError):
         return make_url(url).password or ""
-    except ArgumentError:
-        return ""
+    return ""

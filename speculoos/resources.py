@@ -14,17 +14,15 @@ from pathlib import Path
 
 import psutil
 
-from speculoos.files import new_private_file
+from speculoos.files import new_private_file, total_bytes
 from speculoos.settings import Settings
 
 MB = 2**20
 # Default minimums in MB, but at most 1/SHARE of the total space or memory.
 DISK_MB, DISK_SHARE = 1024, 50
 MEMORY_MB, MEMORY_SHARE = 512, 32
-RESUME = 1.25
-"""A pause ends at this multiple of the minimum, so that jobs do not alternate between pause and work."""
-MEMORY_SECONDS = 5.0
-"""Memory must be short for this long before jobs pause: short peaks are ignored."""
+RESUME = 1.25  # a pause ends at this multiple of the minimum, so that jobs do not alternate between pause and work
+MEMORY_SECONDS = 5.0  # memory must be short for this long before jobs pause: short peaks are ignored
 CHECK_SECONDS = 0.5
 RESERVE = "reserve"
 # On a small disk the reserve is 1/RESERVE_SHARE of it, but enough for a checkpoint of SQLite's WAL (see tracking.db).
@@ -48,7 +46,6 @@ class ResourceShortage:
 
     @property
     def note(self) -> str:
-        """Status of a paused job."""
         return f"Paused: {self.sentence}"
 
 
@@ -80,10 +77,15 @@ def memory_shortage(settings: Settings, times: float = 1.0) -> ResourceShortage 
 def available_memory() -> tuple[int, int]:
     """(available, total) bytes of memory; in a container, those of its limit."""
     machine = psutil.virtual_memory()
-    limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
-    if limit is None or used is None or limit >= machine.total:
+    try:
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        cached = int(statistics["inactive_file"])  # reclaimable
+    except (OSError, ValueError, KeyError):  # cgroup version 1, no container, or "max"
         return machine.available, machine.total
-    return max(0, min(machine.available, limit - used + _cached())), limit
+    if limit >= machine.total:
+        return machine.available, machine.total
+    return max(0, min(machine.available, limit - used + cached)), limit
 
 
 class ResourceMonitor:
@@ -113,15 +115,13 @@ class ResourceMonitor:
         return found if now - self._short_since >= MEMORY_SECONDS else None
 
 
-_watches: dict[tuple[object, ...], ResourceMonitor] = {}
-_watches_lock = threading.Lock()
+_monitors: dict[tuple[object, ...], ResourceMonitor] = {}
 
 
 def resource_monitor(settings: Settings) -> ResourceMonitor:
-    """The RoomWatch of this process for the settings' home folder."""
+    """The ResourceMonitor of this process for the settings' home folder and minimums."""
     key = (settings.home, settings.min_disk_mb, settings.min_memory_mb)
-    with _watches_lock:
-        return _watches.setdefault(key, ResourceMonitor(settings))
+    return _monitors.setdefault(key, ResourceMonitor(settings))
 
 
 def is_disk_full(home: Path) -> bool:
@@ -153,7 +153,7 @@ def delete_reserve(home: Path) -> None:
 
 def largest_entries(home: Path) -> list[tuple[str, int]]:
     """The home folder's three largest entries as (name, bytes), largest first."""
-    sizes = [(entry.name, _disk_usage(Path(entry.path))) for entry in _entries(home) if entry.name != RESERVE]
+    sizes = [(path.name, total_bytes(path)) for path in home.glob("*") if path.name != RESERVE]
     return sorted(sizes, key=lambda item: -item[1])[:3]
 
 
@@ -169,25 +169,6 @@ def _fill(file: Path, size: int) -> None:
             out.write(os.urandom(min(MB, size - start)))
 
 
-def _entries(folder: Path) -> list[os.DirEntry]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
-
-
-def _disk_usage(path: Path) -> int:
-    """Disk space of a file, or of a folder with its contents, in bytes."""
-    try:
-        own = os.lstat(path).st_blocks * 512
-    except OSError:
-        return 0
-    if path.is_symlink() or not path.is_dir():
-        return own
-    return own + sum(_disk_usage(Path(entry.path)) for entry in _entries(path))
-
-
 def _minimum(setting: int | None, default_mb: int, share: int) -> int:
     return min(default_mb * MB, share) if setting is None else setting * MB
 
@@ -196,18 +177,3 @@ def _size(count: float) -> str:
     if count >= 1e9:
         return f"{count / 1e9:.1f} GB"
     return f"{count / 1e6:.{0 if count >= 1e7 else 1}f} MB"
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # cgroup version 1, no container, or "max"
-        return None
-
-
-def _cached() -> int:
-    """Bytes of the container's memory in the reclaimable page cache."""
-    with suppress(OSError, ValueError, KeyError):
-        values = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        return int(values["inactive_file"])
-    return 0

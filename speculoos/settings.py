@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import platformdirs
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic.fields import FieldInfo
 
 from speculoos.errors import BadInput
 
@@ -27,6 +28,7 @@ TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow":
 # The description of a type says what is expected, for error messages.
 Positive = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
 Count = Annotated[int, Field(ge=0, description="a whole number, 0 or more")]
+OptionalCount = Annotated[int | None, Field(ge=0, description="a whole number, 0 or more")]
 Port = Annotated[int, Field(ge=1, le=65535, description="a port from 1 to 65535")]
 Text = Annotated[str, Field(description="a text in quotes")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds")]
@@ -36,13 +38,8 @@ StoreUrl = Annotated[
     BeforeValidator(lambda text: text.rstrip("/")),
     Field(pattern="^[a-z][a-z0-9+.-]*://.", description="a URL such as s3://bucket/folder or file:///folder"),
 ]
-Login = Annotated[Literal["open", "token"], Field(description="open or token")]
-LogFormat = Annotated[Literal["text", "json"], Field(description="text or json")]
-Protocol = Annotated[Literal["speculoos", "vllm", "sglang"], Field(description="one of speculoos, vllm, sglang")]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"], Field(description="one of auto, float32, bfloat16, float16")
-]
-DTYPES: tuple[str, ...] = get_args(get_args(Dtype)[0])
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -56,11 +53,7 @@ def _not_stored(name: str) -> str:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Trackers = Annotated[
-    tuple[Literal[*TRACKERS], ...],
-    BeforeValidator(_split),
-    Field(description=f"some of {', '.join(TRACKERS)}, separated by commas"),
-]
+Trackers = Annotated[tuple[Literal[*TRACKERS], ...], BeforeValidator(_split)]
 ServerName = Annotated[
     str,
     BeforeValidator(_not_stored),
@@ -101,7 +94,7 @@ class HiddenStatesServer:
 
     name: ServerName
     url: Url
-    kind: Protocol = "speculoos"
+    kind: Literal["speculoos", "vllm", "sglang"] = "speculoos"
     key_env: Text = ""
     model: Text = ""  # model name in vLLM; empty: the first model it lists
     concurrency: Positive = 8  # concurrent requests to a server that takes one row per request
@@ -134,7 +127,7 @@ class Settings:
     inference_url: str = ""  # of the inference server for the pages; default: its loopback address
     inference_token: str = field(default="", repr=False)  # default: the token that `up` created in home/secrets
     password: str = field(default="", repr=False)  # of the pages, if any
-    login: Login = "open"  # without a password: token needs a login link
+    login: Literal["open", "token"] = "open"  # without a password: token needs a login link
     allowed_hosts: Names = ()  # accepted Host headers besides loopback
     publish_address: str = ""  # under which browsers reach a published container
     publish_port: Port = 0  # published port of the pages; 0: same as `port`
@@ -156,10 +149,10 @@ class Settings:
     keep_exports_days: Count = 7  # zip files for download, which are recreated on request
     keep_states_days: Count = 14  # checkpoints from which failed or cancelled trainings resume
     keep_copies: Count = 5  # automatic database backups
-    min_disk_mb: Count | None = None  # free disk space below which jobs pause; None: see speculoos.resources
-    min_memory_mb: Count | None = None  # available memory below which jobs pause
+    min_disk_mb: OptionalCount = None  # free disk space below which jobs pause; None: see speculoos.resources
+    min_memory_mb: OptionalCount = None  # available memory below which jobs pause
     job_memory_mb: Count = 0  # memory limit for all processes of a job; 0: no limit
-    log_format: LogFormat = "text"  # json: one object per line
+    log_format: Literal["text", "json"] = "text"  # json: one object per line
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)  # [endpoints.NAME] tables of settings.toml
     state_servers: Mapping[str, HiddenStatesServer] = field(default_factory=dict)  # [hidden_states.NAME] tables
 
@@ -193,7 +186,6 @@ class Settings:
 
     @property
     def asks_login(self) -> bool:
-        """True if the pages require a login."""
         return bool(self.password) or self.login == "token"
 
     @property
@@ -203,7 +195,6 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """URL of the pages for browsers."""
         host = self.publish_address if self.publish_port else self.host
         host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.publish_port or self.port}"
@@ -254,13 +245,16 @@ def read_text(env: Mapping[str, str], name: str) -> str:
 
 
 def _checked(name: str, kind: Any, text: str) -> Any:
-    """The value of a setting. Raises BadInput."""
     try:
         return TypeAdapter(kind).validate_python(text)
-    except ValidationError:
-        described = kind if hasattr(kind, "__metadata__") else get_args(kind)[0]  # `Count | None`
-        expected = described.__metadata__[-1].description
+    except ValidationError as error:
+        expected = _expected(error, FieldInfo.from_annotation(kind))
         raise BadInput(f"SPECULOOS_{name.upper()}: expected {expected}, got {text!r}.") from None
+
+
+def _expected(error: ValidationError, field: FieldInfo) -> str:
+    """What was expected instead of an invalid value: the words of a Literal, or the description of a type."""
+    return error.errors()[0].get("ctx", {}).get("expected") or field.description or "another value"
 
 
 def home_of(env: Mapping[str, str]) -> Path:
@@ -314,4 +308,4 @@ def make_record(kind: Any, where: str, name: str, table: Mapping[str, Any]) -> A
         first = error.errors()[0]
         if (key := first["loc"][0]) not in known or first["type"] == "missing":
             raise BadInput(f"{where} takes {', '.join(k for k in known if k != 'name')}; url is required.") from None
-        raise BadInput(f"{where} {key}: expected {known[key].description}, got {first['input']!r}.") from None
+        raise BadInput(f"{where} {key}: expected {_expected(error, known[key])}, got {first['input']!r}.") from None

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,7 +61,7 @@ class Store:
             self.put_file(f"{place}/files/{entry['sha256']}", files[name])
         text = json.dumps(listed, sort_keys=True).encode()
         key = hashlib.sha256(text).hexdigest()
-        self.write(_list_path(place, key), text)
+        self.write(f"{place}/folders/{key}.json", text)
         return StoredFolder(key, sum(entry["bytes"] for entry in listed.values()))
 
     def get_folder(self, place: str, key: str, target: Path) -> None:
@@ -79,7 +79,7 @@ class Store:
 
     def listed(self, place: str, key: str) -> dict[str, dict[str, Any]]:
         """{name: {sha256, bytes}} of a folder's files. Raises Damaged if the list is missing or has changed."""
-        text = self.read(_list_path(place, key))
+        text = self.read(f"{place}/folders/{key}.json")
         if text is None or hashlib.sha256(text).hexdigest() != key:
             raise Damaged(f"{self.url}/{place} does not hold the folder {key[:12]}, or not whole.")
         listed = json.loads(text)
@@ -91,7 +91,10 @@ class Store:
     def put_file(self, name: str, path: Path) -> None:
         """Upload a file unless one of its size exists under this name: names are content hashes."""
         with self._translated():
-            if self._size(name) != path.stat().st_size:
+            size = None
+            with suppress(FileNotFoundError):
+                size = int(self._fs.info(self._path(name), refresh=True)["size"])
+            if size != path.stat().st_size:
                 self._fs.put_file(str(path), self._path(name))
 
     def get_file(self, name: str, target: Path) -> None:
@@ -107,7 +110,6 @@ class Store:
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Upload a small file."""
         with self._translated():
             self._fs.pipe_file(self._path(name), content)
 
@@ -124,7 +126,6 @@ class Store:
         return {name[len(root) :].lstrip("/"): int(info.get("size") or 0) for name, info in files.items()}
 
     def changed(self, name: str) -> datetime:
-        """When a file was last uploaded."""
         with self._translated(missing=True):
             time = self._fs.modified(self._path(name))
         return time if time.tzinfo else time.replace(tzinfo=UTC)
@@ -152,12 +153,6 @@ class Store:
         except FileNotFoundError:
             raise Damaged(f"{self.url}/{name} is missing.") from None
 
-    def _size(self, name: str) -> int | None:
-        try:
-            return int(self._fs.info(self._path(name), refresh=True)["size"])
-        except FileNotFoundError:
-            return None
-
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
 
@@ -170,16 +165,11 @@ class Store:
             raise
         except ImportError as error:
             raise BadInput(f"SPECULOOS_STORE: {error}.", "For S3: pip install 'speculoos[s3]'.") from None
-        except FileNotFoundError as error:
-            if missing:
-                raise
-            raise StoreUnavailable(
-                f"The store {self.url} has no such path ({_first_line(error)}).", STORE_HINT
-            ) from None
         except Exception as error:  # noqa: BLE001 - errors of optional libraries (botocore, aiohttp, …)
-            if disk_full(error):
+            if disk_full(error) or (missing and isinstance(error, FileNotFoundError)):
                 raise
-            message = f"The store {self.url} cannot be accessed ({type(error).__name__}: {_first_line(error)})."
+            first = (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")
+            message = f"The store {self.url} cannot be accessed ({type(error).__name__}: {first})."
             raise StoreUnavailable(message, STORE_HINT) from None
 
 
@@ -190,7 +180,6 @@ def open_store(url: str) -> Store | None:
 
 
 def hide_credentials(url: str) -> str:
-    """The URL without user and password."""
     return re.sub(r"(?<=://)[^/@:]*(:[^@]*)?@", "", url)  # an S3 key may contain slashes
 
 
@@ -226,17 +215,9 @@ def _is_uploaded(name: str) -> bool:
 def _open(url: str) -> tuple[Any, str]:
     import fsspec
 
-    options: Mapping[str, Any] = {"auto_mkdir": True} if url.startswith("file://") else {"use_listings_cache": False}
+    options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file://") else {"use_listings_cache": False}
     try:
         fs, root = fsspec.core.url_to_fs(url, **options)
     except ValueError as error:
         raise BadInput(f"SPECULOOS_STORE: {error}.") from None
     return fs, root.rstrip("/")
-
-
-def _list_path(place: str, key: str) -> str:
-    return f"{place}/folders/{key}.json"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")

@@ -48,15 +48,10 @@ def dependents(session: Session, row: Any) -> list[str]:
         if isinstance(row, Job) and table in JOB_OUTPUT_TABLES:  # empty rows are deleted with their job
             query = query.where(~is_empty_failure(table))
         phrases += [phrase.format(name=r.name) for r in session.scalars(query)]
-    if isinstance(row, Dataset):
-        phrases += [f"the checkpoint “{r.name}” trained on it" for r in _trained_additionally(session, row)]
+    if isinstance(row, Dataset):  # not the first of several data sets
+        named = session.scalars(select(Checkpoint).where(cast(Checkpoint.config, String).contains(row.id)))
+        phrases += [f"the checkpoint “{r.name}” trained on it" for r in named if row.id in trained_on(r)[1:]]
     return phrases
-
-
-def _trained_additionally(session: Session, data: Dataset) -> list[Checkpoint]:
-    """Checkpoints trained on this data set as one of several, but not the first."""
-    query = select(Checkpoint).where(cast(Checkpoint.config, String).contains(data.id))
-    return [row for row in session.scalars(query) if data.id in trained_on(row)[1:]]
 
 
 def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path | stored.RemoteFiles]:
@@ -109,8 +104,7 @@ DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
     Evaluation: [],
     Experiment: [],
 }
-JOB_OUTPUT_TABLES = (Base, Dataset, Checkpoint)
-"""Tables whose rows are created by jobs and shown in lists."""
+JOB_OUTPUT_TABLES = (Base, Dataset, Checkpoint)  # tables whose rows are created by jobs and shown in lists
 CLEARED = {"source_id", "dataset_id", "after_id", "job_id"}
 """Foreign keys that are set to NULL instead of deleting the dependent row, which stays useful without its origin.
 (`Evaluation.matrix_id` is not cleared: a matrix cell never becomes an ordinary evaluation of its checkpoint.)"""
@@ -145,20 +139,14 @@ def must_be_idle(session: Session, row: Any) -> None:
     job = row if isinstance(row, Job) else session.get(Job, getattr(row, "job_id", None) or "")
     if job and job.state not in FINISHED:
         raise Conflict(f"The job “{job.name}” is {job.state.lower()}; cancel it first.")
-    if user := _used_by(session, row):
-        raise Conflict(f"The job “{user.name}” ({user.state.lower()}) uses “{row.name}”; wait for it or cancel it.")
-
-
-def _used_by(session: Session, row: Any) -> Job | None:
-    """An active job whose request names this row."""
     if isinstance(row, Job | Experiment):
-        return None
-    active = session.scalars(select(Job).where(Job.state.not_in(FINISHED)))
-    return next((job for job in active if _mentions(job.request, row.id)), None)
+        return
+    for user in session.scalars(select(Job).where(Job.state.not_in(FINISHED))):
+        if _mentions(user.request, row.id):
+            raise Conflict(f"The job “{user.name}” ({user.state.lower()}) uses “{row.name}”; wait for it or cancel it.")
 
 
 def _mentions(value: Any, row_id: str) -> bool:
-    """Whether a request contains an id."""
     if isinstance(value, dict):
         return any(_mentions(item, row_id) for item in value.values())
     return any(_mentions(item, row_id) for item in value) if isinstance(value, list) else value == row_id

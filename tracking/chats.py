@@ -5,7 +5,7 @@ whose response it continues (`continues`), and the chat's name (`name`). A repea
 sibling, so that no turn is lost. Turns of older versions have no such key; each follows the one before.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -19,10 +19,8 @@ from tracking.tables import Run, RunStep
 
 KEY = "chat"
 KIND = "chat"
-INCOMPLETE_CHARACTER = "\ufffd"
-"""Decoded text of an incomplete character at the end of a truncated response."""
-MAX_SEARCHED = 500
-"""Maximum number of turns that a search reads from the database."""
+INCOMPLETE_CHARACTER = "\ufffd"  # decoded text of an incomplete character at the end of a truncated response
+MAX_SEARCHED = 500  # maximum number of turns that a search reads from the database
 TITLE_LENGTH = 90
 
 
@@ -42,12 +40,10 @@ class Chat:
 
 
 def chat_fields(turn: Run) -> dict[str, Any]:
-    """The chat fields of a turn's request."""
     return turn.request.get(KEY) or {}
 
 
 def question(turn: Run) -> str:
-    """The last user message of a turn."""
     return next((m["content"] for m in reversed(turn.request.get("messages") or []) if m["role"] == "user"), "")
 
 
@@ -119,7 +115,10 @@ def recent(session: Session, words: str = "", before: datetime | None = None, li
         query = query.where(Run.group_id.in_(_matching(session, words.split())))
     query = query.group_by(Run.group_id).order_by(last.desc()).limit(limit)
     rows = session.execute(query.having(last < before) if before else query).all()
-    firsts = _firsts(session, [group for group, _, _ in rows])
+    groups = [group for group, _, _ in rows]
+    query = select(Run).where(Run.group_id.in_(groups), Run.position == 0, Run.kind == KIND)
+    newest_first = session.scalars(query.order_by(Run.created_at.desc()))
+    firsts = {str(run.group_id): run for run in newest_first}  # the oldest first turn of each chat
     return [_chat(firsts[group], at, count) for group, at, count in rows if group in firsts]
 
 
@@ -132,14 +131,12 @@ def rename(session: Session, chat_id: str, name: str) -> None:
 def remove(session: Session, chat_id: str) -> None:
     """Delete a chat with its steps and its baseline runs. Raises NotFound, or Conflict while one of the runs is active.
     Baseline runs have the id of a turn as their group."""
-    turns = _turns(session, chat_id)
-    if any(turn.state not in runs.ENDED for turn in turns):
-        raise Conflict("The last answer of this chat is still being generated; stop it first.")
-    ids = [turn.id for turn in turns]
-    baselines = session.execute(select(Run.id, Run.state).where(Run.group_id.in_(ids))).all()
-    if any(state not in runs.ENDED for _, state in baselines):
-        raise Conflict("A plain answer is still being measured for this chat; stop it first.")
-    ids += [run_id for run_id, _ in baselines]
+    turns = [turn.id for turn in _turns(session, chat_id)]
+    query = select(Run.id, Run.state).where(or_(Run.id.in_(turns), Run.group_id.in_(turns)))
+    states = dict(session.execute(query).all())
+    if any(state not in runs.ENDED for state in states.values()):
+        raise Conflict("An answer of this chat is still being generated; stop it first.")
+    ids = list(states)
     session.execute(delete(RunStep).where(RunStep.run_id.in_(ids)))
     session.execute(delete(Run).where(Run.id.in_(ids)))
 
@@ -153,15 +150,6 @@ def _turns(session: Session, chat_id: str) -> list[Run]:
 
 def _chat(first: Run, at: datetime, count: int) -> Chat:
     return Chat(str(first.group_id), title(first), bool(chat_fields(first).get("name")), first.model, count, at)
-
-
-def _firsts(session: Session, groups: Iterable[str]) -> dict[str, Run]:
-    """The oldest first turn of each chat."""
-    query = select(Run).where(Run.group_id.in_(list(groups)), Run.position == 0, Run.kind == KIND)
-    firsts: dict[str, Run] = {}
-    for run in session.scalars(query.order_by(Run.created_at)):
-        firsts.setdefault(str(run.group_id), run)
-    return firsts
 
 
 def _matching(session: Session, words: list[str]) -> set[str]:

@@ -4,7 +4,6 @@ Use `writing` for any change: one short transaction, committed at the end, rolle
 Use `reading` for queries: it never waits for a writer on SQLite and never commits.
 """
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.orm import Session
 
-from speculoos.errors import BadInput, SpeculoosError, Unavailable
+from speculoos.errors import BadInput, Unavailable
 from speculoos.faults import disk_full
 from speculoos.resources import delete_reserve, is_disk_full
 from speculoos.settings import Settings
@@ -35,22 +34,19 @@ from tracking.path_columns import set_home
 if TYPE_CHECKING:
     from alembic.config import Config
 
-BACKUPS = "backups"
-"""Folder of the home with the database copies created before migrations."""
+BACKUPS = "backups"  # folder of the home with the database copies created before migrations
 DAMAGED = (
     *("malformed", "not a database", "decode to UTF-8"),
     *("database corruption", "invalid page in block", "could not read block"),
 )
 """Parts of SQLite's and PostgreSQL's errors for damaged files."""
-BUSY_MILLISECONDS = 10_000
-"""Timeout of a writer that waits for another one."""
+BUSY_MILLISECONDS = 10_000  # timeout of a writer that waits for another one
 WAL_PAGES = 250
 """Pages (of 4 kB) in SQLite's write-ahead log after which a commit writes a checkpoint. With the default of 1,000 the
 log grows to 4 MB, which may not fit on a nearly full disk."""
 
 _engines: dict[tuple[str, Path], Engine] = {}
-_checked: set[str] = set()
-"""URLs of databases whose revision was checked."""
+_checked: set[str] = set()  # URLs of databases whose revision was checked
 _lock = threading.Lock()
 _migrating = threading.Lock()  # Alembic keeps its context in module globals
 
@@ -73,9 +69,8 @@ def database_url(settings: Settings) -> URL:
     try:
         url = make_url(text)
     except ArgumentError:
-        raise BadInput(
-            "DATABASE_URL is not a URL; expected sqlite:///path/file.db or postgresql://user@host/name."
-        ) from None
+        expected = "sqlite:///path/file.db or postgresql://user@host/name"
+        raise BadInput(f"DATABASE_URL is not a URL; expected {expected}.") from None
     if url.get_backend_name() not in ("sqlite", "postgresql"):
         raise BadInput(f"DATABASE_URL: {url.get_backend_name()!r} is not supported; use sqlite or postgresql.")
     return url
@@ -152,7 +147,12 @@ def upgrade(settings: Settings, revision: str = "head") -> None:
     """
     from alembic import command
 
-    _make_folder(database_url(settings))
+    if (url := database_url(settings)).get_backend_name() == "sqlite":
+        folder = Path(url.database or "").parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(f"{folder} cannot be created ({error.strerror}); set SPECULOOS_HOME.") from None
     with _migrating, _translated(settings), engine(settings).connect() as connection:
         revisions.check(revisions.current(connection), _where(settings))
         connection.rollback()
@@ -200,22 +200,17 @@ def _open(settings: Settings, bind: Engine) -> Iterator[Session]:
 def _translated(settings: Settings) -> Iterator[None]:
     try:
         yield
-    except SpeculoosError:
-        raise
     except NoSuchModuleError as error:
         raise BadInput(f"DATABASE_URL: {error}.") from None
     except DBAPIError as error:
-        if is_full := _is_disk_full(settings, error):
+        # SQLite reports a full disk for its file and its log, but only an I/O error for the index of the log, which the
+        # first connection creates.
+        io_error = "disk I/O error" in str(error.orig) and is_disk_full(settings.home)
+        if is_full := io_error or disk_full(error):
             _shorten_log(settings)
         if message := _message(settings, error, is_full):
             raise Unavailable(message) from error
         raise
-
-
-def _is_disk_full(settings: Settings, error: DBAPIError) -> bool:
-    """Whether the disk is full. SQLite reports this for its file and its log, but only an I/O error for the index of
-    the log, which the first connection creates."""
-    return disk_full(error) or ("disk I/O error" in str(error.orig) and is_disk_full(settings.home))
 
 
 def _shorten_log(settings: Settings) -> None:
@@ -245,31 +240,10 @@ def _message(settings: Settings, error: DBAPIError, is_full: bool) -> str:
         return f"The database {where} is not migrated ({reason}); run `speculoos up`, which does it."
     if is_full:
         return f"The disk that holds the database {where} is full; make room there."
-    if isinstance(error, OperationalError) and _read_only(settings):
-        return (
-            f"The folder of the database {where} is not writable ({reason}); make it writable, or set SPECULOOS_HOME "
-            "to a copy of the home in another folder."
-        )
     if isinstance(error, OperationalError):
-        return f"The database {where} cannot be used now ({reason}); check DATABASE_URL, the server and the disk."
+        advice = "check DATABASE_URL or SPECULOOS_HOME, the server, and that the disk can be written to"
+        return f"The database {where} cannot be used now ({reason}); {advice}."
     return ""
-
-
-def _read_only(settings: Settings) -> bool:
-    """Whether the folder of SQLite's file is not writable, which SQLite needs for reading too."""
-    url = database_url(settings)
-    folder = Path(url.database or "").parent
-    return url.get_backend_name() == "sqlite" and folder.is_dir() and not os.access(folder, os.W_OK)
-
-
-def _make_folder(url: URL) -> None:
-    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
-        return
-    folder = Path(url.database).parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Unavailable(f"The folder {folder} cannot be created ({error.strerror}); set SPECULOOS_HOME.") from None
 
 
 def _make_engine(url: URL) -> Engine:

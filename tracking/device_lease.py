@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from speculoos import machine
@@ -58,15 +58,17 @@ def observed_device(settings: Settings, device: str) -> Iterator[DeviceSharing]:
 @contextmanager
 def exclusive_device(settings: Settings, device: str, run_id: str) -> Iterator[DeviceSharing]:
     """Hold the device's lease as `run:<id>` during the block. If a job has it, the block runs without the lease and the
-    yielded Sharing names the job."""
-    holder, sharing = f"run:{run_id}", DeviceSharing()
-    if not _acquire(settings, device, holder, sharing):
-        with observed_device(settings, device) as watching:
-            yield watching
-        for name in sharing.names:
-            watching.add(name)
+    yielded DeviceSharing names the job."""
+    name, holder = machine.device_key(device, settings.home), f"run:{run_id}"
+    with writing(settings) as session:
+        acquired = leases.acquire(session, name, holder, SECONDS)
+        other = "" if acquired else leases.holder_name(session, name)
+    if not acquired:
+        with observed_device(settings, device) as sharing:
+            yield sharing
+        sharing.add(other)
         return
-    done = threading.Event()
+    sharing, done = DeviceSharing(), threading.Event()
     renewing = threading.Thread(target=_renew, args=(settings, device, holder, sharing, done), daemon=True)
     renewing.start()
     try:
@@ -74,25 +76,11 @@ def exclusive_device(settings: Settings, device: str, run_id: str) -> Iterator[D
     finally:
         done.set()
         renewing.join()
-        _release(settings, holder)
-
-
-def _acquire(settings: Settings, device: str, holder: str, sharing: DeviceSharing) -> bool:
-    name = machine.device_key(device, settings.home)
-    with writing(settings) as session:
-        acquired = leases.acquire(session, name, holder, SECONDS)
-        if not acquired:
-            sharing.add(leases.holder_name(session, name))
-        return acquired
-
-
-def _release(settings: Settings, holder: str) -> None:
-    """Release the lease. If the database is unavailable it expires instead, so that the generation does not fail."""
-    try:
-        with writing(settings) as session:
-            leases.release(session, holder)
-    except SpeculoosError as error:
-        log.warning("The lease of %s was not released and will expire: %s", holder, error)
+        try:
+            with writing(settings) as session:
+                leases.release(session, holder)
+        except SpeculoosError as error:  # the generation must not fail
+            log.warning("The lease of %s was not released and will expire: %s", holder, error)
 
 
 def _renew(settings: Settings, device: str, holder: str, sharing: DeviceSharing, done: threading.Event) -> None:
@@ -102,12 +90,8 @@ def _renew(settings: Settings, device: str, holder: str, sharing: DeviceSharing,
                 leases.renew(session, machine.device_key(device, settings.home), holder, SECONDS)
         except BaseException as error:  # after any error the device may be shared
             log.warning("The lease of %s was not renewed: %s", holder, error)
-            sharing.add(_other_holder(settings, device))
+            job = ""
+            with suppress(SpeculoosError):
+                job = job_on(settings, device)
+            sharing.add(job or UNKNOWN_HOLDER)
             return
-
-
-def _other_holder(settings: Settings, device: str) -> str:
-    try:
-        return job_on(settings, device) or UNKNOWN_HOLDER
-    except SpeculoosError:
-        return UNKNOWN_HOLDER

@@ -51,9 +51,8 @@ def _interval_text(low: float | None, high: float | None) -> str:
 
 def interval_of(value: Any) -> tuple[float | None, float | None]:
     """(low, high) of a list of two values, else (None, None)."""
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return None, None
-    return finite_number(value[0]), finite_number(value[1])
+    low, high = value if isinstance(value, list | tuple) and len(value) == 2 else (None, None)
+    return finite_number(low), finite_number(high)
 
 
 def machine_name(result: Mapping[str, Any]) -> str:
@@ -67,6 +66,5 @@ def machine_name(result: Mapping[str, Any]) -> str:
 
 
 def finite_number(value: Any) -> float | None:
-    """A finite number, or None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None

@@ -12,13 +12,10 @@ from tracking.names import check_free_name
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Dataset, Experiment, Job
 
-EXPERIMENT_OUTPUT_TABLES = (Dataset, Checkpoint)
-"""Tables of outputs that have an `experiment_id`."""
 NAMES = 50
 
 
 def query() -> Select[Any]:
-    """All experiments, newest first."""
     return select(Experiment).order_by(Experiment.created_at.desc(), Experiment.id)
 
 
@@ -41,7 +38,6 @@ def add_to_experiment(session: Session, job_id: str, name: str) -> None:
 
 
 def remove_from_experiment(session: Session, job_id: str) -> None:
-    """Remove a job from its experiment; the job is not deleted."""
     _move(session, _undivided(session, job_id), None)
 
 
@@ -57,8 +53,7 @@ def counts(session: Session, ids: Sequence[str]) -> dict[str, tuple[int, int, in
     active = func.sum(case((Job.state.not_in(FINISHED), 1), else_=0))
     conditions = (Job.experiment_id.in_(ids), Job.parent_id.is_(None))
     query = select(Job.experiment_id, func.count(), trained, active).where(*conditions).group_by(Job.experiment_id)
-    rows = session.execute(query)
-    return {row_id: (count, int(trained), int(active)) for row_id, count, trained, active in rows}
+    return {row_id: (count, int(trained), int(active)) for row_id, count, trained, active in session.execute(query)}
 
 
 def signature(session: Session) -> str:
@@ -85,7 +80,7 @@ def _undivided(session: Session, job_id: str) -> Job:
 
 
 def _move(session: Session, job: Job, experiment_id: str | None) -> None:
-    for table in EXPERIMENT_OUTPUT_TABLES:
+    for table in (Dataset, Checkpoint):
         session.execute(update(table).where(table.job_id == job.id).values(experiment_id=experiment_id))
     job.experiment_id = experiment_id
     job.version = Job.version + 1

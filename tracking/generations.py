@@ -1,7 +1,6 @@
 """Progress of a data generation, from the counters of the job and its shards (written by `corpus.generation_status`).
 The number of queries does not depend on the number of shards."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,33 +11,21 @@ from sqlalchemy.orm import Session
 from tracking.states import JobState
 from tracking.tables import Job, Metric, Sample
 
-COUNTER_PREFIX = "now/"
-"""Name prefix of metrics that are counters instead of curves: one value each, at step 0."""
-SPEED, REJECTED_PREFIX = "speed", "left_out/"
-ANSWERS, REJECTED_ROWS = 0, 1
-"""`step` of a generation's samples, which encodes their kind."""
+COUNTER_PREFIX = "now/"  # name prefix of metrics that are counters instead of curves: one value each, at step 0
+SPEED, REJECTED = "speed", "left_out"
+ANSWERS, REJECTED_ROWS = 0, 1  # `step` of a generation's samples, which encodes their kind
 
 
 @dataclass
 class GenerationProgress:
     """Sums over a generation and its shards. Speeds of running shards in tokens per second, by worker and by server."""
 
-    counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    rows: int = 0
+    tokens: int = 0
+    bytes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     workers: dict[str, float] = field(default_factory=dict)
     servers: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        return int(self.counts["rows"])
-
-    @property
-    def tokens(self) -> int:
-        return int(self.counts["tokens"])
-
-    @property
-    def bytes(self) -> int:
-        return int(self.counts["bytes"])
 
     @property
     def speed(self) -> float:
@@ -52,8 +39,15 @@ def generation_progress(session: Session, job_id: str) -> GenerationProgress:
     query = select(Metric.name, Job.owner, running, func.sum(Metric.value)).join(Job, Metric.job_id == Job.id)
     query = query.where(*conditions).group_by(Metric.name, Job.owner, running)
     progress = GenerationProgress()
-    for name, owner, is_running, value in session.execute(query):
-        _count(progress, name.removeprefix(COUNTER_PREFIX), owner, is_running, value)
+    for metric, owner, is_running, value in session.execute(query):
+        name, _, part = metric.removeprefix(COUNTER_PREFIX).partition("/")
+        if name == SPEED and is_running:
+            speeds = progress.servers if part else progress.workers
+            speeds[part or owner] = speeds.get(part or owner, 0.0) + value
+        elif name == REJECTED:
+            progress.left_out[part] = progress.left_out.get(part, 0) + int(value)
+        elif name in ("rows", "tokens", "bytes"):
+            setattr(progress, name, getattr(progress, name) + int(value))
     return progress
 
 
@@ -65,16 +59,3 @@ def samples(session: Session, job_id: str, step: int, limit: int) -> Sequence[di
 
 def _of(job_id: str) -> ColumnElement[bool]:
     return or_(Job.id == job_id, Job.parent_id == job_id)
-
-
-def _count(progress: GenerationProgress, name: str, owner: str, is_running: bool, value: float) -> None:
-    if name.startswith(SPEED):
-        server = name.removeprefix(SPEED).removeprefix("/")
-        speeds = progress.servers if server else progress.workers
-        if is_running:
-            speeds[server or owner] = speeds.get(server or owner, 0.0) + value
-    elif name.startswith(REJECTED_PREFIX):
-        kind = name.removeprefix(REJECTED_PREFIX)
-        progress.left_out[kind] = progress.left_out.get(kind, 0) + int(value)
-    else:
-        progress.counts[name] += value

@@ -16,6 +16,7 @@ from tracking import shards
 from tracking.moves import (
     ATTEMPTS,
     NO_ERROR,
+    QUEUED_AGAIN,
     can_start,
     check_fence,
     end_of_queue,
@@ -30,8 +31,7 @@ from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
 from tracking.values import storable
 
-STOPPED_WITH_PREDECESSOR = "predecessor"
-"""`error_code` of a job cancelled because its predecessor did not succeed."""
+STOPPED_WITH_PREDECESSOR = "predecessor"  # `error_code` of a job cancelled because its predecessor did not succeed
 OUTPUTS = (Base, Dataset, Checkpoint, Evaluation)
 
 
@@ -127,23 +127,20 @@ def record_child(session: Session, job_id: str, attempt: int, child: dict[str, A
 def succeed(session: Session, job_id: str, attempt: int, result: dict[str, Any]) -> None:
     """RUNNING → SUCCEEDED. Raises Fenced."""
     values = {"result": result, "finished_at": now(), "eta_seconds": None, "progress_note": "", **NO_ERROR}
-    check_fence(
-        update_visibly(session, job_id, owned_by_attempt(attempt), state=JobState.SUCCEEDED, **values), job_id, attempt
-    )
+    ended = update_visibly(session, job_id, owned_by_attempt(attempt), state=JobState.SUCCEEDED, **values)
+    check_fence(ended, job_id, attempt)
 
 
 def fail(session: Session, job_id: str, attempt: int, code: str, error: str, hint: str = "") -> None:
     """RUNNING → FAILED with one sentence; jobs that wait for it are cancelled. Raises Fenced."""
-    check_fence(
-        _finish(session, job_id, owned_by_attempt(attempt), JobState.FAILED, code, error, hint), job_id, attempt
-    )
+    ended = _finish(session, job_id, owned_by_attempt(attempt), JobState.FAILED, code, error, hint)
+    check_fence(ended, job_id, attempt)
 
 
 def finish_cancelled(session: Session, job_id: str, attempt: int, message: str = "Stopped at your request.") -> None:
     """RUNNING → CANCELLED, after the work has stopped. Raises Fenced."""
-    check_fence(
-        _finish(session, job_id, owned_by_attempt(attempt), JobState.CANCELLED, "cancelled", message), job_id, attempt
-    )
+    ended = _finish(session, job_id, owned_by_attempt(attempt), JobState.CANCELLED, "cancelled", message)
+    check_fence(ended, job_id, attempt)
 
 
 def interrupt(
@@ -155,20 +152,18 @@ def interrupt(
     shards; FAILED, with `hint`, if no attempt is left. An attempt with more progress than all earlier ones resets the
     count of attempts. With `counts=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced.
     """
-    update_silently(
-        session, job_id, owned_by_attempt(attempt), Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS
-    )
-    last_attempt = and_(owned_by_attempt(attempt), Job.attempt >= Job.attempt_cap)
-    stopped = and_(owned_by_attempt(attempt), Job.cancel_requested, or_(Job.shards == 0, last_attempt))
+    own = owned_by_attempt(attempt)
+    update_silently(session, job_id, own, Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
+    last_attempt = and_(own, Job.attempt >= Job.attempt_cap)
+    stopped = and_(own, Job.cancel_requested, or_(Job.shards == 0, last_attempt))
     if _finish(session, job_id, stopped, JobState.CANCELLED, "cancelled", STOPPED_MESSAGE):
         return JobState.CANCELLED
-    if counts and _finish(
-        session, job_id, last_attempt, JobState.FAILED, "crashed", attempts_exhausted(reason), hint or RETRY_HINT
-    ):
+    exhausted = f"Given up after {ATTEMPTS} attempts in a row that got no further; the last one: {reason}"
+    if counts and _finish(session, job_id, last_attempt, JobState.FAILED, "crashed", exhausted, hint or RETRY_HINT):
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
     extra = {} if counts else {"attempt_cap": Job.attempt_cap + 1}
-    moved = update_visibly(session, job_id, owned_by_attempt(attempt), state=JobState.INTERRUPTED, **values, **extra)
+    moved = update_visibly(session, job_id, own, state=JobState.INTERRUPTED, **values, **extra)
     check_fence(moved, job_id, attempt)
     return JobState.INTERRUPTED
 
@@ -181,9 +176,8 @@ def request_cancel(session: Session, job_id: str) -> Job:
     """
     job = get(session, job_id)
     shards.must_not_be_shard(session, job)
-    if _finish(
-        session, job_id, and_(is_waiting(), Job.shards == 0), JobState.CANCELLED, "cancelled", CANCELLED_WHILE_WAITING
-    ):
+    undivided = and_(is_waiting(), Job.shards == 0)
+    if _finish(session, job_id, undivided, JobState.CANCELLED, "cancelled", "Cancelled while it waited."):
         return get(session, job_id)
     if not update_visibly(session, job_id, or_(Job.state == JobState.RUNNING, is_waiting()), cancel_requested=True):
         raise Conflict(f"“{job.name}” has ended already ({job.state}).")
@@ -240,14 +234,8 @@ def resume_divided(session: Session) -> int:
     ended = shards.all_ended(session)
     for job in ended:
         if job.cancel_requested:
-            update_visibly(
-                session,
-                job.id,
-                owned_by_attempt(job.attempt),
-                state=JobState.INTERRUPTED,
-                published_at=None,
-                attempt_cap=Job.attempt + ATTEMPTS,
-            )
+            values = {"published_at": None, "attempt_cap": Job.attempt + ATTEMPTS}
+            update_visibly(session, job.id, owned_by_attempt(job.attempt), state=JobState.INTERRUPTED, **values)
         else:
             with suppress(Fenced):  # another process has just done it
                 interrupt(session, job.id, job.attempt, "Its shards have ended.")
@@ -255,16 +243,10 @@ def resume_divided(session: Session) -> int:
 
 
 def mark_published(session: Session, job_id: str) -> None:
-    """Store that the job's message was sent now."""
     update_silently(session, job_id, published_at=now())
 
 
-def attempts_exhausted(reason: str) -> str:
-    return f"Given up after {ATTEMPTS} attempts in a row that got no further; the last one: {reason}"
-
-
 STOPPED_MESSAGE = "Stopped at your request."
-CANCELLED_WHILE_WAITING = "Cancelled while it waited."
 RETRY_HINT = "The job's log shows the last lines of each attempt; retry goes on from the last checkpoint."
 
 
@@ -291,9 +273,7 @@ def _cancel_dependents(session: Session, job: Job) -> None:
 
 
 def _requeue(session: Session, job: Job) -> None:
-    values = {"cancel_requested": False, "finished_at": None, "published_at": None, "progress_note": "", **NO_ERROR}
-    values |= {"queued_at": end_of_queue(session, job.queue), "attempt_cap": Job.attempt + ATTEMPTS, "started_at": None}
-    if not update_visibly(session, job.id, state=JobState.QUEUED, **values):
+    if not update_visibly(session, job.id, queued_at=end_of_queue(session, job.queue), **QUEUED_AGAIN):
         return
     _set_outputs(session, job.id, "failed", "pending")
     shards.requeue(session, job.id)

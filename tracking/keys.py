@@ -6,7 +6,6 @@ Functions take an open session; the caller commits.
 import hashlib
 import secrets
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -42,17 +41,14 @@ def list_keys(session: Session, revoked: bool = False) -> list[ApiKey]:
 
 def revoke(session: Session, reference: str) -> ApiKey:
     """Revoke the live key with this name or id. Raises NotFound."""
-    key = session.scalar(
-        select(ApiKey).where((ApiKey.name == reference) | (ApiKey.id == reference), ApiKey.revoked_at.is_(None))
-    )
-    if key is None:
+    query = select(ApiKey).where((ApiKey.name == reference) | (ApiKey.id == reference), ApiKey.revoked_at.is_(None))
+    if (key := session.scalar(query)) is None:
         raise NotFound(f"There is no live key {reference!r}; `speculoos keys list` lists the live keys.")
     key.revoked_at = now()
     return key
 
 
 def find_live(session: Session, sha256: str) -> ApiKey | None:
-    """The live key with this sha256, or None."""
     return session.scalar(select(ApiKey).where(ApiKey.sha256 == sha256, ApiKey.revoked_at.is_(None)))
 
 
@@ -65,15 +61,3 @@ def note_use(session: Session, key_id: str, at: datetime) -> None:
 def hashed(secret: str) -> str:
     """The sha256 of a secret. Secrets of 256 random bits need no slower hash."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def key_view(key: ApiKey) -> dict[str, Any]:
-    """A key as JSON, without its hash."""
-    return {
-        "id": key.id,
-        "name": key.name,
-        "hint": key.hint,
-        "created_at": key.created_at.isoformat(),
-        "last_used_at": key.last_used_at.isoformat() if key.last_used_at else None,
-        "revoked_at": key.revoked_at.isoformat() if key.revoked_at else None,
-    }

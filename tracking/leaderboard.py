@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, false, func, select
 from sqlalchemy.orm import Session
 
 from tracking.tables import Base, Checkpoint, Evaluation
@@ -29,9 +29,8 @@ SORTS: dict[str, Any] = {
 }
 question_count = Evaluation.result["prompts"].as_integer()
 """Number of questions; results of few and of many questions are not comparable."""
-COUNT = re.compile("[0-9]{1,9}")
-MAX_LENGTH = 200
-"""Maximum characters of a value in a URL."""
+NUMBER = re.compile(r"\d{1,9}(\.\d+)?", re.ASCII)
+MAX_LENGTH = 200  # maximum characters of a value in a URL
 
 
 @dataclass(frozen=True)
@@ -88,19 +87,16 @@ class LeaderboardView:
             conditions.append(Evaluation.tree == ("" if self.tree == OWN_TREE else self.tree))
         if self.source:
             conditions.append(Evaluation.source == ("" if self.source == THIS_ENGINE else self.source))
-        if self.prompts:
-            conditions.append(question_count == (int(self.prompts) if COUNT.fullmatch(self.prompts) else -1))
-        if self.temperature:
-            conditions.append(Evaluation.temperature == _number(self.temperature))
+        for column, text in ((question_count, self.prompts), (Evaluation.temperature, self.temperature)):
+            if text:
+                conditions.append(column == float(text) if NUMBER.fullmatch(text) else false())
         return conditions
 
 
-Choice = tuple[str, str]
-"""(label, value)."""
+Choice = tuple[str, str]  # (label, value)
 
 
 def filter_choices(session: Session) -> dict[str, list[Choice]]:
-    """The filter choices of each column, from the existing evaluations."""
     filters = (Evaluation.base_id, Evaluation.checkpoint_id, Evaluation.questions, Evaluation.temperature)
     filters += (Evaluation.tree, Evaluation.machine, Evaluation.source, question_count)
     rows = session.execute(select(*filters).where(*MEASURED).distinct()).all()
@@ -146,11 +142,3 @@ def comparable_evaluations(session: Session, row: Evaluation) -> list[Evaluation
 def _named(session: Session, table: type[Base] | type[Checkpoint], ids: set[str]) -> list[Choice]:
     rows = session.execute(select(table.name, table.id).where(table.id.in_(ids)).order_by(table.name, table.id))
     return [(name, row_id) for name, row_id in rows]
-
-
-def _number(text: str) -> float:
-    """The number in a text; -1, which matches no evaluation, if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0

@@ -8,10 +8,10 @@ unless renewed.
 from datetime import timedelta
 
 from sqlalchemy import ColumnElement, and_, exists, literal, or_, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Fenced
+from tracking.reports import UPSERT
 from tracking.states import JobState
 from tracking.tables import DeviceLease, Job, Run, now
 
@@ -21,7 +21,8 @@ MAX_DURATION = timedelta(hours=1)
 
 def acquire(session: Session, device: str, holder: str, seconds: float, attempt: int = 0) -> bool:
     """Acquire a free or expired lease, or keep one's own. False if another holder has it."""
-    _ensure_row(session, device)
+    insert = UPSERT[session.get_bind().dialect.name]
+    session.execute(insert(DeviceLease).values(device=device).on_conflict_do_nothing())
     free = or_(DeviceLease.holder.in_(["", holder]), ~_held())
     values = {"holder": holder, "attempt": attempt, "until": now() + timedelta(seconds=seconds)}
     return _update(session, DeviceLease.device == device, free, **values)
@@ -65,16 +66,6 @@ def _held() -> ColumnElement[bool]:
     run = exists().where(literal("run:") + Run.id == DeviceLease.holder, Run.state == "RUNNING")
     valid = DeviceLease.until.between(now(), now() + MAX_DURATION)
     return and_(DeviceLease.until.is_not(None), or_(job, run, valid))
-
-
-def _ensure_row(session: Session, device: str) -> None:
-    if session.get(DeviceLease, device):
-        return
-    try:
-        with session.begin_nested():
-            session.add(DeviceLease(device=device))
-    except IntegrityError:
-        pass  # another process has inserted it
 
 
 def _update(session: Session, *conditions: object, **values: object) -> bool:

@@ -45,12 +45,8 @@ def took_long(job: Job) -> bool:
 
 def signature(session: Session) -> str:
     """A short text that changes when any job changes; pages redraw only then."""
-    count, versions, last = session.execute(
-        select(func.count(Job.id), func.coalesce(func.sum(Job.version), 0), func.max(Job.created_at)).where(
-            Job.parent_id.is_(None)
-        )
-    ).one()
-    return f"{count}.{versions}.{last}"
+    columns = (func.count(Job.id), func.sum(Job.version), func.max(Job.created_at))
+    return ".".join(map(str, session.execute(select(*columns).where(Job.parent_id.is_(None))).one()))
 
 
 class Queues:
@@ -99,9 +95,10 @@ class Queues:
         if reason := self._paused(job.queue):
             return reason
         running = self._running[job.queue]
-        ahead = len(running) + position - 1
-        if ahead >= capacity:
-            return _behind((running or self._waiting[job.queue])[0], ahead - 1)
+        if (ahead := len(running) + position - 1) >= capacity:
+            first = (running or self._waiting[job.queue])[0]
+            more = f" and {ahead - 1} more {'job' if ahead == 2 else 'jobs'}" if ahead > 1 else ""
+            return f"Waits for “{first.name}” ({_progress(first)}){more}."
         return "Goes on in a moment." if job.state == JobState.INTERRUPTED else "Starts in a moment."
 
 
@@ -111,7 +108,6 @@ def percent(job: Any) -> int | None:
 
 
 def _brief() -> Select[Any]:
-    """The columns that `Queues` needs."""
     columns = (Job.id, Job.name, Job.queue, Job.state, Job.done, Job.total, Job.after_id)
     return select(*columns, Job.parent_id, Job.shards, Job.owner)
 
@@ -121,11 +117,6 @@ def _at_shards(job: Any) -> bool:
     return job.state == JobState.RUNNING and job.shards > 0 and not job.owner
 
 
-def _behind(first: Any, more: int) -> str:
-    tail = f" and {more} more {'job' if more == 1 else 'jobs'}" if more else ""
-    return f"Waits for “{first.name}” ({_progress(first)}){tail}."
-
-
 def _progress(job: Any) -> str:
     done = f", {percent(job)} % done" if job.state == JobState.RUNNING and percent(job) is not None else ""
     return job.state.lower() + done
@@ -133,6 +124,5 @@ def _progress(job: Any) -> str:
 
 def _last_seen(session: Session, queue: str) -> str:
     seen = processes.last_seen(session, f"worker-{queue}")
-    if seen is None:
-        return "none is running; `speculoos up` starts one"
-    return f"none has reported for {max(0, int((now() - seen).total_seconds()))} s; `speculoos up` starts one"
+    silent = f"has reported for {max(0, int((now() - seen).total_seconds()))} s" if seen else "is running"
+    return f"none {silent}; `speculoos up` starts one"

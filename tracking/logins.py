@@ -24,11 +24,9 @@ def find(session: Session, login_id: str) -> Login | None:
 
 
 def rename(session: Session, login_id: str, user: str) -> None:
-    """Change the user name of a login."""
     if login := find(session, login_id):
         login.user = user
 
 
 def end(session: Session, login_id: str) -> None:
-    """Log out."""
     session.execute(delete(Login).where(Login.id == login_id))

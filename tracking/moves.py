@@ -13,9 +13,12 @@ from speculoos.errors import Fenced
 from tracking.states import TRANSITIONS, WAITING, JobState
 from tracking.tables import Job, now
 
-ATTEMPTS = 5
-"""Attempts in a row without progress after which a job fails, so that crash loops end."""
+ATTEMPTS = 5  # attempts in a row without progress after which a job fails, so that crash loops end
 NO_ERROR = {"error_code": "", "error": "", "hint": ""}
+QUEUED_AGAIN = {
+    **{"state": JobState.QUEUED, "attempt_cap": Job.attempt + ATTEMPTS, "cancel_requested": False, "progress_note": ""},
+    **{"started_at": None, "finished_at": None, "published_at": None, **NO_ERROR},
+}
 
 
 def owned_by_attempt(attempt: int) -> ColumnElement[bool]:

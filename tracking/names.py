@@ -9,17 +9,11 @@ from sqlalchemy.orm import Session
 from speculoos.errors import BadInput, Conflict
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Table
 
-STARTER = "starter"
-"""Source and name of the starter base model. The name always means the same weights."""
+STARTER = "starter"  # source and name of the starter base model. The name always means the same weights.
 LONGEST = 120
 LONGEST_USER = 80
-KIND_NAMES = {
-    "bases": "model",
-    "datasets": "data set",
-    "checkpoints": "checkpoint",
-    "experiments": "experiment",
-    "evaluations": "evaluation",
-}
+KIND_NAMES = {"bases": "model", "datasets": "data set", "checkpoints": "checkpoint"}
+KIND_NAMES |= {"experiments": "experiment", "evaluations": "evaluation"}
 UNIQUE = (Base, Dataset, Checkpoint, Experiment)
 
 
@@ -29,9 +23,7 @@ def check_name(name: str) -> str:
     if not name:
         raise BadInput("A name cannot be empty.")
     if "@" in name:
-        raise BadInput(
-            f"The name {name!r} has an @, which separates a model from its checkpoint; use another character."
-        )
+        raise BadInput(f"The name {name!r} has an @, which separates a model from its checkpoint; use another sign.")
     return name
 
 

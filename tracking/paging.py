@@ -6,8 +6,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-SIZE = 50
-"""Rows on a page."""
+SIZE = 50  # rows on a page
 Row = TypeVar("Row")
 
 

@@ -19,7 +19,6 @@ KEYS = frozenset({"path", "location", "draft_path"})
 
 
 def set_home(engine: Engine, home: Path) -> None:
-    """Set the home of an engine's rows."""
     engine.dialect.speculoos_home = home
 
 

@@ -8,8 +8,7 @@ from sqlalchemy.orm import Session
 from tracking import runs
 from tracking.tables import Evaluation, Run, new_id
 
-KEY = "replayed"
-"""Key in the result of a replay, absent in measurements: {"file", "rows", …}."""
+KEY = "replayed"  # key in the result of a replay, absent in measurements: {"file", "rows", …}
 
 
 def save_evaluation(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, select
+from sqlalchemy import ColumnElement, and_, func, insert, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -14,8 +14,8 @@ from tracking.tables import Job, JobLog, Metric, Sample, now
 from tracking.values import storable
 
 UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-MESSAGE_LIMIT = 4000
-"""Maximum characters of one log line."""
+MESSAGE_LIMIT = 4000  # maximum characters of one log line
+POINTS = 240  # more points than a chart can show
 
 
 @dataclass
@@ -72,8 +72,19 @@ def metrics(session: Session, job_id: str, *conditions: ColumnElement[bool]) -> 
     return series
 
 
+def sampled_metrics(
+    session: Session, job_id: str, points: int = POINTS, but: str = ""
+) -> dict[str, list[tuple[int, float]]]:
+    """Each metric's (step, value) pairs in order of step, about `points` at most, evenly spaced, with the first and the
+    last. Metrics whose name starts with `but` are left out. The database selects the points, so that a page that
+    refreshes every second does not read 100,000 rows."""
+    columns = (Metric.name, func.count(), func.min(Metric.step), func.max(Metric.step))
+    ranges = session.execute(select(*columns).where(Metric.job_id == job_id).group_by(Metric.name)).all()
+    conditions = [_sampled(job_id, *row, points) for row in ranges if not (but and row[0].startswith(but))]
+    return metrics(session, job_id, or_(*conditions)) if conditions else {}
+
+
 def last_metrics(session: Session, job_id: str) -> dict[str, float]:
-    """The newest value of every metric."""
     return {name: points[-1][1] for name, points in metrics(session, job_id).items()}
 
 
@@ -81,6 +92,17 @@ def samples(session: Session, job_id: str, limit: int = 20) -> list[Sample]:
     """The newest `limit` samples, oldest first."""
     query = select(Sample).where(Sample.job_id == job_id).order_by(Sample.id.desc()).limit(limit)
     return list(session.scalars(query))[::-1]
+
+
+def _sampled(job_id: str, name: str, count: int, first: int, last: int, points: int) -> ColumnElement[bool]:
+    """Matches the first step in each of `points` intervals, and the last step. A condition on the remainder would miss
+    steps that are not evenly spaced."""
+    if count <= points:
+        return Metric.name == name
+    width = math.ceil((last - first + 1) / points)
+    metric = and_(Metric.job_id == job_id, Metric.name == name)
+    firsts = select(func.min(Metric.step)).where(metric).group_by((Metric.step - first) // width)
+    return and_(Metric.name == name, or_(Metric.step.in_(firsts), Metric.step == last))
 
 
 def _write_metrics(session: Session, job_id: str, attempt: int, values: dict[tuple[str, int], float]) -> None:

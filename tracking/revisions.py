@@ -18,7 +18,6 @@ def known() -> tuple[str, ...]:
 
 
 def head() -> str:
-    """The latest revision."""
     return known()[-1]
 
 

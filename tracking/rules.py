@@ -19,8 +19,7 @@ from tracking.tables import Preference
 
 KEY = "retention-rules"
 MAX_RULE_VALUE = 100_000
-RULES_CACHE_SECONDS = 5.0
-"""Maximum age of cached rules."""
+RULES_CACHE_SECONDS = 5.0  # maximum age of cached rules
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,12 @@ _cache: dict[tuple[Path, str], tuple[float, dict[str, int]]] = {}
 
 
 def chosen_rules(session: Session) -> dict[str, int]:
-    """The rules that users have set."""
     row = session.get(Preference, KEY)
     values = row.value if row else {}
     return {name: values[name] for name in RULES if type(values.get(name)) is int}
 
 
 def apply_rules(settings: Settings, values: dict[str, int]) -> Settings:
-    """The settings with the rules `values` applied."""
     return replace(settings, **{name: RULES[name].in_force(getattr(settings, name), v) for name, v in values.items()})
 
 
@@ -98,16 +95,11 @@ def save_rules(settings: Settings, values: dict[str, int | None]) -> None:
     """Set rules. None restores the environment's setting; other rules do not change. Raises BadInput for an invalid
     name or value."""
     for name, value in values.items():
-        _check(name, value)
+        if (rule := RULES.get(name)) is None:
+            raise BadInput(f"{name}: there is no such rule.")
+        if value is not None and not rule.least <= value <= rule.most:
+            raise BadInput(f"{rule.label}: expected {rule.bounds}, got {value:,}.")
     with writing(settings) as session:
         row = session.get(Preference, KEY, with_for_update=True)
         merged = {**(row.value if row else {}), **values}
         session.merge(Preference(key=KEY, value={name: value for name, value in merged.items() if value is not None}))
-
-
-def _check(name: str, value: int | None) -> None:
-    if name not in RULES:
-        raise BadInput(f"{name}: there is no such rule.")
-    rule = RULES[name]
-    if value is not None and not rule.least <= value <= rule.most:
-        raise BadInput(f"{rule.label}: expected {rule.bounds}, got {value:,}.")

@@ -17,8 +17,7 @@ from tracking.tables import Run, RunStep, new_id, now
 from tracking.values import storable
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
-POSTED_WITHIN = timedelta(seconds=30)
-"""The web app posts a run's id within this time or not at all."""
+POSTED_WITHIN = timedelta(seconds=30)  # the web app posts a run's id within this time or not at all
 LEFT_OVER = "The inference server was restarted before this run had finished; send it again."
 
 
@@ -54,7 +53,6 @@ def next_backwards(session: Session) -> bool:
 
 
 def get_run(session: Session, run_id: str) -> Run:
-    """The run with this id. Raises NotFound."""
     if run := session.get(Run, run_id):
         return run
     raise NotFound(f"There is no run {run_id!r}.")
@@ -94,18 +92,18 @@ def steps_after(session: Session, run_id: str, after: int = -1, limit: int = 500
 def finish_run(session: Session, run_id: str, text: str, summary: dict[str, Any]) -> bool:
     """RUNNING → SUCCEEDED with the whole text and its summary."""
     values = {"text": storable(text), "summary": summary}
-    return _end(session, run_id, ("RUNNING",), state="SUCCEEDED", **values)
+    return _move(session, run_id, ("RUNNING",), state="SUCCEEDED", **values)
 
 
 def cancel_run(session: Session, run_id: str, text: str = "", summary: dict[str, Any] | None = None) -> bool:
     """QUEUED or RUNNING → CANCELLED with the text generated so far. False if it had ended already."""
     values = {"text": storable(text), "summary": summary or {}}
-    return _end(session, run_id, ("QUEUED", "RUNNING"), state="CANCELLED", **values)
+    return _move(session, run_id, ("QUEUED", "RUNNING"), state="CANCELLED", **values)
 
 
 def fail_run(session: Session, run_id: str, error: str) -> bool:
     """QUEUED or RUNNING → FAILED with one sentence. False if it had ended already."""
-    return _end(session, run_id, ("QUEUED", "RUNNING"), state="FAILED", error=storable(error))
+    return _move(session, run_id, ("QUEUED", "RUNNING"), state="FAILED", error=storable(error))
 
 
 def fail_leftovers(session: Session) -> int:
@@ -117,7 +115,6 @@ def fail_leftovers(session: Session) -> int:
 
 
 def queued_before(session: Session, time: datetime) -> list[str]:
-    """Ids of QUEUED runs created before `time`."""
     return list(session.scalars(select(Run.id).where(Run.state == "QUEUED", Run.created_at < time)))
 
 
@@ -130,21 +127,9 @@ def delete_run(session: Session, run_id: str) -> None:
 
 def run_view(run: Run) -> dict[str, Any]:
     """A run as JSON, without its steps, for pages and the API."""
-    return {
-        "id": run.id,
-        "kind": run.kind,
-        "group_id": run.group_id,
-        "position": run.position,
-        "state": run.state,
-        "ended": run.state in ENDED,
-        "model": run.model,
-        "request": run.request,
-        "text": run.text,
-        "summary": run.summary,
-        "error": run.error,
-        "created_at": run.created_at.isoformat(),
-        "finished_at": run.finished_at.isoformat() if run.finished_at else None,
-    }
+    columns = {column.key: getattr(run, column.key) for column in Run.__table__.columns}
+    times = {key: value.isoformat() for key, value in columns.items() if isinstance(value, datetime)}
+    return columns | times | {"ended": run.state in ENDED}
 
 
 def token_ids(session: Session, run_id: str) -> list[int]:
@@ -159,29 +144,21 @@ def compare(session: Session, group_id: str) -> list[dict[str, Any]]:
     runs = group_runs(session, group_id)
     ids = [token_ids(session, run.id) for run in runs]
     return [
-        {
-            **run_view(run),
-            "token_count": len(own),
-            "identical": own == ids[0],
-            "first_divergence": first_divergence(own, ids[0]),
-        }
+        run_view(run)
+        | {"token_count": len(own), "identical": own == ids[0], "first_divergence": first_divergence(own, ids[0])}
         for run, own in zip(runs, ids, strict=True)
     ]
 
 
 def first_divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
     """Index of the first difference; the shorter length if one is a prefix of the other; None if equal."""
-    for index, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return index
-    return None if len(a) == len(b) else min(len(a), len(b))
-
-
-def _end(session: Session, run_id: str, states: tuple[str, ...], **values: Any) -> bool:
-    return _move(session, run_id, states, finished_at=now(), **values)
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), None if len(a) == len(b) else min(len(a), len(b)))
 
 
 def _move(session: Session, run_id: str, states: tuple[str, ...], **values: Any) -> bool:
     """Compare-and-set on the state column."""
+    if values["state"] in ENDED:
+        values["finished_at"] = now()
     moved = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(states)).values(**values))
     return moved.rowcount == 1

@@ -17,6 +17,7 @@ from speculoos.errors import Cancelled, Conflict
 from tracking.moves import (
     ATTEMPTS,
     NO_ERROR,
+    QUEUED_AGAIN,
     check_fence,
     end_of_queue,
     is_waiting,
@@ -28,15 +29,12 @@ from tracking.moves import (
 from tracking.states import FINISHED, JobState
 from tracking.tables import Job, now
 
-MAX_QUEUED_SHARDS = 64
-"""Maximum number of shards of one job whose messages are queued at a time."""
-MAX_FAILED = 3
-"""Number of failed shards of one job after which its waiting shards are cancelled."""
+MAX_QUEUED_SHARDS = 64  # maximum number of shards of one job whose messages are queued at a time
+MAX_FAILED = 3  # number of failed shards of one job after which its waiting shards are cancelled
 NOT_STARTED_MESSAGE = "Not started, because other shards failed."
 INDEPENDENT = ("evaluate",)
 """Kinds of shards whose failures are independent, so that the waiting ones are not cancelled."""
-NOUNS = {"matrix": "cells"}
-"""Names for the shards of a kind of job."""
+NOUNS = {"matrix": "cells"}  # names for the shards of a kind of job
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,9 @@ class Shard:
     request: dict[str, Any]
     total: int
     result: dict[str, Any] | None = None
-    name: str = ""
-    """Default: the name of its job with the shard's number."""
+    name: str = ""  # Default: the name of its job with the shard's number
     estimated_seconds: float | None = None
-    work: float = 0.0
-    """Units of the estimate, as for other jobs of its kind."""
+    work: float = 0.0  # units of the estimate, as for other jobs of its kind
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,6 @@ def failed(session: Session, job_id: str) -> list[Job]:
 
 
 def tally(session: Session, job_id: str) -> Tally:
-    """Progress of the shards of one job."""
     return _tallies(session, Job.parent_id == job_id).get(job_id, Tally())
 
 
@@ -240,9 +235,8 @@ def _update(session: Session, job: Job, shard: Shard) -> None:
 
 
 def _queue(session: Session, job: Job, request: dict[str, Any]) -> None:
-    values = {"cancel_requested": False, "finished_at": None, "published_at": None, "progress_note": "", **NO_ERROR}
-    values |= {"state": JobState.QUEUED, "request": request, "attempt_cap": Job.attempt + ATTEMPTS, "started_at": None}
-    update_silently(session, job.id, Job.state.in_(FINISHED), version=Job.version + 1, done=0, done_before=0, **values)
+    values = {"version": Job.version + 1, "request": request, "done": 0, "done_before": 0, **QUEUED_AGAIN}
+    update_silently(session, job.id, Job.state.in_(FINISHED), **values)
 
 
 def _end_waiting(session: Session, job_id: str, code: str, error: str) -> None:

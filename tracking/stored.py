@@ -30,8 +30,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Job, Stored, Table, now
 log = logging.getLogger(__name__)
 KINDS: dict[type[Table], str] = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
 UPLOADS, EXPORTS = "uploads", "exports"
-STARTER_DRAFT_FOLDER = "starter_head"
-"""Folder name of the starter's draft, which is part of every installation."""
+STARTER_DRAFT_FOLDER = "starter_head"  # folder name of the starter's draft, which is part of every installation
 Installed = Callable[[str], Path | None]
 """Maps a checksum to the path of the installation's own weights, or None. See models.starter.installed."""
 
@@ -42,12 +41,10 @@ def stored_entry(session: Session, row_id: str) -> Stored | None:
 
 
 def save_stored(session: Session, kind: str, row_id: str, folder: StoredFolder) -> None:
-    """Record that the store has a row's files."""
     session.merge(Stored(id=row_id, kind=kind, key=folder.key, bytes=folder.bytes, created_at=now()))
 
 
 def delete_stored(session: Session, row_id: str) -> None:
-    """Delete the store's entry of a row."""
     session.execute(sql_delete(Stored).where(Stored.id == row_id))
 
 
@@ -104,9 +101,13 @@ class RowFiles:
         path = self.path(row)
         if self.here(row, entry):
             return path
+        if is_shipped(row):
+            starter = f"{STARTER} model with the weights this job means"
+            raise Unavailable(f"This machine has no {starter}; run `make install` there.")
         if entry is None or self.store is None:
-            hint = "" if is_shipped(row) else "Send the job again from the machine that has them."
-            raise Unavailable(self._missing(row), hint)
+            store = hide_credentials(self.settings.store)
+            where = f"neither on this machine nor in the store {store}"
+            raise Unavailable(f"The files of “{row.name}” are {where}; send the job again from the machine with them.")
         with _locked(path / ".lock"):
             if not self.here(row, entry):  # another process may have fetched them meanwhile
                 self.store.get_folder(store_key(entry.kind, entry.id), entry.key, path)
@@ -127,12 +128,6 @@ class RowFiles:
         if folder.is_dir() and self._in_home(folder):
             write_key(folder, uploaded.key)
         return uploaded
-
-    def _missing(self, row: Any) -> str:
-        if is_shipped(row):
-            return f"This machine has no {STARTER} model with the weights this job means; run `make install` there."
-        store = hide_credentials(self.settings.store)
-        return f"The files of “{row.name}” are neither on this machine nor in the store {store}."
 
     def _in_home(self, path: Path) -> bool:
         return path.is_relative_to(self.settings.home)

@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 from tracking.leaderboard import MEASURED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Metric, Table
 
-MAX_TRAININGS = 8
-"""Maximum number of trainings in one comparison; more lines in a chart cannot be distinguished."""
+MAX_TRAININGS = 8  # maximum number of trainings in one comparison; more lines in a chart cannot be distinguished
 KIND = "train"
 
 
@@ -27,7 +26,6 @@ class Training:
 
     @property
     def data(self) -> str:
-        """The names of its data sets."""
         return ", ".join(row.name for row in self.datasets) or "deleted"
 
     @property
@@ -47,13 +45,11 @@ class SelectedTrainings:
 
 
 def find(session: Session, ids: Sequence[str], most: int = MAX_TRAININGS) -> SelectedTrainings:
-    """The trainings among the jobs `ids`."""
-    ids = list(dict.fromkeys(ids))
     by_id = _by_id(session, Job, set(ids))
-    known = [by_id[row_id] for row_id in ids if row_id in by_id]
+    known = [by_id[row_id] for row_id in dict.fromkeys(ids) if row_id in by_id]
     jobs = [job for job in known if job.kind == KIND]
     others = [job for job in known if job.kind != KIND]
-    return SelectedTrainings(with_rows(session, jobs[:most]), others, len(ids) - len(known), jobs[most:])
+    return SelectedTrainings(with_rows(session, jobs[:most]), others, len(set(ids)) - len(known), jobs[most:])
 
 
 def best_values(session: Session, jobs: Sequence[str], metric: str) -> dict[str, float]:
@@ -77,13 +73,13 @@ def with_rows(session: Session, jobs: Sequence[Job]) -> list[Training]:
     checkpoints = session.scalars(select(Checkpoint).where(Checkpoint.job_id.in_([job.id for job in jobs])))
     drafts = {row.job_id: row for row in checkpoints}
     evaluations = _evaluations(session, [row.id for row in drafts.values()])
-    bases = _by_id(session, Base, {_request_field(job, "base_id") for job in jobs})
+    bases = _by_id(session, Base, {job.request.get("base_id") for job in jobs})
     read = {job.id: dataset_ids(job.request) for job in jobs}
     sets = _by_id(session, Dataset, {row_id for ids in read.values() for row_id in ids})
     return [
         Training(
             job,
-            bases.get(_request_field(job, "base_id")),
+            bases.get(job.request.get("base_id")),
             [sets[row_id] for row_id in read[job.id] if row_id in sets],
             draft := drafts.get(job.id),
             evaluations.get(draft.id, []) if draft else [],
@@ -93,7 +89,6 @@ def with_rows(session: Session, jobs: Sequence[Job]) -> list[Training]:
 
 
 def dataset_ids(request: Mapping[str, Any] | None) -> list[str]:
-    """Ids of the data sets in a training's request."""
     fields = request or {}
     return list(dict.fromkeys(filter(None, [fields.get("dataset_id"), *(fields.get("more_dataset_ids") or [])])))
 
@@ -106,11 +101,6 @@ def _evaluations(session: Session, drafts: list[str]) -> dict[str, list[Evaluati
     return by_draft
 
 
-def _by_id(session: Session, table: type[Table], ids: set[str]) -> dict[str, Any]:
-    known = ids - {""}
-    query = select(table).where(table.id.in_(known))  # type: ignore[attr-defined]
-    return {row.id: row for row in session.scalars(query)} if known else {}
-
-
-def _request_field(job: Job, key: str) -> str:
-    return str((job.request or {}).get(key) or "")
+def _by_id(session: Session, table: type[Table], ids: set[Any]) -> dict[str, Any]:
+    query = select(table).where(table.id.in_(ids))  # type: ignore[attr-defined]
+    return {row.id: row for row in session.scalars(query)} if ids else {}

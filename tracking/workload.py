@@ -1,4 +1,4 @@
-"""Counts of jobs, runs and processes in a few grouped queries, for metrics and readiness."""
+"""Counts of jobs, runs and processes in a few grouped queries, for metrics and readiness; persistent counters."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -6,12 +6,14 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from tracking import counters
 from tracking.moves import can_start, is_waiting, runs_in_shards
 from tracking.states import JobState
 from tracking.tables import DeviceLease, Job, Preference, Run, now
 
 QUEUES = ("gpu", "io")
+COUNTER_KEY = "count:"
+LEASE_LOST, WORKER_GONE = "lease_lost", "worker_gone"
+"""Counters of attempts interrupted because their worker's heartbeats stopped, or because its process was gone."""
 START_DELAY = timedelta(seconds=60)
 """Maximum delay until a start is visible, because of clock differences and long transactions."""
 
@@ -33,26 +35,34 @@ class Workload:
 
 
 def workload(session: Session) -> Workload:
-    """Read the current Workload from the database."""
+    jobs = session.execute(select(Job.queue, Job.state, func.count()).group_by(Job.queue, Job.state))
+    by_queue = {
+        "oldest_wait": select(Job.queue, func.min(Job.queued_at)).where(can_start(), is_waiting()),
+        "attempts": select(Job.queue, func.sum(Job.attempt)),
+        "silent_jobs": select(Job.queue, func.min(Job.heartbeat_at)).where(
+            Job.state == JobState.RUNNING, ~runs_in_shards()
+        ),
+    }
+    found = {name: dict(session.execute(query.group_by(Job.queue)).all()) for name, query in by_queue.items()}
+    leases = session.scalars(select(DeviceLease))
     return Workload(
-        jobs=_jobs(session),
-        oldest_wait=_oldest_wait(session),
-        attempts=_by_queue(session, func.sum(Job.attempt)),
-        silent_jobs=_silent_jobs(session),
-        runs={state: count for state, count in session.execute(select(Run.state, func.count()).group_by(Run.state))},
+        jobs={(queue, state): 0 for queue in QUEUES for state in JobState} | {(q, s): count for q, s, count in jobs},
+        oldest_wait=dict.fromkeys(QUEUES, 0.0) | {queue: _age(at) for queue, at in found["oldest_wait"].items()},
+        attempts=dict.fromkeys(QUEUES, 0) | {queue: int(number) for queue, number in found["attempts"].items()},
+        silent_jobs={queue: _age(at) for queue, at in found["silent_jobs"].items() if at},
+        runs=dict(session.execute(select(Run.state, func.count()).group_by(Run.state)).all()),
         heartbeats=heartbeats(session),
-        devices=_devices(session),
-        counters=counters.read_counters(session),
+        devices={r.device: r.holder.partition(":")[0] if r.until and r.until > now() else "" for r in leases},
+        counters=read_counters(session),
     )
 
 
 def heartbeats(session: Session) -> dict[str, list[float]]:
     """Ages of heartbeats in seconds by process name, ascending."""
     by_name: dict[str, list[float]] = {}
-    rows = session.scalars(select(Preference).where(Preference.key.startswith("process:")))
-    for row in rows:
+    for row in session.scalars(select(Preference).where(Preference.key.startswith("process:"))):
         name = row.key.removeprefix("process:").partition("@")[0]
-        by_name.setdefault(name, []).append(max(0.0, (now() - row.updated_at).total_seconds()))
+        by_name.setdefault(name, []).append(_age(row.updated_at))
     return {name: sorted(ages) for name, ages in by_name.items()}
 
 
@@ -63,31 +73,20 @@ def started_since(session: Session, since: datetime) -> list[tuple[str, str, flo
     return [(job_id, queue, max(0.0, (started - queued).total_seconds())) for job_id, queue, queued, started in rows]
 
 
-def _jobs(session: Session) -> dict[tuple[str, str], int]:
-    query = select(Job.queue, Job.state, func.count()).group_by(Job.queue, Job.state)
-    counts = {(queue, state): count for queue, state, count in session.execute(query)}
-    return {(queue, state): 0 for queue in QUEUES for state in JobState} | counts
+def increment_counter(session: Session, name: str) -> None:
+    """Increment a counter, a Preference row; the caller commits."""
+    row = session.get(Preference, COUNTER_KEY + name, with_for_update=True)
+    value = {"n": (row.value.get("n", 0) if row else 0) + 1}
+    session.merge(Preference(key=COUNTER_KEY + name, value=value, updated_at=now()))
+    session.flush()
 
 
-def _oldest_wait(session: Session) -> dict[str, float]:
-    """Counts only jobs that could start now, not those that wait for another job."""
-    query = select(Job.queue, func.min(Job.queued_at)).where(can_start(), is_waiting())
-    rows = session.execute(query.group_by(Job.queue))
-    return dict.fromkeys(QUEUES, 0.0) | {queue: max(0.0, (now() - at).total_seconds()) for queue, at in rows}
+def read_counters(session: Session) -> dict[str, int]:
+    """Value of every counter by name, 0 if it was never incremented."""
+    rows = session.execute(select(Preference.key, Preference.value).where(Preference.key.startswith(COUNTER_KEY)))
+    values = {key.removeprefix(COUNTER_KEY): int(value.get("n", 0)) for key, value in rows}
+    return dict.fromkeys((LEASE_LOST, WORKER_GONE), 0) | values
 
 
-def _silent_jobs(session: Session) -> dict[str, float]:
-    query = select(Job.queue, func.min(Job.heartbeat_at)).where(Job.state == JobState.RUNNING, ~runs_in_shards())
-    query = query.group_by(Job.queue)
-    return {queue: max(0.0, (now() - at).total_seconds()) for queue, at in session.execute(query) if at}
-
-
-def _by_queue(session: Session, value) -> dict[str, int]:  # noqa: ANN001 - an aggregate
-    rows = session.execute(select(Job.queue, value).group_by(Job.queue))
-    return dict.fromkeys(QUEUES, 0) | {queue: int(number) for queue, number in rows}
-
-
-def _devices(session: Session) -> dict[str, str]:
-    """`job` or `run` by device; "" for a free device."""
-    rows = session.scalars(select(DeviceLease))
-    return {r.device: r.holder.partition(":")[0] if r.until and r.until > now() else "" for r in rows}
+def _age(at: datetime) -> float:
+    return max(0.0, (now() - at).total_seconds())

@@ -11,7 +11,7 @@ from app.widgets.list_page import SIGNATURE_SEPARATOR, changed_parts
 from app.widgets.picker import live
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import downsampling, trainings
+from tracking import reports, trainings
 from tracking.db import reading
 
 PAGE = "trainings"
@@ -72,7 +72,7 @@ def drawn(session: Session, ids: str) -> list[Any]:
     """The notice, the visibility of the rest, and its parts."""
     found = trainings.find(session, trainings_view.ids_of(ids))
     pairs = zip(trainings_view.labels(found.trainings), found.trainings, strict=True)
-    metrics = {label: downsampling.metrics(session, training.job.id) for label, training in pairs}
+    metrics = {label: reports.sampled_metrics(session, training.job.id) for label, training in pairs}
     return [
         trainings_view.missing_jobs_notice(found) if ids else NOTHING,
         gr.Column(visible=bool(found.trainings)),

@@ -36,7 +36,7 @@ def part(session: Session, job: Job, home: Path | None = None) -> str:
     if job.kind not in KINDS or job.state == JobState.QUEUED:
         return ""
     now = generations.generation_progress(session, job.id)
-    if not now.counts:
+    if not now.rows and not now.left_out:
         return ""
     shown = tiles(figures(job, now)) + speeds(now) + disk_space(job, now, home)
     if now.left_out:

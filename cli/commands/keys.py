@@ -1,11 +1,11 @@
 """`speculoos keys`: API keys of the inference server, besides the token of the home."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cli.console import Json, finish, listed, say, table
-from ops.homes import open_home
+from ops.homes import columns, open_home
 from tracking import keys
 from tracking.db import reading, writing
 
@@ -17,7 +17,7 @@ def add(name: Annotated[str, typer.Argument(help="User or client of the key.")],
     """Create a key and print it. It cannot be shown again: only its sha256 is stored."""
     with writing(open_home()) as session:
         key, secret = keys.make_key(session, name)
-        result = keys.key_view(key)
+        result = columns(key, "sha256", "note")
     say(f"The key of {key.name!r}; it cannot be shown again:")
     finish({**result, "key": secret}, as_json, secret)
 
@@ -28,7 +28,7 @@ def list_keys(
 ) -> None:
     """List the keys: first characters, creation time and last use."""
     with reading(open_home()) as session:
-        entries = [keys.key_view(key) for key in keys.list_keys(session, revoked)]
+        entries = [columns(key, "sha256", "note") for key in keys.list_keys(session, revoked)]
     heads = ("name", "hint", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
     finish(entries, as_json, table(([_shown(head, key[head]) for head in heads] for key in entries), heads))
 
@@ -39,10 +39,10 @@ def revoke(
 ) -> None:
     """Revoke a key; requests with it are rejected within a second."""
     with writing(open_home()) as session:
-        result = keys.key_view(keys.revoke(session, reference))
+        result = columns(keys.revoke(session, reference), "sha256", "note")
     finish(result, as_json, f"Revoked {result['name']}.")
 
 
-def _shown(head: str, value: str | None) -> str:
+def _shown(head: str, value: Any) -> str:
     """Times to the second."""
-    return (value or "never")[:19] if head.endswith("_at") else value or ""
+    return str(value or "never")[:19] if head.endswith("_at") else value or ""

@@ -7,7 +7,7 @@ from app.views.job_panel import head, no_charts, samples
 from speculoos.settings import Settings
 from tests.app.test_changes import counted
 from tests.app.test_shard_rows import HOSTILE, divided
-from tracking import db, downsampling, generations, jobs, reports, shards
+from tracking import db, generations, jobs, reports, shards
 from tracking.reports import JobReport
 from tracking.tables import Job
 
@@ -89,7 +89,7 @@ def test_counters_are_no_charts(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
         shard = shards.list_shards(session, job.id)[2]
         reports.write(session, shard.id, 1, JobReport(metrics={("generate/tokens_per_second", 7): 40.0}))
-        found = downsampling.metrics(session, shard.id, but=generations.COUNTER_PREFIX)
+        found = reports.sampled_metrics(session, shard.id, but=generations.COUNTER_PREFIX)
     assert found == {"generate/tokens_per_second": [(7, 40.0)]}
 
 

@@ -14,7 +14,7 @@ from ops.storage import Surveys
 from speculoos.settings import Settings, load
 from tests.tools.databases import database, postgres  # noqa: F401
 from tests.tools.loops import run_async
-from tracking import counters, db, leases, processes, workload
+from tracking import db, leases, processes, workload
 from tracking.tables import Job, Preference, Run, now
 
 TOKEN, PASSWORD = "scrape-me-please", "open sesame"
@@ -60,8 +60,8 @@ def test_figures_are_those_of_the_rows(database: Settings) -> None:  # noqa: F81
         old = now() - timedelta(seconds=500)
         session.add(Preference(key="process:worker-gpu@h:1", value={"name": "worker-gpu"}, updated_at=old))
         assert leases.acquire(session, "cuda:0", "job:" + first.id, 60)
-        counters.increment_counter(session, counters.LEASE_LOST)
-        counters.increment_counter(session, counters.LEASE_LOST)
+        workload.increment_counter(session, workload.LEASE_LOST)
+        workload.increment_counter(session, workload.LEASE_LOST)
     found = collected(rows(database))
     assert found["speculoos_jobs", "gpu", "QUEUED"] == 1 and found["speculoos_jobs", "gpu", "RUNNING"] == 1
     assert found["speculoos_jobs", "io", "FAILED"] == 1 and found["speculoos_jobs", "io", "CANCELLED"] == 0

@@ -77,7 +77,7 @@ def fill(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     return rows_of(settings)
 
 
-@pytest.mark.parametrize("revision", REVISIONS)
+@pytest.mark.parametrize("revision", ["0001", "0003", "0006", "0008"])  # before each one that changes rows
 def test_rows_of_every_table_survive_the_way_from_every_revision_to_the_newest(
     database: Settings, revision: str
 ) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -174,19 +172,11 @@ def test_once_an_hour_whoever_asks(home: Settings, caplog: pytest.LogCaptureFixt
         assert session.get(Preference, retention.NOTE).value["removed"]["runs"]["count"] == 1, "the last removal"
 
 
-def test_the_reconciler_does_it(home: Settings) -> None:
-    """The real process, by its own loop."""
+def test_the_reconciler_does_it_beside_its_loop(home: Settings, caplog: pytest.LogCaptureFixture) -> None:
     gone = add_run(home, 100)
-    environment = {**os.environ, "SPECULOOS_RECONCILE_SECONDS": "0.1", "REDIS_URL": "redis://127.0.0.1:9/0"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workers.supervise.reconcile"], env=environment, stderr=subprocess.PIPE
-    )
-    try:
-        said = next(line for line in process.stderr if b"Retention removed" in line)
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-    assert b"1 runs" in said and gone not in kept(home, Run)
+    with caplog.at_level("INFO"):
+        retention.in_background(home).join(60)
+    assert "Retention removed 1 runs" in caplog.text and gone not in kept(home, Run)
 
 
 def test_leftovers_are_what_no_row_names(filled_sqlite: Filled) -> None:
@@ -260,9 +250,10 @@ def test_a_model_outside_costs_the_home_nothing(filled_sqlite: Filled, tmp_path:
 
 
 def test_counting_happens_beside_the_asker_and_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, go = [], threading.Event()
+    counted, started, go = [], threading.Event(), threading.Event()
 
     def slow(settings: Settings) -> storage.Survey:
+        started.set()
         go.wait(30)
         counted.append(1)
         return plain(settings)
@@ -271,6 +262,7 @@ def test_counting_happens_beside_the_asker_and_once(home: Settings, monkeypatch:
     monkeypatch.setattr(storage, "survey", slow)
     surveys = storage.Surveys(home)
     assert surveys.get() is None and surveys.get() is None, "nobody waits"
+    assert started.wait(30)
     thread = surveys.count()
     go.set()
     thread.join(30)

@@ -41,8 +41,3 @@ def test_a_pip_audit_that_breaks_off_is_said_so(
     assert audit.main(str(broken)) == 2
     assert audit.UNREACHED in capsys.readouterr().out
     assert audit.main(str(tmp_path / "none")) == 2
-
-
-def test_every_package_has_a_line_of_licences() -> None:
-    found = audit.licences()
-    assert sum(found.values()) > 50 and "Apache-2.0" in found

@@ -1,6 +1,5 @@
 """The container stack: what may be set is explained, and one variable moves it to another port."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -35,14 +34,6 @@ def filled(text: str, **given: str) -> str:
 
 def service(name: str, file: str = FILES[0], **given: str) -> dict:
     return yaml.safe_load(filled((CLONE / file).read_text(), **given))["services"][name]
-
-
-def test_every_variable_is_explained_with_its_default() -> None:
-    assert len(variables()) >= 5
-    assert len(re.findall(r"\$\{?\w", COMPOSE)) == len(VARIABLE.findall(COMPOSE)), "a variable without a default"
-    for name, default in variables().items():
-        assert re.search(rf"^# .+\n{name}={re.escape(default)}$", EXAMPLE, re.MULTILINE), name
-    assert set(re.findall(r"^(\w+)=", EXAMPLE, re.MULTILINE)) == set(variables())
 
 
 def test_only_loopback_is_published_unless_told_otherwise() -> None:
@@ -107,37 +98,9 @@ def test_vllm_serves_one_model_and_only_inside_the_stack() -> None:
     assert service("vllm-states", FILES[2])["profiles"] == ["states"] and "profiles" not in service("vllm", FILES[2])
 
 
-def test_hidden_states_are_asked_for_in_the_words_of_vllm_and_reach_the_worker() -> None:
-    """As its page on extracting hidden states has them."""
-    made = service("vllm-states", FILES[2], VLLM_STATE_LAYERS="1,2,3,8")
-    options = dict(word.split("=", 1) for word in made["command"][1:] if "=" in word)
-    speculative = json.loads(options["--speculative-config"])
-    assert (speculative["method"], speculative["num_speculative_tokens"]) == ("extract_hidden_states", 1)
-    layers = speculative["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"]
-    assert layers == [1, 2, 3, 8] and "--no-enable-chunked-prefill" in made["command"]
-    connector = json.loads(options["--kv-transfer-config"])
-    assert (connector["kv_connector"], connector["kv_role"]) == ("ExampleHiddenStatesConnector", "kv_producer")
-    folder = connector["kv_connector_extra_config"]["shared_storage_path"]
-    for name in ("vllm-states", "worker-gpu"):
-        assert f"states:{folder}" in service(name, FILES[2])["volumes"], name
-
-
 def has_compose() -> bool:
     found = shutil.which("docker")
     return bool(found) and subprocess.run([found, "compose", "version"], capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not has_compose(), reason="no docker compose on this machine")
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_compose_puts_the_files_together(count: int) -> None:
-    files = [word for name in FILES[:count] for word in ("-f", str(CLONE / name))]
-    command = ["docker", "compose", *files, "--profile", "states", "config", "--format", "json"]
-    made = subprocess.run(command, capture_output=True, text=True, cwd=CLONE)
-    assert made.returncode == 0, made.stderr
-    services = json.loads(made.stdout)["services"]
-    assert ("vllm" in services) == ("vllm-states" in services) == (count == 3)
-    volumes = [volume["target"] for volume in services["worker-gpu"]["volumes"]]
-    assert {"/data", "/secrets"} <= set(volumes) and ("/states" in volumes) == (count == 3), "what it had stays"
 
 
 def test_every_service_of_ours_knows_the_store_and_its_keys() -> None:

@@ -123,7 +123,7 @@ def test_a_chat_stays_while_a_plain_answer_is_measured_for_it(database: Settings
     measured = add(database, add(database, chat, "one"), "one")
     with writing(database) as rows:
         runs.get_run(rows, measured).state = "RUNNING"
-    with writing(database) as rows, pytest.raises(Conflict, match="still being measured"):
+    with writing(database) as rows, pytest.raises(Conflict, match="still being generated"):
         chats.remove(rows, chat)
 
 

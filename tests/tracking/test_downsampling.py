@@ -3,7 +3,7 @@
 import pytest
 
 from speculoos.settings import Settings
-from tracking import downsampling, jobs, reports
+from tracking import jobs, reports
 from tracking.db import reading, writing
 from tracking.states import JobState
 
@@ -23,7 +23,7 @@ def job_id(home: Settings) -> str:
 
 def test_a_long_metric_is_thinned_evenly_and_keeps_both_ends(home: Settings, job_id: str) -> None:
     with reading(home) as rows:
-        points = downsampling.metrics(rows, job_id, points=100)["train/loss"]
+        points = reports.sampled_metrics(rows, job_id, points=100)["train/loss"]
     steps = [step for step, _ in points]
     assert (steps[0], steps[-1]) == (5, 10_000)
     assert 90 <= len(steps) <= 102
@@ -32,12 +32,12 @@ def test_a_long_metric_is_thinned_evenly_and_keeps_both_ends(home: Settings, job
 
 def test_a_short_metric_is_whole(home: Settings, job_id: str) -> None:
     with reading(home) as rows:
-        assert [step for step, _ in downsampling.metrics(rows, job_id)["eval/loss"]] == [500, 1000, 10_000]
+        assert [step for step, _ in reports.sampled_metrics(rows, job_id)["eval/loss"]] == [500, 1000, 10_000]
 
 
 def test_a_job_without_metrics_has_none(home: Settings) -> None:
     with reading(home) as rows:
-        assert downsampling.metrics(rows, "nothing") == {}
+        assert reports.sampled_metrics(rows, "nothing") == {}
 
 
 def test_steps_at_uneven_distances_are_thinned_as_evenly(database: Settings) -> None:
@@ -49,6 +49,6 @@ def test_steps_at_uneven_distances_are_thinned_as_evenly(database: Settings) -> 
         odd = [1, *range(10, 10_001, 10), 10_003]
         reports.write(rows, job.id, 1, reports.JobReport(metrics={("eval/loss", step): 1.0 for step in odd}))
     with reading(database) as rows:
-        steps = [step for step, _ in downsampling.metrics(rows, job.id, points=100)["eval/loss"]]
+        steps = [step for step, _ in reports.sampled_metrics(rows, job.id, points=100)["eval/loss"]]
     assert (steps[0], steps[-1]) == (1, 10_003)
     assert 90 <= len(steps) <= 102

@@ -5,7 +5,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -86,22 +85,6 @@ def test_a_job_waits_until_the_one_before_it_succeeded(database: Settings, make_
     assert claim(database, second) == 1
 
 
-def test_exactly_one_of_many_threads_claims_a_job(database: Settings, make_job: Make, read: Read) -> None:
-    many = [make_job(f"work {i}") for i in range(5)]
-    won: list[tuple[str, str]] = []
-
-    def run(owner: str) -> None:
-        for job in many:
-            if claim(database, job, owner):
-                won.append((job.id, owner))
-
-    threads = [threading.Thread(target=run, args=(f"owner {i}",)) for i in range(12)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert sorted(job for job, _ in won) == sorted(job.id for job in many)
-    assert [(j.id, read(j).owner) for j in many] == sorted(won, key=lambda w: [j.id for j in many].index(w[0]))
-
-
 CLAIMER = """
 import sys, time
 from speculoos.settings import load
@@ -126,7 +109,7 @@ def test_exactly_one_of_many_processes_claims_a_job(database: Settings, make_job
         subprocess.Popen(
             [*command, f"owner {i}", start, *(j.id for j in many)], stdout=subprocess.PIPE, text=True, env=os.environ
         )
-        for i in range(3)
+        for i in range(2)
     ]
     claimed = [process.communicate(timeout=120)[0].split() for process in processes]
     assert all(process.returncode == 0 for process in processes)

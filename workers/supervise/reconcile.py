@@ -21,7 +21,7 @@ from speculoos.errors import Fenced, SpeculoosError
 from speculoos.private import set_private_umask
 from speculoos.resources import update_reserve
 from speculoos.settings import Settings, load
-from tracking import counters, db, jobs, leases, processes, reports
+from tracking import db, jobs, leases, processes, reports, workload
 from tracking.tables import Job, now
 from workers import identity
 from workers.jobs.publish import publish
@@ -129,7 +129,7 @@ def _interrupt(session: Session, job: Job, reason: str) -> bool:
         return False  # it ended or was claimed meanwhile
     leases.release(session, f"job:{job.id}", job.attempt)
     reports.add_log(session, job.id, job.attempt, reason, "warning")
-    counters.increment_counter(session, counters.LEASE_LOST if reason == SILENT else counters.WORKER_GONE)
+    workload.increment_counter(session, workload.LEASE_LOST if reason == SILENT else workload.WORKER_GONE)
     with logs.with_log_context(job=job.id, attempt=job.attempt):
         log.info("%s is now %s: %s", job.name, state, reason)
     return True
