@@ -21,7 +21,6 @@ INACTIVE = "No webhook is stored: nothing is sent."
 
 
 def build(settings: Settings) -> None:
-    """Wire the section inside the current Blocks."""
     section("Notifications", LEAD)
     block(tag("div", "", data_sp="notify", class_="sp-link-row"), elem_id="settings-notify")  # static/notify.js
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
