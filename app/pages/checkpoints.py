@@ -83,7 +83,6 @@ class CheckpointPanel:
         self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
-        """Values of `live`."""
         return [
             checkpoint_rows.head(session, row),
             checkpoint_rows.actions(session, row),
@@ -95,7 +94,6 @@ class CheckpointPanel:
         ]
 
     def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
-        """Values of `outputs`."""
         live = self.live_view(session, row) if row else ["", "", "", "", "", gr.Button(visible=False), ""]
         static = [*self.replay.view(session, row), *self.tree.view(session, row), *self.manage.view(row)]
         return [*live, "", "", *static]
@@ -113,7 +111,6 @@ class CheckpointPanel:
 
 
 def measure(settings: Settings, checkpoint_id: str) -> str:
-    """Queue an evaluation of the checkpoint; returns a notice."""
     return queued(
         settings,
         checkpoint_id,
@@ -123,7 +120,6 @@ def measure(settings: Settings, checkpoint_id: str) -> str:
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Checkpoints", LEAD)
     page = ListPage(settings, CHECKPOINTS)
     with page.listing():

@@ -57,7 +57,6 @@ def first_targets(choices: list[tuple[str, str]]) -> list[str]:
 
 
 def render_recent(items: list[tuple[str, str, str]]) -> str:
-    """Links to earlier comparisons."""
     if not items:
         return ""
     rows = "".join(map(_earlier, items))
@@ -71,7 +70,6 @@ def _earlier(item: tuple[str, str, str]) -> str:
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Compare", LEAD)
     with gr.Row(elem_classes="sp-pickers"):
         chosen = dropdown([], multiselect=True, max_choices=MOST, label="Targets (two to four)", elem_id="targets")

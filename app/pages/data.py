@@ -55,7 +55,6 @@ DATA = Listing("data", Dataset, "data set", table, SIGNATURE, tuple(SHOWN), hint
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header(
         "Data", "Import prompts and generate the base model's responses to them. A draft is trained on these responses."
     )
@@ -90,14 +89,12 @@ class DataPanel:
         self.generate.follow(self.facts)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
-        """Values of `live`."""
         facts, distributions = data_view.details(data, names(session)), data_view.distributions(data)
         figures = [head(session, data), facts, distributions, data_view.bad_rows(data)]
         forms = [*self.generate.live_view(data), *self.extend.live_view(session, data)]
         return [*figures, *self.rows.live_view(session, data), *forms]
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
-        """Values of `outputs` for a newly opened data set."""
         live = self.live_view(session, data) if data else [gr.skip()] * len(self.live)
         generate, *generating = self.generate.view(session, data, query)
         extend, *extending = self.extend.view(session, data, query)
@@ -113,7 +110,6 @@ def head(session: Session, data: Dataset) -> str:
 
 
 def next_step(data: Dataset) -> str:
-    """Links to train on the data set and to download it."""
     links = ""
     if data.kind == "conversations" and data.state != "failed":
         link = f"/train?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")

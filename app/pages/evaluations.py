@@ -70,7 +70,6 @@ def now(session: Session, row_id: str) -> str:
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Evaluations", LEAD)
     EvaluationsPage(settings).wire()
 
@@ -107,7 +106,6 @@ class EvaluationsPage:
         return dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
 
     def wire(self) -> None:
-        """Attach the events: load, clicks, filters, poll, Manage."""
         outputs = [*self.frame, *self.boxes]
         on_load(self.open_address, [*outputs, *self.matrix.opens, *self.server.opens, *self.manage.outputs])
         for listed in (self.table, self.back):
@@ -155,7 +153,6 @@ class EvaluationsPage:
         )
 
     def redraw(self, row_id: str, shown: str) -> list[Any]:
-        """The view after a save or delete."""
         query = {**_fields(shown), "id": row_id}
         return self._read(lambda session: view_of(session, query), len(self.boxes))
 
@@ -201,7 +198,6 @@ def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:
 
 
 def drawn(session: Session, query: Mapping[str, str]) -> list[Any]:
-    """Values of `live`."""
     view, row = LeaderboardView.of(query), row_of(session, query)
     seen = now(session, row.id if row else "")
     if row:
@@ -217,7 +213,6 @@ def row_of(session: Session, query: Mapping[str, str]) -> Evaluation | None:
 
 
 def _boxes(session: Session, view: LeaderboardView) -> list[Any]:
-    """The filters with their choices, which include the current value."""
     choices = board.filter_choices(session)
     boxes = [_box(ALL + choices[key], getattr(view, key)) for key in FILTERS]
     return [*boxes, _box([(label, key) for key, label in SORTS.items()], view.sort)]

@@ -32,8 +32,6 @@ EXPERIMENTS = Listing(
 
 
 class ExperimentPanel:
-    """The components of one experiment and their values."""
-
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
         self.head = live("experiment-head")
@@ -48,23 +46,19 @@ class ExperimentPanel:
         self.outputs = [*self.live, self.said, *self.manage.outputs]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        """Connect the actions; `redraw` shows their result."""
         self.manage.wire(redraw, inputs, outputs)
         action = Action("Removed from the experiment", lambda job_id: remove(self.settings, job_id))
         on_bulk(self.jobs, {"remove": action}, self.said).then(redraw, inputs, outputs, **QUIET)
 
     def live_view(self, session: Session, row: Experiment) -> list[Any]:
-        """Values of `live`."""
         return experiment_rows.parts(session, row)
 
     def view(self, session: Session, row: Experiment | None, query: Mapping[str, str]) -> list[Any]:
-        """Values of `outputs` for a newly opened experiment."""
         shown = self.live_view(session, row) if row else [""] * len(self.live)
         return [*shown, "", *self.manage.view(row)]
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Experiments", LEAD)
     shell.tabs("/experiments")
     page = ListPage(settings, EXPERIMENTS)
@@ -77,7 +71,6 @@ def build(settings: Settings) -> None:
 
 
 def build_form(settings: Settings) -> None:
-    """The form that creates an experiment."""
     with gr.Row(elem_classes="sp-find"):
         name = one_line("New experiment", "experiments-name", max_length=200, scale=3)
         make = gr.Button("Create", elem_id="experiments-make", **SMALL)
@@ -85,7 +78,6 @@ def build_form(settings: Settings) -> None:
 
     @show_errors("")
     def create(text: str) -> tuple[str, str]:
-        """Create the row: (error notice, URL)."""
         with writing(settings) as session:
             return "", f"/experiments?id={experiments.create(session, text or '').id}"
 
@@ -94,6 +86,5 @@ def build_form(settings: Settings) -> None:
 
 
 def remove(settings: Settings, job_id: str) -> None:
-    """Remove a job from its experiment."""
     with writing(settings) as session:
         experiments.remove_from_experiment(session, job_id)

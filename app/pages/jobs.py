@@ -56,7 +56,6 @@ JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_s
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Jobs", "Jobs of the workers, newest first. They continue when you close this page.")
     shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
@@ -72,7 +71,6 @@ def build(settings: Settings) -> None:
 
 
 def actions(settings: Settings) -> dict[str, Action]:
-    """The bulk actions on jobs."""
     return {
         "cancel": Action("Asked to stop", lambda job_id: cancel(settings, job_id)),
         "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
@@ -81,6 +79,5 @@ def actions(settings: Settings) -> dict[str, Action]:
 
 
 def add(settings: Settings, job_id: str, name: str) -> None:
-    """Add a job to the experiment called `name`."""
     with writing(settings) as session:
         experiments.add_to_experiment(session, job_id, name)

@@ -56,7 +56,6 @@ MODELS = Listing("models", Base, "model", table, signature_of(Base))
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Models", "Base models to speed up. A model is identified by the hash of its weights.")
     page = ListPage(settings, MODELS)
     with page.listing():
@@ -68,7 +67,6 @@ def build(settings: Settings) -> None:
 
 
 def build_add(settings: Settings) -> None:
-    """The form that adds a model."""
     with closed_accordion("Add a model", elem_id="models-add"):
         source = gr.Radio(list(SOURCES), value="Hub id", label="Source", elem_id="models-source")
         hub = HubSearch()
@@ -106,8 +104,6 @@ def add_model(settings: Settings, source: str, location: str, name: str) -> tupl
 
 
 class ModelPanel:
-    """The components of one model and their values."""
-
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.head = live("model-head")
         self.facts = block(elem_id="model-facts")
@@ -119,7 +115,6 @@ class ModelPanel:
         self.outputs = [*self.live, *self.plan.outputs, *self.manage.outputs]
 
     def live_view(self, session: Session, base: Base) -> list[Any]:
-        """Values of `live`."""
         job = session.get(Job, base.job_id) if base.job_id else None
         waits = listing.Queues(session).waits_for(job) if job else ""
         parts = [model_view.title(base), note_line(base), model_view.state(base, job, waits), model_view.uses(base)]
@@ -128,6 +123,5 @@ class ModelPanel:
         return [head, model_view.details(base), methods]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
-        """Values of `outputs` for a newly opened model."""
         live = self.live_view(session, base) if base else [gr.skip()] * len(self.live)
         return [*live, *self.plan.view(session, base, query), *self.manage.view(base)]

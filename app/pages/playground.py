@@ -64,7 +64,6 @@ def drafts_of_base(settings: Settings, base: str) -> tuple[list[tuple[str, str]]
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Playground", LEAD)
     block('<div data-sp="history" class="sp-history"></div>', elem_id="history")
     base, draft = pickers()
@@ -81,7 +80,6 @@ def build(settings: Settings) -> None:
 
 
 def pickers() -> tuple[gr.Dropdown, gr.Dropdown]:
-    """Dropdowns of the base model and the draft."""
     with gr.Row(elem_classes="sp-pickers"):
         base = dropdown([], label="Base model", elem_id="base", filterable=True, min_width=200)
         draft = dropdown([], label="Draft", elem_id="draft", filterable=True, min_width=200)
@@ -89,7 +87,6 @@ def pickers() -> tuple[gr.Dropdown, gr.Dropdown]:
 
 
 def composer() -> tuple[gr.Textbox, gr.Button, gr.Button, gr.Button, gr.HTML]:
-    """The prompt field, its buttons, and the error message."""
     with gr.Column(elem_classes="sp-composer"):
         problem = block(elem_id="problem")
         block('<div data-sp="editing"></div>', elem_id="editing")
@@ -139,8 +136,6 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, drafting) -> None:
 
 
 def wire_sending(settings, inputs, outputs, send, prompt) -> None:
-    """Send creates the run; the browser's script follows it."""
-
     def sent(place: str, base: str, draft: str, text: str, *fields: Any):
         try:
             return send_turn(settings, place, base, draft, text, *turn_options_of(*fields))
@@ -177,7 +172,6 @@ def _value(run: Any) -> str:
 
 
 def _first(known: list[str]) -> str:
-    """The best checkpoint, otherwise PLAIN."""
     return known[0] if known and known[0] != targets.LOOKUP_CHOICE else targets.PLAIN
 
 

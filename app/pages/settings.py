@@ -37,7 +37,6 @@ NEEDS_TORCH = {"device"}
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Settings", LEAD)
     section("Health", "The same checks as `speculoos doctor`.")
     health = block(elem_id="settings-health")
@@ -77,7 +76,6 @@ def health_table(settings: Settings) -> str:
 
 
 def health_html(parts: Mapping[str, HealthPart]) -> str:
-    """A summary and the checks as a table."""
     failed = [name for name, part in parts.items() if not part.ok]
     top = notice(f"Failed: {', '.join(failed)}.", "bad") if failed else notice("All checks passed.", "good")
     rows = [_part(name, part) for name, part in sorted(parts.items(), key=lambda item: item[1].ok)]
@@ -121,13 +119,11 @@ def state_servers(settings: Settings) -> str:
 
 
 def none_yet(settings: Settings, example: str) -> str:
-    """Example of the configuration."""
     lead = tag("p", safe(f"None yet. Add one to {settings.home / 'settings.toml'}:"), class_="sp-lead")
     return lead + tag("code", safe(example), class_="sp-command")
 
 
 def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or StateServer)
-    """Badge whether the key's variable is set."""
     if not endpoint.key_env:
         return safe("none needed")
     return (

@@ -25,7 +25,6 @@ POLL_SECONDS = 2.0
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Storage", LEAD)
     StoragePage(settings).build()
 
@@ -39,7 +38,6 @@ class BackgroundTask:
         self._thread: threading.Thread | None = None
 
     def start(self, what: str, work: Callable[[], str]) -> None:
-        """Start the task, unless another one is running."""
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
@@ -55,8 +53,6 @@ class BackgroundTask:
 
 
 class StoragePage:
-    """The components and their values."""
-
     def __init__(self, settings: Settings):
         self.settings = settings
         self.surveys = storage.surveys_of(settings)
@@ -123,8 +119,6 @@ class StoragePage:
             return storage_view.last_cleanup(session.get(Preference, retention.NOTE))
 
     def look(self) -> str:
-        """Show what a cleanup would delete."""
-
         def work() -> str:
             words = retention.in_words(retention.clean(self.settings, dry_run=True))
             return f"Would delete: {words}." if words else "Nothing to delete."
@@ -133,11 +127,9 @@ class StoragePage:
         return self.chore.words
 
     def clean(self) -> str:
-        """Apply the retention rules now."""
         return self._remove(retention.clean, "Cleaning up. You can close this page …", "Nothing to delete.")
 
     def sweep(self) -> tuple[str, Any]:
-        """Delete the leftovers."""
         words = self._remove(retention.sweep, "Deleting leftovers …", "There are no leftovers.")
         return words, gr.Column(visible=False)
 

@@ -41,7 +41,6 @@ LONGEST = 100
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Train", "Train a draft model to predict the base model's next tokens. The base model does not change.")
     TrainPage(settings).wire()
 
@@ -57,7 +56,6 @@ class TrainSubmission:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of the equivalent command."""
         experiment = ["--experiment", self.experiment] if self.experiment else []
         return [*(MEASURE if self.measure else ()), *experiment]
 
@@ -112,7 +110,6 @@ class TrainPage:
         self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
 
     def wire(self) -> None:
-        """Attach the events: load, edits (which update the review), start."""
         groups = list(self.advanced.groups.values())
         on_load(self.open_address, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
         review_update = (self.review_now, self.values, self.reviewed)
@@ -129,7 +126,6 @@ class TrainPage:
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """Fill in the form from the URL."""
         query = {key: str(value)[:200] for key, value in request.query_params.items()}
         try:
             with reading(self.settings) as session:
@@ -162,14 +158,12 @@ class TrainPage:
         return [*main, *advanced, *groups, method_note(initial.method), *reviewed, missing(bases, sets)]
 
     def choose_method(self, method: str) -> list[Any]:
-        """Recipes and settings of the selected method."""
         recipe = usual(method)
         recipes = gr.Dropdown(recipe_choices(method), value=recipe)
         values = self.advanced.fill(forms.recipe_values(method, recipe))
         return [recipes, method_note(method), *self.advanced.show(method), *values]
 
     def choose_recipe(self, method: str, recipe: str) -> list[Any]:
-        """Settings of the selected recipe."""
         return self.advanced.fill(forms.recipe_values(method, recipe))
 
     def submission(
@@ -215,12 +209,10 @@ class TrainPage:
 
 
 def in_line(error: SpeculoosError) -> str:
-    """The error in place of the one-line estimate."""
     return tag("p", safe(error_text(error)), class_="sp-review-line")
 
 
 def step(number: int, title: str, text: str) -> None:
-    """Heading of a numbered part of the form."""
     mark = tag("span", safe(number), class_="sp-step-number", aria_hidden="true")
     text_html = tag("h2", safe(title)) + (tag("p", safe(text), class_="sp-lead") if text else "")
     block(tag("div", mark + tag("div", text_html), class_="sp-step-head"))
@@ -234,13 +226,11 @@ def method_note(method: str) -> str:
 
 
 def recipe_choices(method: str) -> list[tuple[str, str]]:
-    """Recipes of a method with their descriptions."""
     choices = [(f"{r.name}: {r.about}", r.name) for r in list_recipes(method)]
     return [*choices, (forms.OWN_SETTINGS, forms.OWN_SETTINGS)]
 
 
 def usual(method: str) -> str:
-    """Default recipe of a method."""
     names = [r.name for r in list_recipes(method)]
     return next((n for n in names if n.endswith("standard")), names[0] if names else forms.OWN_SETTINGS)
 
@@ -283,7 +273,6 @@ def experiment_of(session: Session, query: Mapping[str, str]) -> str:
 
 
 def missing(bases: list[Any], sets: list[Any]) -> str:
-    """Notice about a missing base model or data set."""
     if not bases:
         return notice("There is no base model yet.", "warn", "/models", "Add one")
     if not sets:

@@ -25,12 +25,10 @@ NOTHING = empty_state(
 
 
 def now(session: Session, ids: str) -> str:
-    """Signature of what the page shows."""
     return f"{ids}|{trainings.signature(session, trainings_view.ids_of(ids))}"
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Compare trainings", LEAD)
     shell.tabs(f"/{PAGE}")
     ids, seen = hidden("trainings-ids"), hidden("trainings-seen")
@@ -45,7 +43,6 @@ def build(settings: Settings) -> None:
     shown = [problem, column, differ, charts, more, bars, figures]
 
     def open_address(request: gr.Request) -> list[Any]:
-        """Show the trainings of the URL."""
         listed = ",".join(trainings_view.ids_of(str(request.query_params.get("ids") or "")))
         try:
             with reading(settings) as session:

@@ -14,7 +14,6 @@ from tracking.names import LONGEST_USER, check_user
 
 
 def build(settings: Settings) -> None:
-    """Create the section inside the current Blocks."""
     section("Access")
     state = block(elem_id="settings-access")
 
@@ -40,7 +39,6 @@ def access_notice(settings: Settings, visitor: Visitor | None) -> str:
 
 
 def _name(sessions: Sessions) -> None:
-    """The field with the visitor's name, its button and the message afterwards."""
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         name = one_line("Your name on jobs", "settings-user", max_length=LONGEST_USER)
     save = gr.Button("Save name", elem_id="settings-user-save", **SMALL)
@@ -59,7 +57,6 @@ def _name(sessions: Sessions) -> None:
 
 @show_errors()
 def rename(sessions: Sessions, visitor: Visitor | None, text: str) -> str:
-    """Store the name. A notice: success, or the error."""
     user = check_user(text)
     if visitor:
         sessions.rename(visitor, user)

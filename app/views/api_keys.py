@@ -21,7 +21,6 @@ MADE = "Created “{name}”. Copy the key now: it is not stored and cannot be s
 
 
 def build(settings: Settings) -> None:
-    """Wire the section inside the current Blocks."""
     listed = block(elem_id="keys-list")
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         name = one_line("New key for", "keys-name", placeholder="user or program", max_length=120, scale=2)
@@ -40,7 +39,6 @@ def build(settings: Settings) -> None:
 
 @show_errors(gr.skip())
 def view(settings: Settings) -> list[Any]:
-    """The table of keys and the choices to revoke."""
     with reading(settings) as session:
         live = keys.list_keys(session)
     choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)

@@ -37,7 +37,6 @@ def parts(row: Evaluation, again: bool = True) -> str:
 
 
 def missing(row: Evaluation) -> str:
-    """Why parts are missing; "" if none are."""
     result = row.result or {}
     if not result.get("mean_accepted_length"):
         return ""
@@ -47,7 +46,6 @@ def missing(row: Evaluation) -> str:
 
 
 def lengths(result: Mapping[str, Any]) -> str:
-    """Share of steps by number of generated tokens."""
     counts = [count for count in result.get("lengths") or () if isinstance(count, int)]
     total = sum(counts)
     rows = [
@@ -59,7 +57,6 @@ def lengths(result: Mapping[str, Any]) -> str:
 
 
 def by_position(result: Mapping[str, Any]) -> str:
-    """τ by position in the response."""
     spans = result.get("by_position") or []
     if not spans:
         return ""

@@ -77,7 +77,6 @@ def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, 
 
 
 def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
-    """Cells of a row of the list."""
     speedup = figures.get("speedup")
     return [
         row_checkbox(checkpoint.id, checkpoint.name)
@@ -155,7 +154,6 @@ def best_figures(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def head(session: Session, checkpoint: Checkpoint) -> str:
-    """Name, warnings, figures and lineage."""
     base = session.get(Base, checkpoint.base_id)
     name = detail_head(checkpoint.name, state_mark(checkpoint))
     parts = name, warnings(checkpoint, base), figure_tiles(session, checkpoint), lineage(session, checkpoint, base)
@@ -166,7 +164,6 @@ PLAIN_IS_FASTER = "Plain decoding is faster on this machine: tuning found no tre
 
 
 def plain_is_faster(checkpoint: Checkpoint) -> bool:
-    """Whether its last tuning found plain decoding to be faster."""
     tuned = (checkpoint.figures or {}).get("tuned")
     return isinstance(tuned, Mapping) and bool(tuned.get("plain_is_faster"))
 
@@ -186,7 +183,6 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
 
 
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
-    """Tiles of the main figures."""
     figures = best_figures(session, checkpoint)
     tau, speedup = finite_number(figures.get("mean_accepted_length")), finite_number(figures.get("speedup"))
     speed, plain = (
@@ -267,7 +263,6 @@ def origin(checkpoint: Checkpoint) -> str:
 
 
 def actions(session: Session, checkpoint: Checkpoint) -> str:
-    """Links to download, try, compare and plan."""
     if checkpoint.state != "ready":
         return ""
     base = session.get_one(Base, checkpoint.base_id)
@@ -284,13 +279,11 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
 
 
 def settings_table(checkpoint: Checkpoint) -> str:
-    """The training settings as names and values."""
     flat = list(flatten(checkpoint.config))
     return facts(flat) if flat else tag("p", "No settings were recorded.", class_="sp-hint")
 
 
 def evaluations_table(session: Session, checkpoint: Checkpoint) -> str:
-    """Its evaluations, newest first."""
     evaluations = [e for e in queries.evaluations(session, checkpoint.id) if e.result]
     if not evaluations:
         return tag("p", "Not evaluated yet.", class_="sp-hint")

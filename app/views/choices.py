@@ -23,7 +23,6 @@ def base_words(base: Base) -> str:
 
 
 def datasets(session: Session, kind: str) -> Choices:
-    """Data sets of `kind` that are ready or being created."""
     return [(data_words(d), d.id) for d in queries.datasets(session, kind) if d.state != "failed"]
 
 

@@ -20,7 +20,6 @@ COLUMNS = ["Data set", "Kind", "Rows", "State", "Created"]
 
 
 def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
-    """The list of data sets."""
     rows = [_row(data) for data in datasets]
     if rows:
         return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
@@ -46,7 +45,6 @@ def _row(data: Dataset) -> list[str]:
 
 
 def title(data: Dataset) -> str:
-    """Name, kind and state of the open data set."""
     kind = row_note(KINDS.get(data.kind, data.kind))
     return detail_head(data.name, badge(*STATES.get(data.state, (data.state, ""))) + kind)
 
@@ -90,7 +88,6 @@ CUT_SHORT = "Stopped before every prompt had its responses; the finished rows ca
 
 
 def details(data: Dataset, names: Mapping[str, str]) -> str:
-    """Facts of a data set: counts and origin."""
     report, config = data.report or {}, data.config or {}
     speed = report.get("tokens_per_second")
     return facts(
@@ -144,14 +141,12 @@ def cut_answers(report: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _cut(report: Mapping[str, Any]) -> str:
-    """Number and fraction of truncated answers."""
     count, total = cut_answers(report)
     share = f" ({count / total:.0%})" if total else ""
     return f"{count:,}{share}; their end is not trained on" if count else ""
 
 
 def _mean(report: Mapping[str, Any], rows: int) -> str:
-    """Average length of a row."""
     tokens, characters = report.get("answer_tokens", report.get("tokens")), report.get("characters")
     if isinstance(tokens, int) and tokens and rows:
         return f"{tokens / rows:,.0f} response tokens"
@@ -243,7 +238,6 @@ def _masked(row: Mapping[str, Any]) -> str:
 
 
 def plain_row(row: Mapping[str, Any]) -> str:
-    """HTML of one conversation."""
     turns = "".join(_turn(m) for m in row["messages"] if isinstance(m, dict))
     head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(row.get("category", ""))))
     return tag("section", head + turns, class_="sp-chat")

@@ -47,8 +47,6 @@ READ = (
 
 
 class AddDraft:
-    """The form, built inside the current Blocks."""
-
     def __init__(self, settings: Settings):
         self.settings = settings
         with closed_accordion("Add a published draft", elem_id="drafts-add") as self.box:
@@ -132,7 +130,6 @@ class AddDraft:
 
     @show_errors("")
     def add(self, *values: Any) -> tuple[str, str]:
-        """Submit the job: (notice, URL to open)."""
         form = DraftForm.of(*values)
         request = request_of(self.settings, form)
         self._base(form)  # raises NotFound
@@ -154,12 +151,10 @@ class AddDraft:
 
 
 def take(location: Any) -> tuple[Any, Any]:
-    """Source and location of the selected published draft."""
     return ("Hub id", location) if location and isinstance(location, str) else (gr.skip(), gr.skip())
 
 
 def hint(source: str) -> tuple[Any, Any]:
-    """Updates of the location box and the upload box for a source."""
     placeholder, info = HINTS[source]
     is_upload = source == "Upload"
     return gr.Textbox(placeholder=placeholder, info=info, visible=not is_upload), gr.File(visible=is_upload)

@@ -20,7 +20,6 @@ INACTIVE = "No webhook is stored: nothing is sent."
 
 
 def build(settings: Settings) -> None:
-    """Wire the section inside the current Blocks."""
     section("Notifications", LEAD)
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         url = one_line("Webhook URL", "webhook-url", placeholder=EXAMPLE, type="password", max_length=2000)

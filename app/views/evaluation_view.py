@@ -89,7 +89,6 @@ def _so_far(record: Mapping[str, Any]) -> list[str]:
 
 
 def figures(row: Evaluation) -> str:
-    """Tiles of the main figures with their intervals."""
     plain = row.plain_tokens_per_second
     return tiles(
         (
@@ -125,7 +124,6 @@ def slower(row: Evaluation) -> str:
 
 
 def busy(result: Mapping[str, Any] | None) -> str:
-    """The warning of a measurement on a busy machine."""
     words = (result or {}).get("busy")
     return notice(str(words), "warn") if words else ""
 
@@ -141,7 +139,6 @@ def side_by_side(rows: Sequence[Evaluation]) -> str:
 
 
 def details(row: Evaluation) -> str:
-    """The settings of the measurement."""
     result = row.result or {}
     source = result.get("source") if isinstance(result.get("source"), Mapping) else {}
     return facts(
@@ -201,7 +198,6 @@ def _depth(depth: int, value: float) -> str:
 
 
 def reproduce(row: Evaluation, names: Names) -> str:
-    """The command that repeats the measurement."""
     return command_box(line) if (line := command(row, names)) else ""
 
 

@@ -80,7 +80,6 @@ def tokens_of(session: Session, rows: Sequence[Training]) -> dict[str, float]:
 
 
 def head(row: Experiment, jobs: Sequence[Job]) -> str:
-    """Name, note and links."""
     trained = [job.id for job in jobs if job.kind == KIND]
     title = detail_head(row.name, row_note(f"created {ago(row.created_at)}"))
     buttons = [
@@ -159,7 +158,6 @@ def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
 
 
 def link(session: Session, job: Job) -> str:
-    """Link from a job to its experiment; "" without one."""
     row = session.get(Experiment, job.experiment_id) if job.experiment_id else None
     name = tag("a", safe(row.name), href=f"/experiments?id={row.id}") if row else ""
     return tag("p", f"Part of the experiment {name}.", class_="sp-lead") if row else ""

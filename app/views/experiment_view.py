@@ -25,12 +25,10 @@ def latest(session: Session) -> Experiment | None:
 
 
 def is_active(jobs: list[Job]) -> bool:
-    """Whether a job is queued or running."""
     return any(job.state in ACTIVE for job in jobs)
 
 
 def steps(session: Session, jobs: list[Job]) -> str:
-    """The jobs as numbered steps."""
     queues = listing.Queues(session)
     html = "".join(_step(queues, number, job) for number, job in enumerate(jobs, 1))
     return tag("div", html, class_="sp-steps")
@@ -63,7 +61,6 @@ def experiment_result(session: Session, jobs: list[Job]) -> str:
 
 
 def trained_checkpoints(session: Session, jobs: list[Job]) -> list[Checkpoint]:
-    """Ready checkpoints of these jobs."""
     mine = Checkpoint.job_id.in_([job.id for job in jobs])
     return list(session.scalars(select(Checkpoint).where(mine, Checkpoint.state == "ready")))
 
@@ -78,7 +75,6 @@ def _finished(session: Session, checkpoint: Checkpoint) -> str:
 
 
 def figures(checkpoint: Checkpoint) -> str:
-    """Tiles of the checkpoint's measured figures; "" without any."""
     values = checkpoint.figures or {}
     if values.get("mean_accepted_length") is None:
         return ""
@@ -107,13 +103,11 @@ def plain_words(values: dict[str, float]) -> str:
 
 
 def title(experiment: Experiment) -> str:
-    """Name and age."""
     name = "Quickstart" if experiment.name.startswith(QUICKSTART) else experiment.name
     return detail_head(name, row_note(ago(experiment.created_at)))
 
 
 def view(session: Session, experiment: Experiment) -> str:
-    """The whole experiment."""
     jobs = jobs_of(session, experiment.id)
     parts = title(experiment) + experiment_result(session, jobs) + steps(session, jobs)
     state = "active" if is_active(jobs) else "ended"

@@ -82,7 +82,6 @@ def _options(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) 
 
 
 def latest_jobs(session: Session, checkpoint_id: str) -> dict[str, Job]:
-    """Format → its last export job."""
     query = select(Job).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
     own = [job for job in session.scalars(query) if job.request.get("checkpoint_id") == checkpoint_id]
     return {job.request["format"]: job for job in reversed(own)}

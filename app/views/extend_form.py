@@ -41,11 +41,9 @@ class ExtendForm:
         on_event_open(self.start.click, self._start, [chosen, self.more], self.said, self.target)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
-        """Values of `live`."""
         return [gr.Accordion(visible=bool(data.state == "ready" and prompts_left(session, data)))]
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
-        """Values of `outputs` for a newly opened data set."""
         left = prompts_left(session, data) if data is not None and data.state == "ready" else None
         if not left:
             return [gr.Accordion(visible=False), "", "", "", ""]

@@ -29,7 +29,6 @@ ELEMENTS |= {"hidden_states_store": "store"}
 
 
 def elem_id(name: str) -> str:
-    """Element id of a field's control."""
     return f"generate-{ELEMENTS.get(name, name.replace('_', '-'))}"
 
 
@@ -96,11 +95,9 @@ class GenerateForm:
         return self._review(data_id, name, who, *values) if who else gr.skip()
 
     def live_view(self, data: Dataset) -> list[Any]:
-        """Values of `live`."""
         return [gr.Accordion(visible=data.kind == "prompts" and data.state != "failed")]
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
-        """Values of `outputs` for a newly opened data set."""
         if data is None or data.kind != "prompts" or data.state == "failed":
             return [gr.Accordion(visible=False), *[gr.skip()] * (len(self.outputs) - 1)]
         form = self._values(session, query)

@@ -85,7 +85,6 @@ def skipped_rows_table(counts: Mapping[str, int], examples: Sequence[Mapping[str
 
 
 def first_answers(session: Session, job: Job) -> str:
-    """The first responses; "" for other jobs and before the first one."""
     if job.kind not in KINDS:
         return ""
     return "".join(map(_answer, generations.samples(session, job.id, ANSWERS, FIRST)))

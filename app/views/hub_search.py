@@ -63,7 +63,6 @@ class HubSearch:
 
 
 def results(models: Sequence[HubModel]) -> str:
-    """A table of models, or a notice that none was found."""
     if not models:
         return notice(NONE, "info")
     number = "One model" if len(models) == 1 else f"{len(models)} models"
@@ -80,7 +79,6 @@ def _row(model: HubModel) -> list[str]:
 
 
 def _drafts(model: HubModel) -> str:
-    """Whether drafts can be trained for the model, according to its config."""
     if model.why_not:
         return badge("no", "bad") + tag("div", safe(model.why_not), class_="sp-row-note")
     kind = tag("div", safe(model.architecture or "known after the download"), class_="sp-row-note")

@@ -48,8 +48,6 @@ FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", 
 
 
 class ImportForm:
-    """The form, built inside the current Blocks."""
-
     def __init__(self, settings: Settings):
         self.settings = settings
         with closed_accordion("Import a file, or a data set on the Hub", elem_id="data-import"):
@@ -165,7 +163,6 @@ class ImportForm:
 
     @show_errors(tone="warn")
     def files(self, hub: str) -> str:
-        """List the files that the job would fetch."""
         return fetched(look_up(hub_location(hub), self.settings.hf_token))
 
     @show_errors("")
@@ -181,7 +178,6 @@ class ImportForm:
         suite: str | None = None,
         *fields: str | None,
     ) -> tuple[str, str]:
-        """Submit the job: (notice, URL to open)."""
         answered_by = (base_id or "") if kind == ANSWERED else None
         suite = (suite or "") if kind == SUITE else ""
         if kind != SUITE and (upload or path.strip()):
@@ -216,7 +212,6 @@ def _first_row(row: dict[str, Any]) -> str:
 
 
 def fetched(listing: RepositoryListing) -> str:
-    """HTML of the files and their sizes."""
     files = [[safe(name), safe(size(bytes_))] for name, (bytes_, _) in listing.files.items()]
     count = "one file" if len(files) == 1 else f"{len(files):,} files"
     summary = f"{listing.repo} at {listing.revision[:12]}: {count}, {size(listing.size)}. {ONE_BY_ONE}"

@@ -25,8 +25,6 @@ def own_kind_forms(settings: Settings) -> None:
 
 
 class JobForm:
-    """A control for each field, the review and the start."""
-
     def __init__(self, settings: Settings, kind: type[Request]):
         self.settings, self.kind = settings, kind
         prefix = f"new-{kind.kind.replace('_', '-')}"
@@ -51,5 +49,4 @@ class JobForm:
             return review(estimate, command_for(request, names(session), name.strip()))
 
     def submit(self, name: str, *values: Any) -> tuple[str, str]:
-        """Submit the job: (notice, where to go)."""
         return started(self.settings, lambda: self.request(*values), name=name)

@@ -87,7 +87,6 @@ class JobPanel:
                 self.config = block(elem_id="job-config")
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        """Connect the actions; `redraw` shows their result."""
         for button, action in ((self.cancel, cancel), (self.retry, retry)):
             button.click(self._act(action), self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
         self.said.change(None, self.said, None, js=MESSAGE_TIME, api_visibility="private")
@@ -103,7 +102,6 @@ class JobPanel:
         return "", clone(self.settings, job_id)
 
     def live_view(self, session: Session, job: Job) -> list[Any]:
-        """Values of `live`."""
         state = JobState(job.state)
         word, is_part = "Retry" if state == JobState.FAILED else "Resume", bool(job.parent_id)
         charts = metrics_view.charts(reports.sampled_metrics(session, job.id, but=generations.COUNTER_PREFIX))
@@ -118,13 +116,11 @@ class JobPanel:
         ]
 
     def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
-        """Values of `outputs` for a newly opened job."""
         live = self.live_view(session, job) if job else [gr.skip()] * len(self.live)
         return [*live, "", *self.manage.view(job)]
 
 
 def samples(session: Session, job: Job) -> str:
-    """Samples recorded while the job ran."""
     if job.kind in generation_view.KINDS:
         return generation_view.first_answers(session, job) or job_rows.samples(())
     if job.kind == "evaluate":
@@ -150,7 +146,6 @@ def head(session: Session, job: Job, home: Path | None = None) -> str:
 
 
 def no_charts(job: Job) -> str:
-    """Why there is no chart."""
     if job.kind in ("train", *generation_view.KINDS) and job.state in job_view.ACTIVE and not job.shards:
         return "The first numbers appear here shortly after the job starts."
     if job.kind == "evaluate" and job.state in job_view.ACTIVE:
@@ -159,7 +154,6 @@ def no_charts(job: Job) -> str:
 
 
 def output_links(session: Session, job: Job) -> str:
-    """Links to the results of a finished job."""
     if job.state != JobState.SUCCEEDED:
         return ""
     links = created_rows_html(session, job)
@@ -202,13 +196,11 @@ def created_rows_html(session: Session, job: Job) -> str:
 
 
 def cancel(settings: Settings, job_id: str) -> str:
-    """Request that a job stops."""
     job = submit.request_cancel(job_id, settings)
     return "Cancelled." if job.state == JobState.CANCELLED else "Asked to stop; finished work is saved first."
 
 
 def retry(settings: Settings, job_id: str) -> str:
-    """Queue the job again."""
     submit.retry(job_id, settings)
     return "Queued again; it continues from the last saved state."
 

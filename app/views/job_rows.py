@@ -88,13 +88,11 @@ def time_words(job: Job) -> str:
 
 
 def attempts(times: Mapping[int, float]) -> str:
-    """Duration of each attempt of a job; "" with a single attempt."""
     rows = [(f"attempt {number}", f"took {duration(took)}") for number, took in sorted(times.items())]
     return facts(rows) if len(rows) > 1 else ""
 
 
 def title(job: Job) -> str:
-    """Name, state and kind of the open job."""
     return detail_head(job.name, state_badge(job) + row_note(kind_and_user(job)))
 
 
@@ -153,7 +151,6 @@ def _answer(record: Mapping[str, Any]) -> str:
 
 
 def _drafted(record: Mapping[str, Any]) -> str:
-    """The response as HTML."""
     tokens = record.get("tokens")
     return "".join(_token(t) for t in tokens) if isinstance(tokens, list) else safe(record.get("text", ""))
 

@@ -23,7 +23,6 @@ MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "�
 
 
 def state_words(job: Job) -> tuple[str, Tone | str]:
-    """The label of the state and its tone."""
     if paused(job):
         return "Paused", "warn"
     if job.cancel_requested and job.state == "RUNNING":
@@ -37,7 +36,6 @@ def paused(job: Job) -> bool:
 
 
 def state_badge(job: Job) -> str:
-    """The state as a badge."""
     return badge(*state_words(job))
 
 
@@ -124,5 +122,4 @@ def seconds(job: Job) -> float | None:
 
 
 def job_line(job: Job) -> str:
-    """Link from the result of a job to the job."""
     return tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")

@@ -67,7 +67,6 @@ def model_words(row: Evaluation, names: Names) -> str:
 
 
 def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) -> str:
-    """A page of the list with sortable heads."""
     if not shown.rows:
         return empty_leaderboard(view)
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
@@ -95,7 +94,6 @@ def count_warning(rows: Sequence[Evaluation]) -> str:
 
 
 def prompts_of(row: Evaluation) -> int | None:
-    """Number of prompts that it was measured on."""
     count = (row.result or {}).get("prompts")
     return count if isinstance(count, int) else None
 
@@ -118,7 +116,6 @@ def empty_leaderboard(view: LeaderboardView) -> str:
 
 
 def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
-    """Bar chart of `bars`."""
     return interval_chart(*bars(rows, names, view))
 
 
@@ -136,7 +133,6 @@ def bars_of(key: str, rows: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
 
 
 def interval_ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
-    """The 95 % interval of the figure `key`."""
     return getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
 
 
@@ -174,7 +170,6 @@ def download_links(view: LeaderboardView, total: int) -> str:
 
 
 def address(view: LeaderboardView, **more: str) -> str:
-    """URL of the page with `view`."""
     return f"/evaluations?{query}" if (query := view.query(**more)) else "/evaluations"
 
 

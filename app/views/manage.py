@@ -118,7 +118,6 @@ def question(settings: Settings, table: type[Table], word: str, row_id: str) -> 
 
 
 def save(settings: Settings, table: type[Table], row_id: str, name: str, note: str) -> str:
-    """Store the name and the note of a row."""
     with writing(settings) as session:
         record = row(session, table, "thing", row_id)
         if name.strip() != record.name:  # generated names may be invalid as user input

@@ -149,7 +149,6 @@ def suite_choices(session: Session) -> Choices:
 
 
 def words(data: Dataset) -> str:
-    """Label of a suite or prompt set."""
     known = suite_title((data.config or {}).get("suite") or "")
     name = f"{known} ({data.name})" if known and known != data.name else data.name
     return f"{name} · {data.rows:,} questions"

@@ -61,7 +61,6 @@ def groups_of(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
 
 
 def charts(metrics: Mapping[str, Points]) -> str:
-    """All charts of a job as HTML; "" without metrics."""
     pictures = [
         line_chart(
             title_of(chart), series, percent=chart.startswith(SHARES), unit=UNITS.get(chart.partition(",")[0], "")

@@ -14,7 +14,6 @@ STATE_BADGES = {"pending": ("Downloading", "info"), "failed": ("Download failed"
 
 
 def card(base: Base) -> str:
-    """One model in the list."""
     lines = [tag("span", safe(base.name), class_="sp-card-title"), tag("span", safe(line(base)), class_="sp-card-line")]
     if base.note:
         lines.append(tag("span", safe(base.note), class_="sp-card-line"))
@@ -39,7 +38,6 @@ def count(number: float) -> str:
 
 
 def title(base: Base) -> str:
-    """Name and state of the open model."""
     return detail_head(base.name, badge(*STATE_BADGES.get(base.state, (base.state, ""))))
 
 
@@ -51,7 +49,6 @@ def state(base: Base, job: Job | None, waits_for: str) -> str:
 
 
 def uses(base: Base) -> str:
-    """Links to the uses of a ready model; "" for others."""
     if base.state != "ready":
         return ""
     links = (
@@ -76,7 +73,6 @@ def _method(name: str, reason: str) -> str:
 
 
 def details(base: Base) -> str:
-    """All facts of the model."""
     card = base.card or {}
     memory = card.get("memory") or {}
     heads = f"{card.get('heads')} ({card.get('kv_heads')} key-value)" if card.get("heads") else ""

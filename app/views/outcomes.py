@@ -12,7 +12,6 @@ Result = Mapping[str, Any]
 
 
 def outcome(job: Job) -> str:
-    """The result as text; "" before the job has succeeded."""
     describe = RESULT_TEXTS.get(job.kind)
     return describe(job.result) if describe and job.state == "SUCCEEDED" and job.result else ""
 

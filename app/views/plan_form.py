@@ -59,11 +59,9 @@ class PlanForm:
         return [box, gr.Dropdown(drafts, value=choices.valid_choice(drafts, requested or None)), ""]
 
     def review_now(self, *values: Any) -> str:
-        """The equivalent command, or an error."""
         return command_of(self.settings, lambda: plan_request(*values))
 
     def submit(self, *values: Any) -> tuple[str, str]:
-        """Queue the job: (error notice, URL)."""
         return started(self.settings, lambda: plan_request(*values))
 
 

@@ -59,7 +59,6 @@ def _lines(result: Result, batches: list[str]) -> dict[str, list[tuple[float, fl
 
 
 def shapes_table(result: Result) -> str:
-    """Table of predictions per shape at batch size 1."""
     columns = ["Drafting", "τ", "Step (ms)", "Draft (ms)", "Tokens per second", "× plain"]
     return table(
         columns, [_shape(shape) for shape in (result["plain"], *result["shapes"])], "Shapes", named=columns[1:]
@@ -76,7 +75,6 @@ def _shape(shape: Mapping[str, Any]) -> list[str]:
 
 
 def standalone_table(result: Result) -> str:
-    """Table of standalone drafts with some of the base model's layers: the acceptance rate to break even."""
     rows = result.get("standalone") or []
     if not rows:
         return ""

@@ -33,14 +33,12 @@ class ReplayForm:
         self.start.click(self.submit, [chosen, self.data], self.said, **QUIET)
 
     def view(self, session: Session, row: Checkpoint | None) -> list[Any]:
-        """Values of `outputs`."""
         sets = recorded(session, row) if row and row.state == "ready" else []
         value = sets[0][1] if sets else None
         visible = bool(sets)
         return [gr.Dropdown(sets, value=value, visible=visible), gr.Button(visible=visible), ""]
 
     def submit(self, checkpoint_id: str, dataset_id: str) -> str:
-        """Submit the job; HTML of the result."""
         request = partial(replay_request, dataset_id)
         return queued(self.settings, checkpoint_id, request, "the draft on 50 recorded responses")
 

@@ -44,7 +44,6 @@ class RulesForm:
 
     @show_errors()
     def kept(self, *values: Any) -> str:
-        """Save the values of the fields."""
         texts = dict(zip(self.rules, values, strict=True))
         rules.save_rules(self.settings, {name: whole(self.rules[name].label, value) for name, value in texts.items()})
         return notice(f"Saved. They take effect {self.then}.", "good")

@@ -27,7 +27,6 @@ def part(session: Session, job: Job) -> str:
 
 
 def squares(rows: Sequence[Any]) -> str:
-    """A link per shard, its state as colour, sign and text."""
     if not rows or len(rows) > SQUARES:
         return ""
     return tag("ol", "".join(map(_square, rows)), class_="sp-shard-grid")

@@ -35,7 +35,6 @@ def frame(current: str, settings: Settings) -> None:
 
 
 def page_id(path: str) -> str:
-    """The id of the element that holds the page at `path`."""
     return f"page-{path.strip('/') or 'home'}"
 
 

@@ -41,7 +41,6 @@ def render(settings: Settings) -> str:
 
 
 def job_chip(session: Session) -> str:
-    """The running job with its progress and time left, and the number of waiting jobs."""
     listed = Job.parent_id.is_(None)
     running = session.scalar(select(Job).where(Job.state == "RUNNING", listed).order_by(Job.started_at).limit(1))
     waiting = session.scalar(select(func.count()).select_from(Job).where(Job.state == "QUEUED", listed)) or 0
@@ -87,7 +86,6 @@ def process_dot(silences: Mapping[str, float]) -> str:
 
 
 def disk_chip(home: Path) -> str:
-    """Free disk space of the home folder."""
     free = shutil.disk_usage(resources.nearest_existing(home)).free
     return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
 

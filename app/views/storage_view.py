@@ -19,7 +19,6 @@ SHOWN_LEFTOVERS = 20
 
 
 def overview(survey: Survey) -> str:
-    """Tiles of the disk and the home folder."""
     free = survey.disk_free / survey.disk_total if survey.disk_total else 1.0
     share = f"of {size(survey.disk_total)}"
     return tiles(
@@ -90,7 +89,6 @@ def rows_table(survey: Survey) -> str:
 
 
 def leftovers(items: Sequence[Leftover], home: str) -> str:
-    """Table of leftover files, which no row uses."""
     if not items:
         return tag("p", "No leftovers: every file in the home folder is in use.", class_="sp-lead")
     rows = [
@@ -103,7 +101,6 @@ def leftovers(items: Sequence[Leftover], home: str) -> str:
 
 
 def last_cleanup(row: Preference | None) -> str:
-    """When the reconciler last cleaned up, and what it removed."""
     if row is None:
         return notice("No cleanup yet. The reconciler cleans up within an hour after it starts.", "info")
     removed = row.value.get("removed", {})

@@ -23,7 +23,6 @@ class ServerTarget(NamedTuple):
 
 
 def base_names(session: Session) -> list[str]:
-    """Names of ready base models, the starter first."""
     return [base.name for base in queries.bases(session, ready_only=True)]
 
 
@@ -47,7 +46,6 @@ def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
 
 
 def target(base_name: str, draft: str) -> ServerTarget:
-    """The target for a base model and a draft choice."""
     if draft == LOOKUP_CHOICE:
         return ServerTarget(base_name, LOOKUP)
     return ServerTarget(f"{base_name}@{draft}" if draft else base_name)

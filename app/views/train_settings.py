@@ -55,7 +55,6 @@ class SettingControls:
         return list(self.controls.values())
 
     def fill(self, values: dict[str, Any]) -> list[Any]:
-        """Values of `inputs`."""
         return [values[name] for name in self.controls]
 
     def show(self, method: str) -> list[Any]:

@@ -30,7 +30,6 @@ DEPENDS_ON_DATA = "depends on the data"
 
 
 def figures_table(trainings: Sequence[Training], metrics: Metrics) -> str:
-    """Table of the results of each training."""
     names = labels(trainings)
     rows = [*_own_rows(trainings, [metrics.get(name, {}) for name in names]), *_measured_rows(trainings)]
     shown = [[words, *cells] for words, cells in rows if set(cells) != {DASH}]
@@ -40,7 +39,6 @@ def figures_table(trainings: Sequence[Training], metrics: Metrics) -> str:
 
 
 def bars(trainings: Sequence[Training]) -> str:
-    """Bars of τ and speedup at the evaluation settings that most trainings share; "" without evaluations."""
     ways = evaluations_by_setting(trainings)
     if not ways:
         return ""
@@ -95,7 +93,6 @@ def settings_of(training: Training) -> Values:
 
 
 def is_open(key: str) -> bool:
-    """Whether the workbench derives the setting if it is unset."""
     return key in SETTINGS and SETTINGS[key].is_open
 
 

@@ -56,7 +56,6 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
 
 
 def charts(metrics: Metrics) -> tuple[str, str]:
-    """(the main charts, the others), as HTML."""
     look = ChartStyle(order=list(metrics), near=True)
     drawn: dict[bool, str] = {True: "", False: ""}
     for metric in ordered({name for values in metrics.values() for name in values}):
@@ -85,7 +84,6 @@ def is_first(metric: str) -> bool:
 
 
 def title(metric: str) -> str:
-    """`eval/top1_head2` → "Top-1 accuracy, held out, head 2"."""
     chart, series = chart_of(metric)
     head = title_of(chart)
     return head if head == series else f"{head}, {series}"

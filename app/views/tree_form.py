@@ -58,11 +58,9 @@ class TreeForm:
         on_typing((self.tree,), self.reckon, [chosen, self.tree], self.reckoned)
 
     def live_view(self, row: Checkpoint) -> list[Any]:
-        """Values of `live`."""
         return [tree_view.tuning_result(row)]
 
     def view(self, session: Session, row: Checkpoint | None) -> list[Any]:
-        """Values of `outputs`."""
         if row is None or row.state != "ready":
             return ["", gr.Button(visible=False), "", "", ""]
         tree = tree_view.first_tree(session, row)
@@ -72,7 +70,6 @@ class TreeForm:
 
     @show_errors()
     def review_now(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
-        """The estimate and the equivalent command."""
         with reading(self.settings) as session:
             row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
             return self._review_html(session, tune_request(row, dtype, keep))
@@ -84,14 +81,12 @@ class TreeForm:
         return tag("p", safe(time), class_="sp-hint") + warnings + command_box(command_for(request, names(session)))
 
     def submit(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
-        """Submit the job; HTML of the result."""
         return queued(
             self.settings, checkpoint_id, lambda row: tune_request(row, dtype, keep), "the result will appear here"
         )
 
     @show_errors()
     def reckon(self, checkpoint_id: str, text: str) -> str:
-        """HTML of the prediction for the entered tree."""
         with reading(self.settings) as session:
             row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
             return tree_view.predicted_tree(session, row, text or "")
@@ -105,7 +100,6 @@ def under_way(session: Session, row: Checkpoint) -> str:
 
 
 def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:
-    """The form's request. Raises BadInput."""
     request = Tune(base_id=row.base_id, checkpoint_id=row.id, dtype=dtype or "", keep=bool(keep))
     request.check_options()
     return request

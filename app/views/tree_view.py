@@ -143,7 +143,6 @@ def predicted_tree(session: Session, checkpoint: Checkpoint, text: str) -> str:
 
 
 def figures(result: TreeEstimate) -> str:
-    """Tiles of τ, step time, speedup and number of nodes."""
     timed = "" if result.step_ms is not None else "not measured: tune it on this machine"
     return tiles(
         (
@@ -170,7 +169,6 @@ def warnings(result: TreeEstimate) -> str:
 
 
 def links(base: Base, checkpoint: Checkpoint, text: str) -> str:
-    """Links to try the tree in the Playground and in Compare."""
     to = "/playground?" + urlencode({"model": f"{base.name}@{checkpoint.name}", "tree": text})
     pair = "/compare?" + urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}", "tree": text})
     buttons = link_button("Try in the Playground", to) + link_button("Compare with plain", pair)

@@ -67,7 +67,6 @@ class NextSteps:
 
 
 def verdict(known: TrainingFacts, ways: NextSteps) -> EvaluationVerdict:
-    """The verdict; a pure function."""
     if known.tau is None:
         text = "No conversations were held out, so its quality is unknown. Evaluate it on questions."
         return EvaluationVerdict(text, "info", ways.evaluate, "Evaluate it")
@@ -81,7 +80,6 @@ def verdict(known: TrainingFacts, ways: NextSteps) -> EvaluationVerdict:
 
 
 def _meaning(known: TrainingFacts) -> str:
-    """τ, its source and its meaning."""
     source = "on questions" if known.measured else "estimated on held-out conversations, before any evaluation"
     text = f"τ {known.tau:.2f} {source}: each pass of the base model generates {known.tau:.1f} tokens instead of one."
     if known.speedup is not None:
@@ -154,7 +152,6 @@ def evaluation_of(session: Session, checkpoint: Checkpoint) -> Evaluation | None
 
 
 def trained(session: Session, job: Job, checkpoint: Checkpoint, row: Evaluation | None) -> TrainingFacts:
-    """The facts from the database."""
     figures = job.result or {}
     data = session.get(Dataset, checkpoint.dataset_id or "")
     best, step = figures.get("best_step"), figures.get("step")
@@ -171,7 +168,6 @@ def trained(session: Session, job: Job, checkpoint: Checkpoint, row: Evaluation 
 
 
 def next_steps_of(session: Session, job: Job, checkpoint: Checkpoint) -> NextSteps:
-    """URLs of the next steps after this training."""
     data = session.get(Dataset, checkpoint.dataset_id or "")
     base = session.get_one(Base, checkpoint.base_id)
     sets = sets_of(session, checkpoint)
