@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -14,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from app.views import status_bar
-from cli.launch.supervision import end_leftover_processes
+from cli.launch.programs import Program
+from cli.launch.supervision import ProcessSupervisor, end_leftover_processes
 from ops import health
 from speculoos import logs, resources
 from speculoos.errors import BadInput
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
+from tests.tools.running import wait_for
 from tracking import db
 
 MB = 2**20
@@ -43,6 +46,41 @@ def small_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
     yield settings
     end_leftover_processes(settings, patience=0)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
+
+
+LOGS_WITHOUT_END = """
+import logging, time
+from speculoos.logs import configure_logging
+from speculoos.settings import load
+configure_logging(load(), "chatty")
+for number in range(10**9):
+    logging.getLogger("chatty").info("line %s %s", number, "x" * 4000)
+    time.sleep(0.002)
+"""
+
+
+def write_calls(pid: int) -> int:
+    """Write calls of a process so far, failed ones included."""
+    return int(re.search(r"syscw: (\d+)", Path(f"/proc/{pid}/io").read_text())[1])
+
+
+@pytest.mark.integration
+def test_a_full_disk_ends_no_program(small_home: Settings, small_disk: Path) -> None:
+    """Lines that cannot be written are lost; with free space the log goes on."""
+    supervisor = ProcessSupervisor(small_home, [Program("chatty", (sys.executable, "-c", LOGS_WITHOUT_END), 1, 1)])
+    supervisor.start()
+    process, log = supervisor.running["chatty"].process, small_home.home / "logs" / "chatty.log"
+    wait_for(lambda: log.exists() and "line 3 " in log.read_text(), "the first lines")
+    ballast = fill(small_disk)
+    wait_for(lambda: shutil.disk_usage(small_disk).free == 0, "a full disk")
+    size, calls = log.stat().st_size, write_calls(process.pid)
+    wait_for(lambda: write_calls(process.pid) > calls + 100, "lines that cannot be written")
+    assert process.poll() is None and log.stat().st_size <= size + 8192
+    ballast.unlink()
+    wait_for(lambda: log.stat().st_size > size + 20_000, "lines after the disk has free space again")
+    supervisor.tend()
+    assert supervisor.running["chatty"].process is process
+    supervisor.stop()
 
 
 def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, small_disk: Path) -> None:
