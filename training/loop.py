@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.base import load_base, native_dtype
+from models.base import load_base, native_dtype, pick_device
 from models.checkpoints import read_config, save_draft, stored_tensors, verify_sums
 from models.damage import NO_SUMS, BaseChecksums, check_base
 from models.frame import HeadOnlyBase, load_head_only_base
@@ -50,11 +50,12 @@ from training.samples import can_be_sampled, sample
 from training.setup import (
     lr_factor,
     make_accelerator,
-    make_optimizer,
     micro_seed,
     nonfinite_loss_error,
+    prepare,
     translate_errors,
 )
+from training.sharding import fsdp_switch, full_tensor, full_tensors, unsharded
 from training.source import FeatureSource
 from training.step_metrics import StepMetrics, eval_values
 from training.stream import Stream
@@ -97,9 +98,9 @@ def train(
     """
     if known is not None:
         check_base(base_path, known, sums)
-    with translate_errors():
+    with translate_errors(), fsdp_switch(pick_device(config.device)) as sharded:
         report = reporter or SilentReporter()
-        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, states_location)
+        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, states_location, sharded)
         return trainer.run(resume_from)
 
 
@@ -113,6 +114,7 @@ class Trainer:
         reporter: Reporter,
         info: dict[str, Any],
         states_location: StatesLocation | None = None,
+        sharded: bool = False,
     ):
         self.started, self.sampling_seconds = time.monotonic(), 0.0
         self.config, self.out_dir, self.reporter = config, out_dir, reporter
@@ -134,7 +136,7 @@ class Trainer:
         self.method = make_method(config, base, training)
         if not isinstance(base, HeadOnlyBase):
             pack_supported(base, head=False)
-        self.wrapped, self.optimizer = self.accelerator.prepare(self.method, make_optimizer(config, self.method))
+        self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
         ahead = config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0
         source, held_source = (FeatureSource(self.method, base, self.prefetcher, ahead) for _ in range(2))
         self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._store(0.8))
@@ -220,7 +222,7 @@ class Trainer:
         return self.stream.features(self.stream.index(number), upcoming)
 
     def _backward(self, number: int, features: dict[str, Tensor], scale: Tensor) -> None:
-        """Gradient of Σ_k scale_k · sum_k. DDP takes the mean over processes, hence the factor."""
+        """Gradient of Σ_k scale_k · sum_k. DDP and FSDP take the mean over processes, hence the factor."""
         seed = micro_seed(self.config.seed, number)
         torch.manual_seed(seed)  # for draft models with dropout
         with self.accelerator.autocast():
@@ -230,7 +232,8 @@ class Trainer:
 
     def _clip(self, lr: float) -> float:
         """Global gradient norm before clipping. With fp16 it may be infinite: such steps are skipped."""
-        norm = float(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
+        norm = self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf)
+        norm = float(full_tensor(norm))
         if not math.isfinite(norm) and self.config.mixed_precision != "fp16":
             raise nonfinite_loss_error(self.step + 1, lr, self.config.mixed_precision)
         return norm
@@ -257,7 +260,9 @@ class Trainer:
             return None
         self.wrapped.eval()
         count = len(self.held)
-        acc = measure_acceptance(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
+        with unsharded(self.method):
+            acc = measure_acceptance(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
+        tensors = self._draft_tensors()
         better = acc.tau > (self.best["tau"] or 0.0)
         if better:
             self.best = {"tau": acc.tau, "step": self.step, "worse": 0, "top1": acc.top1(), "tree": acc.tree_tau()}
@@ -265,12 +270,12 @@ class Trainer:
             self.best = {**self.best, "worse": self.best["worse"] + 1}
         if self.main:
             self.reporter.metrics(self.step, {**eval_values(acc, self.method.depth_name), **self._chart_axes()})
-            self._sample(last)
+            self._sample(tensors, last)
             if better:
-                self._save_draft("best", self._figures())
+                self._save_draft("best", self._figures(), tensors)
         return acc
 
-    def _sample(self, last: bool) -> None:
+    def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
         """Log greedy answers to the first held-out prompts, generated with the current draft: at the first and the last
         evaluation, and between them within SAMPLING_SHARE. Nothing when the base model's layers are not loaded."""
         due = last or self.sampling_seconds <= SAMPLING_SHARE * self._elapsed() * 60
@@ -279,10 +284,11 @@ class Trainer:
         began = time.monotonic()
         fit = [c for c in self.held.conversations if can_be_sampled(self.base, c)]
         for conversation in fit[: self.config.samples]:
-            self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation))
+            self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation, tensors))
         self.sampling_seconds += time.monotonic() - began
 
     def _save(self) -> None:
+        tensors, moments = self._draft_tensors(), full_tensors(optimizer_tensors(self.optimizer), self.main)
         metrics = self.step_metrics
         totals = self._global(metrics.packed(self.accelerator.device)).tolist() if metrics.steps else []
         if not self.main or not self.reporter.keep():  # a run resumed from here would not report these steps again
@@ -296,7 +302,6 @@ class Trainer:
             **self._fingerprint(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
-        tensors, moments = stored_tensors(self.method.draft), optimizer_tensors(self.optimizer)
         save_resume_point(self.out_dir, tensors, moments, facts, self.config.keep_last)
 
     def _stop_if_requested(self) -> None:
@@ -307,7 +312,7 @@ class Trainer:
 
     def _finish(self) -> TrainResult:
         evaluated = self._evaluate(last=True) is not None
-        figures, tensors = self._figures(), None
+        figures, tensors = self._figures(), self._draft_tensors()
         if self.main:
             if evaluated and (self.out_dir / "best").exists():
                 verify_sums(self.out_dir / "best")
@@ -424,8 +429,11 @@ class Trainer:
             figures["top1"] = [round(x, 4) for x in self.best["top1"]]
         return figures
 
-    def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> None:
-        """Save the draft, or `tensors` in its place."""
+    def _draft_tensors(self) -> dict[str, Tensor]:
+        """The draft's full tensors in the main process. Collective (training/sharding.py)."""
+        return full_tensors(stored_tensors(self.method.draft), self.main)
+
+    def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         settings = {name: value for name, value in self.config.to_json().items() if name != "method"}
         data = {"dataset": self.info.get("dataset", ""), **self.data.to_json()}
         info = {**self.info, "dataset": data, "settings": settings, "figures": figures}

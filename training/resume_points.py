@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from models.checkpoints import stored_tensors
 from models.identity import tensors_of
 from speculoos.checksums import CHECKSUM_FILE, checksums_text, find_changed_files
 from speculoos.errors import BadInput, Damaged, SpeculoosError, Unavailable
@@ -76,8 +77,8 @@ def remove_damaged(folder: Path) -> None:
 def save_resume_point(
     out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int
 ) -> Path:
-    """Write state-<facts["step"]> and remove all but the newest `keep`; `moments` are `optimizer_tensors`. Raises
-    Unavailable when the disk is full."""
+    """Write state-<facts["step"]> and remove all but the newest `keep`; `moments` are `optimizer_tensors`, gathered.
+    Raises Unavailable when the disk is full."""
     from safetensors.torch import save_file
 
     final = out_dir / f"state-{facts['step']}"
@@ -111,16 +112,20 @@ def read_facts(state: Path) -> dict[str, Any]:
 
 
 def load_resume_point(state: Path, draft: Any, optimizer: Any) -> None:
-    """Load the stored tensors into `draft` (a module) and `optimizer` in place."""
+    """Load the stored tensors into `draft` (a module) and `optimizer` in place, sharded if these are."""
     from safetensors.torch import load_file
 
-    if draft.load_state_dict(load_file(state / DRAFT), strict=False).unexpected_keys:
+    from training.sharding import shard_like
+
+    own = stored_tensors(draft)
+    tensors = {name: shard_like(value, own.get(name, value)) for name, value in load_file(state / DRAFT).items()}
+    if draft.load_state_dict(tensors, strict=False).unexpected_keys:
         raise BadInput(f"{state} belongs to a draft of another shape; start the training anew.")
     parameters = _parameters(optimizer)
     for key, value in load_file(state / OPTIMIZER).items():
         number, name = key.split(".", 1)
         parameter = parameters[int(number)]
-        optimizer.state[parameter][name] = value if name == "step" else value.to(parameter.device)
+        optimizer.state[parameter][name] = value if name == "step" else shard_like(value, parameter)
 
 
 def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
@@ -150,7 +155,8 @@ def _same_value(name: str, before: Any, value: Any) -> bool:
 
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's moments as {"<parameter number>.<name>": tensor}; parameters in the order of its groups."""
+    """The optimizer's moments as {"<parameter number>.<name>": tensor}, sharded if the parameters are; parameters in
+    the order of its groups."""
     import torch
 
     return {

@@ -33,12 +33,13 @@ def can_be_sampled(base: Any, conversation: TokenisedConversation) -> bool:
     return 0 < int(conversation.mask.nonzero()[0]) < usable_length(base)
 
 
-def sample(base: Any, draft: Any, conversation: TokenisedConversation) -> dict[str, Any]:
-    """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}."""
+def sample(base: Any, draft: Any, conversation: TokenisedConversation, tensors: Any = None) -> dict[str, Any]:
+    """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}.
+    `tensors`: the full tensors of `draft` if it is sharded."""
     start = int(conversation.mask.nonzero()[0])
     prompt = conversation.token_ids[:start].tolist()
     length = start + TOKENS + GPU_TREE.nodes + 4
-    answer = draft_answer(base, copy_as_loaded(base, draft), prompt, GenerateConfig(max_tokens=TOKENS), length)
+    answer = draft_answer(base, copy_as_loaded(base, draft, tensors), prompt, GenerateConfig(max_tokens=TOKENS), length)
     return {
         "prompt": base.tokenizer.decode(prompt, skip_special_tokens=True),
         "text": answer.text,
@@ -55,8 +56,8 @@ def draft_answer(base: Any, draft: Any, prompt: list[int], config: GenerateConfi
     return ModelAnswer(stream.text, tokens, summarize(steps))
 
 
-def copy_as_loaded(base: Any, draft: Any) -> Any:
-    """A copy of `draft` in the base's dtype, as loaded from a checkpoint."""
+def copy_as_loaded(base: Any, draft: Any, tensors: Any = None) -> Any:
+    """A copy of `draft` (with `tensors`, if it is sharded) in the base's dtype, as loaded from a checkpoint."""
     copy = draft_class(draft.method).from_json(draft.to_json(), base)
-    copy.load_state_dict(stored_tensors(draft), strict=False)
+    copy.load_state_dict(tensors or stored_tensors(draft), strict=False)
     return copy.eval().requires_grad_(False)

@@ -10,8 +10,9 @@ import torch
 
 from models.base import pick_device
 from models.methods.settings import TrainConfig
-from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable, Unsupported
+from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
 from speculoos.faults import disk_full, out_of_memory
+from training.sharding import shard
 
 MEMORY_HINT = "Lower batch_tokens, max_length or cache_features_mb, or choose base_dtype bfloat16."
 DISK_HINT = "Free some disk space, then retry: training resumes from the last saved state."
@@ -21,10 +22,7 @@ def make_accelerator(config: TrainConfig) -> Any:
     """An Accelerator with the device, precision and processes of this run, from the environment."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
-    from accelerate.utils import parse_flag_from_env
 
-    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        raise Unsupported("FSDP is not supported: each process holds the whole draft; launch without --use_fsdp.")
     device = pick_device(config.device)
     if config.mixed_precision == "fp16" and device.type == "cpu":
         raise BadInput("mixed_precision: fp16 needs a GPU (accelerate would silently use fp32); choose bf16 or no.")
@@ -49,6 +47,14 @@ def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
     fused = all(p.device.type == "cpu" for p in parameters) or None
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=fused)
+
+
+def prepare(config: TrainConfig, accelerator: Any, method: Any, sharded: bool) -> tuple[Any, Any]:
+    """The wrapped method and its optimizer: sharded by FSDP2, or wrapped by accelerate (DDP)."""
+    if sharded and accelerator.num_processes > 1:
+        shard(method, accelerator.device)
+        return method, accelerator.prepare_optimizer(make_optimizer(config, method))
+    return accelerator.prepare(method, make_optimizer(config, method))
 
 
 def lr_factor(progress: float, warmup: float, schedule: str) -> float:
