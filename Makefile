@@ -41,7 +41,7 @@ test: install ## the whole test suite
 	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
 
 test-unit: install ## the tests that start no process and no browser
-	$(BIN)/python -m pytest $(TESTS) -m "not integration and not browser and not drill" -n $(PARALLEL) --dist loadfile
+	TIER=unit $(BIN)/python -m pytest $(TESTS) -m "not integration and not browser and not drill" -n $(PARALLEL) --dist loadfile
 
 test-databases: install ## everything with rows, on SQLite and on PostgreSQL, with Redis where it is installed
 	@$(BIN)/python -m tests.tools.browser

@@ -29,7 +29,7 @@ from tests.tools.databases import (  # noqa: E402, F401, F811
 )
 from tests.tools.figures import Figures  # noqa: E402
 from tests.tools.receiver import Receiver, receiving  # noqa: E402
-from tests.tools.tiers import SLOW_TIERS, take_started, watch_processes  # noqa: E402
+from tests.tools.tiers import UNIT, take_started, watch_processes  # noqa: E402
 
 CLONE = Path(__file__).resolve().parent.parent
 SHARED_DATA = CLONE.parent / "shared" / "data"
@@ -37,16 +37,19 @@ OUTSIDE = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
 
 
 def pytest_configure() -> None:
-    watch_processes()
+    if UNIT:
+        watch_processes()
     hypothesis.settings.register_profile("speculoos", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("speculoos")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Fail a test of the unit tier that started a process."""
+    """In `make test-unit`, fail a test that started a process."""
     report = yield
-    if report.when == "call" and report.passed and not any(item.get_closest_marker(tier) for tier in SLOW_TIERS):
+    if not UNIT:
+        return report
+    if report.when == "call" and report.passed:
         if started := take_started():
             report.outcome = "failed"
             report.longrepr = f"This test starts a process, so it needs the marker `integration`: {started[0]}"

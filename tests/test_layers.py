@@ -98,11 +98,13 @@ def test_class_names_are_unique() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("package", [name for name, (_, light) in PACKAGES.items() if light])
 def test_light_packages_import_no_torch(package: str) -> None:
     check_light([name for path in sources(package) if not (name := module_of(path)).endswith("__main__")])
 
 
+@pytest.mark.integration
 def test_submitting_a_job_imports_no_torch() -> None:
     check_light(["workers.jobs.submit", "workers.jobs.quickstart"])
 

@@ -74,6 +74,7 @@ def run(home: Settings, job: Job) -> None:
         jobs.succeed(session, job.id, attempt, result)
 
 
+@pytest.mark.integration
 def test_uploaded_files_become_a_checkpoint_and_go(
     home: Settings, base_id: str, form: AddDraft, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path, database_url="sqlite://", redis_url="redis://nowhere")
 
 
+@pytest.mark.integration
 def test_an_import_of_which_every_row_would_be_left_out_is_refused_in_a_sentence(settings, tmp_path, monkeypatch):
     form = object.__new__(ImportForm)
     form.settings, asked = settings, []

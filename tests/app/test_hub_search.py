@@ -46,6 +46,7 @@ def asked(hub: str, folder: Path, *words: str, **more: str) -> dict:  # noqa: F8
     return json.loads(made.stdout.splitlines()[-1])
 
 
+@pytest.mark.integration
 def test_a_search_tells_size_licence_and_whether_drafts_can_be_made(hub: str, tmp_path: Path) -> None:  # noqa: F811
     made = asked(hub, tmp_path, "tiny", "https://huggingface.co/tiny/", "nothing-like-it")
     found = [HubModel(**each) for each in made["tiny"]["told"]]
@@ -62,6 +63,7 @@ def test_a_search_tells_size_licence_and_whether_drafts_can_be_made(hub: str, tm
     assert html.count(">no<") == 3
 
 
+@pytest.mark.integration
 def test_hostile_answers_are_left_out_or_shown_as_text(hub: str, tmp_path: Path) -> None:  # noqa: F811
     made = asked(hub, tmp_path, "hostile", "torn", "deep", "ill", "huge")
     found = [HubModel(**each) for each in made["hostile"]["told"]]
@@ -72,12 +74,14 @@ def test_hostile_answers_are_left_out_or_shown_as_text(hub: str, tmp_path: Path)
         assert made[word]["told"].startswith("Unavailable: ") and says in made[word]["told"]
 
 
+@pytest.mark.integration
 def test_a_hub_that_does_not_end_its_answer_is_not_waited_for(hub: str, tmp_path: Path) -> None:  # noqa: F811
     made = asked(hub, tmp_path, "drip", "silent", SECONDS_OF_A_HUB="1")
     for word in ("drip", "silent"):
         assert made[word]["seconds"] < 30 and "Unavailable" in made[word]["told"], "no answer is waited for longer"
 
 
+@pytest.mark.integration
 def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path: Path) -> None:
     gone = asked("http://127.0.0.1:9", tmp_path, "tiny")["tiny"]
     assert "the hub cannot be reached" in gone["told"] and len(gone["told"].splitlines()) == 1

@@ -92,6 +92,7 @@ def file_data(path: str, **more: Any) -> dict[str, Any]:
     return {"path": path, "orig_name": "prompts.jsonl", "size": 9, "meta": {"_type": "gradio.FileData"}, **more}
 
 
+@pytest.mark.integration
 def test_ones_own_upload_is_imported(ours: TestClient, pages: Any, settings: Settings) -> None:
     path = send_file(ours)
     answer = press_import(ours, pages, file_data(path, url="http://127.0.0.1:9/x", is_stream=True))
@@ -176,6 +177,7 @@ def test_other_spellings_links_and_files_beside_an_upload_are_refused(
         assert run_async(ask(pages, "GET", f"/gradio_api/file={other}", cookie=cookie)).status == 404, other
 
 
+@pytest.mark.integration
 def test_an_uploaded_drawing_or_page_is_saved_never_shown(ours: TestClient, pages: Any) -> None:
     for name in ("x.svg", "x.html"):
         path = send_file(ours, name, b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
@@ -208,6 +210,7 @@ def listener() -> Iterator[tuple[int, list[int]]]:
         thread.join()
 
 
+@pytest.mark.integration
 def test_no_address_makes_the_server_fetch_it(ours: TestClient, pages: Any, listener: Any) -> None:
     port, calls = listener
     url = f"http://127.0.0.1:{port}/x"

@@ -12,6 +12,8 @@ from tests.browser.workbench import SERVICES, Workbench, make_workbench
 from tests.models.test_fetch import hub  # noqa: F401
 from tests.tools.databases import Databases
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def bench(tmp_path: Path, hub: str, databases: Databases) -> Iterator[Workbench]:  # noqa: F811

@@ -471,6 +471,7 @@ def test_doctor_names_every_part_and_how_to_mend_it(home: Settings, capsys: pyte
         assert parts[name]["ok"] is False and "speculoos up" in parts[name]["hint"], name
 
 
+@pytest.mark.integration
 def test_the_installed_command_says_nothing_but_its_sentence(home: Settings) -> None:
     command = [str(Path(sys.executable).with_name("speculoos")), "models", "show", "x"]
     made = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=240)
@@ -487,6 +488,7 @@ def test_a_divided_job_between_its_shards_and_its_end_is_not_called_interrupted(
     assert _progress_line(job) == "Measure heads: interrupted"
 
 
+@pytest.mark.integration
 def test_train_says_first_that_no_server_reads_such_a_draft(home, tmp_path, capsys):
     """Phi's head has a bias. The data are not ready, so nothing is submitted."""
     from models.tiny import make_tiny_base

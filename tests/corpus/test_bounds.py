@@ -67,6 +67,7 @@ def bombs(folder: Path) -> dict[str, Path]:
     return paths
 
 
+@pytest.mark.integration
 def test_a_parquet_file_of_some_hundred_bytes_takes_no_gigabyte(tmp_path: Path) -> None:
     for name, path in bombs(tmp_path).items():
         assert path.stat().st_size < 3000, name
@@ -118,6 +119,7 @@ def test_a_quote_that_is_never_closed_is_told_by_its_line_and_costs_no_time(tmp_
     assert len(rows) > 20_000, "reading went on behind it"
 
 
+@pytest.mark.integration
 def test_json_is_read_in_the_memory_of_its_largest_record(tmp_path: Path) -> None:
     many = "[" + "[]," * 1000 + "0],"
     (tmp_path / "many.json").write_text('{"version": 1, "data": [' + many * 3000 + '{"prompt": "last"}]}')

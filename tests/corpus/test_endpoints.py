@@ -152,6 +152,7 @@ class Killing(SilentReporter):
                 self.processes[0] = start(self.ports[0], self.folder)
 
 
+@pytest.mark.integration
 def test_a_server_that_is_killed_and_comes_back_costs_no_answer(
     servers: tuple[list[int], list[subprocess.Popen]], tmp_path: Path
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_answer(
     assert answered > 20, "the server that came back has its share again"
 
 
+@pytest.mark.integration
 def test_a_wrong_key_on_one_of_them_ends_the_run(
     servers: tuple[list[int], list[subprocess.Popen]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_wrong_key_on_one_of_them_ends_the_run(
     assert "wrong-0815" not in str(caught.value)
 
 
+@pytest.mark.integration
 def test_a_request_that_takes_every_server_too_long_fails_and_the_others_arrive(
     servers: tuple[list[int], list[subprocess.Popen]], tmp_path: Path
 ) -> None:
@@ -204,6 +207,7 @@ def test_a_request_that_takes_every_server_too_long_fails_and_the_others_arrive(
     )
 
 
+@pytest.mark.integration
 def test_asking_servers_needs_no_torch() -> None:
     """A shard's process begins in a second or two, not in ten."""
     code = "import sys, corpus.generate_remote, workers.child.work.generate_shard; print('torch' in sys.modules)"

@@ -25,6 +25,8 @@ from tests.tools.ports import free_ports
 from tracking.db import writing
 from tracking.tables import Base
 
+pytestmark = pytest.mark.integration
+
 PROMPTS = [f"the quick brown fox {i}" for i in range(12)]
 
 

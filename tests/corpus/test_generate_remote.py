@@ -19,6 +19,8 @@ from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.tools.loops import run_async
 
+pytestmark = pytest.mark.integration
+
 SERVER = Path(__file__).with_name("flaky_server.py")
 KEY = "sesame-4711"
 

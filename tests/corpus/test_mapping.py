@@ -80,6 +80,7 @@ def test_pairs_of_the_command_line_are_read() -> None:
         parse_mapping(["prompt"])
 
 
+@pytest.mark.integration
 def test_a_first_look_shows_rows_as_they_would_be_read(file: Path) -> None:
     found = run_limited("corpus.first_look:look", str(file), False, {}, seconds=20, memory=2 << 30)
     assert found["columns"] == ["Frage", "Antwort", "prompt", "category"]

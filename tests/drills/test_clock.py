@@ -58,6 +58,7 @@ def test_the_clock_stepped_while_jobs_run(home: Settings, broker: str, tmp_path:
     assert (lost, doubled, again) == (0, 0, 0)
 
 
+@pytest.mark.integration
 def test_the_clock_of_real_processes_is_stepped(tmp_path: Path) -> None:
     """The drill's own tool: a process sees the step, and the date of the machine's start moves along."""
     if reason := clock.missing():

@@ -110,6 +110,7 @@ def test_postgresql_restarted(home: Settings, broker: str, tmp_path: Path, figur
     assert (lost, doubled) == (0, 0)
 
 
+@pytest.mark.integration
 @pytest.mark.timeout(180)
 def test_postgresql_restarted_once(home: Settings, broker: str, tmp_path: Path) -> None:
     """The short form: away for two seconds in a job. A restart that outlasts the lease resumes it, once."""
@@ -205,6 +206,7 @@ def test_sqlite_under_eight_writers(home: Settings, figures: Figures) -> None:
     assert (found["failed"], found["lost"]) == (0, 0)
 
 
+@pytest.mark.integration
 @pytest.mark.sqlite
 def test_sqlite_under_eight_writers_for_a_moment(home: Settings, figures: Figures) -> None:
     """The short form."""

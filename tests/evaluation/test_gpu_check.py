@@ -25,6 +25,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(CPU, tmp_path, time.monotonic() + 60, dry=True)
 
 
+@pytest.mark.integration
 def test_every_part_runs_dry_and_its_output_is_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, out = gpu_check.PAGE.read_text(encoding="utf-8"), tmp_path / "gpu.json"
     status = gpu_check.main(["--dry-run", "--json", str(out)])

@@ -55,6 +55,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         process.wait()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("kind", "server", "by"),
     [
@@ -93,12 +94,14 @@ def test_depths_that_do_not_add_up_say_nothing_of_lengths() -> None:
     assert _lengths([PublishedAcceptance(18, 10, (3.0, 5.0))]) == []
 
 
+@pytest.mark.integration
 def test_without_the_same_base_alone_there_is_no_speedup(start: Start) -> None:
     found = evaluate_served(start("vllm"), QUESTIONS, SilentReporter())
     assert found["speedup"] is found["speedup_interval"] is found["plain_tokens_per_second"] is None
     assert found["identical_to_plain"] is None and found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
 
 
+@pytest.mark.integration
 def test_a_silent_server_is_measured_by_its_speed(start: Start) -> None:
     noting = Noting()
     found = evaluate_served(start("silent"), QUESTIONS, noting)
@@ -107,6 +110,7 @@ def test_a_silent_server_is_measured_by_its_speed(start: Start) -> None:
     assert any("says nothing of its acceptance" in line for line in noting.lines)
 
 
+@pytest.mark.integration
 def test_a_question_that_is_refused_is_left_out_and_said(start: Start) -> None:
     refused = [{"id": "c", "messages": [{"role": "user", "content": "fail"}]}]
     found = evaluate_served(start("vllm", "sesame-0815"), [*QUESTIONS, *refused], noting := Noting())
@@ -114,12 +118,14 @@ def test_a_question_that_is_refused_is_left_out_and_said(start: Start) -> None:
     assert any(line.startswith("c: left out, 400") for line in noting.lines)
 
 
+@pytest.mark.integration
 def test_an_answer_that_is_none_is_left_out_and_said(start: Start) -> None:
     odd = [{"id": "c", "messages": [{"role": "user", "content": "odd"}]}]
     found = evaluate_served(start("vllm"), [*odd, *QUESTIONS], SilentReporter())
     assert found["prompts"] == 3 and found["failed"] == [{"id": "c", "reason": "an answer that is no JSON"}]
 
 
+@pytest.mark.integration
 def test_a_server_that_refuses_everything_or_is_not_there_is_unavailable(start: Start) -> None:
     endpoint = start("vllm", "sesame-0815")
     with pytest.raises(Unavailable, match="theirs answered no question: 401 wrong key"):
@@ -133,6 +139,7 @@ def test_a_server_that_refuses_everything_or_is_not_there_is_unavailable(start: 
         evaluate_served(endpoint, [], SilentReporter())
 
 
+@pytest.mark.integration
 def test_a_stop_is_heard_between_prompts(start: Start) -> None:
     class Stopping(SilentReporter):
         def stop_requested(self) -> bool:

@@ -254,6 +254,7 @@ def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(tmp_path, one_pr
     assert report.passed and report.figures["accepted"] > 0
 
 
+@pytest.mark.integration
 def test_formats_can_be_listed_without_torch():
     import subprocess
     import sys

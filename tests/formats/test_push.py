@@ -17,6 +17,8 @@ from tests.tools.hub import COMMIT, TOKEN, Hub
 from tracking import db
 from tracking.tables import Base, Checkpoint
 
+pytestmark = pytest.mark.integration
+
 Push = Callable[..., subprocess.CompletedProcess]
 
 

@@ -63,6 +63,7 @@ EVERY = [("eagle3-residual", "vllm"), ("eagle3-residual", "speculators"), ("eagl
          ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface")]  # fmt: skip
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_names_and_notes_are_words_and_commands_are_one_command(kind: str, name: str, written, tmp_path: Path) -> None:
     said = written(kind, name)

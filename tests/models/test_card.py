@@ -27,6 +27,7 @@ def test_a_card_says_what_transformers_says(tiny_base: Path) -> None:
     assert json.loads(json.dumps(card)) == card
 
 
+@pytest.mark.integration
 def test_a_card_needs_no_torch(tiny_base: Path) -> None:
     lines = ("import sys", "from models.card import make_card", f"make_card({str(tiny_base)!r})")
     code = "; ".join((*lines, "assert 'torch' not in sys.modules"))

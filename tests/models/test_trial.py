@@ -44,6 +44,7 @@ def refused(folder: Path, says: str) -> None:
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("template", "says"),
     [

@@ -373,6 +373,7 @@ def migrated(settings: Settings) -> Settings:
     return settings
 
 
+@pytest.mark.integration
 def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
     filled_sqlite: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -411,6 +412,7 @@ def test_memory_stays_small(filled_sqlite: Filled, other: Settings) -> None:
     assert peak < 30e6
 
 
+@pytest.mark.integration
 def test_a_full_disk_leaves_no_half_backup(filled_sqlite: Filled, small_disk: Path) -> None:
     with (filled_sqlite.settings.home / "models" / filled_sqlite.ids["base"] / "big").open("wb") as big:
         big.truncate(30_000_000)

@@ -122,6 +122,7 @@ def test_nothing_is_copied_where_nothing_changes_and_few_copies_are_kept(home: S
     assert not [p for p in (home.home / "backups").iterdir() if p.name.startswith(".")]
 
 
+@pytest.mark.integration
 def test_a_copy_that_cannot_be_made_stops_the_migration(small_disk: Path) -> None:
     from speculoos.settings import load
 

@@ -36,6 +36,7 @@ def complete(served: Served, **parameters: Any) -> dict[str, Any]:
     return answer.json()
 
 
+@pytest.mark.integration
 def test_a_whole_answer_has_openais_shape_and_our_summary(served: Served) -> None:
     answer = complete(served)
     assert answer["object"] == "chat.completion" and answer["model"] == "cycle"

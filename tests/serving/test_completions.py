@@ -25,6 +25,7 @@ def complete(served: Served, **parameters: Any) -> dict[str, Any]:
     return answer.json()
 
 
+@pytest.mark.integration
 def test_a_text_its_ids_and_a_list_of_one_prompt_are_continued_alike(served: Served) -> None:
     answer = complete(served)
     choice = answer["choices"][0]

@@ -11,6 +11,8 @@ from tests.models import hostile
 from tests.serving.conftest import Served, serve
 from tests.tools.damage import flip
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def own(model_files: Path, tmp_path: Path) -> Iterator[Served]:

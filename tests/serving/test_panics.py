@@ -63,6 +63,7 @@ def says(served: Served, model: str) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
+@pytest.mark.integration
 def test_the_panic_is_a_real_one(cracked: Served, model_files: Path, tmp_path: Path) -> None:
     from models.base import load_tokenizer
 

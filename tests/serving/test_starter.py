@@ -12,6 +12,8 @@ from tests.serving.conftest import Served, serve
 from tracking.db import writing
 from tracking.tables import Base
 
+pytestmark = pytest.mark.integration
+
 QUESTION = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog."
 
 

@@ -31,6 +31,7 @@ def test_a_mirror_without_advisories_is_no_good_news() -> None:
     assert status == 2 and "cannot be reached" in said[0]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("script", ["exit 1", "echo no JSON", "echo '{}' >&2; exit 3"])
 def test_a_pip_audit_that_breaks_off_is_said_so(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,8 @@ from cli.launch.supervision import end_leftover_processes
 from speculoos.settings import Settings
 from tests.models.test_fetch import hub  # noqa: F401
 
+pytestmark = pytest.mark.integration
+
 SHARDS = ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"]
 
 

@@ -52,6 +52,7 @@ def test_a_database_file_elsewhere_is_taken_from_others_too(usual_umask: None, h
     assert mode(tmp_path / "elsewhere" / "x.db") == 0o600
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("module", ["cli.main", "ops.migrate", "workers.child.main"])
 def test_processes_of_ours_make_files_for_their_owner_alone(home: Settings, tmp_path: Path, module: str) -> None:
     """Each by its own way in, as containers start them; what they then do does not matter here."""
@@ -86,6 +87,7 @@ def test_a_folder_in_a_place_for_everyone_must_be_ours(usual_umask: None, tmp_pa
             private_folder(path)
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder to someone else")
 def test_a_run_folder_that_another_user_made_first_is_refused_by_up(home: Settings) -> None:
     home.run_dir.mkdir()

@@ -83,6 +83,7 @@ def test_a_full_disk_ends_no_program(small_home: Settings, small_disk: Path) -> 
     supervisor.stop()
 
 
+@pytest.mark.integration
 def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, small_disk: Path) -> None:
     db.upgrade(small_home)
     assert resources.update_reserve(small_home)
@@ -110,6 +111,7 @@ def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, s
     assert resources.update_reserve(small_home) and reserve.exists()
 
 
+@pytest.mark.integration
 def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> None:
     settings = load({"SPECULOOS_HOME": str(small_disk)})
     fill(small_disk, MB)
@@ -152,6 +154,7 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pyt
     assert resources.available_memory()[1] > 1073741824
 
 
+@pytest.mark.integration
 def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Settings, small_disk: Path) -> None:
     db.upgrade(small_home)
 

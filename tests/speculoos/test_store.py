@@ -53,6 +53,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files_to_upload(folder).items()}
 
 
+@pytest.mark.integration
 def test_a_folder_comes_back_as_it_was(store: Store, folder: Path, tmp_path: Path) -> None:
     kept = store.put_folder(PLACE, folder)
     assert kept.bytes == 70_001

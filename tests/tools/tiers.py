@@ -1,4 +1,4 @@
-"""Processes that tests start: such a test needs the marker `integration`, `browser` or `drill`, as others must be fast.
+"""Find tests of `make test-unit` that start processes; they need the marker `integration`.
 
 An audit hook sees every process that a test starts, whatever library starts it.
 """
@@ -6,7 +6,9 @@ An audit hook sees every process that a test starts, whatever library starts it.
 import os
 import sys
 
-SLOW_TIERS = ("integration", "browser", "drill")
+UNIT = os.environ.get("TIER") == "unit"
+"""Set by `make test-unit`."""
+EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "tests.zygote")
 _started: list[str] = []
 
 
@@ -16,12 +18,12 @@ def watch_processes() -> None:
 
 
 def _note(event: str, arguments: tuple[object, ...]) -> None:
-    if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"):
-        _started.append(f"{event} {str(arguments[:1])[:120]}" if os.environ.get("PYTEST_CURRENT_TEST") else "")
+    if event in EVENTS and os.environ.get("PYTEST_CURRENT_TEST"):
+        _started.append(f"{event} {str(arguments[:1])[:120]}")
 
 
 def take_started() -> list[str]:
     """Process starts since the last call."""
-    started = [line for line in _started if line]
+    started = list(_started)
     _started.clear()
     return started

@@ -92,6 +92,7 @@ class Forker:
         """`python -m module …` with both outputs in the file `out`; where it `leads`, in a session of its own."""
         asked = {"module": module, "arguments": list(arguments), "environment": dict(environment), "leads": leads}
         asked["folder"] = os.getcwd()
+        sys.audit("tests.zygote", module)
         with self._lock:
             socket.send_fds(self._channel, [json.dumps(asked).encode()], [out])
             with self._begun:

@@ -121,6 +121,7 @@ def test_migrations_have_not_drifted_from_the_tables(database: Settings) -> None
         command.check(db.alembic_config(connection))
 
 
+@pytest.mark.integration
 def test_upgrade_works_from_any_folder_and_in_three_processes_at_once(home: Settings, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/deep/er/x.db"
     code = "from speculoos.settings import load; from tracking import db; db.upgrade(load())"
@@ -207,6 +208,7 @@ def test_a_wrong_database_url_is_bad_input(home: Settings, url: str) -> None:
         db.upgrade(replace(home, database_url=url))
 
 
+@pytest.mark.integration
 def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_again(small_disk: Path) -> None:
     """The log of a database that is written every second is put back and cut, so it never holds the room for good."""
     full = load({"SPECULOOS_HOME": str(small_disk)})
@@ -231,6 +233,7 @@ def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_agai
         assert session.get(Preference, "beat").value == {"n": 2039}
 
 
+@pytest.mark.integration
 def test_a_home_on_a_full_disk_is_opened_once_the_reserve_is_given_up(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,6 +293,7 @@ def test_a_value_that_cannot_be_read_is_a_damaged_database(home: Settings, colum
         session.query(Job).all()
 
 
+@pytest.mark.integration
 def test_a_disk_that_may_only_be_read_is_named_in_one_sentence(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ for job_id in sys.argv[3:]:
 """
 
 
+@pytest.mark.integration
 def test_exactly_one_of_many_processes_claims_a_job(database: Settings, make_job: Make, read: Read) -> None:
     many = [make_job(f"work {i}") for i in range(20)]
     start = str(time.time() + 2)

@@ -49,6 +49,7 @@ def test_every_setting_has_a_help_text():
     assert SETTINGS["medusa_num_heads"].methods == ("medusa",)
 
 
+@pytest.mark.integration
 def test_settings_and_recipes_import_without_torch():
     code = "import models.methods, models.methods.recipes, training.resume_points, models.checkpoints, sys\n"
     code += "from models.methods.recipes import list_recipes; list_recipes()\n"

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -12,6 +13,8 @@ from models.methods import train_config
 from tests.tools.ports import free_ports
 from tests.training.test_loop import SHORT, Notebook
 from training.loop import train
+
+pytestmark = pytest.mark.integration
 
 COMPARED = ("train/loss", "train/grad_norm", "train/top1_depth1")
 """The gradient norm is the one before clipping."""

@@ -57,6 +57,7 @@ def expected(rows: list[dict], tokenizer) -> list[tuple[str, list[int], list[boo
     return [(row_id, made.token_ids, made.mask) for row_id, made in masked]
 
 
+@pytest.mark.integration
 def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothing(
     tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
 ) -> None:
@@ -72,6 +73,7 @@ def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothi
     assert ["Tokenised" in line for line in saying.lines] == [True], "the second reading tokenises nothing"
 
 
+@pytest.mark.integration
 def test_one_process_makes_the_same_files(tiny_base: Path, rows: list[dict], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(token_files, "PIECE_BYTES", 2500)
     tokenizer = load_tokenizer(tiny_base)
@@ -83,6 +85,7 @@ def test_one_process_makes_the_same_files(tiny_base: Path, rows: list[dict], tmp
     assert [here.file(p).read_bytes() for p in here.pieces] == [there.file(p).read_bytes() for p in there.pieces]
 
 
+@pytest.mark.integration
 def test_a_tokenizer_that_was_changed_in_memory_is_not_mistaken_for_its_folder(
     tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
 ) -> None:
@@ -128,6 +131,7 @@ def test_reading_costs_no_memory_until_rows_are_looked_at(tiny_base: Path, tmp_p
     assert len(pointers) == 1 and found[0].token_ids.dtype == torch.int32, "all rows are views of one mapping"
 
 
+@pytest.mark.integration
 def test_a_broken_line_in_a_later_piece_is_named(tiny_base: Path, tmp_path: Path, small_pieces: None) -> None:
     folder = write_dataset(tmp_path / "d", [chat(n) for n in range(60)])
     lines = (folder / "shard-00000.jsonl").read_text().splitlines()
@@ -137,6 +141,7 @@ def test_a_broken_line_in_a_later_piece_is_named(tiny_base: Path, tmp_path: Path
         tokenise_dataset(folder, load_tokenizer(tiny_base))
 
 
+@pytest.mark.integration
 def test_a_stop_ends_the_processes_and_the_next_attempt_goes_on(
     tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
 ) -> None:

@@ -15,6 +15,8 @@ from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.requests import Evaluate, GenerateData, ImportPrompts, Train
 from workers.jobs.submit import submit
 
+pytestmark = pytest.mark.integration
+
 FORKED = True
 PROMPTS = [{"prompt": f"Tell me about number {n} and about foxes."} for n in range(12)] + [{"nothing": 1}]
 TRAINING = {"max_steps": 12, "epochs": 0.0, "batch_tokens": 256, "eval_every": 6, "save_every": 4, "max_length": 64}

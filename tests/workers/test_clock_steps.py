@@ -4,12 +4,16 @@ import signal
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from tests.tools.processes import freeze
 from tests.workers.conftest import CLONE, Bench, wait_until
 from tests.workers.test_drills import gone, notes, order, some_steps, steps
 from tracking import db, jobs, processes
 from tracking.tables import Job, Preference, now
 from workers import identity
+
+pytestmark = pytest.mark.integration
 
 STEPPED = CLONE / "tests" / "tools" / "stepped_clock"
 

@@ -23,6 +23,8 @@ from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, JobLog
 from workers.jobs.requests import Evaluate
 from workers.jobs.submit import submit
 
+pytestmark = pytest.mark.integration
+
 FORKED = True
 OURS, THEIRS = "inference-0815-ours", "sesame-4711-theirs"
 

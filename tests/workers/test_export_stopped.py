@@ -17,6 +17,8 @@ from tracking.tables import Checkpoint, new_id
 from workers.jobs.requests import Export
 from workers.jobs.submit import request_cancel, submit
 
+pytestmark = pytest.mark.integration
+
 LAYERS = 250
 """So deep that the base's own continuation, of which the proof consists for the most part, takes a while."""
 

@@ -19,6 +19,8 @@ from workers.jobs.extend import extend
 from workers.jobs.requests import GenerateData
 from workers.jobs.submit import request_cancel, retry, submit
 
+pytestmark = pytest.mark.integration
+
 FORKED = True
 TEXTS = [f"number {n}" for n in range(24)]
 ROWS = {"one job": None, "shards": 5}

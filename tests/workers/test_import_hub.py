@@ -18,6 +18,8 @@ from tracking.tables import Dataset, Job
 from workers.jobs.requests import ImportAnswered, ImportPrompts
 from workers.jobs.submit import submit
 
+pytestmark = pytest.mark.integration
+
 TOKEN = "hf_right"
 
 

@@ -6,6 +6,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 
 from app.downloads import routes as downloads
@@ -20,6 +21,8 @@ from tracking import db, queries, reports
 from tracking.tables import Base, Checkpoint, Dataset, Job, new_id
 from workers.jobs.requests import ImportPrompts, Train
 from workers.jobs.submit import submit
+
+pytestmark = pytest.mark.integration
 
 FORKED = True
 

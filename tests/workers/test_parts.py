@@ -91,6 +91,7 @@ def test_a_process_that_ended_for_want_of_memory_is_followed_by_what_to_change(r
     assert failure_hint(reason) == advice
 
 
+@pytest.mark.integration
 def test_a_process_is_recognised_by_more_than_its_pid() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     who = identity.process_identity(child.pid)
@@ -111,6 +112,7 @@ def test_a_process_is_recognised_by_more_than_its_pid() -> None:
     assert not identity.worker_is_dead("elsewhere/boot/1/2.0") and not identity.worker_is_dead("")
 
 
+@pytest.mark.integration
 def test_a_group_that_ignores_term_is_killed() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
@@ -119,6 +121,7 @@ def test_a_group_that_ignores_term_is_killed() -> None:
     assert child.wait(5) == -signal.SIGKILL
 
 
+@pytest.mark.integration
 def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: Settings) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     who = identity.worker_id(ended.pid)
@@ -281,6 +284,7 @@ with JobContext(load(), sys.argv[1], 1, JobTiming(poll_seconds=0.1, lease_second
 """
 
 
+@pytest.mark.integration
 def test_a_child_that_cannot_reach_the_database_for_a_lease_leaves(home: Settings, tmp_path: Path) -> None:
     job = make_job(home, state="RUNNING", attempt=1)
     child = subprocess.Popen(

@@ -32,6 +32,8 @@ from workers.jobs.extend import extend
 from workers.jobs.requests import GenerateData
 from workers.jobs.submit import request_cancel, retry, submit
 
+pytestmark = pytest.mark.integration
+
 FORKED = True
 TEXTS = [f"number {n}" for n in range(36)]
 """Six at a time they are more shards than a worker takes at once, so that some have not begun when one has ended."""

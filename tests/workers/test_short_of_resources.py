@@ -22,6 +22,8 @@ from workers import joblog
 from workers.jobs.requests import ImportPrompts
 from workers.jobs.submit import request_cancel, submit
 
+pytestmark = pytest.mark.integration
+
 MB = 2**20
 
 

@@ -12,6 +12,8 @@ from tests.workers.training_bench import Watch, submit_training
 from tracking import db, reports
 from tracking.tables import Checkpoint
 
+pytestmark = pytest.mark.integration
+
 STEPS = 60
 
 

@@ -35,6 +35,7 @@ def holder_process(settings: Settings) -> subprocess.Popen[str]:
     return made
 
 
+@pytest.mark.integration
 def test_a_second_holder_is_refused_and_told_who_the_first_is(settings: Settings) -> None:
     process = holder_process(settings)
     try:
@@ -46,6 +47,7 @@ def test_a_second_holder_is_refused_and_told_who_the_first_is(settings: Settings
         process.wait()
 
 
+@pytest.mark.integration
 def test_a_killed_holder_leaves_the_lock_free(settings: Settings) -> None:
     process = holder_process(settings)
     process.send_signal(signal.SIGKILL)

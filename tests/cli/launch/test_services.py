@@ -27,6 +27,8 @@ from tracking import db, jobs
 from tracking.tables import Job
 from workers.jobs import quickstart
 
+pytestmark = pytest.mark.integration
+
 COMMAND_LINE = [sys.executable, "-m", "cli.main"]
 
 

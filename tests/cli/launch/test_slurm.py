@@ -16,6 +16,8 @@ import pytest
 
 from tests.tools.ports import free_ports
 
+pytestmark = pytest.mark.integration
+
 CLONE = Path(__file__).resolve().parents[3]
 SCRIPT = CLONE / "recipes" / "slurm" / "speculoos.sbatch"
 NODES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")

@@ -23,6 +23,8 @@ from speculoos.errors import Unavailable
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 
+pytestmark = pytest.mark.integration
+
 SLEEPER = str(Path(__file__).resolve().parents[2] / "tools" / "sleeper.py")
 
 

@@ -22,6 +22,8 @@ from tests.tools.ports import free_ports
 from tests.tools.running import program_pids
 from tracking import db, jobs
 
+pytestmark = pytest.mark.integration
+
 COMMAND = [sys.executable, "-m", "cli.main"]
 START_SECONDS = 300
 

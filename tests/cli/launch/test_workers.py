@@ -18,6 +18,8 @@ from tests.workers.conftest import Broker, wait_until
 from tracking import db, processes
 from tracking.tables import Base
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:

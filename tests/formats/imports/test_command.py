@@ -26,6 +26,8 @@ from workers.jobs.requests import ImportDraft
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def services_home(home: Settings) -> Iterator[Settings]:

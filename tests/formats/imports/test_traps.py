@@ -202,6 +202,7 @@ def test_a_small_model_becomes_a_draft_untrained_and_another_tokenizer_is_refuse
         read_here(folder, tiny_base, tmp_path)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("files", [1, 2])
 def test_a_small_model_in_pickles_is_read_in_the_limited_child(files, tmp_path, tiny_base, base):
     """As older repositories hold it, in one file or several; the same logits as the model they were made of."""
@@ -220,6 +221,7 @@ def test_a_small_model_in_pickles_is_read_in_the_limited_child(files, tmp_path, 
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]
 
 
+@pytest.mark.integration
 def test_a_small_model_in_a_damaged_pickle_is_refused_by_the_name_of_its_folder(tmp_path, tiny_base):
     folder = make_tiny_base(tmp_path / "published", seed=5, hidden_size=16, num_hidden_layers=2)
     tensors = load_file(folder / "model.safetensors")

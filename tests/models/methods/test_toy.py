@@ -10,6 +10,8 @@ import pytest
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers, add_base
 
+pytestmark = pytest.mark.integration
+
 FORM = """
 import gradio as gr
 from app import forms
