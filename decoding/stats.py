@@ -1,7 +1,7 @@
 """Statistics of steps. This is the only definition of the mean accepted length τ. Plain Python only.
 
 τ = tokens emitted per verification. It does not count the prefill and its token, or a step that was truncated by EOS, a
-stop text, the length limit or the end of the cache.
+stop text or the length limit.
 """
 
 from collections import Counter

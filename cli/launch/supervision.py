@@ -23,8 +23,12 @@ from speculoos.settings import PROJECT_ROOT, Settings
 HOME_VARIABLE = "SPECULOOS_SUPERVISED"
 """Environment variable with the home folder in all supervised processes, to find those left running."""
 STOP_SECONDS = 15.0
-MAX_FAILURES, STEADY_SECONDS, LONGEST_PAUSE = 3, 60.0, 30.0
-"""Early ends after which `check` gives up, seconds after which an end is not early, and between restarts."""
+MAX_FAILURES = 3
+"""Early ends in a row after which `check` gives up."""
+STEADY_SECONDS = 60.0
+"""A program that ran longer did not end early."""
+LONGEST_PAUSE = 30.0
+"""Maximum seconds between two restarts."""
 LOG_BYTES, LOG_COPIES, ROTATE_SECONDS = 10 * 2**20, 3, 10.0
 STOP_TIMES = {"SPECULOOS_STOP_SECONDS": "5", "SPECULOOS_KILL_SECONDS": "1"}
 """Timeouts of a stopping worker for its child; they leave time to mark the job."""

@@ -4,19 +4,21 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import gradio as gr
 import pytest
 
 from app.views.job_forms import JobForm
+from corpus.conversations import GenerateOptions
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tests.tools import zygote
 from tracking import db
 from tracking.tables import Job
 from workers.jobs.command_line import command_for
-from workers.jobs.requests import REQUESTS, from_json
+from workers.jobs.requests import REQUESTS, GenerateData, from_json
 from workers.jobs.submit import clone
 
 
@@ -96,3 +98,9 @@ def test_an_option_added_to_a_training_is_in_form_command_and_json() -> None:
     assert control == "Dropout 0.1 Part of the units that a step leaves out."
     assert stored == "{'dropout': 0.5} speculoos train medusa --model b --data d --set dropout=0.5 0.5"
     assert any("dropout=0.1" in line for line in help_text)
+
+
+def test_every_option_of_data_generation_reaches_the_generation() -> None:
+    """An option without a field of the same name in GenerateOptions would be ignored by the job."""
+    used_elsewhere = {"endpoint", "endpoint_model", "hidden_states_store", "shard_rows"}
+    assert set(GenerateData.options()) - used_elsewhere <= {field.name for field in fields(GenerateOptions)}

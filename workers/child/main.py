@@ -35,7 +35,7 @@ Result = dict[str, Any] | Division
 PR_SET_PDEATHSIG = 1
 PAUSE_SIGNAL = signal.SIGUSR1
 """Signal from the worker if disk space or memory is short: stop at the next safe point; the job resumes later."""
-SPACE_HINT = "Free some space (the Settings page lists what is large), then retry: it resumes from the last checkpoint."
+SPACE_HINT = "Free some space (the Storage page lists what is large), then retry: it resumes from its last saved state."
 
 
 def main(job_id: str, attempt: int) -> int:

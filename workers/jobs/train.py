@@ -111,7 +111,7 @@ class Train(Request):
         config = config.for_tokens(stored)
         tokens = sizes.trained_tokens(config, stored)
         features = stored * draft.features * sizes.hidden(base) * (4 if config.base_dtype == "float32" else 2)
-        in_memory = min(config.cache_features_mb * 1e6, features)
+        in_memory = min(config.cache_features_mb * 2**20, features)
         on_disk = min(config.cache_disk_gb * 1e9, features - in_memory)
         cached = (in_memory + on_disk) / features if features else 0.0
         forwarded = min(stored, tokens) * cached + tokens * (1 - cached)

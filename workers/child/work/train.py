@@ -1,4 +1,4 @@
-"""Job `train`: trains a draft. Each attempt has its own folder and resumes from the last checkpoint."""
+"""Job `train`: trains a draft. Each attempt has its own folder and resumes from the last saved training state."""
 
 import shutil
 from dataclasses import replace
