@@ -14,6 +14,7 @@ from app.pages import jobs as jobs_page
 from app.views import experiment_export, experiment_rows
 from app.views.manage import delete, question, save
 from app.widgets.bulk import run_bulk_action
+from app.widgets.list_query import ListQuery
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes, db, experiments
@@ -129,13 +130,7 @@ def test_its_page_shows_names_and_notes_literally(filled: Settings) -> None:
     with db.reading(filled) as session:
         listed = experiment_rows.experiments_table(session)
         assert "<img" not in listed and FORMULA in listed
-        assert "None of these" in experiment_rows.experiments_table(session, page.EXPERIMENTS.filters[0] and Named())
-
-
-class Named(str):
-    """Asked for words that no experiment has."""
-
-    words, order = "nowhere", ""
+        assert "None of these" in experiment_rows.experiments_table(session, ListQuery("All", "nowhere"))
 
 
 def test_its_page_has_figures_jobs_and_ways_on(filled: Settings) -> None:
