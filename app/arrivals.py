@@ -59,5 +59,5 @@ def _state(files: RowFiles, row: Any, stored_row: Any) -> str:
                 )
             future = None
         if future is None:
-            _downloads[row.id] = _pool.submit(files.bring, row, stored_row)
+            _downloads[row.id] = _pool.submit(files.download, row, stored_row)
     return f"The files of “{row.name}” are being downloaded from the store."

@@ -99,7 +99,7 @@ def snapshot(settings: Settings) -> Iterator[Connection]:
     """A connection for queries that sees a snapshot of the database, regardless of later writes."""
     sqlite = engine(settings).dialect.name == "sqlite"
     options = {"sqlite_begin": "DEFERRED"} if sqlite else {"isolation_level": "REPEATABLE READ"}
-    with _translated(settings), engine(settings).connect() as connection:
+    with translate_db_errors(settings), engine(settings).connect() as connection:
         connection.execution_options(**options)
         connection.execute(sa.text("SELECT 1 FROM alembic_version"))  # SQLite's snapshot begins with the first read
         yield connection
@@ -108,7 +108,7 @@ def snapshot(settings: Settings) -> Iterator[Connection]:
 @contextmanager
 def connection(settings: Settings) -> Iterator[Connection]:
     """A connection in one transaction, committed at the end of the block; used to restore rows without classes."""
-    with _translated(settings), engine(settings).begin() as connection:
+    with translate_db_errors(settings), engine(settings).begin() as connection:
         yield connection
 
 
@@ -121,7 +121,7 @@ def copy_file(settings: Settings, target: Path) -> None:
 @contextmanager
 def driver(settings: Settings) -> Iterator[Any]:
     """The driver's connection to SQLite outside of a transaction, for statements that cannot run inside one."""
-    with _translated(settings), engine(settings).connect() as connection:
+    with translate_db_errors(settings), engine(settings).connect() as connection:
         try:
             yield connection.connection.driver_connection
         except sqlite3.Error as error:
@@ -134,9 +134,12 @@ def revision(settings: Settings) -> str:
     url = database_url(settings)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
         return ""
-    with _translated(settings), engine(settings).execution_options(sqlite_begin="DEFERRED").connect() as connection:
+    with (
+        translate_db_errors(settings),
+        engine(settings).execution_options(sqlite_begin="DEFERRED").connect() as connection,
+    ):
         current = revisions.current(connection)
-        revisions.check(current, _where(settings))
+        revisions.check(current, _redacted_url(settings))
         return current
 
 
@@ -153,8 +156,8 @@ def upgrade(settings: Settings, revision: str = "head") -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Unavailable(f"{folder} cannot be created ({error.strerror}); set SPECULOOS_HOME.") from None
-    with _migrating, _translated(settings), engine(settings).connect() as connection:
-        revisions.check(revisions.current(connection), _where(settings))
+    with _migrating, translate_db_errors(settings), engine(settings).connect() as connection:
+        revisions.check(revisions.current(connection), _redacted_url(settings))
         connection.rollback()
         command.upgrade(alembic_config(connection), revision)
 
@@ -163,7 +166,7 @@ def downgrade(settings: Settings, revision: str) -> None:
     """Migrate the tables down to `revision` (`base` removes all tables)."""
     from alembic import command
 
-    with _migrating, _translated(settings), engine(settings).connect() as connection:
+    with _migrating, translate_db_errors(settings), engine(settings).connect() as connection:
         command.downgrade(alembic_config(connection), revision)
 
 
@@ -188,16 +191,16 @@ def dispose() -> None:
 
 @contextmanager
 def _open(settings: Settings, bind: Engine) -> Iterator[Session]:
-    with _translated(settings), Session(bind, expire_on_commit=False) as session:
+    with translate_db_errors(settings), Session(bind, expire_on_commit=False) as session:
         if settings.database_url not in _checked:  # once per process: never write to a newer database
-            revisions.check(revisions.current(session.connection()), _where(settings))
+            revisions.check(revisions.current(session.connection()), _redacted_url(settings))
             session.rollback()
             _checked.add(settings.database_url)
         yield session
 
 
 @contextmanager
-def _translated(settings: Settings) -> Iterator[None]:
+def translate_db_errors(settings: Settings) -> Iterator[None]:
     try:
         yield
     except NoSuchModuleError as error:
@@ -223,13 +226,13 @@ def _shorten_log(settings: Settings) -> None:
             connection.connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _where(settings: Settings) -> str:
+def _redacted_url(settings: Settings) -> str:
     return database_url(settings).render_as_string(hide_password=True)
 
 
 def _message(settings: Settings, error: DBAPIError, is_full: bool) -> str:
     """The error as one sentence, or "" for an unexpected one."""
-    where = _where(settings)
+    where = _redacted_url(settings)
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
     if any(sign in reason for sign in DAMAGED):
         return (

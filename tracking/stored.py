@@ -95,7 +95,7 @@ class RowFiles:
             return path.exists()
         return read_key(path) == entry.key
 
-    def bring(self, row: Any, entry: Stored | None) -> Path:
+    def download(self, row: Any, entry: Stored | None) -> Path:
         """The path of the files, fetched from the store if necessary. Raises Unavailable if neither this machine nor
         the store has them, or the store cannot be reached."""
         path = self.path(row)
@@ -119,9 +119,9 @@ class RowFiles:
             return row.path
         with db.reading(self.settings) as session:
             entry = stored_entry(session, row.id)
-        return str(self.bring(row, entry))
+        return str(self.download(row, entry))
 
-    def deliver(self, kind: str, row_id: str, folder: Path) -> StoredFolder:
+    def upload(self, kind: str, row_id: str, folder: Path) -> StoredFolder:
         """Upload a folder or file to the store, and mark the folder if it is inside the home."""
         assert self.store is not None
         uploaded = self.store.put_folder(store_key(kind, row_id), folder, ChecksumCache.of(self.settings).of_file)

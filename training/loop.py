@@ -126,7 +126,7 @@ class Trainer:
         self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
         self.config = config = self._fit_max_length(config, base)
-        training, held, self.data = self._read_data(base, base_path, dataset_path)
+        training, held_out, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
         self.watch = ServerWaitMonitor(reporter, config.hidden_states)
         self.prefetcher = connect_prefetcher(
@@ -139,13 +139,15 @@ class Trainer:
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
         ahead = config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0
         source, held_source = (FeatureSource(self.method, base, self.prefetcher, ahead) for _ in range(2))
-        self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._store(0.8))
-        self.held = Stream(held, config.batch_tokens, config.seed, held_source, device, self._store(0.2))
+        self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._feature_store(0.8))
+        self.held_out = Stream(
+            held_out, config.batch_tokens, config.seed, held_source, device, self._feature_store(0.2)
+        )
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
         self.loss: float | None = None
         self.best: dict[str, Any] = NO_BEST
         self.total_steps = self._total_steps()
-        self.config = config.for_steps(self.total_steps, sum(map(len, held)) / config.step_tokens)
+        self.config = config.for_steps(self.total_steps, sum(map(len, held_out)) / config.step_tokens)
         self.step_metrics = StepMetrics()
 
     def run(self, resume_from: str | Path | None = None) -> TrainResult:
@@ -154,26 +156,26 @@ class Trainer:
         self.reporter.log(self._start_message())
         self.watch.progress = lambda: (self.step, self._expected_steps())
         if self.accelerator.num_processes == 1:  # several processes wait at different points
-            self.watch.before_stop = self._save
+            self.watch.before_stop = self._save_resume_point
         try:
             while not self._finished():
                 self._stop_if_requested()
                 self._train_step()
-                if self._every(self.config.eval_every) and not self._finished():
+                if self._is_due(self.config.eval_every) and not self._finished():
                     self._evaluate()
-                if self._every(self.config.save_every):
-                    self._save()
+                if self._is_due(self.config.save_every):
+                    self._save_resume_point()
             return self._finish()
         finally:
             if self.prefetcher:
                 self.prefetcher.close()
             self.stream.store.clear()
-            self.held.store.clear()
+            self.held_out.store.clear()
 
     def _resume(self, resume_from: str | Path | None) -> None:
         state = latest_undamaged_resume_point([resume_from], self._warn)
         if state is None and latest_resume_point(resume_from):
-            self._warn("No whole state is left, so the training starts from the beginning.")
+            self._warn("No intact training state is left, so the training starts from the beginning.")
         if self.main:
             remove_damaged(self.out_dir)
         if state is None:
@@ -193,7 +195,7 @@ class Trainer:
         self.reporter.log(f"Resumed from step {self.step}.")
 
     def _train_step(self) -> None:
-        progress = self._of_main_process(self._progress(0.5))
+        progress = self._broadcast_progress(self._progress(0.5))
         lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -201,7 +203,7 @@ class Trainer:
         features = [self._features(number) for number in numbers]
         if self.step == 0:
             self._log_cache_size(features[0])
-        counts = self._global(torch.stack([self.method.counts(f) for f in features]).sum(0))
+        counts = self._all_reduce_sum(torch.stack([self.method.counts(f) for f in features]).sum(0))
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         self.wrapped.train()
         with self.accelerator.no_sync(self.wrapped):
@@ -240,11 +242,11 @@ class Trainer:
 
     def _report(self, lr: float, norm: float, numbers: list[int]) -> None:
         tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in numbers))
-        self.step_metrics.tokens += int(self._global(tokens.to(self.accelerator.device)))
+        self.step_metrics.tokens += int(self._all_reduce_sum(tokens.to(self.accelerator.device)))
         self.step_metrics.steps += 1
-        if not self._every(self.config.log_every):
+        if not self._is_due(self.config.log_every):
             return
-        totals = self._global(self.step_metrics.packed(self.accelerator.device))
+        totals = self._all_reduce_sum(self.step_metrics.packed(self.accelerator.device))
         values = self.step_metrics.values(totals, self.method.depth_name, self.accelerator.device)
         if not math.isfinite(values["train/loss"]):
             raise nonfinite_loss_error(self.step, lr, self.config.mixed_precision)
@@ -256,12 +258,14 @@ class Trainer:
 
     def _evaluate(self, last: bool = False) -> Acceptance | None:
         """Acceptance on held-out conversations, computed by every process; the best draft so far is saved."""
-        if not self.held.conversations:
+        if not self.held_out.conversations:
             return None
         self.wrapped.eval()
-        count = len(self.held)
+        count = len(self.held_out)
         with unsharded(self.method):
-            acc = measure_acceptance(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
+            acc = measure_acceptance(
+                self.method, [self.held_out.features(i, range(i + 1, count)) for i in range(count)]
+            )
         tensors = self._draft_tensors()
         better = acc.tau > (self.best["tau"] or 0.0)
         if better:
@@ -278,24 +282,24 @@ class Trainer:
     def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
         """Log greedy answers to the first held-out prompts, generated with the current draft: at the first and the last
         evaluation, and between them within SAMPLING_SHARE. Nothing when the base model's layers are not loaded."""
-        due = last or self.sampling_seconds <= SAMPLING_SHARE * self._elapsed() * 60
+        due = last or self.sampling_seconds <= SAMPLING_SHARE * self._elapsed_minutes() * 60
         if isinstance(self.base, HeadOnlyBase) or not due:
             return
         began = time.monotonic()
-        fit = [c for c in self.held.conversations if can_be_sampled(self.base, c)]
+        fit = [c for c in self.held_out.conversations if can_be_sampled(self.base, c)]
         for conversation in fit[: self.config.samples]:
             self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation, tensors))
         self.sampling_seconds += time.monotonic() - began
 
-    def _save(self) -> None:
+    def _save_resume_point(self) -> None:
         tensors, moments = self._draft_tensors(), full_tensors(optimizer_tensors(self.optimizer), self.main)
         metrics = self.step_metrics
-        totals = self._global(metrics.packed(self.accelerator.device)).tolist() if metrics.steps else []
+        totals = self._all_reduce_sum(metrics.packed(self.accelerator.device)).tolist() if metrics.steps else []
         if not self.main or not self.reporter.keep():  # a run resumed from here would not report these steps again
             return
         facts = {
             "step": self.step,
-            "elapsed": self._elapsed(),
+            "elapsed": self._elapsed_minutes(),
             "tokens": self.tokens_seen,
             "window": {"totals": totals, "steps": metrics.steps, "tokens": metrics.tokens},
             "best": self.best,
@@ -305,9 +309,9 @@ class Trainer:
         save_resume_point(self.out_dir, tensors, moments, facts, self.config.keep_last)
 
     def _stop_if_requested(self) -> None:
-        stop = self._global(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
+        stop = self._all_reduce_sum(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
         if stop:
-            self._save()
+            self._save_resume_point()
             raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run goes on from there.")
 
     def _finish(self) -> TrainResult:
@@ -332,13 +336,13 @@ class Trainer:
             "(cache_features_mb, cache_disk_gb)."
         )
 
-    def _store(self, part: float) -> FeatureStore:
-        """A store with `part` of the config's memory and disk, which all processes share."""
-        folder = self.out_dir / f".features-{self.accelerator.process_index}-{part}"
+    def _feature_store(self, fraction: float) -> FeatureStore:
+        """A store with `fraction` of the config's memory and disk, which all processes share."""
+        folder = self.out_dir / f".features-{self.accelerator.process_index}-{fraction}"
         shutil.rmtree(folder, ignore_errors=True)
-        part /= self.accelerator.num_processes
+        fraction /= self.accelerator.num_processes
         memory, disk = self.config.cache_features_mb * 2**20, self.config.cache_disk_gb * 1e9
-        return FeatureStore(int(memory * part), int(disk * part), folder)
+        return FeatureStore(int(memory * fraction), int(disk * fraction), folder)
 
     def _batch_numbers(self) -> list[int]:
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
@@ -354,35 +358,35 @@ class Trainer:
             "made_of": {"base": self.info["base_sha256"], "data": data},
         }
 
-    def _global(self, tensor: Tensor) -> Tensor:
+    def _all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor
 
-    def _of_main_process(self, part: float) -> float:
-        """The first process's value of `part`: clocks differ, but all processes must take the same step."""
+    def _broadcast_progress(self, progress: float) -> float:
+        """The first process's value of `progress`: clocks differ, but all processes must take the same step."""
         if not self.config.max_minutes or self.accelerator.num_processes == 1:
-            return part
-        return float(self._global(torch.tensor(part * self.main, device=self.accelerator.device)))
+            return progress
+        return float(self._all_reduce_sum(torch.tensor(progress * self.main, device=self.accelerator.device)))
 
-    def _every(self, n: int) -> bool:
+    def _is_due(self, n: int) -> bool:
         return n > 0 and self.step % n == 0
 
-    def _elapsed(self) -> float:
+    def _elapsed_minutes(self) -> float:
         """Training minutes, earlier attempts included, without the time spent waiting for an unavailable server."""
         return self.elapsed + (time.monotonic() - self.started - self.watch.seconds) / 60
 
     def _chart_axes(self) -> dict[str, float]:
         """Values for the x axis of charts, besides the step."""
-        return {"train/tokens": self.tokens_seen + self.step_metrics.tokens, "train/minutes": self._elapsed()}
+        return {"train/tokens": self.tokens_seen + self.step_metrics.tokens, "train/minutes": self._elapsed_minutes()}
 
     def _progress(self, ahead: float = 0.0) -> float:
         """Completed fraction of the run, by steps or by time, whichever is larger."""
         by_steps = (self.step + ahead) / self.total_steps if self.total_steps else 0.0
-        return max(by_steps, self._elapsed() / self.config.total_minutes)
+        return max(by_steps, self._elapsed_minutes() / self.config.total_minutes)
 
     def _finished(self) -> bool:
         patience_left = self.config.patience == 0 or self.best["worse"] < self.config.patience
         finished = torch.tensor(int(self._progress() >= 1 or not patience_left), device=self.accelerator.device)
-        return bool(self._global(finished))
+        return bool(self._all_reduce_sum(finished))
 
     def _total_steps(self) -> int:
         """Steps allowed by epochs and max_steps; 0 when only the time is limited."""
@@ -414,12 +418,12 @@ class Trainer:
                 for folder in folders
             ]
         conversations = [conversation for part, _ in loaded for conversation in part]
-        training, held = split_held_out(conversations, config.held_out, config.max_held_out, config.seed)
-        return training, held, sum((report for _, report in loaded), DataReport())
+        training, held_out = split_held_out(conversations, config.held_out, config.max_held_out, config.seed)
+        return training, held_out, sum((report for _, report in loaded), DataReport())
 
     def _figures(self) -> dict[str, Any]:
         tokens = self.tokens_seen + self.step_metrics.tokens  # includes those since the last log line
-        figures: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed(), 2), "tokens": tokens}
+        figures: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed_minutes(), 2), "tokens": tokens}
         if self.loss is not None:
             figures["loss"] = round(self.loss, 4)
         if self.best.get("top1"):
@@ -461,7 +465,7 @@ class Trainer:
         count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
         note = getattr(self.method, "start_note", "")
         return (
-            f"{self.data.sentence()} {len(self.held.conversations)} conversations held out, "
+            f"{self.data.sentence()} {len(self.held_out.conversations)} conversations held out, "
             f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
             f"{self.total_steps or 'any number of'} steps of {self.config.batch_tokens} tokens"
             + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")

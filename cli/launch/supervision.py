@@ -48,7 +48,7 @@ class RunningProgram:
 
 
 class ProcessSupervisor:
-    """Runs programs; the caller holds the lock of the home and calls `tend` or `check` regularly in one thread: on
+    """Runs programs; the caller holds the lock of the home and calls `poll` or `check` regularly in one thread: on
     Linux, programs get SIGTERM when the thread that started them ends."""
 
     def __init__(self, settings: Settings, programs: list[Program]):
@@ -64,7 +64,7 @@ class ProcessSupervisor:
         for each in self.running.values():
             self._launch(each)
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Restart programs that ended, those that keep ending after a growing pause; rotate large logs."""
         now = time.monotonic()
         for each in self.running.values():
@@ -80,8 +80,8 @@ class ProcessSupervisor:
                 _rotate(self._log(name))
 
     def check(self, names: Iterable[str]) -> None:
-        """`tend`; raise Unavailable, with the last log line, when one of `names` keeps ending early."""
-        self.tend()
+        """`poll`; raise Unavailable, with the last log line, when one of `names` keeps ending early."""
+        self.poll()
         for name in names:
             if name in self.running and self.running[name].failures > MAX_FAILURES:
                 raise Unavailable(f"{name} does not start: {_last_line(self._log(name))}", self.log_hint)

@@ -66,7 +66,7 @@ def _run(settings: Settings) -> int:
             with suppress(OSError):
                 print(_welcome(settings), flush=True)
             while not stop.wait(POLL_SECONDS):
-                supervisor.tend()
+                supervisor.poll()
     finally:
         if supervisor:
             _say("Stopping (running jobs continue at the next start) …")

@@ -62,7 +62,7 @@ def heads(maker: Settings, tmp_path: Path) -> str:
 
 
 def deliver(maker: Settings, kind: str, row_id: str, folder: Path) -> None:
-    kept = RowFiles(maker, installed).deliver(kind, row_id, folder)
+    kept = RowFiles(maker, installed).upload(kind, row_id, folder)
     with db.writing(maker) as session:
         stored.save_stored(session, kind, row_id, kept)
 

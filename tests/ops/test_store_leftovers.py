@@ -37,7 +37,7 @@ def data_set(settings: Settings, name: str, **values: object) -> Dataset:
 
 
 def deliver(settings: Settings, row: Dataset) -> None:
-    kept = RowFiles(settings).deliver("datasets", row.id, Path(row.path))
+    kept = RowFiles(settings).upload("datasets", row.id, Path(row.path))
     with db.writing(settings) as session:
         stored.save_stored(session, "datasets", row.id, kept)
 
@@ -52,7 +52,7 @@ def test_files_that_are_nowhere_are_told_without_the_store_s_password(home: Sett
     settings = replace(home, store=f"memory://me:sesame-0815@{uuid.uuid4().hex}")
     row = Dataset(id="gone", name="one", path=str(home.home / "datasets" / "gone"))
     with pytest.raises(Unavailable, match="neither on this machine nor in the store memory://") as missing:
-        RowFiles(settings).bring(row, None)
+        RowFiles(settings).download(row, None)
     assert "sesame" not in str(missing.value)
 
 
@@ -100,7 +100,7 @@ def trained(settings: Settings) -> Callable[..., Checkpoint]:
             (folder / "model.safetensors").write_text("weights")
             row.path = str(folder)
         if published:  # before its tree was tuned
-            kept = RowFiles(settings).deliver("checkpoints", row.id, folder)
+            kept = RowFiles(settings).upload("checkpoints", row.id, folder)
             with db.writing(settings) as session:
                 stored.save_stored(session, "checkpoints", row.id, kept)
         UploadedCheckpoints(store_of(settings), row.id).put(1, made(folder, 10))

@@ -99,7 +99,7 @@ def test_answers_of_another_machine_come_from_the_store(home: Settings, tmp_path
     shared, folder = replace(home, store=f"file://{tmp_path}/store"), home.home / "datasets" / ("d" * 32)
     folder.mkdir(parents=True)
     (folder / "shard-00000.jsonl").write_text("{}\n")
-    kept = RowFiles(shared).deliver("datasets", folder.name, folder)
+    kept = RowFiles(shared).upload("datasets", folder.name, folder)
     with db.writing(home) as session:
         session.add(Dataset(id=folder.name, name="said", kind="conversations", state="ready", path=str(folder), rows=1))
         stored.save_stored(session, "datasets", folder.name, kept)

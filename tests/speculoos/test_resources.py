@@ -78,7 +78,7 @@ def test_a_full_disk_ends_no_program(small_home: Settings, small_disk: Path) -> 
     assert process.poll() is None and log.stat().st_size <= size + 8192
     ballast.unlink()
     wait_for(lambda: log.stat().st_size > size + 20_000, "lines after the disk has free space again")
-    supervisor.tend()
+    supervisor.poll()
     assert supervisor.running["chatty"].process is process
     supervisor.stop()
 

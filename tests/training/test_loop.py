@@ -226,7 +226,7 @@ def test_the_learning_rate_by_the_clock_is_the_first_processes(tiny_base, datase
     trainer = Trainer(config(max_minutes=5.0), tiny_base, dataset, tmp_path / "out", SilentReporter(), {})
     other = {"device": torch.device("cpu"), "reduce": lambda tensor, reduction: tensor + 0.25}
     trainer.accelerator, trainer.main = SimpleNamespace(num_processes=2, **other), False
-    assert trainer._of_main_process(0.75) == 0.25
+    assert trainer._broadcast_progress(0.75) == 0.25
 
 
 def test_the_scale_of_fp16_gradients_is_part_of_a_state(tiny_base, dataset, tmp_path):
@@ -237,7 +237,7 @@ def test_the_scale_of_fp16_gradients_is_part_of_a_state(tiny_base, dataset, tmp_
 
     first, second = trainer(), trainer()
     first.accelerator.scaler.load_state_dict(first.accelerator.scaler.state_dict() | {"scale": 512.0})
-    first._save()
+    first._save_resume_point()
     second._resume(tmp_path / "out")
     assert second.accelerator.scaler.state_dict()["scale"] == 512.0
 

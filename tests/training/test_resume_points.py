@@ -96,7 +96,7 @@ def test_with_no_whole_state_the_run_begins_anew_and_says_so(straight, states, t
         cut(state / DRAFT)
     notes = Notebook()
     result = train(config(**SETTINGS), tiny_base, dataset, states, states, notes)
-    assert "No whole state is left, so the training starts from the beginning." in notes.lines
+    assert "No intact training state is left, so the training starts from the beginning." in notes.lines
     made = load_file(result.folder / "model.safetensors")
     assert all(torch.equal(made[name], tensor) for name, tensor in straight[1].items())
     assert [resume_point_damage(state) for state in all_resume_points(states)] == ["", "", ""]

@@ -180,23 +180,23 @@ def test_work_publishes_only_while_the_job_is_its_own(context: JobContext) -> No
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
     context.publish(Base, "b" * 32, state="ready", path="/x")
-    assert context.usable(Base, "b" * 32).path == "/x"
+    assert context.input_with_files(Base, "b" * 32).path == "/x"
     with context.session() as session:
         session.get_one(Job, context.job_id).attempt = 4
     with pytest.raises(Fenced):
         context.publish(Base, "b" * 32, path="/old")
     with pytest.raises(Fenced):
         context.flush()
-    assert context.usable(Base, "b" * 32).path == "/x"
+    assert context.input_with_files(Base, "b" * 32).path == "/x"
 
 
 def test_inputs_that_are_gone_or_not_ready_are_named(context: JobContext) -> None:
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
     with pytest.raises(Conflict, match="'base' is still being made"):
-        context.usable(Base, "b" * 32)
+        context.input_with_files(Base, "b" * 32)
     with pytest.raises(NotFound, match="was deleted"):
-        context.usable(Base, "c" * 32)
+        context.input_with_files(Base, "c" * 32)
 
 
 def test_a_row_is_looked_at_without_its_files(context: JobContext, tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_a_row_is_looked_at_without_its_files(context: JobContext, tmp_path: Pat
         session.add(Base(id="b" * 32, name="base", source="hub", location="x", path="/gone", state="ready"))
     shared = replace(context.settings, store=f"file://{tmp_path}/store")
     there = JobContext(shared, context.job_id, context.attempt, context.timing)
-    assert there.ready(Base, "b" * 32).path == "/gone"
+    assert there.input_row(Base, "b" * 32).path == "/gone"
     with pytest.raises(Unavailable, match="neither on this machine nor in the store"):
-        there.usable(Base, "b" * 32)
+        there.input_with_files(Base, "b" * 32)
 
 
 def test_attempts_write_apart_and_find_each_other(context: JobContext) -> None:
@@ -336,14 +336,14 @@ def test_only_a_lease_that_stands_still_while_one_watches_is_silent() -> None:
     at = 0.0
     silence = LeaseMonitor(10, longest_step=3, clock=lambda: at)
     job = Job(id="a", attempt=1, lease_until=now() - timedelta(days=1))
-    assert silence.of([job]) == set(), "a date that has passed means nothing by itself"
+    assert silence.expired([job]) == set(), "a date that has passed means nothing by itself"
     at += 1000
-    assert silence.of([job]) == set(), "the watcher stood still too"
+    assert silence.expired([job]) == set(), "the watcher stood still too"
     for _ in range(2):
         at += 3
-        assert silence.of([job]) == set()
+        assert silence.expired([job]) == set()
     at += 3
-    assert silence.of([job]) == {"a"}
+    assert silence.expired([job]) == {"a"}
     job.lease_until = now() - timedelta(days=2)
     at += 3
-    assert silence.of([job]) == set(), "renewed, by a clock that was put back"
+    assert silence.expired([job]) == set(), "renewed, by a clock that was put back"

@@ -40,13 +40,13 @@ def made(folder: Path, step: int) -> Path:
 
 def test_the_newest_state_is_kept_with_the_best_draft(store: Store, tmp_path: Path) -> None:
     kept, folder = UploadedCheckpoints(store, "c"), tmp_path / "one" / "attempt-1"
-    assert kept.note() == {} and not kept.bring(tmp_path / "none")
+    assert kept.note() == {} and not kept.download(tmp_path / "none")
     kept.put(1, made(folder, 10))
     (folder / "best").mkdir()
     (folder / "best" / "model.safetensors").write_text("best")
     kept.put(1, made(folder, 20))
     assert {name.split("/")[0] for name in store.names(kept.place)} == {"1-state-20", "newest.json"}
-    assert kept.bring(tmp_path / "other")
+    assert kept.download(tmp_path / "other")
     there = tmp_path / "other" / "attempt-1"
     assert latest_resume_point(there) == there / "state-20" and (there / "best" / "model.safetensors").exists()
     assert (there / "state-20" / "draft.safetensors").read_text() == "weights of step 20"
@@ -79,7 +79,7 @@ def test_a_note_that_leads_elsewhere_is_none(store: Store, tmp_path: Path, chang
     kept.put(1, made(tmp_path / "attempt-1", 10))
     assert kept.note()
     store.write(f"{kept.place}/newest.json", json.dumps({**kept.note(), **changes}).encode())
-    assert kept.note() == {} and not kept.bring(tmp_path / "other")
+    assert kept.note() == {} and not kept.download(tmp_path / "other")
     assert not (tmp_path / "other").exists() and not (tmp_path / "elsewhere").exists()
 
 

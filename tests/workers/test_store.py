@@ -144,7 +144,7 @@ def test_a_deleted_row_goes_from_the_store_too(pair: tuple[Bench, Bench]) -> Non
 
 def child_deliver(bench: Bench, table: type, row_id: str, folder: str) -> None:
     """What a job does when it publishes."""
-    kept = job_files(bench).deliver(table, row_id, folder)
+    kept = job_files(bench).upload(table, row_id, folder)
     with db.writing(bench.settings) as session:
         stored.save_stored(session, stored.KINDS[table], row_id, kept)
 
@@ -158,7 +158,7 @@ def test_a_kill_between_delivery_and_publishing_loses_nothing(pair: tuple[Bench,
     first, other = pair
     base = tiny(first)
     path = row(first, Base, base).path
-    job_files(first).deliver(Base, base, path)  # and the process is killed here
+    job_files(first).upload(Base, base, path)  # and the process is killed here
     with db.reading(first.settings) as session:
         assert stored.stored_entry(session, base) is None
     with pytest.raises(Unavailable, match="neither on this machine nor in the store"):
@@ -187,14 +187,14 @@ def test_a_path_that_ends_above_itself_comes_into_a_place_of_its_own(pair: tuple
     (tmp_path / "elsewhere" / "folder").mkdir(parents=True)
     (path / "config.json").write_text("{}")
     path_id = stored.path_id(first.settings, path)
-    kept = files(first).deliver(stored.UPLOADS, path_id, path)
+    kept = files(first).upload(stored.UPLOADS, path_id, path)
     with db.writing(first.settings) as session:
         stored.save_stored(session, stored.UPLOADS, path_id, kept)
     shutil.rmtree(tmp_path / "elsewhere")
     mine = other.settings.home / "uploads" / "someone" / "texts.jsonl"
     mine.parent.mkdir(parents=True)
     mine.write_text("{}")
-    brought = Path(job_files(other).bring_path(str(path)))
+    brought = Path(job_files(other).download_path(str(path)))
     assert (brought / "config.json").exists() and brought.parent.name == path_id
     assert mine.exists(), "another's upload is not of that folder"
 
@@ -228,11 +228,11 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(
         return real(*arguments)
 
     monkeypatch.setattr(jobs_files.store, "put_folder", away_at_first)
-    assert jobs_files.deliver(Base, base, row(first, Base, base).path) and len(tries) == 3
+    assert jobs_files.upload(Base, base, row(first, Base, base).path) and len(tries) == 3
     tries.clear()
     monkeypatch.setattr(child_files, "STORE_TIMEOUT", 0.0)
     with pytest.raises(Unavailable, match="does not answer"):
-        jobs_files.deliver(Base, base, row(first, Base, base).path)
+        jobs_files.upload(Base, base, row(first, Base, base).path)
 
 
 def test_uploads_of_jobs_that_ended_badly_go_from_the_store_with_time(pair: tuple[Bench, Bench]) -> None:

@@ -45,11 +45,11 @@ class JobContext(JobReporter):
             moves.check_fence(moved, self.job_id, self.attempt)
             yield session
 
-    def usable(self, table: type[Table], row_id: str) -> Any:
-        """An input's row as in `ready`, with its files on this machine."""
-        return self.files.bring(self.ready(table, row_id))
+    def input_with_files(self, table: type[Table], row_id: str) -> Any:
+        """An input's row as in `input_row`, with its files on this machine."""
+        return self.files.download(self.input_row(table, row_id))
 
-    def ready(self, table: type[Table], row_id: str) -> Any:
+    def input_row(self, table: type[Table], row_id: str) -> Any:
         """An input's row, detached from its session. Raises NotFound, or Conflict if it is not ready."""
         with db.reading(self.settings) as session:
             row = session.get(table, row_id)
@@ -71,7 +71,7 @@ class JobContext(JobReporter):
     def publish(self, table: type[Table], row_id: str, **values: Any) -> None:
         """Update an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`. Files at its `path` are
         uploaded to the store first."""
-        folder = self.files.deliver(table, row_id, str(values["path"])) if "path" in values else None
+        folder = self.files.upload(table, row_id, str(values["path"])) if "path" in values else None
         with self.fenced() as session:
             session.execute(update(table).where(table.id == row_id).values(**values))
             if folder:
@@ -117,7 +117,7 @@ class JobContext(JobReporter):
         with self.session() as session:
             if leases.acquire(session, lease, self.holder, self.timing.lease_seconds, self.attempt):
                 return True
-            self.wait(f"Waits for {lease.partition('@')[0]}: {leases.holder_name(session, lease)} holds it.")
+            self.report_waiting(f"Waits for {lease.partition('@')[0]}: {leases.holder_name(session, lease)} holds it.")
             return False
 
     def dataset_folder(self, dataset_id: str) -> Path:

@@ -38,14 +38,14 @@ class JobFiles:
     def store(self) -> Store | None:
         return self.files.store
 
-    def bring(self, row: Any) -> Any:
+    def download(self, row: Any) -> Any:
         """Download the files of a row and set its `path` to them. The row must be detached from its session."""
         if self.store is None:
             return row
         stored_row = self._stored(row.id)
         if not self.files.here(row, stored_row):
             self.reporter.log(f"Downloading the files of “{row.name}” from the store.")
-        row.path = str(self._retry(lambda: self.files.bring(row, stored_row)))
+        row.path = str(self._retry(lambda: self.files.download(row, stored_row)))
         return row
 
     def bring_output(self, table: type[Table], row_id: str, folder: Path) -> None:
@@ -54,7 +54,7 @@ class JobFiles:
             store, key = self.store, stored_row.key
             self._retry(lambda: store.get_folder(store_key(KINDS[table], row_id), key, folder))
 
-    def bring_path(self, path: str, into: Path | None = None) -> str:
+    def download_path(self, path: str, into: Path | None = None) -> str:
         """Local path of a file or folder that a request names: the original path if its content matches, else a copy
         (folders: `into` if set; otherwise in the uploads folder)."""
         stored_row = self._stored(stored.path_id(self.settings, path)) if self.store and path else None
@@ -82,11 +82,11 @@ class JobFiles:
         if used != path:
             shutil.rmtree(self.settings.home / UPLOADS / path_id, ignore_errors=True)
 
-    def deliver(self, table: type[Table], row_id: str, folder: str) -> StoredFolder | None:
+    def upload(self, table: type[Table], row_id: str, folder: str) -> StoredFolder | None:
         """Upload a row's files. Returns the stored folder to publish with the row, or None if nothing is uploaded."""
         if self.store is None or table not in KINDS or Path(folder) in (starter.starter_path(), starter.STARTER_HEAD):
             return None
-        return self._retry(lambda: self.files.deliver(KINDS[table], row_id, Path(folder)))
+        return self._retry(lambda: self.files.upload(KINDS[table], row_id, Path(folder)))
 
     def deliver_export(self, checkpoint_id: str, source: str, export: StoredExport) -> bool:
         """Upload a zip file for download from the pages; False without a store."""

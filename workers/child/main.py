@@ -151,7 +151,7 @@ def _store_state(context: JobContext, set_state: Callable[..., Any], *values: An
         with contextlib.suppress(Fenced), db.writing(context.settings) as session:
             set_state(session, context.job_id, context.attempt, *values, **options)
 
-    context.insist(write)
+    context.retry_until_stored(write)
 
 
 if __name__ == "__main__":

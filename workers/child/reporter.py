@@ -62,7 +62,7 @@ class JobReporter:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
         if not isinstance(error, Fenced):
-            self.insist(self.flush)
+            self.retry_until_stored(self.flush)
 
     def begin(self) -> None:
         """Only the first call counts: a training loads the base model again for tuning."""
@@ -74,7 +74,7 @@ class JobReporter:
         with self._lock:
             self._report.progress = values
 
-    def wait(self, why: str) -> None:
+    def report_waiting(self, why: str) -> None:
         """Report that the work waits, and why; the planned total stays."""
         with self._lock:
             self._report.progress = {"done": 0, "progress_note": why[:200], "eta_seconds": None}
@@ -145,7 +145,7 @@ class JobReporter:
             except Exception as error:
                 self._check_lease(type(error).__name__)
 
-    def insist(self, write: Callable[[], None]) -> None:
+    def retry_until_stored(self, write: Callable[[], None]) -> None:
         """Call `write`, retrying for the duration of a lease: a short database outage must not fail finished work."""
         deadline = time.monotonic() + self.timing.lease_seconds
         while True:

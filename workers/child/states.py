@@ -53,7 +53,7 @@ class UploadedCheckpoints:
         if before.get("attempt") == attempt and before["place"] != target:
             self.store.delete(before["place"])
 
-    def bring(self, root: Path) -> bool:
+    def download(self, root: Path) -> bool:
         """Download the newest checkpoint into the folder of its attempt below `root`; False if there is none."""
         note = self.note()
         for name, key in note["folders"].items() if note else ():
@@ -76,7 +76,7 @@ def download_checkpoints(context: JobContext, checkpoint_id: str, root: Path) ->
     """Download the newest checkpoint of any machine, beside local ones; errors of the store are logged."""
     if store := context.files.store:
         try:
-            UploadedCheckpoints(store, checkpoint_id).bring(root)
+            UploadedCheckpoints(store, checkpoint_id).download(root)
         except SpeculoosError as error:
             context.log(f"No training checkpoint could be downloaded from the store: {error}", "warning")
 

@@ -43,6 +43,6 @@ def _checkpoint_at(session: Session, path: str) -> Checkpoint | None:
 
 def _upload(settings: Settings, kind: str, row_id: str, path: Path) -> None:
     if path.exists():
-        entry = RowFiles(settings).deliver(kind, row_id, path)
+        entry = RowFiles(settings).upload(kind, row_id, path)
         with db.writing(settings) as session:
             stored.save_stored(session, kind, row_id, entry)

@@ -144,7 +144,7 @@ class AttemptSupervisor:
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         """Return when the child has ended, the job is lost, or the child exceeds the timeout for stopping."""
-        while not _ended(child, self.timing.poll_seconds):
+        while not _wait_for_exit(child, self.timing.poll_seconds):
             joblog.rotate_if_full(self._log)
             if not self._renew() or self._exceeds_memory(child):
                 return
@@ -193,9 +193,9 @@ class AttemptSupervisor:
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """End the child and everything it started: wait, SIGTERM, SIGKILL."""
-        if not _ended(child, 0 if self._stop_sent_at else self.timing.kill_seconds):
+        if not _wait_for_exit(child, 0 if self._stop_sent_at else self.timing.kill_seconds):
             identity.signal_group(child.pid, signal.SIGTERM)
-            _ended(child, self.timing.kill_seconds)
+            _wait_for_exit(child, self.timing.kill_seconds)
         identity.signal_group(child.pid, signal.SIGKILL)
         child.wait()
         identity.end_attempts(self.job_id, self.attempt, 0)  # processes that left the group
@@ -237,7 +237,7 @@ def failure_hint(reason: str) -> str:
     return MEMORY_HINT if KILLED_REASON in reason or faults.mentions_no_memory(reason) else jobs.RETRY_HINT
 
 
-def _ended(child: subprocess.Popen[bytes], seconds: float) -> bool:
+def _wait_for_exit(child: subprocess.Popen[bytes], seconds: float) -> bool:
     """Wait at most `seconds` for the child; returns whether it has ended."""
     try:
         child.wait(seconds)

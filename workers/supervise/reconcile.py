@@ -37,26 +37,26 @@ SILENT = "Its worker has not renewed the lease in time."
 
 
 def reconcile(
-    settings: Settings, timing: JobTiming, silence: LeaseMonitor | None = None, *, everything: bool = False
+    settings: Settings, timing: JobTiming, silence: LeaseMonitor | None = None, *, republish_all: bool = False
 ) -> int:
     """Run one round; returns the number of messages sent. `silence` detects expired leases; without it, only jobs of
     dead workers are interrupted. `everything` also sends messages for jobs whose message may still be queued."""
     with db.writing(settings) as session:
-        silent = silence.of(jobs.running(session)) if silence else ()
+        silent = silence.expired(jobs.running(session)) if silence else ()
         lost = interrupt_lost(session, silent)
         jobs.cancel_stranded(session)
         jobs.resume_divided(session)
-    end_fenced(lost, timing)
+    kill_lost_attempts(lost, timing)
     with db.reading(settings) as session:
         waiting = jobs.publishable(session)
-        to_publish = waiting if everything else jobs_without_message(session, waiting, timing)
+        to_publish = waiting if republish_all else jobs_without_message(session, waiting, timing)
     return publish(settings, to_publish)
 
 
 def recover(settings: Settings) -> None:
     """Run one round at the start of a worker or reconciler. Errors are logged; the next round tries again."""
     try:
-        reconcile(settings, job_timing(), everything=True)
+        reconcile(settings, job_timing(), republish_all=True)
     except SpeculoosError as error:
         log.warning("Recovery at start failed: %s", error)
 
@@ -72,7 +72,7 @@ def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
     return lost
 
 
-def end_fenced(lost: Collection[Job], timing: JobTiming) -> None:
+def kill_lost_attempts(lost: Collection[Job], timing: JobTiming) -> None:
     """End processes of lost attempts on this machine: a child may outlive its worker and still use the device. It
     cannot write any more."""
     for job in lost:

@@ -27,7 +27,7 @@ class LeaseMonitor:
         self._checked_at = clock()
         self._seen: dict[str, tuple[LeaseState, float]] = {}  # {job id: (lease, seconds unchanged)}
 
-    def of(self, running: Iterable[Job]) -> set[str]:
+    def expired(self, running: Iterable[Job]) -> set[str]:
         """Ids of jobs whose lease has been unchanged for longer than its duration."""
         now = self._clock()
         elapsed, self._checked_at = min(now - self._checked_at, self._longest_step), now

@@ -67,7 +67,7 @@ def test_what_dies_is_started_again(settings: Settings) -> None:
     os.kill(first, signal.SIGKILL)
 
     def is_back() -> bool:
-        supervisor.tend()
+        supervisor.poll()
         return pid_of(supervisor, "one") not in (0, first)
 
     wait_until(is_back)

@@ -51,7 +51,7 @@ def publish(request: GenerateData, context: JobContext, rows: int, report: dict[
     """Write the preview for the data set's page, then fill its row, fenced."""
     path = str(context.dataset_folder(request.dataset_id))
     if request.base_id:
-        write_preview(context, Path(path), context.usable(Base, request.base_id).path)
+        write_preview(context, Path(path), context.input_with_files(Base, request.base_id).path)
     counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
     report = {**report, **count_lengths(path)}
     config = request.to_json()
@@ -82,7 +82,7 @@ def _base_checksums(request: GenerateData, context: JobContext) -> dict[str, str
     """Checksums of the base that answers or that the endpoint serves; empty if the request names no base."""
     if not request.base_id:
         return {}
-    base = context.ready(Base, request.base_id)
+    base = context.input_row(Base, request.base_id)
     return {"weights_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
 
 
@@ -119,7 +119,7 @@ def _generate_local(
     from training.hidden_states.states_store import StatesStore
     from workers.child.work.devices import take_device
 
-    row = context.usable(Base, request.base_id)
+    row = context.input_with_files(Base, request.base_id)
     device = take_device(context)
     base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
     context.begin()
@@ -145,7 +145,7 @@ def _served_base(request: GenerateData, context: JobContext) -> ServedBase | Non
         return None
     from models.tokenizer import load_tokenizer, read_eos_ids
 
-    base = context.usable(Base, request.base_id)
+    base = context.input_with_files(Base, request.base_id)
     tokenizer = load_tokenizer(base.path)
     eos_ids = read_eos_ids(base.path, tokenizer)
     return ServedBase(tokenizer, eos_ids, base.weights_sha256, base.tokenizer_sha256)

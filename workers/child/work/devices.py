@@ -26,8 +26,8 @@ class LoadedModels:
 def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtype: str = "") -> LoadedModels:
     """Download the files, take the device, then load; `dtype` "" uses the settings. Raises NotFound or Conflict if a
     row cannot be used, Damaged if files have changed."""
-    base_row = context.usable(Base, base_id)
-    row = context.usable(Checkpoint, checkpoint_id) if checkpoint_id else None
+    base_row = context.input_with_files(Base, base_id)
+    row = context.input_with_files(Checkpoint, checkpoint_id) if checkpoint_id else None
     device = take_device(context)
     dtype = decoding_dtype(dtype or context.settings.dtype, device)
     base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)

@@ -28,7 +28,7 @@ def run(request: Evaluate, context: JobContext) -> dict[str, Any]:
     """Measure and fill the evaluation's row; with usual options (`is_usual`) also the checkpoint's figures."""
     for table, row_id in ((Base, request.base_id), (Checkpoint, request.checkpoint_id)):
         if row_id:
-            context.ready(table, row_id)
+            context.input_row(table, row_id)
     if earlier := _begin(request, context):
         return brief(request.evaluation_id, earlier)
     questions = asked_questions(request, context)

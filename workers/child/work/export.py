@@ -18,8 +18,8 @@ from workers.jobs.requests import Export
 def run(request: Export, context: JobContext) -> dict[str, Any]:
     """Write, validate and zip the checkpoint; zip and report are stored under exports/ of the home. Runs on the CPU,
     next to other jobs. Fails if the validation fails."""
-    row = context.usable(Checkpoint, request.checkpoint_id)
-    base_row = context.usable(Base, row.base_id)
+    row = context.input_with_files(Checkpoint, request.checkpoint_id)
+    base_row = context.input_with_files(Base, row.base_id)
     check_export(row.path, base_row.path, request.format)
     archive.check_checkpoint_files(row.path, row.name, row.sha256, context.sums)
     source, folder = checkpoint_state(row.path), exports_folder(context.settings.home, row.id)

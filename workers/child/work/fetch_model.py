@@ -14,7 +14,7 @@ def run(request: FetchModel, context: JobContext) -> dict[str, Any]:
     folder = context.settings.home / "models" / request.base_id
     folder.parent.mkdir(parents=True, exist_ok=True)
     is_path = request.source not in NO_PATH
-    location = context.files.bring_path(request.location, folder) if is_path else request.location
+    location = context.files.download_path(request.location, folder) if is_path else request.location
     path, card = fetch_base(request.source, location, folder, context, context.settings.hf_token, context.sums)
     sums = {key: card.get(key, "") for key in ("weights_sha256", "tokenizer_sha256")}
     context.publish(Base, request.base_id, state="ready", path=str(path), card=card, **sums)

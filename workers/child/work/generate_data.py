@@ -21,7 +21,10 @@ from workers.jobs.generate_data import SHARD_ROWS, GenerateData
 
 def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division:
     """Generate the missing answers and fill the data set's row. Finished rows can be used after a cancel."""
-    source, folder = context.usable(Dataset, request.source_id).path, context.dataset_folder(request.dataset_id)
+    source, folder = (
+        context.input_with_files(Dataset, request.source_id).path,
+        context.dataset_folder(request.dataset_id),
+    )
     context.files.bring_output(Dataset, request.dataset_id, folder)
     extends = extends_usable(request, context, folder)
     if is_divided(request, source, folder):

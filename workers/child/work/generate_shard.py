@@ -16,7 +16,7 @@ def run(request: GenerateShard, context: JobContext) -> dict[str, Any]:
     place = place_of(request, context)
     report = place.report(request.key)
     if report is None:
-        source, options = context.usable(Dataset, request.source_id).path, options_of(request)
+        source, options = context.input_with_files(Dataset, request.source_id).path, options_of(request)
         work = work_of(request.key, request, context)
         summary = answer(request, context, source, work, options)
         with context.fenced():  # an outdated attempt must not store the shard

@@ -18,7 +18,7 @@ COUNTED = ("tokens", "answer_tokens", "cut_answers")
 
 def run(request: ImportAnswered, context: JobContext) -> dict[str, Any]:
     """Render and tokenize the file with the base's template, and fill the data set's row; returns the counts."""
-    base, folder = context.usable(Base, request.base_id), context.dataset_folder(request.dataset_id)
+    base, folder = context.input_with_files(Base, request.base_id), context.dataset_folder(request.dataset_id)
     tokenizer = load_tokenizer(base.path)
     masking = partial(mask_conversation, tokenizer=tokenizer, eos_ids=read_eos_ids(base.path, tokenizer))
     with readable(request), given_files(request, context) as source:

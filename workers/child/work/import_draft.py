@@ -13,12 +13,12 @@ from workers.jobs.requests import ImportDraft
 
 def run(request: ImportDraft, context: JobContext) -> dict[str, Any]:
     """Download and convert the draft, write the checkpoint, and fill its row."""
-    base = context.usable(Base, request.base_id)
+    base = context.input_with_files(Base, request.base_id)
     folder = context.checkpoint_folder(request.checkpoint_id)
     refused = (base.card or {}).get("methods") or {}
     target = TargetBase(Path(base.path), base.name, base.weights_sha256, refused, CardFacts.of(base).hub_id)
     token, source = context.settings.hf_token, "hub" if request.source == "hub" else "folder"
-    location = request.location if source == "hub" else context.files.bring_path(request.location)
+    location = request.location if source == "hub" else context.files.download_path(request.location)
     report = import_draft(source, location, target, folder, context, token, request.layout)
     publish(request, context, report, folder)
     if request.source == "upload":

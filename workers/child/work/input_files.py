@@ -33,7 +33,7 @@ def given_files(request: ImportFile, context: JobContext) -> Iterator[InputFile]
     elif request.path.startswith(BUILT_IN_PREFIX):
         yield InputFile(builtin.find_built_in(request.path.removeprefix(BUILT_IN_PREFIX)).file)
     else:
-        yield InputFile(context.files.bring_path(request.path))
+        yield InputFile(context.files.download_path(request.path))
 
 
 @contextmanager

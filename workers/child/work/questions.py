@@ -17,4 +17,4 @@ def asked_questions(
     """
     if not request.dataset_id:
         return built_in()[-request.limit :] if last else built_in(request.limit)
-    return read_questions(context.usable(Dataset, request.dataset_id).path, request.limit, context)
+    return read_questions(context.input_with_files(Dataset, request.dataset_id).path, request.limit, context)

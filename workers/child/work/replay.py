@@ -14,7 +14,7 @@ from workers.jobs.requests import ReplayRequest
 
 def run(request: ReplayRequest, context: JobContext) -> dict[str, Any]:
     """Replay and fill the evaluation's row; the first `request.show` answers are stored as chats."""
-    data = context.usable(Dataset, request.dataset_id)
+    data = context.input_with_files(Dataset, request.dataset_id)
     loaded = load_models(context, request.base_id, request.checkpoint_id)
     opened = open_with_base(loaded.base, loaded.draft, request.drafting)
     recordings = read_recordings(data.path, limit=request.limit)

@@ -27,8 +27,8 @@ TUNING_QUESTIONS = 6
 
 def run(request: Train, context: JobContext) -> dict[str, Any]:
     """Train, publish the checkpoint's row, and delete the folders of earlier attempts."""
-    base = context.usable(Base, request.base_id)
-    datasets = [context.usable(Dataset, row_id) for row_id in request.dataset_ids]
+    base = context.input_with_files(Base, request.base_id)
+    datasets = [context.input_with_files(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
     settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
     config = fitted(config_for(request.method, request.recipe, settings), request, base, context)
@@ -84,7 +84,11 @@ def given_draft(request: Train, context: JobContext) -> dict[str, str]:
         return {}
     with context.session() as session:
         row_id = session.scalar(select(Checkpoint.id).where(Checkpoint.path == str(path)))
-    return {"draft_path": context.usable(Checkpoint, row_id).path if row_id else context.files.bring_path(str(path))}
+    return {
+        "draft_path": context.input_with_files(Checkpoint, row_id).path
+        if row_id
+        else context.files.download_path(str(path))
+    }
 
 
 def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
