@@ -1,149 +1,292 @@
 """First tables: experiments, bases, data sets, jobs, checkpoints, evaluations, runs, leases, preferences."""
 
-from typing import Any
-
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0001"
 down_revision = None
+branch_labels = None
+depends_on = None
 
 JSON = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
-ID, WORD, NAME, SHA256 = sa.String(32), sa.String(16), sa.String(200), sa.String(64)
-TEXT, INTEGER, BIG, TIME = sa.Text(), sa.Integer(), sa.BigInteger(), sa.DateTime(timezone=True)
-ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-TABLES = ("bases", "device_leases", "experiments", "preferences", "runs", "datasets", "jobs", "run_steps")
-TABLES += ("checkpoints", "job_logs", "metrics", "samples", "evaluations")
 
 
 def upgrade() -> None:
-    _create(
+    op.create_table(
         "bases",
-        *_columns(source=WORD, location=TEXT, path=TEXT, state=WORD, weights_sha256=SHA256, tokenizer_sha256=SHA256),
-        *_columns(card=JSON),
-        *_optional(job_id=ID),
-        *_named(),
-        sa.UniqueConstraint("name", name="uq_bases_name"),
-        index="created_at",
+        sa.Column("source", sa.String(length=16), nullable=False),
+        sa.Column("location", sa.Text(), nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("weights_sha256", sa.String(length=64), nullable=False),
+        sa.Column("tokenizer_sha256", sa.String(length=64), nullable=False),
+        sa.Column("card", JSON, nullable=False),
+        sa.Column("job_id", sa.String(length=32), nullable=True),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_bases")),
+        sa.UniqueConstraint("name", name=op.f("uq_bases_name")),
     )
-    _create(
+    with op.batch_alter_table("bases", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_bases_created_at"), ["created_at"], unique=False)
+
+    op.create_table(
         "device_leases",
-        *_columns(device=SHA256, holder=SHA256, attempt=INTEGER),
-        *_optional(until=TIME),
-        key=("device",),
+        sa.Column("device", sa.String(length=64), nullable=False),
+        sa.Column("holder", sa.String(length=64), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("until", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("device", name=op.f("pk_device_leases")),
     )
-    _create("experiments", *_named(), index="created_at")
-    _create("preferences", *_columns(key=sa.String(100), value=JSON, updated_at=TIME), key=("key",))
-    _create(
+    op.create_table(
+        "experiments",
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_experiments")),
+    )
+    with op.batch_alter_table("experiments", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_experiments_created_at"), ["created_at"], unique=False)
+
+    op.create_table(
+        "preferences",
+        sa.Column("key", sa.String(length=100), nullable=False),
+        sa.Column("value", JSON, nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_preferences")),
+    )
+    op.create_table(
         "runs",
-        *_columns(id=ID, kind=WORD),
-        *_optional(group_id=ID),
-        *_columns(position=INTEGER, state=WORD, model=sa.String(420), request=JSON, text=TEXT, summary=JSON),
-        *_columns(error=TEXT, created_at=TIME),
-        *_optional(finished_at=TIME),
-        index="created_at",
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("group_id", sa.String(length=32), nullable=True),
+        sa.Column("position", sa.Integer(), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("model", sa.String(length=420), nullable=False),
+        sa.Column("request", JSON, nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("summary", JSON, nullable=False),
+        sa.Column("error", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
     )
-    op.create_index("ix_runs_group_id", "runs", ["group_id"])
-    _create(
+    with op.batch_alter_table("runs", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_runs_created_at"), ["created_at"], unique=False)
+        batch_op.create_index(batch_op.f("ix_runs_group_id"), ["group_id"], unique=False)
+
+    op.create_table(
         "datasets",
-        *_columns(kind=WORD, state=WORD, path=TEXT, rows=INTEGER, bad_rows=INTEGER, report=JSON),
-        *_optional(source_id=ID, base_id=ID, experiment_id=ID, job_id=ID),
-        *_columns(config=JSON),
-        *_named(),
-        *_links("datasets", base_id="bases", experiment_id="experiments", source_id="datasets"),
-        sa.UniqueConstraint("name", name="uq_datasets_name"),
-        index="created_at",
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("rows", sa.Integer(), nullable=False),
+        sa.Column("bad_rows", sa.Integer(), nullable=False),
+        sa.Column("report", JSON, nullable=False),
+        sa.Column("source_id", sa.String(length=32), nullable=True),
+        sa.Column("base_id", sa.String(length=32), nullable=True),
+        sa.Column("experiment_id", sa.String(length=32), nullable=True),
+        sa.Column("job_id", sa.String(length=32), nullable=True),
+        sa.Column("config", JSON, nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["base_id"], ["bases.id"], name=op.f("fk_datasets_base_id_bases")),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_datasets_experiment_id_experiments")
+        ),
+        sa.ForeignKeyConstraint(["source_id"], ["datasets.id"], name=op.f("fk_datasets_source_id_datasets")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_datasets")),
+        sa.UniqueConstraint("name", name=op.f("uq_datasets_name")),
     )
-    _create(
+    with op.batch_alter_table("datasets", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_datasets_created_at"), ["created_at"], unique=False)
+
+    op.create_table(
         "jobs",
-        *_columns(kind=ID, queue=WORD, state=WORD, request=JSON),
-        *_optional(after_id=ID, experiment_id=ID),
-        *_columns(attempt=INTEGER, attempt_cap=INTEGER, cancel_requested=sa.Boolean(), owner=NAME),
-        *_optional(lease_until=TIME, heartbeat_at=TIME),
-        *_columns(child=JSON, queued_at=TIME),
-        *_optional(published_at=TIME, started_at=TIME, finished_at=TIME),
-        *_columns(done=BIG),
-        *_optional(total=BIG),
-        *_columns(unit=ID, progress_note=TEXT),
-        *_optional(eta_seconds=sa.Float()),
-        *_columns(result=JSON, error_code=SHA256, error=TEXT, hint=TEXT, version=INTEGER),
-        *_named(),
-        *_links("jobs", after_id="jobs", experiment_id="experiments"),
-        index="created_at",
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("queue", sa.String(length=16), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("request", JSON, nullable=False),
+        sa.Column("after_id", sa.String(length=32), nullable=True),
+        sa.Column("experiment_id", sa.String(length=32), nullable=True),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("attempt_cap", sa.Integer(), nullable=False),
+        sa.Column("cancel_requested", sa.Boolean(), nullable=False),
+        sa.Column("owner", sa.String(length=200), nullable=False),
+        sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("heartbeat_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("child", JSON, nullable=False),
+        sa.Column("queued_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("published_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("done", sa.BigInteger(), nullable=False),
+        sa.Column("total", sa.BigInteger(), nullable=True),
+        sa.Column("unit", sa.String(length=32), nullable=False),
+        sa.Column("progress_note", sa.Text(), nullable=False),
+        sa.Column("eta_seconds", sa.Float(), nullable=True),
+        sa.Column("result", JSON, nullable=False),
+        sa.Column("error_code", sa.String(length=64), nullable=False),
+        sa.Column("error", sa.Text(), nullable=False),
+        sa.Column("hint", sa.Text(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["after_id"], ["jobs.id"], name=op.f("fk_jobs_after_id_jobs")),
+        sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_jobs_experiment_id_experiments")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
-    op.create_index("ix_jobs_state_queue", "jobs", ["state", "queue"])
-    _create(
+    with op.batch_alter_table("jobs", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_jobs_created_at"), ["created_at"], unique=False)
+        batch_op.create_index("ix_jobs_state_queue", ["state", "queue"], unique=False)
+
+    op.create_table(
         "run_steps",
-        *_columns(run_id=ID, index=INTEGER, record=JSON),
-        *_links("run_steps", "CASCADE", run_id="runs"),
-        key=("run_id", "index"),
+        sa.Column("run_id", sa.String(length=32), nullable=False),
+        sa.Column("index", sa.Integer(), nullable=False),
+        sa.Column("record", JSON, nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_steps_run_id_runs"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("run_id", "index", name=op.f("pk_run_steps")),
     )
-    _create(
+    op.create_table(
         "checkpoints",
-        *_columns(method=ID, state=WORD, base_id=ID, base_sha256=SHA256),
-        *_optional(dataset_id=ID, experiment_id=ID, job_id=ID),
-        *_columns(path=TEXT, attempt=INTEGER, step=BIG, size_bytes=BIG, sha256=SHA256, config=JSON, figures=JSON),
-        *_named(),
-        *_links("checkpoints", base_id="bases", dataset_id="datasets", experiment_id="experiments"),
+        sa.Column("method", sa.String(length=32), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("base_id", sa.String(length=32), nullable=False),
+        sa.Column("base_sha256", sa.String(length=64), nullable=False),
+        sa.Column("dataset_id", sa.String(length=32), nullable=True),
+        sa.Column("experiment_id", sa.String(length=32), nullable=True),
+        sa.Column("job_id", sa.String(length=32), nullable=True),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("config", JSON, nullable=False),
+        sa.Column("figures", JSON, nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["base_id"], ["bases.id"], name=op.f("fk_checkpoints_base_id_bases")),
+        sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_checkpoints_dataset_id_datasets")),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_checkpoints_experiment_id_experiments")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_checkpoints")),
         sa.UniqueConstraint("base_id", "name", name="uq_checkpoints_base_name"),
-        index="created_at",
     )
-    _create(
+    with op.batch_alter_table("checkpoints", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_checkpoints_created_at"), ["created_at"], unique=False)
+
+    op.create_table(
         "job_logs",
-        *_columns(id=ROW_ID, job_id=ID, attempt=INTEGER, at=TIME, level=WORD, message=TEXT),
-        *_links("job_logs", "CASCADE", job_id="jobs"),
-        index="job_id",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("job_id", sa.String(length=32), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("level", sa.String(length=16), nullable=False),
+        sa.Column("message", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_job_logs_job_id_jobs"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_job_logs")),
     )
-    _create(
+    with op.batch_alter_table("job_logs", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_job_logs_job_id"), ["job_id"], unique=False)
+
+    op.create_table(
         "metrics",
-        *_columns(id=ROW_ID, job_id=ID, attempt=INTEGER, step=BIG, name=sa.String(100), value=sa.Double()),
-        *_links("metrics", "CASCADE", job_id="jobs"),
-        sa.UniqueConstraint("job_id", "name", "step", name="uq_metrics_job_id"),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("job_id", sa.String(length=32), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("value", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_metrics_job_id_jobs"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_metrics")),
+        sa.UniqueConstraint("job_id", "name", "step", name=op.f("uq_metrics_job_id")),
     )
-    _create(
+    op.create_table(
         "samples",
-        *_columns(id=ROW_ID, job_id=ID, step=BIG, record=JSON),
-        *_links("samples", "CASCADE", job_id="jobs"),
-        index="job_id",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("job_id", sa.String(length=32), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("record", JSON, nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_samples_job_id_jobs"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_samples")),
     )
-    _create(
+    with op.batch_alter_table("samples", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_samples_job_id"), ["job_id"], unique=False)
+
+    op.create_table(
         "evaluations",
-        *_columns(state=WORD, base_id=ID),
-        *_optional(checkpoint_id=ID, job_id=ID),
-        *_columns(config=JSON, result=JSON),
-        *_named(),
-        *_links("evaluations", base_id="bases", checkpoint_id="checkpoints"),
-        index="created_at",
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("base_id", sa.String(length=32), nullable=False),
+        sa.Column("checkpoint_id", sa.String(length=32), nullable=True),
+        sa.Column("job_id", sa.String(length=32), nullable=True),
+        sa.Column("config", JSON, nullable=False),
+        sa.Column("result", JSON, nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["base_id"], ["bases.id"], name=op.f("fk_evaluations_base_id_bases")),
+        sa.ForeignKeyConstraint(
+            ["checkpoint_id"], ["checkpoints.id"], name=op.f("fk_evaluations_checkpoint_id_checkpoints")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_evaluations")),
     )
+    with op.batch_alter_table("evaluations", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_evaluations_created_at"), ["created_at"], unique=False)
 
 
 def downgrade() -> None:
-    for table in reversed(TABLES):
-        op.drop_table(table)
+    with op.batch_alter_table("evaluations", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_evaluations_created_at"))
 
+    op.drop_table("evaluations")
+    with op.batch_alter_table("samples", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_samples_job_id"))
 
-def _create(table: str, *parts: sa.schema.SchemaItem, key: tuple[str, ...] = ("id",), index: str = "") -> None:
-    op.create_table(table, *parts, sa.PrimaryKeyConstraint(*key, name=op.f(f"pk_{table}")))
-    if index:
-        op.create_index(f"ix_{table}_{index}", table, [index])
+    op.drop_table("samples")
+    op.drop_table("metrics")
+    with op.batch_alter_table("job_logs", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_job_logs_job_id"))
 
+    op.drop_table("job_logs")
+    with op.batch_alter_table("checkpoints", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_checkpoints_created_at"))
 
-def _columns(**kinds: Any) -> list[sa.Column[Any]]:
-    return [sa.Column(name, kind, nullable=False) for name, kind in kinds.items()]
+    op.drop_table("checkpoints")
+    op.drop_table("run_steps")
+    with op.batch_alter_table("jobs", schema=None) as batch_op:
+        batch_op.drop_index("ix_jobs_state_queue")
+        batch_op.drop_index(batch_op.f("ix_jobs_created_at"))
 
+    op.drop_table("jobs")
+    with op.batch_alter_table("datasets", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_datasets_created_at"))
 
-def _optional(**kinds: Any) -> list[sa.Column[Any]]:
-    return [sa.Column(name, kind, nullable=True) for name, kind in kinds.items()]
+    op.drop_table("datasets")
+    with op.batch_alter_table("runs", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_runs_group_id"))
+        batch_op.drop_index(batch_op.f("ix_runs_created_at"))
 
+    op.drop_table("runs")
+    op.drop_table("preferences")
+    with op.batch_alter_table("experiments", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_experiments_created_at"))
 
-def _named() -> list[sa.Column[Any]]:
-    """The columns of all listed rows."""
-    return _columns(id=ID, name=NAME, note=TEXT, created_at=TIME)
+    op.drop_table("experiments")
+    op.drop_table("device_leases")
+    with op.batch_alter_table("bases", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_bases_created_at"))
 
-
-def _links(table: str, ondelete: str | None = None, **targets: str) -> list[sa.ForeignKeyConstraint]:
-    return [
-        sa.ForeignKeyConstraint([name], [f"{to}.id"], name=op.f(f"fk_{table}_{name}_{to}"), ondelete=ondelete)
-        for name, to in targets.items()
-    ]
+    op.drop_table("bases")

@@ -14,6 +14,8 @@ from sqlalchemy.dialects import postgresql
 
 revision = "0004"
 down_revision = "0003"
+branch_labels = None
+depends_on = None
 
 MARK = "home:"
 KEYS = {"path", "location", "draft_path"}

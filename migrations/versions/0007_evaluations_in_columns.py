@@ -7,6 +7,8 @@ from alembic import op
 
 revision = "0007"
 down_revision = "0006"
+branch_labels = None
+depends_on = None
 
 TEXTS = {"suite": 64, "questions": 200, "tree": 200, "source": 200, "machine": 200, "dtype": 16}
 NUMBERS = ("speedup", "speedup_low", "speedup_high", "tau", "tau_low", "tau_high")

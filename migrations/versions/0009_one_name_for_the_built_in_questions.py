@@ -7,6 +7,8 @@ from alembic import op
 
 revision = "0009"
 down_revision = "0008"
+branch_labels = None
+depends_on = None
 
 TITLE, ADDED = "Built-in questions", "built-in-questions"
 """Their name, and the name of the data set that the Data page creates from them."""
