@@ -49,11 +49,11 @@ def submit_chain(bench: Bench, base: Base, file: Path) -> list[Job]:
 
 
 def test_four_jobs_submitted_at_once_go_the_whole_way(bench: Bench, base: Base, tmp_path: Path) -> None:
+    chain = submit_chain(bench, base, tmp_path / "mine.jsonl")
+    assert [job.after_id for job in chain] == [None, *(job.id for job in chain[:-1])]
     bench.worker("io")
     bench.worker("gpu")
     bench.reconciler()
-    chain = submit_chain(bench, base, tmp_path / "mine.jsonl")
-    assert [job.after_id for job in chain] == [None, *(job.id for job in chain[:-1])]
     ended = [bench.wait(job.id, "SUCCEEDED") for job in chain]
     assert ended[2].done == ended[2].total == 12
     with db.reading(bench.settings) as session:
