@@ -1,11 +1,12 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
-# DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
+# RERUNS (how often a failed test is tried again), DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
 # GPU_OUT (the file of the figures of `make gpu-check`), EVERY_PAGE (a folder for pictures of every page, of `make pictures`).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
 PARALLEL ?= 2
+RERUNS ?= 2
 DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
@@ -38,7 +39,8 @@ $(STAMP): pyproject.toml Makefile
 
 test: install ## the whole test suite
 	@$(BIN)/python -m tests.tools.browser
-	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile --no-loadscope-reorder \
+	  --reruns $(RERUNS) --reruns-delay 5 --max-suite-reruns 6 --rerun-show-tracebacks
 
 test-unit: install ## the tests that start no process and no browser
 	TIER=unit $(BIN)/python -m pytest $(TESTS) -m "not integration and not browser and not drill" -n $(PARALLEL) --dist loadfile

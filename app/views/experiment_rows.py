@@ -143,7 +143,9 @@ def learning_curve(
     ordered = {line: sorted(points) for line, points in lines.items()}
     look = ChartStyle(near=True, up="τ")
     chart = line_chart(f"τ by tokens seen, {name}", ordered, across="tokens seen", look=look)
-    return chart or tag("p", "This experiment has no trainings with results yet.", class_="sp-lead")
+    if not chart:
+        return tag("p", "This experiment has no trainings with results yet.", class_="sp-lead")
+    return tag("div", chart, class_="sp-charts")
 
 
 def jobs_table(session: Session, jobs: Sequence[Job]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.furnished import open_page
+from tests.browser.furnished import open_page, wait_drawn
 from tests.browser.trainings import add_trainings
 from tests.browser.workbench import Workbench
 from tracking import reports
@@ -58,7 +58,9 @@ def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
     first = shown(page)
     assert "0.0003" in first[0] and "slow" in first[1] and "2.00" in first[3]
     page.reload()
+    wait_drawn(page)
     expect(page.locator("#trainings-charts figure")).to_have_count(3)
+    expect(page.locator("#trainings-shown")).to_be_visible()
     assert shown(page) == first
     with browser.new_context() as context:
         other = context.new_page()
