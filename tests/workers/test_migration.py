@@ -1,21 +1,133 @@
-"""Every command on the right of docs/migration.md is one that the program takes. Those of docs/nemo.md are in
-tests/speculoos/test_nemo_docs."""
+"""Every command on the right of docs/migration.md and every one of docs/nemo.md, run in order on a tiny model, only
+with smaller sizes."""
 
+import json
 import re
+import shlex
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 
-from cli.commands.train import make_request
+import pytest
+
+from cli.main import main
+from models.tiny import make_tiny_base
 from speculoos.settings import PROJECT_ROOT
-from tests.workers.test_command_line import parsed
-from workers.jobs.parsing import parse_settings
+from tests.tools import cli_docs, zygote
+from tests.tools.ports import free_ports
+from tests.workers.conftest import Bench, wait_until
 
-PAGE = PROJECT_ROOT / "docs" / "migration.md"
+FORKED = True
+pytestmark = pytest.mark.integration
+MIGRATION, NEMO = PROJECT_ROOT / "docs" / "migration.md", PROJECT_ROOT / "docs" / "nemo.md"
+SMALL = {
+    "train": ["max_steps=2", "batch_tokens=256", "max_length=128", "samples=0"],
+    "data generate": ["--limit", "8", "--max-tokens", "12"],
+    "evaluate": ["--limit", "1", "--max-tokens", "4"],
+    "generate": ["--max-tokens", "8"],
+    "tune": ["--limit", "1", "--max-tokens", "8"],
+    "plan": ["--limit", "1", "--max-tokens", "8", "--batches", "1", "--rounds", "1"],
+    "replay record": ["--limit", "2", "--max-tokens", "8"],
+}
+"""Options that make a command quick, after the page's own, so that they count."""
+KEY = "sesame-0815"
+ELSEWHERE = ("speculoos up", "speculoos worker")
+"""Run by tests/launch."""
 
 
-def test_every_command_of_the_page_is_taken() -> None:
-    cells = [line.split(" | ")[-1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    commands = [found for cell in cells for found in re.findall(r"`(speculoos [^`]+)`", cell)]
-    assert len(commands) > 30
-    for command in commands:
-        names, values = parsed(command)
-        if names == ["train"]:
-            assert make_request(values["what"], "b", values["data"], parse_settings(values["settings"])).config
+def commands() -> list[str]:
+    """In the order of the page, from its third column."""
+    rows = [line.split(" | ")[-1] for line in MIGRATION.read_text().splitlines() if line.startswith("| ")]
+    return [found for cell in rows for found in re.findall(r"`(speculoos [^`]+)`", cell) if found not in ELSEWHERE]
+
+
+@pytest.fixture
+def running(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Bench, int]]:
+    """Workers, a folder with the files that the page names, and (in the settings) two servers that are not up yet."""
+    inference, features = free_ports(2)
+    own = {"SPECULOOS_INFERENCE_PORT": str(inference), "SPECULOOS_INFERENCE_TOKEN": KEY, "SERVER_KEY": KEY}
+    bench.environment |= {**own, "SPECULOOS_DEVICE": "cpu"}
+    for name in ("SPECULOOS_HOME", "DATABASE_URL", "REDIS_URL", "SPECULOOS_DEVICE", *own):
+        monkeypatch.setenv(name, bench.environment[name])
+    bench.worker("gpu"), bench.worker("io"), bench.reconciler()
+    monkeypatch.setenv("SPECULOOS_FEATURES_TOKEN", KEY)
+    bench.environment["SPECULOOS_FEATURES_TOKEN"] = KEY
+    make_tiny_base(tmp_path / "base")
+    make_tiny_base(tmp_path / "my-model")
+    questions = [f"How many legs have {number} spiders?" for number in range(12)]
+    lines(tmp_path / "prompts.jsonl", [{"prompt": question} for question in questions])
+    lines(tmp_path / "sft.jsonl", [{"input": question} for question in questions])
+    chat = [
+        [{"role": "user", "content": question}, {"role": "assistant", "content": "Eight each."}]
+        for question in questions
+    ]
+    lines(tmp_path / "chats.jsonl", [{"messages": messages} for messages in chat])
+    suite = [{"question_id": n, "category": "math", "turns": [q, "Why?"]} for n, q in enumerate(questions)]
+    lines(tmp_path / "question.jsonl", suite)
+    (bench.settings.home / "settings.toml").write_text(
+        f'[endpoints.server]\nurl = "http://127.0.0.1:{inference}/v1"\nkey_env = "SERVER_KEY"\n'
+        f'[endpoints.big]\nurl = "http://127.0.0.1:{inference}/v1"\nmodel = "mine"\nkey_env = "SERVER_KEY"\n'
+        f'[hidden_states.states]\nurl = "http://127.0.0.1:{features}"\nkey_env = "SERVER_KEY"\n'
+        f'[hidden_states.big]\nurl = "http://127.0.0.1:{features}"\nkind = "speculoos"\nkey_env = "SERVER_KEY"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    yield bench, features
+
+
+def lines(file: Path, rows: list[dict]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.timeout(600)
+def test_every_command_of_the_page_runs(running: tuple[Bench, int], capfd: pytest.CaptureFixture[str]) -> None:
+    found = commands()
+    assert len(found) > 30
+    for command in found:
+        run(*running, command, capfd)
+
+
+@pytest.mark.timeout(600)
+def test_the_way_from_nemo_runs(running: tuple[Bench, int], capfd: pytest.CaptureFixture[str]) -> None:
+    """Our inference server stands for vLLM, which answers under the same name."""
+    found = re.findall(r"^ {4}((?:speculoos|vllm) .+)$", NEMO.read_text(), flags=re.MULTILINE)
+    assert len(found) > 10
+    for command in found:
+        run(*running, "speculoos serve" if command.startswith("vllm") else command, capfd)
+
+
+def run(bench: Bench, features: int, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """One command of a page, with sizes that are quick here."""
+    words = shlex.split(command.replace("=32000", "=256").replace("=2048", "=16"))[1:]
+    if "serve" in words[:2]:
+        serve(bench, [*words, "--port", str(features)] if words[0] == "features" else words)
+        return
+    name = next(name for name in known() if command.startswith(f"speculoos {name} "))
+    sizes = SMALL.get(name, [])
+    if name == "train" and words[1].startswith("eagle3"):
+        sizes = [*sizes, "aux_layers=[0, 1, 2]"]  # the defaults of so few layers are not three different ones
+    words += [part for size in sizes for part in ("--set", size)] if name == "train" else sizes
+    words += ["--wait"] if name in ("train", "data generate") and "--wait" not in words else []
+    assert main(words) == 0, f"{command}\n{capfd.readouterr().err[-3000:]}\n{bench.output()[-3000:]}"
+
+
+def known() -> list[str]:
+    """Names of all commands, longest first."""
+    names = (
+        name.removeprefix("speculoos ") for name, _ in cli_docs.commands(cli_docs.typer.main.get_command(cli_docs.app))
+    )
+    return sorted(names, key=len, reverse=True)
+
+
+def serve(bench: Bench, words: list[str]) -> None:
+    """A server that runs until the end of the test."""
+    out = bench.settings.home / f"{words[0]}.log"
+    with out.open("wb") as file:
+        process = zygote.begin("cli.main", words, bench.environment, file.fileno())
+    bench.processes.append(process)
+    port = int(words[-1]) if words[-1].isdigit() else int(bench.environment["SPECULOOS_INFERENCE_PORT"])
+    wait_until(lambda: accepts(port), 240, " ".join(words), out.read_text)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
