@@ -6,15 +6,15 @@ how much of that a machine does per second.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from speculoos.resources import available_memory, nearest_existing
-from workers.jobs.pace import Pace, pace
-from workers.jobs.request import Need, Request
+from speculoos.resources import nearest_existing
+from workers.jobs.pace import Pace, fixed_seconds, pace
+from workers.jobs.request import FixedWork, Need, Request
 
 SPARE_DISK = 500 * 10**6
 UNKNOWN = "an input that is not ready yet"
@@ -54,25 +54,28 @@ class Estimate:
 def estimate(session: Session, request: Request, home: Path) -> Estimate:
     """Estimate of a request. Raises NotFound if one of its rows was deleted."""
     cells = request.cells(session)
-    if cells is None:
-        return of_cells(session, [request], home)[0]
-    return _sum(of_cells(session, cells, home)) if cells else _estimate(Need(), None, home)
+    if cells is not None:
+        return _sum(of_cells(session, cells, home), home)
+    return _single(session, request, home, pace)
 
 
 def of_cells(session: Session, cells: Sequence[Request], home: Path) -> list[Estimate]:
     """Estimate of each cell of a matrix as a separate job. Past jobs are read once per base."""
     paces: dict[tuple[str, str], Pace | None] = {}
-    estimates = []
-    for cell in cells:
-        need, key = cell.need(session), (getattr(cell, "base_id", ""), getattr(cell, "endpoint", ""))
-        if need.work and key not in paces:
-            paces[key] = pace(session, cell, home, need)
-        estimates.append(_estimate(need, paces.get(key), home))
-    return estimates
+
+    def cached(session: Session, cell: Request, home: Path, fixed: FixedWork) -> Pace | None:
+        key = cell.base_id, cell.endpoint
+        if key not in paces:
+            paces[key] = pace(session, cell, home, fixed)
+        return paces[key]
+
+    return [_single(session, cell, home, cached) for cell in cells]
 
 
-def _sum(cells: Sequence[Estimate]) -> Estimate:
+def _sum(cells: Sequence[Estimate], home: Path) -> Estimate:
     """Sum over cells that run one after the other, each in its own process."""
+    if not cells:
+        return _estimate(Need(), None, 0.0, home)
     seconds = sum(cell.seconds or 0.0 for cell in cells) if all(cell.seconds for cell in cells) else None
     repeats = any(cell.longest for cell in cells)
     return replace(
@@ -86,14 +89,20 @@ def _sum(cells: Sequence[Estimate]) -> Estimate:
     )
 
 
-def _estimate(need: Need, pace: Pace | None, home: Path) -> Estimate:
-    seconds = longest = None
-    if pace and need.work:
-        seconds = pace.fixed + need.work / pace.rate
-        longest = pace.fixed + need.repeated * need.work / pace.rate if need.repeated > 1 else None
+def _single(session: Session, request: Request, home: Path, find_pace: Callable[..., Pace | None]) -> Estimate:
+    need = request.need(session)
+    start = fixed_seconds(request, need.fixed, home)
+    return _estimate(need, find_pace(session, request, home, need.fixed) if need.work else None, start, home)
+
+
+def _estimate(need: Need, pace: Pace | None, start: float, home: Path) -> Estimate:
+    import psutil
+
+    seconds = pace.fixed + need.work / pace.rate if pace and need.work else None
     if need.minutes:
-        limit = need.minutes * 60 + (pace.fixed if pace else 0.0)
-        seconds = min(seconds or limit, limit)
-    free = shutil.disk_usage(nearest_existing(home)).free, available_memory()[0]
-    basis = UNKNOWN if not need.work else pace.basis if pace else UNMEASURED
+        seconds = min(seconds or need.minutes * 60, need.minutes * 60 + start)
+    free = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
+    basis = pace.basis if pace else UNMEASURED if need.work else UNKNOWN
+    repeats = pace is not None and bool(need.work) and need.repeated > 1
+    longest = pace.fixed + need.repeated * need.work / pace.rate if repeats else None
     return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm, longest)

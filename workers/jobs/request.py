@@ -24,6 +24,16 @@ Namer = Callable[[str], str]
 
 
 @dataclass(frozen=True)
+class FixedWork:
+    """Bytes of weights that a training reads regardless of its length: in the tuning, and in sample generations by the
+    base and by the draft."""
+
+    tuning: float = 0.0
+    base: float = 0.0
+    draft: float = 0.0
+
+
+@dataclass(frozen=True)
 class Need:
     """Resources of a job: `work` in operations, bytes of weights, bytes of files or tokens of an endpoint
     (`workers.jobs.pace` gives the work per second), `disk` and `memory` in bytes."""
@@ -36,8 +46,7 @@ class Need:
     steps: int = 0
     rhythm: str = ""
     """Size of a training's steps and its evaluation interval, in words."""
-    fixed: float = 0.0
-    """Bytes of weights that a training reads regardless of its length."""
+    fixed: FixedWork = FixedWork()
     repeated: int = 1
     """Maximum number of times that the work is done."""
 

@@ -16,8 +16,8 @@ from speculoos.settings import HiddenStatesServer, Settings
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.jobs import sizes
-from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.tune import TUNING_SHARE, Tune
+from workers.jobs.request import FixedWork, Namer, Need, Rate, Request
+from workers.jobs.tune import Tune
 from workers.jobs.words import changed_options, option, pairs
 
 STEP_OPERATIONS = 1000
@@ -128,7 +128,7 @@ class Train(Request):
         base_bytes = sizes.frame_bytes(base) if remote else sizes.weights_bytes(base)
         memory = base_bytes * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
         disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
-        fixed = 0.0 if remote else _fixed_bytes(base, draft)
+        fixed = FixedWork() if remote else _fixed_work(base, draft)
         return Need(work if count else 0.0, disk, memory, config.max_minutes or None, steps, _rhythm(config), fixed)
 
     def command(self, named: Namer) -> list[str]:
@@ -202,11 +202,14 @@ def require_settings(base: Base, config: TrainConfig, typed: Mapping[str, Any]) 
         check(base.card or {}, config)
 
 
-def _fixed_bytes(base: Base, draft: DraftSize) -> float:
-    """Bytes of weights that the tuning and the sample generations of a training read."""
+def _fixed_work(base: Base, draft: DraftSize) -> FixedWork:
+    """Fixed work of a training that runs its base in the same process."""
+    sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.step_bytes(base)
+    drafted = SAMPLED_TOKENS * SAMPLED_LEVELS * 4 * draft.multiplied
     options = Tune.options()
-    tuning = sizes.tuning_bytes(base, options["limit"].default, options["max_tokens"].default) / TUNING_SHARE
-    return tuning + SAMPLED_TOKENS * (SAMPLED_READS * sizes.step_bytes(base) + SAMPLED_LEVELS * 4 * draft.multiplied)
+    return FixedWork(
+        sizes.tuning_bytes(base, options["limit"].default, options["max_tokens"].default), sampled, drafted
+    )
 
 
 def _rhythm(config: TrainConfig) -> str:

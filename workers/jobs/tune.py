@@ -9,11 +9,9 @@ from tracking import queries
 from tracking.tables import Base, Table
 from workers.jobs import sizes
 from workers.jobs.evaluate import DTYPE_HELP, check_sampling, model_inputs
+from workers.jobs.pace import TUNING_SHARE
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import Operand, changed_options, option
-
-TUNING_SHARE = 0.4
-"""`Rate.share` of a tuning, measured with the starter model on two cores like all shares."""
 
 
 class Tune(Request):
