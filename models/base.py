@@ -205,8 +205,10 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise BadInput(f"Device {name!r} is not known; use cpu, cuda, cuda:N or auto.") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(f"Device {name!r}: no such GPU is available; choose another one, cpu or auto.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"Device {name!r}: no GPU is available; choose cpu or auto.")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise BadInput(f"Device {name!r}: only {count} GPUs are available, numbered from cuda:0.")
     return device
 
 

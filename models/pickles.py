@@ -41,9 +41,11 @@ def _load(file: Path) -> Any:
     try:
         mapped = zipfile.is_zipfile(file)  # files written by torch before 1.6 cannot be memory-mapped
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError:
+    except pickle.UnpicklingError as error:
+        if not _is_pickle(file):
+            raise BadInput(f"{file.name}: is not a file written by torch.save; fetch it again.") from None
         raise BadInput(
-            f"{file.name}: this pickle holds code, which is never run, or was not written by torch.save; "
+            f"{file.name}: this pickle holds code ({_refused_global(error)}), which is never run; "
             "ask its publisher for safetensors."
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError, TypeError) as error:
@@ -71,6 +73,19 @@ def _without_tied_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, value in tensors.items()
         if not (name.endswith(HEADS) and addresses.count(value.data_ptr()) > 1)
     }
+
+
+def _refused_global(error: Exception) -> str:
+    """The global that torch rejected, from its error message."""
+    words = str(error).split()
+    named = [word for before, word in zip(words, words[1:], strict=False) if before in ("GLOBAL", "global")]
+    return next((word.strip(".,`'") for word in named), "an unknown instruction")
+
+
+def _is_pickle(file: Path) -> bool:
+    """By its first byte: a zip of torch.save or a pickle; a git-lfs pointer or a web page is neither."""
+    with open(file, "rb") as handle:
+        return handle.read(1) in (b"P", b"\x80")
 
 
 def _first_line(error: Exception) -> str:

@@ -80,8 +80,8 @@ def check(tree: Any) -> None:
     """Raise BadInput for an invalid list of paths, or too many nodes. Cheap for any input."""
     if not isinstance(tree, list | tuple) or not all(map(_is_choice, tree)):
         raise BadInput("tree: expected a list of choices, each one or more ranks from 0, such as [[0], [0, 0], [1]].")
-    if any(len(path) > MAX_DEPTH for path in tree):
-        raise BadInput(f"tree: a tree is at most {MAX_DEPTH} deep.")
+    if deep := next((len(path) for path in tree if len(path) > MAX_DEPTH), 0):
+        raise BadInput(f"tree: a path of {deep:,} ranks cannot be drafted; a tree is at most {MAX_DEPTH} deep.")
     ranks = max((max(path) for path in tree), default=0)
     if max(len(tree), ranks + 1) > MAX_TREE_NODES or len(nodes(tree)) > MAX_TREE_NODES:
         raise BadInput(f"tree: more than {MAX_TREE_NODES} nodes or ranks cannot be drafted.")
@@ -97,9 +97,12 @@ def nodes(tree: Any) -> set[tuple[int, ...]]:
 
 
 def _leaves(text: str, widths: list[int]) -> list[list[int]]:
-    if len(widths) > MAX_DEPTH or not 1 <= prod(widths) <= MAX_LEAVES or sum(accumulate(widths, mul)) > MAX_TREE_NODES:
-        limits = f"at most {MAX_DEPTH} deep and has 1 to {MAX_LEAVES} leaves and at most {MAX_TREE_NODES:,} nodes"
-        raise BadInput(f"{text[:80]}: a tree is {limits}.")
+    if len(widths) > MAX_DEPTH:
+        raise BadInput(f"{text[:80]}: is {len(widths):,} deep; a tree is at most {MAX_DEPTH}.")
+    if not 1 <= (count := prod(widths)) <= MAX_LEAVES:
+        raise BadInput(f"{text}: has {count:,} leaves; a tree has 1 to {MAX_LEAVES}.")
+    if (count := sum(accumulate(widths, mul))) > MAX_TREE_NODES:
+        raise BadInput(f"{text}: has {count:,} nodes; a tree has at most {MAX_TREE_NODES:,}.")
     return [list(path) for path in product(*map(range, widths))]
 
 

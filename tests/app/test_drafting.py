@@ -60,8 +60,8 @@ def test_what_was_asked_is_stored_with_the_run(home):
     ("model", "drafter", "drafting", "why"),
     [
         ("tiny@new", "", Drafting("fast"), "expected own"),
-        ("tiny@new", "", Drafting("chain 40"), "at most 32 deep"),
-        ("tiny@new", "", Drafting("tree 99x99"), "256 leaves"),
+        ("tiny@new", "", Drafting("chain 40"), "40 deep"),
+        ("tiny@new", "", Drafting("tree 99x99"), "9,801 leaves"),
         ("tiny@new", "", Drafting("depth 4, top_k 8"), "takes tree, not depth, top_k"),
         ("tiny@new", "", Drafting("ngram"), "not ngram"),
         ("tiny", LOOKUP, Drafting("chain 3"), "prompt lookup takes"),

@@ -266,7 +266,7 @@ def test_a_device_that_cannot_do_what_is_asked_is_refused(tiny_base, dataset, tm
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(BadInput, match="no such GPU"):
+    with pytest.raises(BadInput, match="2 GPUs"):
         train(config(device="cuda:2"), tiny_base, dataset, tmp_path / "out")
     taken = []
     monkeypatch.setattr("torch.cuda.set_device", taken.append)

@@ -67,7 +67,7 @@ def test_a_pickle_with_code_is_refused_and_never_run(name, form, kept_child, tmp
         torch.save(hostile, source / name)
     else:
         (source / name).write_bytes(pickle.dumps(hostile))
-    with pytest.raises(BadInput, match=rf"{name}: this pickle holds code, which is never run"):
+    with pytest.raises(BadInput, match=rf"{name}: this pickle holds code .*, which is never run"):
         import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", SilentReporter())
     assert not marker.exists() and files(tmp_path / "made") == []
     pickle.loads(pickle.dumps(hostile))
@@ -160,7 +160,7 @@ def test_what_is_no_pickle_is_not_called_code(text, kept_child, tmp_path, matche
     source = writers.write(tmp_path / "heads", writers.medusa())
     (source / "model.safetensors").unlink()
     (source / "medusa_lm_head.pt").write_text(text)
-    with pytest.raises(BadInput, match=r"medusa_lm_head.pt: .*was not written by torch.save"):
+    with pytest.raises(BadInput, match=r"medusa_lm_head.pt: is not a file written by torch.save; fetch it again"):
         import_draft("folder", str(source), matched, tmp_path / "out", SilentReporter())
 
 

@@ -13,8 +13,10 @@ from speculoos.errors import BadInput
     ("text", "drafting"),
     [
         ("own", {}),
+        ("", {}),
         ("ngram", {"drafter": "ngram"}),
         ("chain 3", {"tree": [[0, 0, 0]]}),
+        ("chain:2", {"tree": [[0, 0]]}),
         ("tree 2x1", {"tree": [[0, 0], [1, 0]]}),
         ('{"depth": 4, "top_k": 8}', {"depth": 4, "top_k": 8}),
         ("depth 4, top_k 8, sample true", {"depth": 4, "top_k": 8, "sample": True}),
@@ -48,7 +50,7 @@ def test_a_tree_that_nobody_can_count_is_said_at_once() -> None:
         assert drafting_text({"tree": tree}).startswith("tree of 1 choices")
 
 
-@pytest.mark.parametrize("text", ["chain 0", "tree 99x99", "[1]", "{", "depth x"])
+@pytest.mark.parametrize("text", ["chain 0", "chain", "tree 0x2", "tree 99x99", "[1]", "{", "fast", "depth", "depth x"])
 def test_what_is_no_tree_is_refused(text: str) -> None:
     with pytest.raises(BadInput):
         parse(text)
@@ -57,16 +59,22 @@ def test_what_is_no_tree_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("chain 33", "a tree is at most 32 deep"),
-        ("tree 99x1x1x1x1x1x1x1x1x1x1x1", "a tree is at most 32 deep"),
+        ("chain 33", "33 deep"),
+        ("tree 99x1x1x1x1x1x1x1x1x1x1x1", "1,188 nodes"),
+        ("tree " + "x".join(["1"] * 3000), "3,000 deep"),
+        (str([[0] * 40]), "path of 40 ranks"),
         (str([[0] * 20_000]), "longer than"),
-        ('{"tree": ' + str([[0] * 5000]) + "}", "at most 32 deep"),
+        ('{"tree": ' + str([[0] * 5000]) + "}", "path of 5,000 ranks"),
         ("[" * 300, "expected own"),
         ("[[2000]]", "more than 1024"),
-        ("[[0], []]", "list of choices"),
-        ("[[true]]", "list of choices"),
+        ("[[0], []]", "one or more ranks"),
+        ("[[0], [-1]]", "one or more ranks"),
+        ("[[true]]", "one or more ranks"),
         ("[]", "empty tree"),
+        ("[[0.5]]", "one or more ranks"),
         ("[__import__('os')]", "expected own"),
+        ("[{[]}]", "expected own"),
+        ("[" + "1if 1else " * 1900 + "1]", "expected own"),
     ],
 )
 def test_a_tree_that_would_fill_memory_is_refused_in_one_sentence(text: str, why: str) -> None:
