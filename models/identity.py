@@ -184,7 +184,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     if not isinstance(data, dict):
-        raise BadInput(f"{path}: expected a JSON object, found another value; fetch the file again.")
+        raise BadInput(f"{path}: expected a JSON object, found {_kind(data)}; fetch the file again.")
     return data
 
 
@@ -195,6 +195,11 @@ def parse_json(path: Path) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read as JSON ({error}).") from None
+
+
+def _kind(value: Any) -> str:
+    names = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+    return names.get(type(value), "null" if value is None else "an object")
 
 
 def _text(path: Path) -> str:

@@ -77,12 +77,16 @@ def test_a_bias_a_known_scale_and_a_known_cap_are_no_reason(family: str, tmp_pat
     assert make_card(make_tiny_base(tmp_path / "base", kind, **overrides))["methods"] == dict.fromkeys(METHODS, "")
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "jamba", "mamba", "minimax"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_next", "qwen3_5_text", "jamba", "lfm2", "mamba", "rwkv", "minimax", "falcon_h1", "recurrent_gemma"]
+)
 def test_a_family_that_cannot_roll_back_is_refused(kind: str) -> None:
     assert "recurrent state" in unsupported_reason({"model_type": kind})
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "../mamba/x"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3", "gemma3_text", "phi", "opt", "gpt2", "../mamba/x", "mamba/../mamba"]
+)
 def test_other_families_are_not_taken_for_recurrent_ones(kind: str) -> None:
     assert "recurrent state" not in unsupported_reason({"model_type": kind})
 

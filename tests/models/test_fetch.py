@@ -108,7 +108,7 @@ def test_offline_and_unreachable_hubs_are_told(tmp_path: Path) -> None:
             assert "cannot be reached" in client.ask("tests/tiny", tmp_path / "base", "")["says"]
 
 
-@pytest.mark.parametrize("location", ["", "../etc", "https://host/a", "a--b/c"])
+@pytest.mark.parametrize("location", ["", "../etc", "a/b/c", "https://host/a", "a--b/c", "a/b@", "owner/na me", "-x/y"])
 def test_what_is_no_hub_id_is_refused_before_any_request(location: str) -> None:
     with pytest.raises(BadInput, match="not a hub id"):
         parse_id(location)
@@ -227,7 +227,7 @@ def test_a_pickled_base_with_code_or_damage_is_refused_and_nothing_of_it_stays(
         torch.save({"lm_head.weight": Code(marker)}, bad)
     else:
         bad.write_bytes(bad.read_bytes()[:2000])
-    says = f"{bad.name}: this pickle holds code, which is never run" if hostile else f"{bad.name}: damaged"
+    says = f"{bad.name}: this pickle holds code .*, which is never run" if hostile else f"{bad.name}: damaged"
     with pytest.raises(BadInput, match=says) as refused:
         fetch_base("folder", str(source), tmp_path / "base", SilentReporter())
     assert "\n" not in str(refused.value) and {p.name for p in tmp_path.iterdir()} == {"theirs"}
@@ -258,7 +258,7 @@ def test_a_gguf_file_becomes_the_same_model(tiny_base: Path, tmp_path: Path) -> 
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("data", [b"PK\x03\x04", b"GGUF" + b"\xff" * 64])
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"GGUF", b"GGUF" + b"\xff" * 64])
 def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.gguf").write_bytes(data)
     with pytest.raises(SpeculoosError):

@@ -30,7 +30,7 @@ def folder(tiny_base: Path, tmp_path: Path) -> Path:
     return hostile.copy(tiny_base, tmp_path / "copy")
 
 
-@pytest.mark.parametrize("key", ["_attn_implementation", "auto_map", "use_kernels", "configuration_files"])
+@pytest.mark.parametrize("key", FETCHING)
 def test_a_key_that_fetches_or_runs_code_is_dropped_and_the_model_computes_the_same(
     key: str, folder: Path, tiny_base: Path
 ) -> None:
@@ -76,7 +76,8 @@ def test_only_the_files_that_were_hashed_are_shown(folder: Path, tmp_path: Path)
     assert torch.equal(model.lm_head.weight, AutoModelForCausalLM.from_pretrained(tmp_path / "sharded").lm_head.weight)
 
 
-@pytest.mark.parametrize(("key", "place"), [("quantization_config", "config.json"), ("compression_config", "nested")])
+@pytest.mark.parametrize("place", ["config.json", "nested"])
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 def test_quantised_checkpoints_are_refused_before_anything_is_loaded(folder: Path, key: str, place: str) -> None:
     values = {key: {"quant_method": "gptq", "bits": 4}}
     hostile.put(folder, "config.json", **(values if place == "config.json" else {"text_config": values}))
@@ -88,7 +89,10 @@ def test_quantised_checkpoints_are_refused_before_anything_is_loaded(folder: Pat
     "sizes",
     [
         {"vocab_size": 4_000_000_000},
+        {"vocab_size": 10**30},
         {"num_hidden_layers": 10**9},
+        {"intermediate_size": 10**8},
+        {"num_attention_heads": 10**7},
         {"max_position_embeddings": 10**12},
         {"text_config": {"vocab_size": 10**9}},
     ],
@@ -109,8 +113,8 @@ def test_weights_that_are_missing_are_told_instead_of_drawn(folder: Path) -> Non
 NAMED = [{"name": "tools", "template": "T"}, {"name": "default", "template": CHATML}]
 
 
-@pytest.mark.parametrize("shape", [NAMED, {"default": CHATML, "tools": "T"}], ids=["list", "object"])
-@pytest.mark.parametrize("place", ["tokenizer_config.json"])
+@pytest.mark.parametrize("shape", [CHATML, NAMED, {"default": CHATML, "tools": "T"}], ids=["text", "list", "object"])
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.json"])
 def test_templates_with_names_give_the_default_one(folder: Path, shape: object, place: str) -> None:
     (folder / "chat_template.jinja").unlink()
     hostile.put(folder, place, chat_template=shape)

@@ -166,7 +166,9 @@ def test_a_hub_that_never_ends_its_answer_is_waited_for_so_long_in_all(hub: str,
         assert seconds < 30
 
 
-@pytest.mark.parametrize("location", ["hub:../x", "hub:a/b:x\ny"])
+@pytest.mark.parametrize(
+    "location", ["hub:", "hub:../x", "hub:a/b/c", "hub:a/b:x\ny", "hub:a/b@:train", "hub:a/b:" + "x" * 300]
+)
 def test_what_is_no_data_set_is_refused_before_any_request(location: str) -> None:
     with pytest.raises(BadInput, match="is not a"):
         Location.parse(location)

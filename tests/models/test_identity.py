@@ -1,5 +1,6 @@
 """A model's identity is its tensors, not its files."""
 
+import json
 import shutil
 import struct
 from pathlib import Path
@@ -44,15 +45,26 @@ def test_a_shard_that_is_missing_is_named(tiny_base: Path, tmp_path: Path) -> No
         tensors(tmp_path)
 
 
+def test_an_index_may_not_point_outside_its_folder(tiny_base: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    shutil.copy(tiny_base / "model.safetensors", tmp_path / "out.safetensors")
+    index = {"weight_map": {"a": "../out.safetensors"}}
+    (tmp_path / "in" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadInput):
+        tensors(tmp_path / "in")
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"",
+        b"abc",
         struct.pack("<Q", 1 << 40) + b"{}",
         struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 2) + b"{x",
         struct.pack("<Q", 60) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'.ljust(60),
     ],
-    ids=["empty", "huge header", "not an object", "offsets past the end"],
+    ids=["empty", "short", "huge header", "not an object", "broken", "offsets past the end"],
 )
 def test_a_damaged_file_is_told_in_one_sentence(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)

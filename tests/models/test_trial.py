@@ -129,9 +129,13 @@ def test_a_json_file_of_another_shape_is_a_sentence(folder: Path, value: Any) ->
     ("index", "says"),
     [
         ({"weight_map": {"a": "../model.safetensors"}}, "lists '../model.safetensors', which is not a safetensors"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "lists '/etc/passwd', which is not a"),
         ({"weight_map": {"a": "pytorch_model.bin"}}, "lists 'pytorch_model.bin', which is not a safetensors file"),
         ({"weight_map": {"a": "lost.safetensors"}}, "lists lost.safetensors, which is missing"),
+        ({"weight_map": ["model.safetensors"]}, "weight_map: expected an object"),
         ({"weight_map": {"a": 5}}, "weight_map: expected an object"),
+        ([1], "expected a JSON object, found a list"),
+        ({}, "weight_map: expected an object"),
     ],
 )
 def test_an_index_that_leads_astray_is_a_sentence(folder: Path, index: Any, says: str) -> None:

@@ -94,7 +94,7 @@ def test_posts_from_our_own_pages_and_from_programs_are_served(origin: str | Non
         "",
     ],
 )
-@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "GET"])
 def test_other_origins_are_refused(origin: str, method: str) -> None:
     assert client().request(method, "/", headers={"Origin": origin}).status_code == 403
 

@@ -152,8 +152,10 @@ def test_a_huge_body_is_refused_unread(served: Served) -> None:
         assert client.post("/v1/chat/completions", content=b"x" * (9 * 2**20)).status_code == 413
 
 
-@pytest.mark.parametrize("authorization", [None, "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN])
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/nothing"])
+@pytest.mark.parametrize(
+    "authorization", [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN]
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/runs/x", "/v1/nothing"])
 def test_everything_under_v1_needs_the_token(served: Served, authorization: str | None, path: str) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}
     with httpx.Client(base_url=served.url, headers=headers) as stranger:
