@@ -8,11 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.console import Json, finish, say
-from cli.launch.homelock import HomeLock
-from ops.backup import back_up, stream
-from ops.health import exists
 from ops.homes import open_home
-from ops.restore import restore as restore_home
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.settings import Settings, load
 from tracking import processes
@@ -30,6 +26,8 @@ def backup(
     as_json: Json = False,
 ) -> int:
     """Write the database and all files into one archive; the workbench may run meanwhile."""
+    from ops.backup import back_up, stream
+
     settings = open_home()
     if file == STANDARD:
         if sys.stdout.isatty():
@@ -55,6 +53,9 @@ def restore(
     as_json: Json = False,
 ) -> int:
     """Fill an empty home from an archive; interrupted jobs resume at the next `speculoos up`."""
+    from cli.launch.homelock import HomeLock
+    from ops.restore import restore as restore_home
+
     settings = load()
     lock = HomeLock(settings)
     _refuse_running(settings)
@@ -76,6 +77,8 @@ def restore(
 def _refuse_running(settings: Settings) -> None:
     """Raises Conflict while processes with a heartbeat use this database (other containers do not hold this machine's
     lock)."""
+    from ops.health import exists
+
     try:
         with reading(settings) as session:
             alive = [row for row in processes.alive(session) if exists(row.key, settings.home)]

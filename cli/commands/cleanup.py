@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from cli.console import Json, finish, table
-from ops import retention
 from ops.homes import open_home
 
 
@@ -17,6 +16,8 @@ def cleanup(
     as_json: Json = False,
 ) -> None:
     """Apply the retention rules of the settings; the reconciler does the same every hour."""
+    from ops import retention
+
     removed = retention.clean(open_home(), dry_run=dry_run, leftovers=leftovers)
     result = {rule: {"count": part.count, "bytes": part.bytes} for rule, part in removed.items()}
     rows = [(rule, part.count, f"{part.bytes / 1e6:,.1f} MB") for rule, part in removed.items()]

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from cli.console import Json, finish, say
-from ops.health import check
 from ops.homes import open_home
 from speculoos.errors import BadInput
 from speculoos.inference_token import read_inference_token
@@ -32,6 +31,8 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Check every part of the installation; prints a hint for each that fails."""
+    from ops.health import check
+
     settings = load()
     parts = check(settings)
     healthy = all(part.ok for part in parts.values())

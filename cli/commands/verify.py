@@ -6,7 +6,6 @@ import typer
 
 from cli.console import Json, finish
 from ops.homes import open_home
-from ops.verify import check
 
 
 def verify(
@@ -16,6 +15,8 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Hash all files again and list the damaged ones with a hint; exit code 1 if there are any."""
+    from ops.verify import check
+
     findings = check(open_home(), references or ())
     damaged = [one for one in findings if one.damage]
     lines = [f"BAD {one.sentence()}" if one.damage else f"ok  {one.kind} {one.name}" for one in findings]
