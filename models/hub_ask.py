@@ -1,8 +1,9 @@
 """Requests to the hub with limits on time and response size."""
 
+import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from models.hub import offline, with_hub_errors
@@ -10,7 +11,8 @@ from speculoos.errors import Unavailable
 
 SECONDS = 8.0
 """Total time of a request, including the DNS lookup, which cannot be interrupted."""
-_threads = ThreadPoolExecutor(4, "hub-ask")
+_slots = threading.BoundedSemaphore(4)
+"""Concurrent requests."""
 
 
 def get_from_hub(
@@ -52,13 +54,29 @@ def get_from_hub(
                     raise Unavailable(too_late)
         return bytes(content[:max_bytes])
 
-    def result() -> bytes:
-        try:
-            return _threads.submit(get).result(seconds)
-        except TimeoutError:
-            raise Unavailable(too_late) from None
+    return with_hub_errors(name, lambda: _with_timeout(name, get, seconds, too_late), noun)
 
-    return with_hub_errors(name, result, noun)
+
+def _with_timeout(name: str, get: Callable[[], bytes], seconds: float, too_late: str) -> bytes:
+    """`get()` in a thread with a timeout; a later result is ignored. The thread may hang in a DNS lookup, so it is a
+    daemon, which does not delay the end of the process."""
+    if not _slots.acquire(blocking=False):
+        raise Unavailable(f"{name}: too many requests are waiting for the hub; try again in a moment.")
+    result: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(get())
+        except Exception as error:
+            result.set_exception(error)
+        finally:
+            _slots.release()
+
+    threading.Thread(target=run, name="hub-ask", daemon=True).start()
+    try:
+        return result.result(seconds)
+    except TimeoutError:
+        raise Unavailable(too_late) from None
 
 
 def _check_status(name: str, response: Any) -> None:
