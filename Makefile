@@ -42,8 +42,8 @@ test: install ## the whole test suite
 	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile --no-loadscope-reorder \
 	  --reruns $(RERUNS) --reruns-delay 5 --max-suite-reruns 6 --rerun-show-tracebacks
 
-test-unit: install ## the tests that start no process and no browser
-	TIER=unit $(BIN)/python -m pytest $(TESTS) -m "not integration and not browser and not drill" -n $(PARALLEL) --dist loadfile
+test-unit: install ## the tests that start no process, no browser and not the real model
+	$(BIN)/python -m pytest -p tests.tools.tiers $(TESTS) -m "not integration and not browser and not drill and not real" -n $(PARALLEL) --dist loadfile
 
 test-databases: install ## everything with rows, on SQLite and on PostgreSQL, with Redis where it is installed
 	@$(BIN)/python -m tests.tools.browser

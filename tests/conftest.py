@@ -1,12 +1,11 @@
-"""Fixtures of all tests: a tiny base model, a temporary home with a migrated database, a Chromium; and the tiers."""
+"""Fixtures of all tests: a tiny base model, a temporary home with a migrated database, a Chromium."""
 
 import os
 import shutil
 import subprocess
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -29,7 +28,6 @@ from tests.tools.databases import (  # noqa: E402, F401, F811
 )
 from tests.tools.figures import Figures  # noqa: E402
 from tests.tools.receiver import Receiver, receiving  # noqa: E402
-from tests.tools.tiers import UNIT, take_started, watch_processes  # noqa: E402
 
 CLONE = Path(__file__).resolve().parent.parent
 SHARED_DATA = CLONE.parent / "shared" / "data"
@@ -37,25 +35,8 @@ OUTSIDE = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
 
 
 def pytest_configure() -> None:
-    if UNIT:
-        watch_processes()
     hypothesis.settings.register_profile("speculoos", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("speculoos")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """In `make test-unit`, fail a test that started a process."""
-    report = yield
-    if not UNIT:
-        return report
-    if report.when == "call" and report.passed:
-        if started := take_started():
-            report.outcome = "failed"
-            report.longrepr = f"This test starts a process, so it needs the marker `integration`: {started[0]}"
-    elif report.when == "teardown":
-        take_started()
-    return report
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

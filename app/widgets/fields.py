@@ -30,11 +30,6 @@ def one_line(label: str, elem_id: str, **options: Any) -> gr.Textbox:
     return gr.Textbox(label=label, elem_id=elem_id, max_lines=1, **options)
 
 
-def whole_number(value: int, label: str, elem_id: str, **options: Any) -> gr.Number:
-    """A field for a whole number."""
-    return gr.Number(value, label=label, elem_id=elem_id, precision=0, **options)
-
-
 def uploads(*args: Any, **options: Any) -> gr.File:
     """A field to upload several files; its value is a list of paths. Gradio's own preprocessing would create an empty
     file for each of them at every event."""

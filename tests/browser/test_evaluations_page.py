@@ -3,12 +3,15 @@ come down, and a matrix starts from its form."""
 
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.services import HOSTILE
 from tests.browser.workbench import Workbench, add_base, add_heads
 from tracking.db import reading
 from tracking.tables import Evaluation, Job
+
+pytestmark = pytest.mark.browser
 
 
 def fill(workbench: Workbench, base: str, heads: str) -> None:

@@ -3,10 +3,13 @@
 import os
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.services import HOSTILE
 from tests.browser.workbench import Workbench, add_base, add_heads
+
+pytestmark = pytest.mark.browser
 
 
 def test_sizes_links_and_leftovers(workbench: Workbench, page: Page) -> None:

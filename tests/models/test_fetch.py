@@ -26,6 +26,8 @@ from speculoos.reporting import SilentReporter
 from tests.models.gguf_file import write_gguf
 from tests.models.hub_client import HubClient
 
+pytestmark = pytest.mark.integration
+
 CLONE = Path(__file__).parents[2]
 HUB = """
 from models.fetch import fetch_base
@@ -61,7 +63,6 @@ def client(hub: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubCl
         yield made
 
 
-@pytest.mark.integration
 def test_a_hub_model_arrives_whole_and_without_code(client: HubClient, tiny_base: Path, tmp_path: Path) -> None:
     made = client.ask("tests/tiny", tmp_path / "base", "")
     folder = Path(made["path"])
@@ -101,7 +102,6 @@ def test_what_the_hub_cannot_give_is_told(
     assert not (tmp_path / "base").exists()
 
 
-@pytest.mark.integration
 def test_offline_and_unreachable_hubs_are_told(tmp_path: Path) -> None:
     for offline in (False, True):
         with HubClient(HUB, "http://127.0.0.1:9", tmp_path / f"{offline}", offline) as client:
@@ -128,7 +128,6 @@ def test_only_what_a_base_needs_is_chosen() -> None:
     assert choose(pickled | {"training_args.bin": (1, ""), "medusa_lm_head.pt": (1, "")}) == pickled
 
 
-@pytest.mark.integration
 def test_a_local_folder_is_used_where_it_lies(tiny_base: Path, tmp_path: Path) -> None:
     before = {p.name: p.stat().st_mtime_ns for p in tiny_base.iterdir()}
     path, card = fetch_base("folder", str(tiny_base), tmp_path / "unused", SilentReporter())
@@ -274,7 +273,6 @@ def test_a_wrong_wheel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "starter").exists()
 
 
-@pytest.mark.integration
 @pytest.mark.real
 def test_the_installed_starter_is_the_pinned_one() -> None:
     assert weights_sha256(ensure_starter()) == fetch.STARTER_WEIGHTS_SHA256

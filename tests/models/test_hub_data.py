@@ -18,6 +18,8 @@ from speculoos.errors import BadInput, Unsupported
 from tests.models.hub_client import HubClient
 from tests.models.test_fetch import hub  # noqa: F401
 
+pytestmark = pytest.mark.integration
+
 CLONE = Path(__file__).parents[2]
 FETCH = """
 from pathlib import Path
@@ -60,7 +62,6 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.integration
 def test_the_beginning_of_the_first_file_is_fetched_and_of_parquet_all(hub: str, tmp_path: Path) -> None:  # noqa: F811
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     words = ["hub:tests/tables", "hub:tests/long", "hub:tests/chats", "hub:tests/tables", "hub:tests/parts"]
@@ -82,7 +83,6 @@ def names(folder: Path) -> set[str]:
     }
 
 
-@pytest.mark.integration
 def test_the_shards_of_a_split_arrive_in_order_and_no_code(client: HubClient, tmp_path: Path) -> None:
     made = fetched(client, "hub:tests/chats", tmp_path / "a")
     shards = [f"data/train-0000{n}-of-00002.jsonl" for n in (0, 1)]
@@ -127,7 +127,6 @@ def test_what_the_hub_cannot_give_is_told(
     assert not (tmp_path / "a").exists() or names(tmp_path / "a") == set()
 
 
-@pytest.mark.integration
 def test_offline_and_unreachable_hubs_are_told_in_a_sentence(tmp_path: Path) -> None:
     for offline, says in ((False, "the hub cannot be reached"), (True, "not used while HF_HUB_OFFLINE is set")):
         with HubClient(FETCH, "http://127.0.0.1:9", tmp_path / f"{offline}", offline) as client:
@@ -152,7 +151,6 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.integration
 def test_a_hub_that_never_ends_its_answer_is_waited_for_so_long_in_all(hub: str, tmp_path: Path) -> None:  # noqa: F811
     """A space now and then keeps any limit between two reads away."""
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}

@@ -17,6 +17,8 @@ from speculoos.reporting import SilentReporter
 from tests.models import hostile
 from tests.models.gguf_file import write_gguf
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def folder(tiny_base: Path, tmp_path: Path) -> Path:
@@ -44,7 +46,6 @@ def refused(folder: Path, says: str) -> None:
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("template", "says"),
     [

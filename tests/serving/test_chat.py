@@ -11,6 +11,8 @@ import pytest
 from speculoos.other_work import OtherCpuLoad
 from tests.serving.conftest import HEADS, SAYING, TOKEN, Served, until
 
+pytestmark = pytest.mark.integration
+
 
 def stream(served: Served, **parameters: Any) -> list[dict[str, Any]]:
     """Chunks of a streamed completion, `data:` lines parsed."""
@@ -36,7 +38,6 @@ def complete(served: Served, **parameters: Any) -> dict[str, Any]:
     return answer.json()
 
 
-@pytest.mark.integration
 def test_a_whole_answer_has_openais_shape_and_our_summary(served: Served) -> None:
     answer = complete(served)
     assert answer["object"] == "chat.completion" and answer["model"] == "cycle"

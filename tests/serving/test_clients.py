@@ -23,6 +23,8 @@ from tracking import keys
 from tracking.db import reading, writing
 from tracking.tables import ApiKey, now
 
+pytestmark = pytest.mark.integration
+
 DEPTH = 8
 
 
@@ -58,7 +60,6 @@ def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("streaming", [False, True])
 def test_clients_that_left_do_not_keep_their_places(small: Served, streaming: bool) -> None:
     """More than there are places, each given up while it waits; then another is not refused."""

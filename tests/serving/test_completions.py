@@ -11,6 +11,8 @@ from tests.serving.conftest import SAYING, TOKEN, Served
 from tests.serving.test_chat import stream as chat_stream
 from tests.serving.test_refusals import refused
 
+pytestmark = pytest.mark.integration
+
 PROMPT = "Say it\n"
 
 
@@ -25,7 +27,6 @@ def complete(served: Served, **parameters: Any) -> dict[str, Any]:
     return answer.json()
 
 
-@pytest.mark.integration
 def test_a_text_its_ids_and_a_list_of_one_prompt_are_continued_alike(served: Served) -> None:
     answer = complete(served)
     choice = answer["choices"][0]

@@ -20,6 +20,8 @@ from serving.timing import RequestTimer
 from speculoos import connections
 from tests.serving.conftest import until
 
+pytestmark = pytest.mark.integration
+
 HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\n"
 
 

@@ -18,6 +18,8 @@ from speculoos.guard import PAGES_POLICY, RequestGuard
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 
+pytestmark = pytest.mark.integration
+
 PORT = 7861
 
 

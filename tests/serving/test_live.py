@@ -19,6 +19,8 @@ from tracking import chats, leases, runs
 from tracking.db import engine, reading, writing
 from tracking.tables import Job, Run, now
 
+pytestmark = pytest.mark.integration
+
 
 def make_run(served: Served, model: str = "cycle@right", kind: str = "chat", **parameters: Any) -> str:
     """A QUEUED run, as the web makes it."""

@@ -8,6 +8,8 @@ from serving.metrics import PREFIX
 from speculoos.settings import PROJECT_ROOT
 from tests.serving.conftest import HEADS, TOKEN, Served, until
 
+pytestmark = pytest.mark.integration
+
 
 def figures(served: Served) -> dict[tuple[str, ...], float]:
     """Every sample by its name and the values of its labels, as Prometheus reads it."""

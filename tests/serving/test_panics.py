@@ -22,6 +22,8 @@ from tracking import device_lease, leases, runs
 from tracking.db import writing
 from tracking.tables import DeviceLease
 
+pytestmark = pytest.mark.integration
+
 
 class Panic(BaseException):
     """As pyo3's PanicException, which cannot be made here."""
@@ -63,7 +65,6 @@ def says(served: Served, model: str) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-@pytest.mark.integration
 def test_the_panic_is_a_real_one(cracked: Served, model_files: Path, tmp_path: Path) -> None:
     from models.base import load_tokenizer
 

@@ -19,6 +19,8 @@ from tests.tools.stored_runs import step_count
 from tracking import processes, runs
 from tracking.db import reading, writing
 
+pytestmark = pytest.mark.integration
+
 PROMPT = [{"role": "user", "content": "Say it"}]
 
 
@@ -137,7 +139,6 @@ def test_a_second_server_ends_with_a_sentence_and_leaves_the_firsts_runs_alone(
         assert runs.get_run(db, run_id).state == "RUNNING"
 
 
-@pytest.mark.integration
 def test_a_full_queue_answers_429_with_retry_after(tmp_path: Path, model_files: Path) -> None:
     serving: Iterator = serve(tmp_path, model_files, total=1)
     served = next(serving)

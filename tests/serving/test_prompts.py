@@ -25,6 +25,8 @@ from tests.serving.test_live import ended, make_run, post
 from tests.serving.test_panics import change_tokenizer
 from tracking.db import writing
 
+pytestmark = pytest.mark.integration
+
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 SLOW_REGEX = r"(?:a*a*a*a*b)|."
 """Onig gives one match up after ten million steps, which is a panic; this needs a few less, at every place."""
@@ -73,7 +75,6 @@ def ask(served: Served, model: str, text: str = "Say it", **parameters: Any) -> 
         return client.post("/v1/chat/completions", json=served.ask(model, text, **parameters))
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("model", "text", "words"),
     [
@@ -150,7 +151,6 @@ def test_refusals_of_a_template_stay_what_they_were(foreign: Served) -> None:
     assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
 
 
-@pytest.mark.integration
 def test_a_killed_child_costs_nobody_an_answer(foreign: Served) -> None:
     assert ask(foreign, "cycle").status_code == 200
     child = psutil.Process(foreign.engine.prompts._child._process.pid)
@@ -174,7 +174,6 @@ def rendering() -> Iterator[Prompts]:
     made.close()
 
 
-@pytest.mark.integration
 def test_ids_are_those_of_the_whole_process(rendering: Prompts, model_files: Path) -> None:
     for path in (model_files / "cycle", starter_path()):
         tokenizer, ref = load_tokenizer(path), ModelRef(path.name, str(path), path.name)

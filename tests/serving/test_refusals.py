@@ -9,6 +9,8 @@ import pytest
 from serving.protocol import MAX_TEXT
 from tests.serving.conftest import TOKEN, Served
 
+pytestmark = pytest.mark.integration
+
 
 def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
     """Check the shape; returns the error object."""

@@ -22,6 +22,8 @@ from tests.serving.conftest import Served, serve, until
 from tracking import processes
 from tracking.db import reading
 
+pytestmark = pytest.mark.integration
+
 STUCK = 3
 
 
@@ -83,7 +85,6 @@ def hanging(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     yield from serve(tmp_path_factory.mktemp("home"), model_files, stuck_seconds=STUCK)
 
 
-@pytest.mark.integration
 def test_health_and_readiness_say_that_the_device_hangs(hanging: Served) -> None:
     gate = threading.Event()
     until(lambda: hanging.engine.heartbeat.doing == "idle")
@@ -151,7 +152,6 @@ def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pyt
     watching.close()
 
 
-@pytest.mark.integration
 def test_an_interpreter_that_hangs_is_ended_from_outside_it() -> None:
     """A call of C code that keeps the interpreter's lock: no thread of Python runs, not even the watch."""
     code = (
@@ -164,7 +164,6 @@ def test_an_interpreter_that_hangs_is_ended_from_outside_it() -> None:
     assert "Timeout" in made.stderr and "re" in made.stderr
 
 
-@pytest.mark.integration
 def test_the_process_is_ended_with_its_reason() -> None:
     """What becomes of its runs is in test_process."""
     code = "from serving.watch import end_process; end_process('It hangs.')"

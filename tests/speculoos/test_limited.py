@@ -15,6 +15,8 @@ from speculoos.limited import ChildError, LimitedChild, LimitExceeded, run_limit
 from speculoos.settings import PROJECT_ROOT
 from tests.tools.processes import gone
 
+pytestmark = pytest.mark.integration
+
 MEMORY = 2**29
 ENDLESS = ("re:match", "(a+)+$", "a" * 64 + "b")
 """One call of C code that holds the interpreter's lock and never looks at signals."""
@@ -33,7 +35,6 @@ def until(holds: Callable[[], bool], seconds: float = 90) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.integration
 def test_a_result_comes_back(child: LimitedChild) -> None:
     assert child.call("operator:add", [1, "\ud800"], [None], seconds=20) == [1, "\ud800", None]
 
@@ -87,7 +88,6 @@ def test_what_the_work_prints_is_not_taken_for_an_answer(child: LimitedChild) ->
     assert child.call("builtins:print", '{"id": 1, "result": 1}', seconds=20) is None
 
 
-@pytest.mark.integration
 def test_a_child_that_was_killed_is_replaced(child: LimitedChild) -> None:
     copy = psutil.Process(child.call("os:getpid", seconds=20))
     copy.parent().kill()
@@ -103,7 +103,6 @@ def test_a_copy_killed_between_two_calls_is_replaced_unseen(child: LimitedChild)
     assert child.call("os:getpid", seconds=20) != before
 
 
-@pytest.mark.integration
 def test_secrets_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECULOOS_INFERENCE_TOKEN", "hush")
     monkeypatch.setenv("SPECULOOS_STORE", "sftp://me:hush@box/files")
@@ -113,14 +112,12 @@ def test_secrets_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hush" not in str(seen) and seen["SPECULOOS_HOME"] == "/home"
 
 
-@pytest.mark.integration
 def test_closing_ends_work_in_progress() -> None:
     with LimitedChild(MEMORY) as child:
         copy = child.call("os:getpid", seconds=20)
     until(lambda: not psutil.pid_exists(copy))
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("busy", [False, True])
 def test_nothing_is_left_when_the_program_that_asked_is_killed(busy: bool) -> None:
     work = f"child.call(*{ENDLESS!r}, seconds=8)" if busy else "time.sleep(60)"

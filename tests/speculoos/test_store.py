@@ -12,6 +12,8 @@ from speculoos.settings import load
 from speculoos.store import KEY_FILE, Store, StoreUnavailable, files_to_upload, hide_credentials, open_store, read_key
 from tests.tools.s3 import S3, Missing
 
+pytestmark = pytest.mark.integration
+
 PLACE = "datasets/one"
 
 
@@ -53,7 +55,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files_to_upload(folder).items()}
 
 
-@pytest.mark.integration
 def test_a_folder_comes_back_as_it_was(store: Store, folder: Path, tmp_path: Path) -> None:
     kept = store.put_folder(PLACE, folder)
     assert kept.bytes == 70_001

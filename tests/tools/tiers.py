@@ -1,19 +1,20 @@
-"""Find tests of `make test-unit` that start processes; they need the marker `integration`.
+"""pytest plugin of `make test-unit`: a test that starts a process fails, as it needs the marker `integration`.
 
 An audit hook sees every process that a test starts, whatever library starts it.
 """
 
 import os
 import sys
+from collections.abc import Generator
+from typing import Any
 
-UNIT = os.environ.get("TIER") == "unit"
-"""Set by `make test-unit`."""
+import pytest
+
 EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "tests.zygote")
 _started: list[str] = []
 
 
-def watch_processes() -> None:
-    """Record every process start of this Python process. A hook cannot be removed, so call this once."""
+def pytest_configure() -> None:
     sys.addaudithook(_note)
 
 
@@ -22,8 +23,12 @@ def _note(event: str, arguments: tuple[object, ...]) -> None:
         _started.append(f"{event} {str(arguments[:1])[:120]}")
 
 
-def take_started() -> list[str]:
-    """Process starts since the last call."""
-    started = list(_started)
-    _started.clear()
-    return started
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if report.when == "call" and report.passed and _started:
+        report.outcome = "failed"
+        report.longrepr = f"This test starts a process, so it needs the marker `integration`: {_started[0]}"
+    if report.when == "teardown":
+        _started.clear()
+    return report

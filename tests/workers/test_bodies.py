@@ -33,6 +33,8 @@ from workers.jobs.requests import KINDS, FetchModel, GenerateData, GenerateShard
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
+pytestmark = pytest.mark.integration
+
 Begin = Callable[[Request], tuple[Any, JobContext]]
 
 

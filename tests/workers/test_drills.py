@@ -24,6 +24,8 @@ from workers import identity
 from workers.jobs.publish import publish
 from workers.jobs.submit import request_cancel
 
+pytestmark = pytest.mark.integration
+
 FORKED = True
 
 
@@ -60,7 +62,6 @@ def some_steps(bench: Bench, job: Job, count: int = 3) -> Job:
     return bench.wait_for(job.id, lambda j: j.done >= count and j.state == "RUNNING", f"{count} steps")
 
 
-@pytest.mark.integration
 def test_a_job_runs_to_its_end(steady: Bench, tmp_path: Path) -> None:
     job = order(steady, tmp_path / "w", steps=10)
     done = steady.wait(job.id, "SUCCEEDED")
@@ -247,7 +248,6 @@ def test_a_job_after_another_starts_when_that_one_is_done(steady: Bench, tmp_pat
     assert steady.job(first.id).finished_at <= steady.job(second.id).started_at
 
 
-@pytest.mark.integration
 def test_a_broker_that_is_killed_and_comes_back_stops_neither_running_nor_later_jobs(
     home: Settings, tmp_path: Path
 ) -> None:

@@ -22,6 +22,8 @@ from workers.jobs.requests import Train
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
+pytestmark = pytest.mark.integration
+
 CARD = {"vocabulary": 320, "hidden_size": 32}
 FEW = {"max_steps": 4, "epochs": 0, "eval_every": 2, "samples": 1, "max_length": 128, "batch_tokens": 128}
 

@@ -21,6 +21,8 @@ from workers.jobs.command_line import command_for
 from workers.jobs.requests import REQUESTS, GenerateData, from_json
 from workers.jobs.submit import clone
 
+pytestmark = pytest.mark.integration
+
 
 def run(module: str, *words: str, status: int = 0, **environment: str) -> str:
     """What a new process of this module prints."""

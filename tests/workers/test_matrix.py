@@ -30,6 +30,8 @@ from workers.jobs.pace import START_SECONDS
 from workers.jobs.requests import Evaluate, Matrix
 from workers.jobs.submit import request_cancel, retry, submit
 
+pytestmark = pytest.mark.integration
+
 FORKED = True
 TREES = [{"tree": [[0]]}, {"tree": [[0, 0], [1, 0]]}]
 SMALL = {"limit": 2, "max_tokens": 6, "drafting": TREES, "temperatures": [0.0, 1.0]}

@@ -19,6 +19,8 @@ from tracking.tables import Checkpoint, Evaluation, Job
 from workers.child.work import import_answered, plan, replay
 from workers.jobs.requests import ImportAnswered, PlanRequest, ReplayRequest
 
+pytestmark = pytest.mark.integration
+
 
 def test_a_plan_of_a_base_alone_is_about_drafts_that_could_be_cut_from_it(begin, tiny_base):  # noqa: F811
     base = fetched(begin, tiny_base)

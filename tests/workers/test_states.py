@@ -22,6 +22,8 @@ from tracking.tables import Checkpoint, Metric
 from training.resume_points import latest_resume_point
 from workers.child.states import UploadedCheckpoints
 
+pytestmark = pytest.mark.integration
+
 STEPS = 400
 
 

@@ -40,6 +40,8 @@ from workers.jobs.extend import extend
 from workers.jobs.submit import retry, submit
 from workers.timing import job_timing
 
+pytestmark = pytest.mark.integration
+
 TEXTS = [f"number {n}" for n in range(10)]
 
 

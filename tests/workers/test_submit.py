@@ -16,6 +16,8 @@ from workers.jobs.quickstart import submit_quickstart
 from workers.jobs.requests import REQUESTS, Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train, from_json
 from workers.jobs.submit import submit
 
+pytestmark = pytest.mark.integration
+
 Submit = Callable[..., Job]
 
 

@@ -31,6 +31,8 @@ from tracking.tables import Checkpoint, Dataset, Job
 from workers.jobs.requests import Train
 from workers.jobs.submit import retry, submit
 
+pytestmark = pytest.mark.integration
+
 SETTINGS = {"epochs": 0.0, "max_steps": 4, "eval_every": 2, "save_every": 0, "max_length": 64, "samples": 0}
 
 
@@ -135,7 +137,6 @@ def test_a_method_the_base_cannot_take(
     assert re.fullmatch(sentence, f"{error.value} {error.value.hint}")
 
 
-@pytest.mark.integration
 def test_no_memory(bench: Bench, tmp_path: Path) -> None:
     """The system gives the child no more than a little beyond its libraries. The next, smaller training works."""
     wide = make_tiny_base(tmp_path / "wide", hidden_size=256, intermediate_size=64, vocab_size=20_000)
@@ -153,7 +154,6 @@ def test_no_memory(bench: Bench, tmp_path: Path) -> None:
     assert bench.wait(small.id, "SUCCEEDED").done == 4
 
 
-@pytest.mark.integration
 def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, tmp_path: Path) -> None:
     """The draft has no room; what was begun is removed, so the row can be written. Retried with room, it ends well."""
     settings = replace(load({"SPECULOOS_HOME": str(small_disk / "home")}), redis_url=f"{broker}?virtual_host=3")

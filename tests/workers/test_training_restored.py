@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from ops.backup import back_up
 from ops.restore import restore
 from speculoos.settings import load
@@ -10,6 +12,8 @@ from tests.workers.conftest import Bench
 from tests.workers.training_bench import submit_training
 from tracking import db, reports
 from tracking.tables import Checkpoint
+
+pytestmark = pytest.mark.integration
 
 FORKED = True
 STEPS = 50

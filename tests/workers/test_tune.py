@@ -23,6 +23,8 @@ from workers.child.work import tune
 from workers.jobs.requests import Tune
 from workers.jobs.submit import submit
 
+pytestmark = pytest.mark.integration
+
 FORKED = True
 
 

@@ -1,6 +1,7 @@
 """Common parts of all hidden states clients: base class, threads, and the HTTP connection with its error messages."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -26,7 +27,7 @@ class TemporarilyUnavailable(Unavailable):
     """The server is temporarily unavailable; retry."""
 
 
-class StatesClient:
+class StatesClient(ABC):
     """Source of hidden states. Thread-safe; `workers` is the useful number of concurrent calls."""
 
     workers = 2
@@ -36,12 +37,12 @@ class StatesClient:
         ids that may be sent as a test. Raises TemporarilyUnavailable, or BadInput for another base model."""
         return ""
 
+    @abstractmethod
     def states(self, request: StatesRequest) -> HiddenStates:
         """Raises TemporarilyUnavailable, or BadInput or Unavailable when a retry would not help."""
-        raise NotImplementedError
 
-    def close(self) -> None:
-        """Release the connections; no further calls."""
+    def close(self) -> None:  # noqa: B027
+        """Release the connections, if there are any; no further calls."""
 
 
 class DaemonPool:

@@ -21,6 +21,8 @@ from tests.conftest import CLONE
 from tests.formats.imports import writers
 from tests.formats.imports.conftest import read_here
 
+pytestmark = pytest.mark.integration
+
 
 class Code:
     """Unpickling it makes a file: what a hostile pickle would do."""
@@ -41,7 +43,6 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*"))
 
 
-@pytest.mark.integration
 def test_a_draft_comes_in_whole_with_its_origin_on_the_card(tmp_path, matched, base):
     source = writers.write(tmp_path / "heads", writers.medusa(), "medusa_lm_head.pt")
     (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Heads")
@@ -55,7 +56,6 @@ def test_a_draft_comes_in_whole_with_its_origin_on_the_card(tmp_path, matched, b
     assert load_draft(tmp_path / "made" / "attempt-1", base, "b" * 64).notices == []
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "medusa_lm_head.pt"])
 @pytest.mark.parametrize("form", ["torch", "bare"])
 def test_a_pickle_with_code_is_refused_and_never_run(name, form, kept_child, tmp_path, matched):
@@ -132,7 +132,6 @@ print(json.dumps(import_draft("hub", "tests/tiny", base, Path(sys.argv[2]), Sile
 """
 
 
-@pytest.mark.integration
 def test_a_pickled_draft_comes_from_the_hub(tmp_path, tiny_base, base):
     offered = writers.write(tmp_path / "offered", writers.eagle(), "pytorch_model.bin")
     server = CLONE / "tests" / "models" / "hub_server.py"

@@ -21,6 +21,8 @@ from training.hidden_states.connect import StatesLocation
 from training.loop import Trainer, TrainResult, train
 from training.resume_points import all_resume_points
 
+pytestmark = pytest.mark.integration
+
 SHORT = {"max_length": 256, "batch_tokens": 128, "max_steps": 8, "epochs": 0, "held_out": 0.2, "lr": 2e-3}
 SHORT |= {"eval_every": 4, "save_every": 3, "samples": 0, "device": "cpu"}
 KINDS: dict[str, dict[str, Any]] = {
