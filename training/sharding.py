@@ -9,7 +9,7 @@ tensors. Functions marked "collective" must be called by all processes.
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,13 @@ def fsdp_switch(device: torch.device) -> Iterator[bool]:
     the base's weights in the first process only. Operations may mix sharded tensors with plain ones, which are equal in
     all processes (ScaledLinear's scale).
     """
-    mixed = nullcontext()
-    if enabled := _enabled(device):
-        from torch.distributed.tensor.experimental import implicit_replication
-
-        mixed = implicit_replication()
-    value = os.environ.pop(SWITCH, None)
+    enabled, value = _enabled(device), os.environ.pop(SWITCH, None)
     try:
-        with mixed:
+        with ExitStack() as stack:
+            if enabled:
+                from torch.distributed.tensor.experimental import implicit_replication
+
+                stack.enter_context(implicit_replication())
             yield enabled
     finally:
         if value is not None:

@@ -15,12 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 from models.checkpoints import load_draft, verify_sums
+from models.eagle3 import ScaledLinear
 from models.methods import train_config
-from speculoos.errors import Cancelled, Unsupported
+from speculoos.errors import BadInput, Cancelled, Unsupported
 from tests.tools.ports import free_ports
 from tests.training.test_loop import SHORT, Notebook
 from training import setup, sharding
 from training.loop import train
+from training.method import make_method
 
 pytestmark = pytest.mark.integration
 
@@ -126,6 +128,16 @@ def test_interrupted_and_resumed_equals_undisturbed(method, runs, tiny_base, dat
     assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors_of(resumed).items())
     train(settings(method, accumulate=4), tiny_base, dataset, tmp_path / "alone", stopped)  # in one process
     check_close(tmp_path / "alone", undisturbed)
+
+
+def test_eagle3_is_sharded_with_its_scaled_inputs(base, conversations):
+    fc = make_method(settings("eagle3"), base, conversations).draft.fc
+    assert isinstance(fc, ScaledLinear) and len(fc.scale.unique()) > 1
+
+
+def test_a_state_of_other_batches_per_step_is_refused(runs, tiny_base, dataset, tmp_path):
+    with pytest.raises(BadInput, match="accumulate: .* 2 batches in each of 2 processes, not 2 in each of 1"):
+        train(settings("medusa"), tiny_base, dataset, tmp_path, runs / "medusa-stopped")
 
 
 @pytest.mark.parametrize(
