@@ -32,6 +32,7 @@ NAME = r"/(?!\.{1,2}(?:/|$))[^/\x00-\x1f]+"
 PLACES = "models|datasets|checkpoints|logs|uploads|secrets|settings.toml|starter-head"
 MEMBER = re.compile(rf"{HEAD}|{SUMS}|{END}|{ROWS}{NAME}{NAME}(?<=\.jsonl)|{HOME}/(?:{PLACES})(?:{NAME})*")
 HEAD_FIELDS = {"format": int, "revision": str, "home": str, "files": bool, "made_at": str}
+TABLES_WITH_PATHS = ("bases", "datasets", "checkpoints", "evaluations", "jobs")
 IGNORED_TABLES = ("preferences", "device_leases", "logins")  # tables whose rows do not make a database a used one
 RESUMED = "Resumes from its state at the time of the backup."
 CUT_OFF = "Was running at the time of the backup; send it again."
@@ -170,7 +171,7 @@ def _fill(settings: Settings, busy: Path, head: dict[str, Any], end: dict[str, A
         for row in _read(busy / ROWS / table):
             if table not in SKIPPED_TABLES and not str(row.get("key", "")).startswith("process:"):
                 resumed += table == "jobs" and row["state"] == "RUNNING"
-                yield _adapt(table, row)
+                yield _adapt(table, row, head["home"], str(settings.home))
 
     with db.connection(settings) as connection:
         for table in rows.tables(connection):
@@ -188,9 +189,11 @@ def _read(folder: Path) -> Iterator[dict[str, Any]]:
             yield from map(json.loads, lines)
 
 
-def _adapt(table: str, row: dict[str, Any]) -> dict[str, Any]:
-    """A row for its new home, in which nothing runs. A job that ran is interrupted, which is not counted as an attempt;
-    a waiting one is published to the new broker. Paths are relative to the home, or made so by the migrations."""
+def _adapt(table: str, row: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """A row for its new home: other paths, and nothing running. A job that ran is interrupted, which is not counted as
+    an attempt; a waiting one is published to the new broker."""
+    if table in TABLES_WITH_PATHS:
+        row = _moved(row, old, new)
     if table == "runs" and row["state"] in ("QUEUED", "RUNNING"):
         row |= {"state": "FAILED", "error": CUT_OFF, "finished_at": row["finished_at"] or now().isoformat()}
     if table == "jobs":
@@ -201,6 +204,15 @@ def _adapt(table: str, row: dict[str, Any]) -> dict[str, Any]:
         if row["state"] in ("QUEUED", "INTERRUPTED"):
             row["published_at"] = None
     return row
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    """`value` with every path in the old home replaced by the one in the new home."""
+    if isinstance(value, str) and (value == old or value.startswith(old + os.sep)):
+        return new + value.removeprefix(old)
+    if isinstance(value, dict):
+        return {key: _moved(item, old, new) for key, item in value.items()}
+    return [_moved(item, old, new) for item in value] if isinstance(value, list) else value
 
 
 def _place(places: list[tuple[Path, Path]]) -> None:

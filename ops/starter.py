@@ -6,6 +6,7 @@ that someone deleted does not come back until a newer one is shipped.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -26,7 +27,7 @@ def ensure_starter(session: Session, settings: Settings) -> Base | None:
     Changes nothing when the starter is not installed (`make install` does it) or its name is used otherwise.
     """
     folder = starter_path()
-    card = json.loads((folder / "card.json").read_text(encoding="utf-8")) if (folder / "card.json").is_file() else None
+    card = _read_card(folder / "card.json")
     base = session.scalar(select(Base).where(Base.name == STARTER))
     if not card or (base and base.source != STARTER):
         return base
@@ -67,3 +68,10 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     session.flush()
     noted.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
     noted.write_text(sha256 + "\n", encoding="utf-8")
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

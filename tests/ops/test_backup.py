@@ -103,7 +103,7 @@ def test_secrets_and_logins_come_along_only_when_asked(filled_sqlite: Filled, tm
     assert target.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("ending", [".tar.gz", ".tar.xz"])
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".tar.xz"])
 def test_compressed_by_its_name(filled_sqlite: Filled, other: Settings, tmp_path: Path, ending: str) -> None:
     target = tmp_path / f"home{ending}"
     report = back_up(filled_sqlite.settings, target)
@@ -270,10 +270,12 @@ def test_while_the_workbench_runs_nothing_is_restored(
     assert "The workbench is running (web)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["cut at a member", "flipped", "no tar", "other tar", "gz cut"])
+@pytest.mark.parametrize("how", ["cut", "cut at a member", "flipped", "no tar", "other tar", "gz cut"])
 def test_a_damaged_archive_leaves_the_home_empty(filled_sqlite: Filled, other: Settings, tmp_path: Path, how) -> None:
     packed = made(filled_sqlite.settings).getvalue()
-    if how == "cut at a member":
+    if how == "cut":
+        packed = packed[: len(packed) // 2 + 100]
+    elif how == "cut at a member":
         packed = packed[: packed.index(b"sums.txt")]
     elif how == "flipped":
         at = packed.index(b"base weights")
@@ -392,6 +394,19 @@ def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
     assert main(["restore", str(tmp_path / "b.tar"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["jobs_going_on"] == 1
     assert main(["models", "list"]) == 0
+
+
+@pytest.mark.integration
+def test_through_a_pipe_and_back(filled_sqlite: Filled, tmp_path: Path) -> None:
+    """As `docker compose exec -T web speculoos backup - > FILE` does it."""
+    command, quiet = [sys.executable, "-m", "cli.main"], {"capture_output": True, "timeout": 120}
+    written = subprocess.run([*command, "backup", "-"], check=True, **quiet)
+    environment = {**os.environ, "SPECULOOS_HOME": str(tmp_path / "other")}
+    back = subprocess.run(
+        [*command, "restore", "-", "--json"], input=written.stdout, capture_output=True, env=environment
+    )
+    assert back.returncode == 0, back.stderr
+    assert json.loads(back.stdout.splitlines()[-1])["files"] > 5
 
 
 def test_memory_stays_small(filled_sqlite: Filled, other: Settings) -> None:
