@@ -32,7 +32,7 @@ def real(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def ask(served: Served, messages: list[dict[str, str]], **parameters: Any) -> dict[str, Any]:
     with served.client() as client:
-        body = {"model": "starter", "messages": messages, "max_tokens": 24, **parameters}
+        body = {"model": "starter", "messages": messages, "max_tokens": 40, **parameters}
         answer = client.post("/v1/chat/completions", json=body, timeout=300)
     assert answer.status_code == 200, answer.text
     return answer.json()
