@@ -45,6 +45,7 @@ def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workben
 def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Workbench) -> None:
     page.goto(f"{workbench.url}/compare?models=tiny,tiny:ngram&prompt=again")
     expect(page.locator("#compare-prompt textarea")).to_have_value("again")
+    expect(page.locator(".sp-empty h2")).to_have_text("Nothing compared yet")  # drawn by the script that reads keys
     page.locator("#compare-prompt textarea").press("Control+Enter")
     finished(page)
     before = page.locator(".sp-column-figures").all_inner_texts()

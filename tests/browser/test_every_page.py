@@ -5,14 +5,13 @@ of every kind.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from app.views.shell import NAV, TAB_PAGES
-from tests.browser.conftest import TIMEOUT_MS, watch
 from tests.browser.furnished import Furnished, open_page, wait_drawn
 
 pytestmark = pytest.mark.browser
@@ -45,19 +44,11 @@ RULES = {"label-content-name-mismatch": {"enabled": True}, "target-size": {"enab
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page that records layout shifts and fails on console errors."""
-    context = browser.new_context(
-        viewport={"width": 1280, "height": 900}, color_scheme="light", reduced_motion="no-preference"
-    )
-    page = context.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
+def page(page: Page) -> Page:
+    """A page that records layout shifts."""
+    page.emulate_media(color_scheme="light", reduced_motion="no-preference")
     page.add_init_script(OBSERVE)
-    wrong: list[str] = []
-    watch(page, wrong)
-    yield page
-    context.close()
-    assert not wrong, wrong
+    return page
 
 
 def violations(page: Page, axe: str) -> list[str]:

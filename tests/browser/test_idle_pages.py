@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.conftest import watch
 from tests.browser.furnished import wait_drawn
 from tests.browser.workbench import Workbench
 from tracking.db import writing
@@ -55,23 +56,33 @@ class Traffic:
         self.handlers = self.questions = 0
 
 
-@pytest.mark.parametrize("path", ["/jobs", "/", "/checkpoints"])
-def test_an_idle_page_calls_no_handler_and_asks_ever_less_often(page: Page, workbench: Workbench, path: str) -> None:
-    page.goto(workbench.url + path)
-    expect(page.locator("#strip .sp-strip")).to_be_visible()
-    wait_drawn(page)
-    page.wait_for_load_state("networkidle")
-    traffic = Traffic(page)
+def test_idle_pages_call_no_handler_and_ask_ever_less_often(page: Page, workbench: Workbench) -> None:
+    pages = {path: page.context.new_page() for path in ("/jobs", "/", "/checkpoints")}
+    wrong: list[str] = []
+    for path, opened in pages.items():
+        watch(opened, wrong)
+        opened.goto(workbench.url + path)
+        expect(opened.locator("#strip .sp-strip")).to_be_visible()
+        wait_drawn(opened)
+    for opened in pages.values():
+        opened.wait_for_load_state("networkidle")
+    traffic = {path: Traffic(opened) for path, opened in pages.items()}
     page.wait_for_timeout(6000)
-    assert traffic.handlers == 0
-    assert 1 <= traffic.questions <= 5, "once a second would be 6"
-    page.evaluate(HIDE, True)
+    for path, seen in traffic.items():
+        assert seen.handlers == 0, path
+        assert 1 <= seen.questions <= 5, f"{path}: once a second would be 6"
+    for opened in pages.values():
+        opened.evaluate(HIDE, True)
     page.wait_for_timeout(500)
-    traffic.clear()
+    for seen in traffic.values():
+        seen.clear()
     page.wait_for_timeout(4000)
-    assert (traffic.handlers, traffic.questions) == (0, 0), "a hidden tab asks nothing"
-    with page.expect_request("**/api/changes*"):
-        page.evaluate(HIDE, False)
+    for path, seen in traffic.items():
+        assert (seen.handlers, seen.questions) == (0, 0), f"{path}: a hidden tab asks nothing"
+    for opened in pages.values():
+        with opened.expect_request("**/api/changes*"):
+            opened.evaluate(HIDE, False)
+    assert not wrong
 
 
 def test_a_page_of_a_long_list_stays_while_the_list_grows(page: Page, workbench: Workbench, many: list[str]) -> None:

@@ -111,7 +111,7 @@ def test_a_run_of_the_pages_fails_with_the_sentence(foreign: Served, monkeypatch
 
 def test_the_device_works_on_while_a_template_loops(foreign: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that has its prompt does not notice; a chat that needs its own waits for one conversation at most."""
-    monkeypatch.setattr(prompts, "SECONDS", 12.0)
+    monkeypatch.setattr(prompts, "SECONDS", 5.0)
     asked = foreign.ask("cycle", max_tokens=8000, stream=True)
     with foreign.client() as client, client.stream("POST", "/v1/chat/completions", json=asked) as stream:
         lines = stream.iter_lines()
@@ -119,7 +119,7 @@ def test_the_device_works_on_while_a_template_loops(foreign: Served, monkeypatch
         looping = threading.Thread(target=ask, args=(foreign, "looping"))
         looping.start()
         until(lambda: foreign.engine.prompts.queue.busy)
-        for _ in range(40):
+        for _ in range(20):
             assert next(lines) is not None
         assert foreign.engine.prompts.queue.busy, "steps came while the template was looping"
         assert client.get("/healthz").json()["status"] == "ok"
@@ -129,7 +129,7 @@ def test_the_device_works_on_while_a_template_loops(foreign: Served, monkeypatch
 def test_a_client_that_leaves_a_waiting_conversation_gives_its_place_up(
     foreign: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "SECONDS", 12.0)
+    monkeypatch.setattr(prompts, "SECONDS", 5.0)
     queue = foreign.engine.prompts.queue
     looping = threading.Thread(target=ask, args=(foreign, "looping"))
     looping.start()
