@@ -142,7 +142,6 @@ def open_page(page: Page, url: str) -> None:
     page.goto(url)
     wait_drawn(page)
     page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(300)
 
 
 def wait_drawn(page: Page) -> None:

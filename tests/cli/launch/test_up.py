@@ -143,7 +143,7 @@ def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path) -> str:
     add_answers(running.settings, add_base(running.settings, tiny_base), rows=60)
     words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads", "--json"]
     sizes = ["--set", "max_length=128", "--set", "batch_tokens=256", "--set", "save_every=5", "--set", "eval_every=0"]
-    steps = ["--set", "max_steps=600", "--set", "epochs=2000"]
+    steps = ["--set", "max_steps=300", "--set", "epochs=2000"]
     made = subprocess.run([*COMMAND, *words, *sizes, *steps], capture_output=True, text=True, timeout=240)
     assert made.returncode == 0, made.stderr
     job_id = json.loads(made.stdout.strip().splitlines()[-1])["job"]
@@ -160,7 +160,7 @@ def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path) -> str:
 def the_job_goes_on(running: Running, job_id: str) -> None:
     running.wait_until_up()
     wait_until(lambda: state(running.settings, job_id)[0] == "SUCCEEDED")
-    assert state(running.settings, job_id)[1] == 600
+    assert state(running.settings, job_id)[1] == 300
 
 
 def nothing_can_be_read_by_others(settings: Settings) -> None:
