@@ -258,7 +258,6 @@ def _finish(
     ended = {"finished_at": now(), "eta_seconds": None, "progress_note": ""}
     if not update_visibly(session, job_id, where, state=state, **values, **ended):
         return False
-    _restore_datasets(session, job_id)
     _set_outputs(session, job_id, "pending", "failed")
     shards.cancel_after_failures(session, job_id)
     _cancel_dependents(session, get(session, job_id))
@@ -280,12 +279,6 @@ def _requeue(session: Session, job: Job) -> None:
     followers = select(Job).where(Job.after_id == job.id, Job.error_code == STOPPED_WITH_PREDECESSOR)
     for follower in session.scalars(followers.order_by(Job.created_at)).all():
         _requeue(session, follower)
-
-
-def _restore_datasets(session: Session, job_id: str) -> None:
-    """A data set to which the job would have added rows is ready again with its old rows."""
-    had_rows = (Dataset.job_id == job_id, Dataset.state == "pending", Dataset.rows > 0)
-    session.execute(update(Dataset).where(*had_rows).values(state="ready").execution_options(synchronize_session=False))
 
 
 def _set_outputs(session: Session, job_id: str, before: str, after: str) -> None:

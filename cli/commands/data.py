@@ -174,32 +174,6 @@ def generate(
     return _print_job(settings, run_request(settings, request, name, wait), as_json)
 
 
-@app.command()
-def extend(
-    reference: Reference,
-    samples: Annotated[int | None, typer.Option(min=1, help="Responses per prompt in total.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Prompts with responses in total.")] = None,
-    wait: Wait = False,
-    as_json: Json = False,
-) -> None:
-    """Add responses to a data set: more responses per prompt, or responses to more prompts."""
-    from cli.follow import run_jobs
-    from workers.jobs.extend import extend as extend_dataset
-
-    settings = open_home()
-    with reading(settings) as session:
-        row = queries.find_dataset(session, reference)
-        queue = "io" if (row.config or {}).get("endpoint") else "gpu"
-    user = current_user()
-    (job,) = run_jobs(
-        settings,
-        lambda: [extend_dataset(row.id, samples=samples, limit=limit, user=user, settings=settings)],
-        queue,
-        wait=wait,
-    )
-    _print_job(settings, job, as_json)
-
-
 def _print_job(settings, job, as_json: bool) -> None:
     dataset = describe(settings, job.request["dataset_id"])
     result = {"job": job.id, "job_state": job.state, **dataset, **shards_of(settings, job)}

@@ -26,7 +26,7 @@ from training.batches import load_conversations
 from training.resume_points import save_resume_point
 from workers.child.context import JobContext
 from workers.child.main import add_startup_seconds
-from workers.child.work import fetch_model, generate_data, generate_shard, import_answered, import_prompts
+from workers.child.work import fetch_model, generate_data, import_answered, import_prompts
 from workers.child.work.train import resume_from
 from workers.jobs.pace import START
 from workers.jobs.requests import KINDS, FetchModel, GenerateData, GenerateShard, ImportAnswered, ImportPrompts, Request
@@ -189,7 +189,7 @@ def test_answers_of_the_server_of_a_base_train_at_once_with_exact_labels(
         ended = generate_data.run(request, context)
         while isinstance(ended, Division):
             for shard in ended.shards:
-                generate_shard.run(GenerateShard(**shard.request), context)
+                generate_data.run(GenerateShard(**shard.request), context)
             ended = generate_data.run(request, context)
     data = row(context, Dataset, request.dataset_id)
     assert (data.state, data.rows, data.bad_rows, data.base_id) == ("ready", 12, 0, base.id)
@@ -222,13 +222,13 @@ def test_a_generation_of_which_nothing_is_left_says_why(
         with pytest.raises(BadInput, match="Every conversation was skipped: 12 cut"):
             while isinstance(ended := generate_data.run(request, context), Division):
                 for shard in ended.shards:
-                    generate_shard.run(GenerateShard(**shard.request), context)
+                    generate_data.run(GenerateShard(**shard.request), context)
     assert row(context, Dataset, request.dataset_id).state == "pending"
 
 
 def test_every_kind_of_request_has_its_work() -> None:
     for kind in KINDS:
-        assert callable(importlib.import_module(f"workers.child.work.{kind.kind}").run)
+        assert callable(importlib.import_module(kind.work or f"workers.child.work.{kind.kind}").run)
 
 
 def test_a_refused_model_leaves_nothing_but_its_sentence(

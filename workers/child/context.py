@@ -13,10 +13,10 @@ from models.archive import WEIGHTS
 from models.damage import BaseChecksums
 from speculoos import machine
 from speculoos.checksums import ChecksumCache, file_sha256
-from speculoos.errors import JobFailed, NotFound
+from speculoos.errors import BadInput, JobFailed, NotFound
 from speculoos.files import total_bytes
 from speculoos.reporting import check_stop
-from speculoos.settings import Settings
+from speculoos.settings import Endpoint, Settings
 from tracking import db, leases, moves, queries, shards, stored
 from tracking.names import KIND_NAMES
 from tracking.tables import Base, Checkpoint, Table
@@ -45,6 +45,11 @@ class JobContext(JobReporter):
             moves.check_fence(moved, self.job_id, self.attempt)
             yield session
 
+    def check_owned(self) -> None:
+        """Raises Fenced if this attempt no longer owns the job."""
+        with self.fenced():
+            pass
+
     def input_with_files(self, table: type[Table], row_id: str) -> Any:
         """An input's row as in `input_row`, with its files on this machine."""
         return self.files.download(self.input_row(table, row_id))
@@ -57,6 +62,17 @@ class JobContext(JobReporter):
                 raise NotFound(f"The {KIND_NAMES[table.__tablename__]} this job needs ({row_id}) was deleted.")
             queries.must_be_ready(row)
         return row
+
+    def endpoints(self, names: str) -> list[Endpoint]:
+        """The endpoints in `names`, separated by commas. Raises BadInput for a name that is not in settings.toml."""
+        known, stripped = self.settings.endpoints, [name.strip() for name in names.split(",") if name.strip()]
+        if missing := [name for name in stripped if name not in known]:
+            raise BadInput(
+                f"There is no endpoint named {missing[0]!r} in settings.toml; known are: "
+                f"{', '.join(known) or 'none yet'}.",
+                "Add an [endpoints.NAME] table with its url, then retry.",
+            )
+        return [known[name] for name in dict.fromkeys(stripped)]
 
     @property
     def sums(self) -> ChecksumCache:

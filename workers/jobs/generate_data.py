@@ -180,6 +180,7 @@ class GenerateShard(GenerateData):
     kind: ClassVar[str] = "generate_shard"
     title: ClassVar[str] = "Generate a shard"
     output: ClassVar = None
+    work: ClassVar[str] = "workers.child.work.generate_data"
 
     key: str = ""
     first: int = 0

@@ -91,9 +91,8 @@ def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict
 
 def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
     from evaluation.served import ServedRequest, evaluate_served
-    from workers.child.work.answers import endpoints_of
 
-    endpoint = endpoints_of(request, context)[0]
+    endpoint = context.endpoints(request.endpoint)[0]
     options = ServedRequest(request.max_tokens, request.temperature, request.top_p, request.seed)
     context.log(f"Sending {len(questions)} questions to {endpoint.name}, one after the other.")
     result = evaluate_served(

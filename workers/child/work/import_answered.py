@@ -8,7 +8,7 @@ from models.base import load_tokenizer, read_eos_ids
 from tracking.tables import Base
 from training.masks import mask_conversation
 from workers.child.context import JobContext
-from workers.child.work.answers import write_preview
+from workers.child.work.generate_data import write_preview
 from workers.child.work.import_prompts import options, publish, readable
 from workers.child.work.input_files import given_files
 from workers.jobs.requests import ImportAnswered

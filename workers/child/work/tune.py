@@ -48,7 +48,6 @@ def _is_in_home(folder: Path, context: JobContext) -> bool:
 
 def _save(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: JobContext) -> None:
     """Write the tree to the checkpoint's config.json (replaces its folder), unless this attempt is outdated."""
-    with context.fenced():
-        pass
+    context.check_owned()
     update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=total_bytes(folder))
