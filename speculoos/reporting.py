@@ -17,9 +17,6 @@ from speculoos.errors import Cancelled
 class Reporter(Protocol):
     """Callbacks of a long-running function. Calls are cheap; implementations throttle what they store."""
 
-    def begin(self) -> None:
-        """The models are loaded and the actual work starts."""
-
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
         """`done` of `total` units (`rows`, `steps`, `bytes`); `note` is a short text for users."""
 

@@ -27,7 +27,7 @@ from speculoos.settings import Settings
 from tracking import experiments
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Experiment, Job
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import Train
 from workers.jobs.submit import check_and_estimate, submit_training
 

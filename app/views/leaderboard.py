@@ -18,7 +18,7 @@ from tracking.leaderboard import LeaderboardView
 from tracking.paging import Page
 from tracking.replays import is_replay
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import Evaluate, ReplayRequest, from_json
 
 COLUMNS = {

@@ -16,8 +16,8 @@ from speculoos.errors import BadInput, NotFound
 from speculoos.reporting import ConsoleReporter
 from tracking import replays
 from tracking.db import writing
-from workers.jobs.parsing import parse_settings
 from workers.jobs.requests import ReplayRequest
+from workers.jobs.words import parse_settings
 
 app = typer.Typer(no_args_is_help=True, help="Record responses of a model; evaluate drafts on recorded responses.")
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")]

@@ -25,10 +25,11 @@ from speculoos.settings import Endpoint, HiddenStatesServer, Settings
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, now
-from workers.jobs import add_builtin, builtin, sizes
+from workers.jobs import builtin, sizes
 from workers.jobs.builtin import BUILT_IN
 from workers.jobs.estimates import Estimate, estimate
 from workers.jobs.requests import GenerateData, Train
+from workers.jobs.submit import add_built_in
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 CARD = {
@@ -437,18 +438,18 @@ def test_a_built_in_set_is_added_by_a_job_and_once(home, name):
 
 
 def test_a_built_in_set_is_known_after_renaming_and_added_anew_after_failing(home):
-    first = add_builtin.add(builtin.PROMPTS, settings=home)
+    first, _ = add_built_in(builtin.PROMPTS, settings=home)
     with writing(home) as rows:
-        rows.get(Dataset, first.dataset_id).name = "mine"
+        rows.get(Dataset, first).name = "mine"
         rows.add(Dataset(name=builtin.QUESTIONS, kind="conversations", state="ready"))
-    assert add_builtin.add(builtin.PROMPTS, settings=home) == add_builtin.Added(first.dataset_id)
+    assert add_built_in(builtin.PROMPTS, settings=home) == (first, None)
     with writing(home) as rows:
-        rows.get(Dataset, first.dataset_id).state = "failed"
-    again = add_builtin.add(builtin.PROMPTS, settings=home)
-    assert again.job and again.dataset_id != first.dataset_id
-    questions = add_builtin.add(builtin.QUESTIONS, settings=home)
+        rows.get(Dataset, first).state = "failed"
+    again, job = add_built_in(builtin.PROMPTS, settings=home)
+    assert job and again != first
+    questions, _ = add_built_in(builtin.QUESTIONS, settings=home)
     with reading(home) as rows:
-        assert rows.get(Dataset, questions.dataset_id).name == f"{builtin.QUESTIONS}-2", "another set has that name"
+        assert rows.get(Dataset, questions).name == f"{builtin.QUESTIONS}-2", "another set has that name"
 
 
 def test_a_set_of_an_earlier_version_is_known_by_its_file(home):
@@ -456,9 +457,9 @@ def test_a_set_of_an_earlier_version_is_known_by_its_file(home):
         old = Dataset(name="quickstart-prompts", kind="prompts", state="ready")
         old.config = {"path": "/elsewhere/corpus/quickstart_prompts.jsonl", "original_name": "quickstart-prompts.jsonl"}
         rows.add(old)
-    assert add_builtin.add(builtin.PROMPTS, settings=home) == add_builtin.Added(old.id)
+    assert add_built_in(builtin.PROMPTS, settings=home) == (old.id, None)
     with pytest.raises(BadInput, match="no built-in set 'x'; the sets are quickstart-prompts and built-in-questions"):
-        add_builtin.add("x", settings=home)
+        add_built_in("x", settings=home)
 
 
 def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):

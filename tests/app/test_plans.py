@@ -18,7 +18,7 @@ from tracking.db import reading, writing
 from tracking.jobs import create
 from tracking.runs import group_runs, steps_after
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import PlanRequest, from_json
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from models.methods.trees import parse
 from speculoos.errors import BadInput
-from workers.jobs.command_line import command_for
-from workers.jobs.parsing import parse_numbers, parse_settings
+from workers.jobs.request import command_for
 from workers.jobs.requests import (
     Evaluate,
     Export,
@@ -27,6 +26,7 @@ from workers.jobs.requests import (
     Train,
     Tune,
 )
+from workers.jobs.words import parse_numbers, parse_settings
 
 NAMES = {"b1": "starter", "d1": "my prompts", "d2": "answers", "c1": "my-heads"}
 

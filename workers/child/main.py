@@ -25,7 +25,6 @@ from tracking import db, jobs, rules, shards
 from tracking.shards import Division
 from workers.child.context import JobContext
 from workers.child.reporter import EXIT_FENCED, SUPERVISOR_PID
-from workers.jobs.pace import START
 from workers.jobs.requests import from_json
 from workers.memory import limit_child_memory
 from workers.timing import job_timing
@@ -50,7 +49,7 @@ def main(job_id: str, attempt: int) -> int:
     _stop_on_signals(context)
     try:
         with context:
-            result = add_startup_seconds(context, _work(context))
+            result = _work(context)
         _store_state(context, shards.divide if isinstance(result, Division) else jobs.succeed, result)
     except Fenced:
         return EXIT_FENCED
@@ -92,15 +91,6 @@ def _work(context: JobContext) -> Result:
         context.settings = rules.apply_rules(context.settings, rules.chosen_rules(session))
     limit_child_memory(job.kind, context.settings)
     return from_json(job.kind, job.request).run(context) or {}
-
-
-def add_startup_seconds(context: JobContext, result: Result) -> Result:
-    """Add the startup time in seconds to the result; estimates exclude it from a job's speed."""
-    if isinstance(result, Division) or not result or context.began is None:
-        return result
-    with db.reading(context.settings) as session:
-        started = jobs.get(session, context.job_id).started_at
-    return {**result, START: max((context.began - started).total_seconds(), 0.0)} if started else result
 
 
 def _stop_on_signals(context: JobContext) -> None:

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
@@ -44,7 +43,6 @@ class JobReporter:
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._report = reports.JobReport()
-        self.began: datetime | None = None  # when the work started, after loading models
         self._eta = Eta()
         self._cancel = self._end = False
         self._wake = threading.Event()
@@ -63,10 +61,6 @@ class JobReporter:
             self._thread.join(timeout=30)
         if not isinstance(error, Fenced):
             self.retry_until_stored(self.flush)
-
-    def begin(self) -> None:
-        """Only the first call counts: a training loads the base model again for tuning."""
-        self.began = self.began or now()
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
         eta = self._eta.update(done, total)

@@ -11,9 +11,8 @@ from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Base, Dataset, Table
 from workers.jobs import sizes
-from workers.jobs.parsing import parse_numbers
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import changed_options, option
+from workers.jobs.words import changed_options, option, parse_numbers
 
 SHARD_ROWS = 5000
 """Default number of prompts per shard; smaller generations are one job."""

@@ -34,6 +34,7 @@ class Matrix(Request):
 
     kind: ClassVar[str] = "matrix"
     title: ClassVar[str] = "Evaluation matrix"
+    work: ClassVar[str] = "workers.child.work.evaluate:run_matrix"
     verb: ClassVar[str] = "Measure"
 
     models: list[dict[str, str]]

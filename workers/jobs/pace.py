@@ -1,13 +1,13 @@
 """Speed of a kind of work on this machine, from past jobs or from a probe of the machine. No torch.
 
 A job's row stores the work that was estimated at submission (`Job.work`). Its duration then gives the pace of later
-jobs, including what the estimate ignores: answers that end early, padding, evaluations during training. The time before
-the work began is subtracted (`START`), and the probe bounds the pace: past jobs of another base are used only if the
-base has a similar size and the pace agrees with the probe.
+jobs of the same base, including what the estimate ignores: answers that end early, padding, evaluations during
+training.
 """
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tracking.states import JobState
-from tracking.tables import Base, Evaluation, Job
-from workers.jobs import sizes
+from tracking.tables import Evaluation, Job
 from workers.jobs.request import FixedWork, Request
 
 START_SECONDS = {"gpu": 6.0, "io": 0.5}
@@ -32,15 +31,11 @@ OPERATIONS, MEMORY = 1e11, 2e10
 TUNING_SHARE = 0.4
 """`Rate.share` of a tuning, measured with the starter model on two cores like all shares."""
 LEAST_WORK = 0.1
-"""Minimum share of work in a past job's time, in case its start took less than START_SECONDS."""
-START = "start_seconds"
-"""Key in a job's result: seconds from its start until the models were loaded (`workers.child.reporter.JobReporter`)."""
-TELLING = {True: 0.2, False: 0.75}
-"""Minimum share of work in a past job's time for its pace to be used, by whether START was measured."""
-SAME_BASE, OTHER_BASE = 30.0, 2.0
-"""Maximum factors between the pace of past jobs and of the probe: with the same base, with another base."""
-LIKE_SIZE = 4.0
-"""Maximum factor between the parameter counts of two bases for their paces to be comparable."""
+"""Minimum share of work in the time of a past job with files or an endpoint."""
+TELLING = 0.5
+"""Minimum share of work in the time of other past jobs for their pace to be used."""
+MOST_FACTOR = 30.0
+"""Maximum factor between the pace of past jobs and of the probe."""
 USUAL_SECONDS = 0.5
 """Seconds of work at `Rate.bytes` that are added to each past job, as small files take little beyond the start."""
 
@@ -60,22 +55,14 @@ def pace(session: Session, request: Request, home: Path, fixed_work: FixedWork) 
     past = _past(session, request)
     if not request.rate.share or getattr(request, "endpoint", ""):
         return _pace_without_probe(request, past)
-    probe = _Probe.read(home)
+    probe, fixed = _Probe.read(home), fixed_seconds(request, fixed_work, home)
     expected = request.rate.share * getattr(probe, request.rate.unit)
-    extra = fixed_seconds(request, fixed_work, home) - START_SECONDS[request.queue]
-    samples = [sample for job in past if (sample := _past_pace(session, job, request, extra))]
-    same_base = [sample for sample in samples if sample.same_base]
-    starts = [sample.start for sample in same_base if sample.start_measured][:COUNTED]
-    fixed = (statistics.median(starts) if starts else START_SECONDS[request.queue]) + extra
-    rates = [sample.rate for sample in same_base if sample.usable][:COUNTED]
-    factor = SAME_BASE
-    if not rates:
-        factor = OTHER_BASE if probe.measured else SAME_BASE
-        others = (sample.rate for sample in samples if sample.usable and 1 / LIKE_SIZE <= sample.scale <= LIKE_SIZE)
-        rates = [rate for rate in others if expected / factor <= rate <= expected * factor][:COUNTED]
+    times = [(job, _seconds(job)) for job in past if job.request.get("base_id") == request.base_id]
+    telling = [(job, seconds - fixed) for job, seconds in times if seconds - fixed >= TELLING * seconds]
+    rates = [job.work * _passes(session, job) / worked for job, worked in telling[:COUNTED]]
     if not rates:
         return Pace(expected, probe.basis, fixed)
-    rate = min(max(statistics.median(rates), expected / factor), expected * factor)
+    rate = min(max(statistics.median(rates), expected / MOST_FACTOR), expected * MOST_FACTOR)
     return Pace(rate, _basis(rates), fixed)
 
 
@@ -96,40 +83,8 @@ def _pace_without_probe(request: Request, past: list[Job]) -> Pace | None:
     return Pace(request.rate.bytes, "the usual speed for such files", fixed)
 
 
-def _basis(rates: list[float]) -> str:
+def _basis(rates: Sequence[float]) -> str:
     return "the last similar job" if len(rates) == 1 else f"the last {len(rates)} similar jobs"
-
-
-@dataclass(frozen=True)
-class _PastPace:
-    """Pace of a past job. `rate`: work per second; `start`: seconds before its work; `usable`: whether enough of its
-    time was work; `scale`: parameters of its base divided by those of the request's base."""
-
-    rate: float
-    start: float
-    start_measured: bool
-    usable: bool
-    same_base: bool
-    scale: float
-
-
-def _past_pace(session: Session, job: Job, request: Request, extra: float) -> _PastPace | None:
-    """Pace of a past job; None if its base was deleted. `extra`: seconds of the request besides start and work, which
-    grow with the base."""
-    scale, same_base = 1.0, job.request.get("base_id") == request.base_id
-    if not same_base:
-        past, current = (session.get(Base, row_id) for row_id in (job.request.get("base_id"), request.base_id))
-        if not (past and current and sizes.parameters(past) and sizes.parameters(current)):
-            return None
-        scale = sizes.parameters(past) / sizes.parameters(current)
-    seconds, start = _seconds(job), job.result.get(START)
-    measured = start is not None
-    start = min(float(start) if measured else START_SECONDS[job.queue], seconds)
-    extra = min(extra * scale, (1 - LEAST_WORK) * (seconds - start))
-    worked = seconds - start - extra
-    usable = worked > 0 and worked >= TELLING[measured] * (seconds - extra)
-    rate = job.work * _passes(session, job) / max(worked, 0.05)
-    return _PastPace(rate, start, measured, usable, same_base, scale)
 
 
 def _passes(session: Session, job: Job) -> int:
@@ -152,7 +107,6 @@ class _Probe:
     learns: float = OPERATIONS
     trainable_reads: float = MEMORY
     basis: str = "default values, before the first measurement"
-    measured: bool = False
 
     @classmethod
     def read(cls, home: Path) -> "_Probe":
@@ -164,31 +118,27 @@ class _Probe:
             return cls()
         learns = values.get("learned_operations_per_second", operations)
         trainable_reads = values.get("learned_bytes_per_second", memory)
-        return cls(operations, memory, learns, trainable_reads, "a short probe of this machine", True)
+        return cls(operations, memory, learns, trainable_reads, "a short probe of this machine")
 
 
 def fixed_seconds(request: Request, fixed_work: FixedWork, home: Path) -> float:
     """Seconds that do not grow with the work: the start, and `fixed_work`."""
-    start = START_SECONDS[request.queue] + request.rate.loading
-    if fixed_work == FixedWork():
-        return start
     probe = _Probe.read(home)
     tuning = fixed_work.tuning / (TUNING_SHARE * probe.reads)
+    start = START_SECONDS[request.queue] + request.rate.loading
     return start + tuning + fixed_work.base / probe.reads + fixed_work.draft / probe.trainable_reads
 
 
 def _past(session: Session, request: Request) -> list[Job]:
     """The latest successful jobs like `request`, of any base."""
-    jobs = session.scalars(
-        select(Job)
-        .where(
-            Job.kind == request.kind, Job.state == JobState.SUCCEEDED, Job.work > 0, Job.attempt == 1, Job.shards == 0
-        )
-        .order_by(Job.finished_at.desc())
-        .limit(LOOKED_AT)
-    )
+    told = (Job.state == JobState.SUCCEEDED, Job.work > 0, Job.attempt == 1, Job.shards == 0)
+    query = select(Job).where(Job.kind == request.kind, *told).order_by(Job.finished_at.desc()).limit(LOOKED_AT)
     fields = request.to_json()
-    return [job for job in jobs if _are_equal(job.request, fields, ("method", "endpoint")) and not _hit_time_limit(job)]
+    return [
+        job
+        for job in session.scalars(query)
+        if _are_equal(job.request, fields, ("method", "endpoint")) and not _hit_time_limit(job)
+    ]
 
 
 def _are_equal(one: dict, other: dict, keys: tuple[str, ...]) -> bool:

@@ -15,10 +15,9 @@ from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, Evaluation
-from workers.jobs import add_builtin
 from workers.jobs.builtin import PROMPTS
 from workers.jobs.requests import Evaluate, GenerateData, Train
-from workers.jobs.submit import submit
+from workers.jobs.submit import add_built_in, submit
 
 RECIPE = "quickstart"
 HEADS_NAME = "quickstart"
@@ -50,8 +49,8 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     experiment = f"quickstart {datetime.now():%Y-%m-%d %H:%M:%S}"
     recipe = load_recipe(RECIPE)
     common: dict[str, Any] = {"experiment": experiment, "settings": settings, "user": user}
-    prompts = add_builtin.add(PROMPTS, **common)  # imported once, reused by later quickstarts
-    answers = submit(GenerateData(source_id=prompts.dataset_id, base_id=row.id, limit=limit, **ANSWERS), **common)
+    prompts_id, importing = add_built_in(PROMPTS, **common)  # imported once, reused by later quickstarts
+    answers = submit(GenerateData(source_id=prompts_id, base_id=row.id, limit=limit, **ANSWERS), **common)
     changes = {k: v for k, v in recipe.items() if k != "method"} | _reduced_sizes(row, recipe)
     changes["hidden_states_store"] = STORE
     training = Train(
@@ -60,7 +59,7 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     trained = submit(training, like=HEADS_NAME, **common)
     checkpoint_id = trained.request["checkpoint_id"]
     evaluated = submit(Evaluate(base_id=row.id, checkpoint_id=checkpoint_id, **QUESTIONS), **common)
-    job_ids = tuple(job.id for job in (prompts.job, answers, trained, evaluated) if job)
+    job_ids = tuple(job.id for job in (importing, answers, trained, evaluated) if job)
     return Chain(experiment, job_ids, row.id, checkpoint_id, evaluated.request["evaluation_id"])
 
 

@@ -7,7 +7,7 @@ that does the work.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from models.methods.settings import Setting, settings_error, settings_of
 from speculoos.settings import Settings
 from tracking.tables import Table
-from workers.jobs.words import changed_options
+from workers.jobs.words import changed_options, joined, option
 
 Namer = Callable[[str], str]
 """Maps the id of a row to its name, or to the id itself if the name is unknown."""
@@ -83,7 +83,7 @@ class Request(BaseModel):
     """Whether the output's name must be unique only within its base."""
     rate: ClassVar[Rate] = Rate()
     work: ClassVar[str] = ""
-    """Module whose `run(request, context)` does the work; default: `workers.child.work.KIND`."""
+    """`module:function` that does the work, called with (request, context); default: `workers.child.work.KIND:run`."""
 
     def __init__(self, *values: Any, **fields: Any):
         try:
@@ -161,15 +161,14 @@ class Request(BaseModel):
 
     def run(self, context: Any) -> Any:
         """Do the work, in a worker's child process. Imports the module lazily, so that pages do not import torch."""
-        return importlib.import_module(self.work or f"workers.child.work.{self.kind}").run(self, context)
+        module, _, function = (self.work or f"workers.child.work.{self.kind}").partition(":")
+        return getattr(importlib.import_module(module), function or "run")(self, context)
 
 
-def without_output(request: Request) -> Request:
-    """The request without its output id, as a template for clones and forms."""
-    return request.changed(**{request.output[0]: ""}) if request.output else request
-
-
-def named_ids(names: Mapping[str, str] | None) -> Namer:
-    """Maps ids to names; an id without a name stays as it is."""
+def command_for(
+    request: Request, names: Mapping[str, str] | None = None, name: str = "", flags: Iterable[str] = ()
+) -> str:
+    """The shell command that submits `request`. `names` maps row ids to names (commands accept both); `name` is the
+    output's; `flags` are added at the end."""
     by_id = dict(names or {})
-    return lambda row_id: by_id.get(row_id, row_id)
+    return joined([*request.command(lambda row_id: by_id.get(row_id, row_id)), *option("name", name), *flags])

@@ -16,8 +16,8 @@ from speculoos.settings import HiddenStatesServer, Settings
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.jobs import sizes
+from workers.jobs.evaluate import Tune
 from workers.jobs.request import FixedWork, Namer, Need, Rate, Request
-from workers.jobs.tune import Tune
 from workers.jobs.words import changed_options, option, pairs
 
 STEP_OPERATIONS = 1000

@@ -238,12 +238,11 @@ def _answer(
     from corpus.generate_local import generate_local, generation_dtype
     from models.base import load_base
     from training.hidden_states.states_store import StatesStore
-    from workers.child.work.devices import take_device
+    from workers.child.work.measure import take_device
 
     row = context.input_with_files(Base, request.base_id)
     device = take_device(context)
     base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
-    context.begin()
     states = None
     if store := request.hidden_states_store:
         folder_of_states = context.settings.hidden_states_folder / store

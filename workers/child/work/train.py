@@ -17,7 +17,7 @@ from training.resume_points import latest_resume_point, latest_undamaged_resume_
 from workers.child.context import JobContext
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
 from workers.child.trackers import tracking_metrics
-from workers.child.work.devices import take_device
+from workers.child.work.measure import take_device, tuning_figures
 from workers.jobs.train import Train, find_server, fit_length, require_method
 
 TUNING_NOTE = "tuning the tree"
@@ -105,7 +105,6 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     from evaluation.tuning import can_be_tuned, tune
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft, update_draft_config
-    from workers.child.work.tune import figures_of
 
     context.log("Tuning the tree for the most tokens per second on this machine.")
     dtype = decoding_dtype(context.settings.dtype, device)
@@ -116,7 +115,7 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
-    return figures_of(tuned, kept=bool(tuned.drafting), job_id=context.job_id)
+    return tuning_figures(tuned, kept=bool(tuned.drafting), job_id=context.job_id)
 
 
 def publish(context: JobContext, checkpoint_id: str, base: Base, result: TrainResult) -> None:
