@@ -1,6 +1,6 @@
 """Progress reports of long-running work: a small protocol without database or web.
 
-Libraries (`corpus`, `training`, `evaluation`) take a Reporter. Jobs pass `workers.child.reporter.JobReporter`, which
+Libraries (`corpus`, `training`, `evaluation`) take a Reporter. Jobs pass `workers.child.context.JobContext`, which
 writes database rows; the command line and tests pass `ConsoleReporter` or `SilentReporter`.
 """
 

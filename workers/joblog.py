@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from speculoos.files import new_path
 from speculoos.logs import message_of
 from speculoos.settings import Settings
 
@@ -51,7 +52,12 @@ def rotate_if_full(log: Path, most: int | None = None) -> bool:
             if size <= most:
                 return False
             file.seek(max(0, size - most))
-            _copy_rest(file, rotated_log(log))
+            target = rotated_log(log)
+            try:
+                with new_path(target) as new, new.open("wb") as out:
+                    shutil.copyfileobj(file, out, 1 << 20)
+            except OSError:  # the disk is full
+                target.unlink(missing_ok=True)
             file.truncate(0)
         return True
     except OSError:
@@ -72,15 +78,3 @@ def _tail(file: Path) -> list[str]:
             return handle.read(TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _copy_rest(file: IO[bytes], target: Path) -> None:
-    """Replace `target` by the rest of `file`; on a full disk, delete `target`."""
-    new = target.with_name(target.name + ".new")
-    try:
-        with new.open("wb") as out:
-            shutil.copyfileobj(file, out, 1 << 20)
-        new.replace(target)
-    except OSError:
-        for path in (new, target):
-            path.unlink(missing_ok=True)

@@ -3,12 +3,10 @@
 import json
 import random
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from app.views.train_settings import coverage_note
 from cli.commands.matrix import expected
 from cli.main import main
 from models.methods import METHODS, train_config
@@ -304,36 +302,6 @@ def test_an_endpoint_is_known_by_what_it_did(asked: Settings) -> None:
     ran(asked, request, START_SECONDS["gpu"] + 40, queue="io")
     assert guess(asked, request).seconds == pytest.approx(START_SECONDS["gpu"] + 40, rel=0.01)
     assert guess(asked, GenerateData("prompts", endpoint="other", max_tokens=100)).seconds is None
-
-
-def test_a_coverage_makes_the_draft_smaller(asked: Settings) -> None:
-    """Four tokens in ten are n % 4, the others 5 and 6: 0.9 of the answers are six tokens, of a vocabulary of 1,000."""
-    whole = guess(asked, Train("medusa", "base", "answers"))
-    part = guess(asked, Train("medusa", "base", "answers", {"draft_vocab_coverage": 0.9}))
-    assert part.disk < whole.disk / 3 and part.work < whole.work
-    with reading(asked) as session:
-        assert sizes.covering(session.get(Dataset, "answers").path, 50, 0.9) == 5
-        assert sizes.covering(session.get(Dataset, "answers").path, 50, 1.0) == 6
-        curve = sizes.vocabulary_curve(((session.get(Dataset, "answers").path, 50),) * 2)
-    assert [sizes.coverage_of(curve, size) for size in (1, 6, 99)] == [0.208, 1, 1]
-
-
-def test_the_train_page_says_what_a_draft_vocabulary_covers(asked: Settings) -> None:
-    """Beside the setting, for answers that were generated or imported; nothing for what cannot be counted yet."""
-
-    def note(method: str = "eagle3", **settings) -> str:
-        with reading(asked) as session:
-            return coverage_note([session.get_one(Dataset, "answers")], train_config(method, **settings))
-
-    assert "0.9 needs 5, 0.95 needs 6, 0.99 needs 6" in note() and "all 6 tokens that occur" in note()
-    assert "2 tokens cover 41.6% of the responses." in note(draft_vocab_size=2)
-    assert "5 tokens cover 90.0% of the responses." in note("medusa", draft_vocab_coverage=0.9)
-    assert note("draft") == ""
-    with writing(asked) as session:
-        data = session.get_one(Dataset, "answers")
-        (Path(data.path) / "shard-00000.jsonl").write_text("{broken\n[]\n")
-        data.rows = 2
-    assert note() == "", "text without token ids, or a damaged file, is no error here"
 
 
 def test_a_training_says_its_steps(asked: Settings) -> None:

@@ -22,13 +22,11 @@ from tracking import db, jobs, leases, processes, reports, rules
 from tracking.tables import Base, Job, now
 from workers import identity
 from workers.child import main as child
-from workers.child.context import JobContext
-from workers.child.reporter import EXIT_FENCED, Eta
+from workers.child.context import EXIT_FENCED, Eta, JobContext
 from workers.joblog import last_line
 from workers.jobs.requests import FetchModel
 from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint
-from workers.supervise.reconcile import interrupt_lost, jobs_without_message
-from workers.supervise.silence import LeaseMonitor
+from workers.supervise.reconcile import LeaseMonitor, interrupt_lost, jobs_without_message
 from workers.timing import JobTiming, job_timing
 
 

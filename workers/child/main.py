@@ -23,8 +23,7 @@ from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import load
 from tracking import db, jobs, rules, shards
 from tracking.shards import Division
-from workers.child.context import JobContext
-from workers.child.reporter import EXIT_FENCED, SUPERVISOR_PID
+from workers.child.context import EXIT_FENCED, SUPERVISOR_PID, JobContext
 from workers.jobs.requests import from_json
 from workers.memory import limit_child_memory
 from workers.timing import job_timing

@@ -3,12 +3,7 @@
 Unknown counts are estimated from settings and prompts; a base without a card counts as 0.
 """
 
-import json
 import math
-from bisect import bisect_left
-from collections import Counter
-from functools import lru_cache
-from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +21,6 @@ FORWARD_OPERATIONS = 3e8
 """Fixed cost of a forward of a batch, in operations (3 ms at `pace.OPERATIONS`)."""
 PROMPT_TOKENS = 60
 """Estimated tokens of a prompt."""
-COUNTED_ROWS, COUNTED_BYTES = 1000, 16 << 20
-"""Maximum number of conversations, and of their bytes, that are read to estimate the size of a draft vocabulary."""
 STEP_FIXED_BYTES = 2e7
 """Fixed cost of a decoding step, in bytes read (about 1 ms)."""
 TUNING_STEPS = 250
@@ -107,39 +100,10 @@ def held_out_tokens(config: TrainConfig, tokens: float, count: int) -> float:
     return tokens * min(config.held_out, config.max_held_out / max(count, 1))
 
 
-def draft_vocabulary(base: Base, data: Dataset, config: Any) -> int:
-    """Size of the draft vocabulary: the configured size, or the size that covers `draft_vocab_coverage` of the answers'
-    tokens in the first conversations."""
+def draft_vocabulary(base: Base, config: Any) -> int:
+    """Maximum size of the draft vocabulary: the configured one, or that of the base."""
     full = int((base.card or {}).get("vocabulary") or 0)
-    coverage = getattr(config, "draft_vocab_coverage", 0)
-    if coverage and data.state == "ready":
-        return covering(data.path, data.rows, coverage) or full
     return min(getattr(config, "draft_vocab_size", 0) or full, full)
-
-
-def covering(folder: str, rows: int, coverage: float) -> int:
-    """Number of different tokens that make up `coverage` of the answers' tokens; 0 if the rows have no token ids."""
-    return smallest(vocabulary_curve(((folder, rows),)), coverage)
-
-
-@lru_cache(maxsize=64)
-def vocabulary_curve(sets: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
-    """Cumulative counts of the answers' tokens in the first conversations of these (folder, rows): element i counts the
-    occurrences of the i + 1 most frequent tokens; () if the rows have no token ids. `rows` is only part of the cache
-    key, so that an extended data set is read again."""
-    lines = chain.from_iterable(_first_lines(Path(folder)) for folder, _ in sets)
-    counts = Counter(chain.from_iterable(map(_answer_ids, lines)))
-    return tuple(accumulate(count for _, count in counts.most_common()))
-
-
-def smallest(curve: tuple[int, ...], coverage: float) -> int:
-    """Size of the smallest draft vocabulary that covers `coverage` of the answers' tokens; 0 for an empty curve."""
-    return min(bisect_left(curve, coverage * curve[-1]) + 1, len(curve)) if curve else 0
-
-
-def coverage_of(curve: tuple[int, ...], size: int) -> float:
-    """Share of the answers' tokens that a draft vocabulary of `size` tokens covers."""
-    return curve[min(size, len(curve)) - 1] / curve[-1]
 
 
 def parameters(base: Base) -> float:
@@ -186,26 +150,3 @@ def folder_bytes(path: str) -> float:
     if target.is_file():
         return target.stat().st_size
     return sum(file.stat().st_size for file in target.glob("*") if file.is_file()) if path and target.is_dir() else 0
-
-
-def _first_lines(folder: Path) -> list[bytes]:
-    """The first COUNTED_ROWS lines of a data set, at most about COUNTED_BYTES of each shard."""
-    lines: list[bytes] = []
-    for shard in sorted(folder.glob("shard-*.jsonl")):
-        if len(lines) >= COUNTED_ROWS:
-            break
-        with shard.open("rb") as file:
-            lines += file.readlines(COUNTED_BYTES)
-    return lines[:COUNTED_ROWS]
-
-
-def _answer_ids(line: bytes) -> list[int]:
-    """Token ids of the answers of a row; none for a damaged line, which the training reports."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return []
-    if not isinstance(row, dict):
-        return []
-    ids = row.get("token_ids") or []
-    return [token for start, end in row.get("loss_spans") or [] for token in ids[start:end]]

@@ -103,7 +103,7 @@ class Train(Request):
         base = sizes.found(session, Base, self.base_id)
         sets = [sizes.found(session, Dataset, row_id) for row_id in self.dataset_ids]
         config = fit_length(self.config, self.settings, base)
-        vocabulary = max(sizes.draft_vocabulary(base, data, config) for data in sets)
+        vocabulary = sizes.draft_vocabulary(base, config)
         draft = _draft_size(base, vocabulary, config)
         counts = [sizes.expected_rows(session, data) for data in sets]
         read_tokens = (min(sizes.total_tokens(d, n), n * config.max_length) for d, n in zip(sets, counts, strict=True))

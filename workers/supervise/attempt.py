@@ -20,8 +20,8 @@ from speculoos.settings import Settings
 from tracking import db, jobs, leases, reports, rules, shards
 from tracking.states import JobState
 from workers import identity, joblog, memory
+from workers.child.context import EXIT_FENCED, EXIT_ORPHANED, SUPERVISOR_PID
 from workers.child.main import PAUSE_SIGNAL, SPACE_HINT, describe_error
-from workers.child.reporter import EXIT_FENCED, EXIT_ORPHANED, SUPERVISOR_PID
 from workers.jobs.publish import publish_ready
 from workers.timing import JobTiming
 
@@ -49,17 +49,14 @@ def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
             with logs.with_log_context(attempt=attempt):
                 AttemptSupervisor(settings, job_id, attempt, timing).run()
     finally:
-        divided = _ready_divided_job(settings, job_id) if worked else None
+        divided = None
+        if worked:
+            with db.writing(settings) as session:
+                jobs.resume_divided(session)
+                divided = shards.waiting_parent(session, job_id)
         publish_ready(settings)
     if divided and not stopping.is_set():
         supervise_job(settings, divided, timing)
-
-
-def _ready_divided_job(settings: Settings, job_id: str) -> str | None:
-    """Id of the divided job that can continue now that its shard `job_id` has ended, if any."""
-    with db.writing(settings) as session:
-        jobs.resume_divided(session)
-        return shards.waiting_parent(session, job_id)
 
 
 class AttemptSupervisor:
@@ -87,18 +84,15 @@ class AttemptSupervisor:
         except Fenced:
             log.info("This worker no longer owns the attempt.")
         except Unavailable as error:
-            self._retry_later(error)
+            # a process of an earlier attempt does not end, or the database cannot be reached
+            log.warning("%s", error)
+            with contextlib.suppress(SpeculoosError), db.writing(self.settings) as session:
+                jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
+            stopping.wait(self.timing.kill_seconds)
         except SpeculoosError as error:
             log.warning("%s", error)
         except OSError as error:
             self._fail_start(error)
-
-    def _retry_later(self, error: Unavailable) -> None:
-        """Interrupt the job: a process of an earlier attempt does not end, or the database is not reachable."""
-        log.warning("%s", error)
-        with contextlib.suppress(SpeculoosError), db.writing(self.settings) as session:
-            jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
-        stopping.wait(self.timing.kill_seconds)
 
     def _fail_start(self, error: OSError) -> None:
         """The log file or the process could not be created: store the reason, as the worker itself still runs."""
@@ -152,7 +146,8 @@ class AttemptSupervisor:
             if stopping.is_set() and self._stop_sent_at is None:
                 self._stop_sent_at = time.monotonic()
                 identity.signal_group(child.pid, signal.SIGTERM)
-            if self._stop_sent_at is not None and time.monotonic() - self._stop_sent_at > self._stop_timeout():
+            timeout = self.timing.stop_seconds if stopping.is_set() else self.timing.grace_seconds
+            if self._stop_sent_at is not None and time.monotonic() - self._stop_sent_at > timeout:
                 return
 
     def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
@@ -187,9 +182,6 @@ class AttemptSupervisor:
         if stop_requested and self._stop_sent_at is None and not self._merging:
             self._stop_sent_at = self._renewed_at
         return True
-
-    def _stop_timeout(self) -> float:
-        return self.timing.stop_seconds if stopping.is_set() else self.timing.grace_seconds
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """End the child and everything it started: wait, SIGTERM, SIGKILL."""
