@@ -70,7 +70,6 @@ def row_signature(session: Session, experiment_id: str) -> str:
 
 
 def _undivided(session: Session, job_id: str) -> Job:
-    """The job with this id. Raises NotFound, or Conflict if it is a shard."""
     job = session.get(Job, job_id)
     if job is None:
         raise NotFound("This job is gone; it was deleted, or the address is wrong.")

@@ -40,10 +40,8 @@ def beat(session: Session, name: str, **details: Any) -> None:
 def heartbeats_during(
     settings: Settings, name: str, news: Callable[[], dict[str, Any]] = dict, **details: Any
 ) -> Iterator[None]:
-    """Send heartbeats from a thread during the block, then delete them. Goes on if the database is unavailable.
-
-    `news` returns further details and is called before every heartbeat.
-    """
+    """Send heartbeats from a thread during the block, then delete them. Goes on if the database is unavailable. `news`
+    returns further details and is called before every heartbeat."""
     ended = threading.Event()
 
     def run() -> None:

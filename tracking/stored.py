@@ -135,7 +135,6 @@ class RowFiles:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; the kernel releases it if the process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

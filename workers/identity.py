@@ -61,10 +61,8 @@ def is_alive(who: dict[str, Any]) -> bool:
 
 
 def end_group(who: dict[str, Any], patience: float) -> bool:
-    """End a process and its group: SIGTERM, then SIGKILL after `patience` seconds. False if it had already ended.
-
-    The process leads its own group and session, so only its own children are affected.
-    """
+    """End a process and its group: SIGTERM, then SIGKILL after `patience` seconds. False if it had already ended. The
+    process leads its own group and session, so only its own children are affected."""
     if not is_alive(who):
         return False
     signal_group(who["pid"], signal.SIGTERM)

@@ -41,10 +41,8 @@ def open_log(log: Path, attempt: int) -> IO[bytes]:
 
 
 def rotate_if_full(log: Path, most: int | None = None) -> bool:
-    """Rotate a log larger than `most` bytes (MAX_BYTES); returns whether it was.
-
-    Lines written between copy and truncation are lost. If the log grew past the limit, its last bytes are kept.
-    """
+    """Rotate a log larger than `most` bytes (MAX_BYTES); returns whether it was. Lines written between copy and
+    truncation are lost. If the log grew past the limit, its last bytes are kept."""
     most = most or MAX_BYTES
     try:
         with log.open("r+b") as file:

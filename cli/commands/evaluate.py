@@ -19,7 +19,7 @@ from speculoos.reporting import ConsoleReporter
 from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.db import reading
-from tracking.device_lease import device_name, exclusive_device
+from tracking.leases import device_name, exclusive_device
 from tracking.tables import Evaluation
 from workers.jobs.evaluate import Evaluate, check_sampling
 from workers.jobs.words import parse_settings

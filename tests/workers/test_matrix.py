@@ -26,7 +26,7 @@ from tracking.tables import Checkpoint
 from workers.child.work import evaluate as work
 from workers.jobs import estimates
 from workers.jobs import matrix as asking
-from workers.jobs.pace import START_SECONDS
+from workers.jobs.estimates import START_SECONDS
 from workers.jobs.requests import Evaluate, Matrix
 from workers.jobs.submit import request_cancel, retry, submit
 

@@ -258,7 +258,7 @@ def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
         assert time.monotonic() - started > 0.2
         time.sleep(1.3)  # longer than a lease: the heartbeat renews it
         with context.session() as session:
-            assert leases.holder(session, machine.device_key("cpu", context.settings.home)) == context.holder
+            assert leases.holder(session, machine.device_key("cpu", context.settings.home)) == f"job:{context.job_id}"
 
 
 def test_a_wish_to_stop_ends_the_wait_for_a_device(context: JobContext) -> None:

@@ -240,10 +240,8 @@ class JobContext:
             raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
 
     def hold_device(self, device: str) -> None:
-        """Wait for the device's lease and renew it until this process ends; the supervisor releases it.
-
-        Raises Cancelled if the user stops the job during the wait.
-        """
+        """Wait for the device's lease and renew it until this process ends; the supervisor releases it. Raises
+        Cancelled if the user stops the job during the wait."""
         lease = machine.device_key(device, self.settings.home)
         own = lease, f"job:{self.job_id}", self.timing.lease_seconds, self.attempt
         while True:

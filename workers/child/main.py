@@ -117,7 +117,6 @@ def _store_pause(context: JobContext, error: Exception) -> bool:
 
 
 def _store_stop(context: JobContext, message: str) -> None:
-    """Cancel the job if the user stopped it; interrupt it if the worker stopped it."""
     if context.cancel_requested():
         _store_state(context, jobs.finish_cancelled, message)
     elif shortage := context.short:

@@ -108,7 +108,6 @@ class TrackerThread(threading.Thread):
             self._disable((str(error).strip().splitlines() or [type(error).__name__])[0][:LONGEST])
 
     def _start_run(self) -> Any:
-        """Create a run or resume that of earlier attempts."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
 
         folder, job_id = self.context.settings.trackers_folder, self.context.job_id

@@ -15,7 +15,7 @@ from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Table
 from workers.jobs import sizes
 from workers.jobs.builtin import QUESTIONS, built_in_of
-from workers.jobs.pace import TUNING_SHARE
+from workers.jobs.estimates import TUNING_SHARE
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import MOST_BATCH, MOST_LAYERS, Operand, changed_options, option, pairs, parse_counts
 
@@ -53,10 +53,8 @@ class Measurement(Request):
 
 
 class Evaluate(Measurement):
-    """Evaluation on the questions of a data set, or on the built-in ones if `dataset_id` is empty.
-
-    With `endpoint` that server is measured; `base_id` and `checkpoint_id` are the models it serves, if known.
-    """
+    """Evaluation on the questions of a data set, or on the built-in ones if `dataset_id` is empty. With `endpoint` that
+    server is measured; `base_id` and `checkpoint_id` are the models it serves, if known."""
 
     kind: ClassVar[str] = "evaluate"
     title: ClassVar[str] = "Evaluate"

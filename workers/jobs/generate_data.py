@@ -19,10 +19,8 @@ SHARD_ROWS = 5000
 
 
 class GenerateData(Request):
-    """Responses to the prompts of `source_id` by base `base_id`, or by the endpoint `endpoint` (several: `a,b`).
-
-    With both, the endpoint serves that base, and its token ids are requested and checked.
-    """
+    """Responses to the prompts of `source_id` by base `base_id`, or by the endpoint `endpoint` (several: `a,b`). With
+    both, the endpoint serves that base, and its token ids are requested and checked."""
 
     kind: ClassVar[str] = "generate_data"
     title: ClassVar[str] = "Generate responses"
@@ -133,7 +131,6 @@ class GenerateData(Request):
         return greedy > 1 or (greedy == 1 and self.samples > len(temperatures))
 
     def _require_template(self, base: Base) -> None:
-        """Raises Unsupported for a system prompt if it is rendered here and the base has no chat template."""
         rendered_here = not self.endpoint or self.api == "completions"
         if self.system_prompt and rendered_here and (base.card or {}).get("chat_template") is False:
             raise Unsupported(

@@ -76,7 +76,6 @@ def result(settings: Settings, chain: Chain) -> dict[str, Any]:
 
 
 def _reduced_sizes(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of the recipe that are too large for `base`, reduced to those of the base."""
     sizes = {"max_length": base.card.get("max_length"), "draft_vocab_size": base.card.get("vocabulary")}
     values = {"max_length": SETTINGS["max_length"].default, **recipe}
     return {key: int(size) for key, size in sizes.items() if size and size < values.get(key, 0)}

@@ -24,19 +24,9 @@ Namer = Callable[[str], str]
 
 
 @dataclass(frozen=True)
-class FixedWork:
-    """Bytes of weights that a training reads regardless of its length: in the tuning, and in sample generations by the
-    base and by the draft."""
-
-    tuning: float = 0.0
-    base: float = 0.0
-    draft: float = 0.0
-
-
-@dataclass(frozen=True)
 class Need:
     """Resources of a job: `work` in operations, bytes of weights, bytes of files or tokens of an endpoint
-    (`workers.jobs.pace` gives the work per second), `disk` and `memory` in bytes."""
+    (`workers.jobs.estimates` has the work per second), `disk` and `memory` in bytes."""
 
     work: float = 0.0
     disk: float = 0.0
@@ -46,7 +36,8 @@ class Need:
     steps: int = 0
     rhythm: str = ""
     """Size of a training's steps and its evaluation interval, in words."""
-    fixed: FixedWork = FixedWork()
+    fixed: float = 0.0
+    """Bytes of weights that a training reads regardless of its length, in its tuning."""
     repeated: int = 1
     """Maximum number of times that the work is done."""
 
@@ -63,10 +54,8 @@ class Rate:
 
 
 class Request(BaseModel):
-    """The request of a job, stored in its row. Raises BadInput, with the field's label, for an invalid value.
-
-    Fields can be passed by position, in the order in which they are declared.
-    """
+    """The request of a job, stored in its row. Raises BadInput, with the field's label, for an invalid value. Fields
+    can be passed by position, in the order in which they are declared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

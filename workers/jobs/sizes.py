@@ -18,7 +18,7 @@ from workers.jobs.request import Need
 BYTES_PER_TOKEN = 14
 """Of stored answers: text and id of a token in JSON."""
 FORWARD_OPERATIONS = 3e8
-"""Fixed cost of a forward of a batch, in operations (3 ms at `pace.OPERATIONS`)."""
+"""Fixed cost of a forward of a batch, in operations (3 ms at `estimates.OPERATIONS`)."""
 PROMPT_TOKENS = 60
 """Estimated tokens of a prompt."""
 STEP_FIXED_BYTES = 2e7

@@ -29,11 +29,9 @@ def submit(
     settings: Settings | None = None,
 ) -> Job:
     """Create and commit the rows of a job and its output, and send its id. With a store its inputs are uploaded first.
-
     `name`: of the output (empty: from `like` or the inputs); `experiment`: its name, created if new; `user`: shown on
     pages. If another job still writes an input, this job waits for it. If the broker is unreachable, the reconciler
-    sends the job later. Raises BadInput, NotFound, Conflict or Unavailable.
-    """
+    sends the job later. Raises BadInput, NotFound, Conflict or Unavailable."""
     settings = settings or load()
     request.check_settings(settings)
     _deliver(settings, request)
@@ -163,8 +161,6 @@ def _deliver(settings: Settings, request: Request) -> None:
 
 
 def _find_inputs(session: Session, request: Request) -> str | None:
-    """Id of the newest unfinished job that writes one of the inputs; None without one. Raises NotFound or Conflict for
-    an input that is missing or not usable."""
     writers = []
     for table, row_id in request.inputs():
         row = session.get(table, row_id)
@@ -183,10 +179,8 @@ def _find_inputs(session: Session, request: Request) -> str | None:
 def _make_output(
     session: Session, request: Request, name: str, experiment_id: str | None, like: str
 ) -> tuple[Request, Any]:
-    """(request with the id of its output row, the new row in state `pending`); None for kinds without an output.
-
-    Raises Conflict if `name` is in use. Without `name` it is `like`, `like-2`, … or a default.
-    """
+    """(request with the id of its output row, the new row in state `pending`); None for kinds without an output. Raises
+    Conflict if `name` is in use. Without `name` it is `like`, `like-2`, … or a default."""
     if not request.output:
         return request, None
     field, table = request.output

@@ -17,18 +17,14 @@ from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.jobs import sizes
 from workers.jobs.evaluate import Tune
-from workers.jobs.request import FixedWork, Namer, Need, Rate, Request
+from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import changed_options, option, pairs
 
 STEP_OPERATIONS = 1000
 """Cost of clipping and updating one parameter (memory-bound) as operations."""
 FIXED_OPERATIONS = 2e9
-"""Fixed cost of an optimizer step as operations (20 ms at `pace.OPERATIONS`). Without it and
+"""Fixed cost of an optimizer step as operations (20 ms at `estimates.OPERATIONS`). Without it and
 `sizes.FORWARD_OPERATIONS`, estimates for tiny bases are half of the actual time."""
-SAMPLED_TOKENS = 2 * 2 * 48
-"""Tokens of a training's sample generations, at its first and its last evaluation."""
-SAMPLED_READS, SAMPLED_LEVELS = 1.5, 3
-"""Reads of the base per sampled token (several rows are verified), and of the draft (one per level)."""
 
 
 class Train(Request):
@@ -128,7 +124,8 @@ class Train(Request):
         base_bytes = sizes.frame_bytes(base) if remote else sizes.weights_bytes(base)
         memory = base_bytes * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
         disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
-        fixed = FixedWork() if remote else _fixed_work(base, draft)
+        tuning = (Tune.options()[key].default for key in ("limit", "max_tokens"))
+        fixed = 0.0 if remote else sizes.tuning_bytes(base, *tuning)
         return Need(work if count else 0.0, disk, memory, config.max_minutes or None, steps, _rhythm(config), fixed)
 
     def command(self, named: Namer) -> list[str]:
@@ -162,11 +159,9 @@ def require_method(base: Base, method: str) -> None:
 
 
 def require_tokenizer(base: Base, data: Dataset) -> None:
-    """Raises BadInput if the data set's token ids are from another tokenizer than the base's.
-
-    Data sets without token ids are tokenized again. Files on another machine are checked when the training begins
-    (`training.batches.load_conversations`).
-    """
+    """Raises BadInput if the data set's token ids are from another tokenizer than the base's. Data sets without token
+    ids are tokenized again. Files on another machine are checked when the training begins
+    (`training.batches.load_conversations`)."""
     folder = Path(data.path)
     try:
         tokenizer_sha256 = json.loads((folder / "dataset.json").read_text(encoding="utf-8")).get("tokenizer_sha256", "")
@@ -182,11 +177,9 @@ def require_tokenizer(base: Base, data: Dataset) -> None:
 
 
 def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> TrainConfig:
-    """The config with `max_length` limited to the base's positions, if it is from the defaults or a recipe.
-
-    Raises BadInput if `typed`, the settings of the user, has a larger one. Does nothing if the card of the base has no
-    number of positions; the training checks the loaded base.
-    """
+    """The config with `max_length` limited to the base's positions, if it is from the defaults or a recipe. Raises
+    BadInput if `typed`, the settings of the user, has a larger one. Does nothing if the card of the base has no number
+    of positions; the training checks the loaded base."""
     longest = (base.card or {}).get("max_length")
     if not longest or config.max_length <= longest:
         return config
@@ -202,23 +195,12 @@ def require_settings(base: Base, config: TrainConfig, typed: Mapping[str, Any]) 
         check(base.card or {}, config)
 
 
-def _fixed_work(base: Base, draft: DraftSize) -> FixedWork:
-    """Fixed work of a training that runs its base in the same process."""
-    sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.step_bytes(base)
-    drafted = SAMPLED_TOKENS * SAMPLED_LEVELS * 4 * draft.multiplied
-    options = Tune.options()
-    return FixedWork(
-        sizes.tuning_bytes(base, options["limit"].default, options["max_tokens"].default), sampled, drafted
-    )
-
-
 def _rhythm(config: TrainConfig) -> str:
     measured = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"
     return f"of {config.step_tokens:,} tokens, {measured}"
 
 
 def _draft_size(base: Base, vocabulary: int, config: Any) -> DraftSize:
-    """Size of a draft with `vocabulary` tokens."""
     if vocabulary and hasattr(config, "draft_vocab_size"):
         config = config.model_copy(update={"draft_vocab_size": vocabulary, "draft_vocab_coverage": 0.0})
     return METHODS[config.method].size(sizes.hidden(base), (base.card or {}).get("vocabulary") or 0, config)

@@ -34,10 +34,8 @@ MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, 
 
 
 def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
-    """Work on a job until it ends, is divided, is taken by another worker, or this worker stops.
-
-    If it was the last shard of a divided job, continue with that job immediately instead of queueing it.
-    """
+    """Work on a job until it ends, is divided, is taken by another worker, or this worker stops. If it was the last
+    shard of a divided job, continue with that job immediately instead of queueing it."""
     worked = False
     try:
         while not stopping.is_set() and not resources.resource_monitor(rules.cached_settings(settings)).look():
@@ -137,7 +135,6 @@ class AttemptSupervisor:
         return child
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Return when the child has ended, the job is lost, or the child exceeds the timeout for stopping."""
         while not _wait_for_exit(child, self.timing.poll_seconds):
             joblog.rotate_if_full(self._log)
             if not self._renew() or self._exceeds_memory(child):
@@ -161,7 +158,6 @@ class AttemptSupervisor:
                 os.kill(child.pid, PAUSE_SIGNAL)  # not the group: its children would end before it can save
 
     def _exceeds_memory(self, child: subprocess.Popen[bytes]) -> bool:
-        """Whether the job exceeds its memory limit; if so, it is set to FAILED."""
         if not (message := memory.memory_limit_error(rules.cached_settings(self.settings), child.pid)):
             return False
         with db.writing(self.settings) as session:
@@ -169,7 +165,6 @@ class AttemptSupervisor:
         return True
 
     def _renew(self) -> bool:
-        """Renew the lease and check for a stop request; False if the job has ended or is lost."""
         try:
             with db.writing(self.settings) as session:
                 stop_requested = jobs.renew(session, self.job_id, self.attempt, self.timing.lease_seconds)
@@ -184,7 +179,6 @@ class AttemptSupervisor:
         return True
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """End the child and everything it started: wait, SIGTERM, SIGKILL."""
         if not _wait_for_exit(child, 0 if self._stop_sent_at else self.timing.kill_seconds):
             identity.signal_group(child.pid, signal.SIGTERM)
             _wait_for_exit(child, self.timing.kill_seconds)
@@ -230,7 +224,6 @@ def failure_hint(reason: str) -> str:
 
 
 def _wait_for_exit(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait at most `seconds` for the child; returns whether it has ended."""
     try:
         child.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -70,7 +70,6 @@ class WebhookNotifier:
             self._queue.put(job)
 
     def _run(self) -> None:
-        """Send the messages. A repeated error is logged only once."""
         while job := self._queue.get():
             error = ""
             try:

@@ -40,14 +40,11 @@ LeaseState = tuple[int, datetime | None]
 
 
 class LeaseMonitor:
-    """Stores the lease of each running job and for how long it has been unchanged, by the observer's monotonic clock.
-
-    A worker changes its job's `lease_until` with every renewal. The date itself is not compared with the current time:
-    clocks of machines differ and can be set (as in the leader election of Kubernetes). Call `expired` frequently.
-
-    At most `longest_step` seconds count between two calls, so that leases do not expire because the observer, or the
-    whole machine, was suspended.
-    """
+    """Stores the lease of each running job and for how long it has been unchanged, by the observer's monotonic clock. A
+    worker changes its job's `lease_until` with every renewal. The date itself is not compared with the current time:
+    clocks of machines differ and can be set (as in the leader election of Kubernetes). Call `expired` frequently. At
+    most `longest_step` seconds count between two calls, so that leases do not expire because the observer, or the whole
+    machine, was suspended."""
 
     def __init__(self, lease_seconds: float, longest_step: float, clock: Callable[[], float] = time.monotonic):
         self._lease_seconds, self._longest_step, self._clock = lease_seconds, longest_step, clock

@@ -67,8 +67,6 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
 def _run_divided(
     request: GenerateData, context: JobContext, source: str, options: GenerateOptions
 ) -> dict[str, Any] | Division:
-    """The missing shards, or the report of the finished data set. Raises JobFailed if shards failed; after a cancel
-    merges the finished rows and raises Cancelled."""
     place, author, folder = _place(request, context), _author(request, context), _folder(request, context)
     parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
     if len(parts) > MOST:
@@ -151,7 +149,6 @@ def _stopped(request: GenerateData, context: JobContext, rows: int, report: dict
 
 
 def _log_to_parent(context: JobContext, report: dict[str, Any]) -> None:
-    """Add a line to the log of the parent job."""
     failed = len(report["failed"])
     skipped = f", {failed} skipped" if failed else ""
     with context.session() as session:
@@ -164,7 +161,6 @@ def _log_to_parent(context: JobContext, report: dict[str, Any]) -> None:
 
 
 def _must_have_rows(report: dict[str, Any]) -> None:
-    """Raises BadInput if every conversation was left out."""
     if not report["rows"] and report["left_out"]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report["left_out"].items())
         raise BadInput(
@@ -174,7 +170,6 @@ def _must_have_rows(report: dict[str, Any]) -> None:
 
 
 def _publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
-    """Write the preview for the data set's page, then fill its row, fenced."""
     folder = _folder(request, context)
     if request.base_id:
         write_preview(context, folder, context.input_with_files(Base, request.base_id).path)
@@ -232,7 +227,6 @@ def _options(request: GenerateData) -> GenerateOptions:
 def _answer(
     request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
-    """Generate the missing answers to data set `source` into `folder`; returns the report."""
     if request.endpoint:
         return _answer_remotely(request, context, source, folder, options)
     from corpus.generate_local import generate_local, generation_dtype

@@ -65,7 +65,6 @@ def _prompts(request: ImportPrompts, context: JobContext, folder: Path) -> tuple
 
 
 def _answered(request: ImportAnswered, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
-    """Import conversations, rendered and tokenized with the base's template."""
     base = context.input_with_files(Base, request.base_id)
     tokenizer = load_tokenizer(base.path)
     masking = partial(mask_conversation, tokenizer=tokenizer, eos_ids=read_eos_ids(base.path, tokenizer))
@@ -78,7 +77,6 @@ def _answered(request: ImportAnswered, context: JobContext, folder: Path) -> tup
 
 
 def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
-    """Import a suite in its own format, from the file or from the Hub."""
     check_suite(request.suite)
     name, limit = request.original_name, request.limit
     if request.path:
@@ -93,7 +91,6 @@ def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[d
 
 
 def _download_suite(suite_name: str, context: JobContext, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The suite's file from the Hub, and its origin."""
     suite = SUITES[suite_name]
     hint = f"Use its file instead: {suite.form}."
     if suite.hub is None:
@@ -109,7 +106,6 @@ def _download_suite(suite_name: str, context: JobContext, folder: Path) -> tuple
 
 
 def _options(request: ImportFile, source: InputFile, context: JobContext) -> dict[str, Any]:
-    """Keyword arguments of `corpus.importing.import_prompts` and `import_answered`."""
     return {
         "original_name": request.original_name,
         "size": source.size,
