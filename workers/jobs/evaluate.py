@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 from sqlalchemy.orm import Session
 
 from models.methods import trees
@@ -24,6 +24,7 @@ STEPS_PER_TOKEN = 1.7
 """Decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4."""
 REPLAY_STEPS_PER_TOKEN = 0.5
 """Drafted steps per recorded token, at τ 2."""
+LAYERS = "Layers of standalone drafts"
 FORWARDS = 60
 """Six rounds of ten row counts; a batch of n sequences costs as much as 3 + n single rows, including the drafts of a
 round."""
@@ -75,9 +76,7 @@ class Evaluate(Measurement):
         "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model name"
     )
     plain_model: str = setting(
-        "",
-        "Model name of the same base without a draft on that endpoint, to measure the speedup.",
-        label="Model name without a draft",
+        "", "Model name of that base without a draft, to measure the speedup.", label="Model name without a draft"
     )
     matrix_id: str = ""  # the matrix of this cell
     evaluation_id: str = ""
@@ -164,27 +163,15 @@ class PlanRequest(Measurement):
     limit: int = setting(6, "Maximum number of questions.", 1)
     max_tokens: int = setting(48, "Maximum new tokens per response.", 8)
     batches: list[int] = setting([1, 2, 4, 8, 16], "Batch sizes to plan for, such as 1,4,16.", label="Batch sizes")
-    layers: list[int] = setting(
-        [2, 4, 8], "Numbers of layers of standalone drafts.", label="Layers of standalone drafts"
-    )
+    layers: list[int] = setting([2, 4, 8], "Numbers of layers of standalone drafts.", label=LAYERS)
     costs: dict[str, Any] = {}
-    draft_hidden_size: int = setting(
-        0,
-        "Hidden size of standalone drafts; 0: that of the base.",
-        0,
-        10**6,
-        label="Hidden size of standalone drafts",
-    )
+    draft_hidden_size: int = setting(0, "0: that of the base.", 0, 10**6, label="Hidden size of standalone drafts")
 
-    @field_validator("batches", mode="before")
+    @field_validator("batches", "layers", mode="before")
     @classmethod
-    def _parse_batches(cls, value: Any) -> Any:
-        return parse_counts("Batch sizes", value, MOST_BATCH) if isinstance(value, str) else value
-
-    @field_validator("layers", mode="before")
-    @classmethod
-    def _parse_layers(cls, value: Any) -> Any:
-        return parse_counts("Layers of standalone drafts", value, MOST_LAYERS) if isinstance(value, str) else value
+    def _parse_counts(cls, value: Any, field: ValidationInfo) -> Any:
+        label, most = ("Batch sizes", MOST_BATCH) if field.field_name == "batches" else (LAYERS, MOST_LAYERS)
+        return parse_counts(label, value, most) if isinstance(value, str) else value
 
     def need(self, session: Session) -> Need:
         """The questions, answered without and with the draft, and forward passes per batch size and row count."""
