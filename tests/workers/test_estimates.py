@@ -287,14 +287,6 @@ def test_each_job_keeps_what_it_was_estimated_at(asked: Settings) -> None:
     assert 0.5 < submit(ImportPrompts(path=str(file)), settings=asked).estimated_seconds < 3
 
 
-def test_a_small_file_says_little_of_a_large_one(asked: Settings) -> None:
-    small, large = asked.home / "small.jsonl", asked.home / "large.jsonl"
-    small.write_bytes(bytes(20_000)), large.write_bytes(bytes(2_000_000))
-    alone = guess(asked, ImportPrompts(path=str(large))).seconds
-    ran(asked, ImportPrompts(path=str(small)), 1.0, queue="io")
-    assert alone < guess(asked, ImportPrompts(path=str(large))).seconds < 2 * alone
-
-
 def test_an_endpoint_is_known_by_what_it_did(asked: Settings) -> None:
     request = GenerateData("prompts", endpoint="far", max_tokens=100)
     assert guess(asked, request).seconds is None and "endpoint" in guess(asked, request).basis
@@ -332,14 +324,6 @@ def test_drafts_learn_as_fast_as_the_probe_says_of_float32(asked: Settings) -> N
     told = older | {"learned_operations_per_second": 1e8, "learned_bytes_per_second": 1e12}
     (asked.home / PROBE).write_text(json.dumps(told))
     assert guess(asked, request).seconds > 5 * before
-
-
-def test_starts_that_are_quick_here_are_learned(asked: Settings) -> None:
-    """Where a whole job takes less than its start was thought to."""
-    file = asked.home / "a.jsonl"
-    file.write_text('{"prompt": "x"}\n' * 100)
-    ran(asked, ImportPrompts(path=str(file)), 0.5)
-    assert guess(asked, ImportPrompts(path=str(file))).seconds == pytest.approx(0.45, abs=0.001)  # its start
 
 
 @pytest.mark.parametrize("batch", [64, 256, 512, 4096])

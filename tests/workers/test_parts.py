@@ -321,7 +321,7 @@ def test_the_last_line_of_a_log_skips_our_own_headers(tmp_path: Path) -> None:
 
 
 def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:
-    from workers.supervise.tasks import run_job
+    from workers.supervise.attempt import run_job
 
     run_job("../../etc/passwd")
     run_job("f" * 32)

@@ -38,14 +38,10 @@ OPERATIONS, MEMORY = 1e11, 2e10
 """Operations per second in matrix products and bytes read per second of a CPU, before a probe has run."""
 TUNING_SHARE = 0.4
 """`Rate.share` of a tuning, measured with the starter model on two cores like all shares."""
-LEAST_WORK = 0.1
-"""Minimum share of work in the time of a past job with files or an endpoint."""
 TELLING = 0.5
-"""Minimum share of work in the time of other past jobs for their pace to be used."""
+"""Minimum share of work in the time of a past job for its pace to be used."""
 MOST_FACTOR = 30.0
 """Maximum factor between the pace of past jobs and of the probe."""
-USUAL_SECONDS = 0.5
-"""Seconds of work at `Rate.bytes` that are added to each past job, as small files take little beyond the start."""
 
 
 @dataclass(frozen=True)
@@ -135,40 +131,23 @@ def _estimate(request: Request, need: Need, pace: Pace | None, home: Path) -> Es
 
 
 def _pace(session: Session, request: Request, home: Path, fixed_reads: float) -> Pace | None:
-    """The pace of a request: from the latest similar jobs, or from the probe; None for the first job of an endpoint."""
-    past = _past(session, request)
-    if not request.rate.share or getattr(request, "endpoint", ""):
-        return _pace_without_probe(request, past)
-    probe, fixed = _Probe.read(home), _fixed_seconds(request, fixed_reads, home)
+    """The pace of a request: from the latest jobs like it with the same base or endpoint, or from the probe; None for
+    the first job of an endpoint."""
+    fixed = _fixed_seconds(request, fixed_reads, home)
+    if request.rate.bytes:
+        return Pace(request.rate.bytes, "the usual speed for such files", fixed)
+    past = ((job, _seconds(job)) for job in _past(session, request))
+    telling = [(job, seconds - fixed) for job, seconds in past if seconds - fixed >= TELLING * seconds][:COUNTED]
+    rates = [job.work * _passes(session, job) / worked for job, worked in telling]
+    basis = "the last similar job" if len(rates) == 1 else f"the last {len(rates)} similar jobs"
+    rate = statistics.median(rates) if rates else 0.0
+    if getattr(request, "endpoint", "") or not request.rate.share:
+        return Pace(rate, basis, fixed) if rates else None
+    probe = _Probe.read(home)
     expected = request.rate.share * getattr(probe, request.rate.unit)
-    times = [(job, _seconds(job)) for job in past if job.request.get("base_id") == request.base_id]
-    telling = [(job, seconds - fixed) for job, seconds in times if seconds - fixed >= TELLING * seconds]
-    rates = [job.work * _passes(session, job) / worked for job, worked in telling[:COUNTED]]
     if not rates:
         return Pace(expected, probe.basis, fixed)
-    rate = min(max(statistics.median(rates), expected / MOST_FACTOR), expected * MOST_FACTOR)
-    return Pace(rate, _basis(rates), fixed)
-
-
-def _pace_without_probe(request: Request, past: list[Job]) -> Pace | None:
-    """Pace of work that the probe does not measure: files and endpoints."""
-    fixed = START_SECONDS[request.queue] + request.rate.loading
-    fields = request.to_json()
-    past = ([job for job in past if _are_equal(job.request, fields, ("base_id",))] or past)[:COUNTED]
-    if past:
-        durations = [_seconds(job) for job in past]
-        fixed = min(fixed, (1 - LEAST_WORK) * min(durations))
-        usual, least = (USUAL_SECONDS * request.rate.bytes, USUAL_SECONDS) if request.rate.bytes else (0.0, 0.05)
-        worked = [max(seconds - fixed, 0.0) for seconds in durations]
-        rates = [(job.work + usual) / (seconds + least) for job, seconds in zip(past, worked, strict=True)]
-        return Pace(statistics.median(rates), _basis(rates), fixed)
-    if getattr(request, "endpoint", "") or not request.rate.bytes:
-        return None
-    return Pace(request.rate.bytes, "the usual speed for such files", fixed)
-
-
-def _basis(rates: Sequence[float]) -> str:
-    return "the last similar job" if len(rates) == 1 else f"the last {len(rates)} similar jobs"
+    return Pace(min(max(rate, expected / MOST_FACTOR), expected * MOST_FACTOR), basis, fixed)
 
 
 def _passes(session: Session, job: Job) -> int:
@@ -212,16 +191,12 @@ def _fixed_seconds(request: Request, fixed_reads: float, home: Path) -> float:
 def _past(session: Session, request: Request) -> list[Job]:
     told = (Job.state == JobState.SUCCEEDED, Job.work > 0, Job.attempt == 1, Job.shards == 0)
     query = select(Job).where(Job.kind == request.kind, *told).order_by(Job.finished_at.desc()).limit(LOOKED_AT)
-    fields = request.to_json()
+    own = {key: getattr(request, key, None) or "" for key in ("method", "endpoint", "base_id")}
     return [
         job
         for job in session.scalars(query)
-        if _are_equal(job.request, fields, ("method", "endpoint")) and not _hit_time_limit(job)
+        if own == {key: job.request.get(key) or "" for key in own} and not _hit_time_limit(job)
     ]
-
-
-def _are_equal(one: dict, other: dict, keys: tuple[str, ...]) -> bool:
-    return all((one.get(key) or "") == (other.get(key) or "") for key in keys)
 
 
 def _hit_time_limit(job: Job) -> bool:

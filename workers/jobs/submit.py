@@ -12,9 +12,9 @@ from tracking import db, jobs, queries, shards, stored
 from tracking.names import KIND_NAMES, check_free_name, check_name, find_named, free_name, release_name, to_allowed_name
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Dataset, Evaluation, Job
+from workers.celery_app import publish
 from workers.jobs.builtin import added_sets, find_built_in
 from workers.jobs.estimates import Estimate, estimate
-from workers.jobs.publish import publish
 from workers.jobs.request import Request
 from workers.jobs.requests import Evaluate, Train, from_json
 

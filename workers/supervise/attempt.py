@@ -16,14 +16,14 @@ import time
 from speculoos import faults, logs, resources
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.redaction import known_secrets, redact
-from speculoos.settings import Settings
+from speculoos.settings import Settings, load
 from tracking import db, jobs, leases, reports, rules, shards
 from tracking.states import JobState
 from workers import identity, joblog, memory
+from workers.celery_app import TASK, app, publish_ready
 from workers.child.context import EXIT_FENCED, EXIT_ORPHANED, SUPERVISOR_PID
 from workers.child.main import PAUSE_SIGNAL, SPACE_HINT, describe_error
-from workers.jobs.publish import publish_ready
-from workers.timing import JobTiming
+from workers.timing import JobTiming, job_timing
 
 log = logging.getLogger(__name__)
 stopping = threading.Event()
@@ -31,6 +31,16 @@ stopping = threading.Event()
 KILLED_REASON = "it was killed, perhaps because memory ran out"
 SIGNALS = {signal.SIGKILL: KILLED_REASON, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
+
+
+@app.task(name=TASK)
+def run_job(job_id: str) -> None:
+    """The only Celery task: supervise a job if it can be claimed; a second or late message for it does nothing."""
+    try:
+        with logs.with_log_context(job=str(job_id)):
+            supervise_job(load(), str(job_id), job_timing())
+    except SpeculoosError as error:  # the row is unchanged; the reconciler sends a new message
+        log.warning("Job %s was not started: %s", job_id, error)
 
 
 def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:

@@ -24,7 +24,7 @@ from speculoos.settings import Settings, load
 from tracking import db, jobs, leases, processes, reports, workload
 from tracking.tables import Job, now
 from workers import identity
-from workers.jobs.publish import publish
+from workers.celery_app import publish
 from workers.supervise.ended import WebhookNotifier
 from workers.timing import JobTiming, job_timing
 
