@@ -24,6 +24,9 @@ STEPS_PER_TOKEN = 1.7
 """Decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4."""
 REPLAY_STEPS_PER_TOKEN = 0.5
 """Drafted steps per recorded token, at τ 2."""
+TUNING_STEPS = 250
+"""Forwards and steps of a tuning besides those of its questions (`decoding.tuning.measure_forward`: wide forwards take
+longer)."""
 LAYERS = "Layers of standalone drafts"
 FORWARDS = 60
 """Six rounds of ten row counts; a batch of n sequences costs as much as 3 + n single rows, including the drafts of a
@@ -47,6 +50,11 @@ class Measurement(Request):
 
     def default_name(self, session: Session) -> str:
         return queries.model_name(session, self.base_id, self.checkpoint_id or None)
+
+    def reads(self, session: Session, steps: float, repeated: int = 1) -> Need:
+        """Need of `steps` decoding steps, each of which reads the weights once."""
+        base = sizes.found(session, Base, self.base_id)
+        return Need(steps * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8, repeated=repeated)
 
     def model(self, named: Namer) -> str:
         """`base` or `base@checkpoint`, for a command."""
@@ -129,15 +137,11 @@ class Evaluate(Measurement):
 
     def need(self, session: Session) -> Need:
         """Every question twice, plain and with the draft; a step reads the weights once. For a server: tokens."""
-        turns = 1.0
-        if self.dataset_id:
-            turns = sizes.turns(sizes.found(session, Dataset, self.dataset_id))
+        turns = sizes.turns(sizes.found(session, Dataset, self.dataset_id)) if self.dataset_id else 1.0
         tokens = sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
         if self.endpoint:
             return Need(tokens * (2 if self.plain_model else 1), 1e5)
-        base = sizes.found(session, Base, self.base_id)
-        work = tokens * (STEPS_PER_TOKEN if self.drafts else 1) * sizes.step_bytes(base)
-        return Need(work, 1e5, sizes.weights_bytes(base) * 1.3 + 5e8, repeated=self.most_passes)
+        return self.reads(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1), self.most_passes)
 
     def command(self, named: Namer) -> list[str]:
         words = ["evaluate", *option("model", named(self.base_id)), *option("checkpoint", named(self.checkpoint_id))]
@@ -177,10 +181,8 @@ class PlanRequest(Measurement):
         """The questions, answered without and with the draft, and forward passes per batch size and row count."""
         if self.costs:
             return Need(0.0, 1e5)
-        base = sizes.found(session, Base, self.base_id)
         generated = self.limit * self.max_tokens * 2 if self.checkpoint_id else 0
-        forwards = FORWARDS * sum(3 + batch for batch in self.batches)
-        return Need((generated + forwards) * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
+        return self.reads(session, generated + FORWARDS * sum(3 + batch for batch in self.batches))
 
     def command(self, named: Namer) -> list[str]:
         words = ["plan", Operand(self.model(named)), *(["--machine", "FILE"] if self.costs else [])]
@@ -211,13 +213,10 @@ class ReplayRequest(Measurement):
 
     def need(self, session: Session) -> Need:
         """Every recorded response once, in speculative steps."""
-        base = sizes.found(session, Base, self.base_id)
         data = sizes.found(session, Dataset, self.dataset_id)
         rows = sizes.expected_rows(session, data)
         tokens = sizes.answer_tokens(data, rows) * min(self.limit / rows, 1.0) if rows else 0.0
-        return Need(
-            tokens * REPLAY_STEPS_PER_TOKEN * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8
-        )
+        return self.reads(session, tokens * REPLAY_STEPS_PER_TOKEN)
 
     def command(self, named: Namer) -> list[str]:
         data, draft = Operand(named(self.dataset_id)), self.model(named)
@@ -246,13 +245,11 @@ class Tune(Measurement):
         check_sampling((), (), [self.dtype])
 
     def need(self, session: Session) -> Need:
-        base = sizes.found(session, Base, self.base_id)
-        work = sizes.tuning_bytes(base, self.limit, self.max_tokens)
-        return Need(work, 1e5, sizes.weights_bytes(base) * 1.3 + 5e8)
+        """At most a step per token with the widest tree, then forwards of every width."""
+        return self.reads(session, self.limit * self.max_tokens + TUNING_STEPS)
 
     def command(self, named: Namer) -> list[str]:
-        words = ["tune", Operand(self.model(named))]
-        words += option("questions", named(self.dataset_id))
+        words = ["tune", Operand(self.model(named)), *option("questions", named(self.dataset_id))]
         return [*words, *changed_options(self, *type(self).options())]
 
 

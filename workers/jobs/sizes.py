@@ -23,9 +23,6 @@ PROMPT_TOKENS = 60
 """Estimated tokens of a prompt."""
 STEP_FIXED_BYTES = 2e7
 """Fixed cost of a decoding step, in bytes read (about 1 ms)."""
-TUNING_STEPS = 250
-"""Forwards and steps of a tuning besides those of its questions (`decoding.tuning.measure_forward`: wide forwards take
-longer)."""
 
 
 def found(session: Session, table: type[Table], row_id: str) -> Any:
@@ -95,17 +92,6 @@ def steps(config: TrainConfig, tokens: float, length: float) -> int:
     return min(count, config.max_steps) if config.max_steps else count
 
 
-def held_out_tokens(config: TrainConfig, tokens: float, count: int) -> float:
-    """Tokens of the validation split, of `tokens` in `count` conversations."""
-    return tokens * min(config.held_out, config.max_held_out / max(count, 1))
-
-
-def draft_vocabulary(base: Base, config: Any) -> int:
-    """Maximum size of the draft vocabulary: the configured one, or that of the base."""
-    full = int((base.card or {}).get("vocabulary") or 0)
-    return min(getattr(config, "draft_vocab_size", 0) or full, full)
-
-
 def parameters(base: Base) -> float:
     """Number of parameters from the base's card; 0 if unknown."""
     return (base.card or {}).get("parameters") or 0
@@ -125,16 +111,6 @@ def step_bytes(base: Base) -> float:
     """Bytes read by a decoding step, including STEP_FIXED_BYTES; 0 if the base's size is unknown."""
     weights = weights_bytes(base)
     return weights + STEP_FIXED_BYTES if weights else 0.0
-
-
-def tuning_bytes(base: Base, questions: int, tokens: int) -> float:
-    """Bytes read by a tuning: at most a step per token with the widest tree, then forwards of every width."""
-    return (questions * tokens + TUNING_STEPS) * step_bytes(base)
-
-
-def frame_bytes(base: Base) -> float:
-    """Bytes of embeddings and LM head in float32, which a training loads if a server runs the base."""
-    return 2 * 4 * ((base.card or {}).get("vocabulary") or 0) * hidden(base)
 
 
 def cache_bytes(base: Base) -> float:
