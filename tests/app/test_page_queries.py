@@ -17,7 +17,6 @@ from app.views.experiment_view import view as experiment
 from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
-from app.widgets import review
 from app.widgets.list_query import ListQuery
 from ops.health import HealthPart
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
@@ -27,7 +26,7 @@ from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, now
 from workers.jobs import builtin, sizes
 from workers.jobs.builtin import BUILT_IN
-from workers.jobs.estimates import Estimate, estimate
+from workers.jobs.estimates import estimate
 from workers.jobs.requests import GenerateData, Train
 from workers.jobs.submit import add_built_in
 
@@ -131,21 +130,6 @@ def test_a_cancelled_job_says_why_it_was_cancelled():
     reason = "Not started, because “Import x” failed; retry that job and this one follows."
     assert reason in job_view.banner(Job(kind="train", state="CANCELLED", error=reason))
     assert "Stopped at your request" in job_view.banner(Job(kind="train", state="CANCELLED"))
-
-
-def test_an_evaluation_says_what_it_takes_on_a_busy_machine() -> None:
-    """On the form of the matrix and on the job's page, while it runs."""
-    estimate = Estimate(180.0, 1.0, 0.0, 0.0, "a probe", 1e12, 1e12, longest=540.0)
-    for html in (review.figures(estimate), review.line(estimate)):
-        assert "about 3 min" in html and "up to 9 min if the machine is busy" in html
-    assert "busy" not in review.line(replace(estimate, longest=None))
-    drafted, plain = ({"base_id": "b", "checkpoint_id": draft} for draft in ("heads", ""))
-    job = Job(kind="evaluate", state="RUNNING", request=drafted, estimated_seconds=180.0)
-    assert "(estimated: 3 min, up to 9 min if the machine is busy)" in job_view.banner(job)
-    job.done, job.total, job.unit, job.eta_seconds, job.progress_note = 8, 60, "questions", 95.0, ""
-    assert job_view.progress_words(job) == "8 of 60 questions · at most 1 min 35 s left"
-    alone = Job(kind="evaluate", state="RUNNING", request=plain, estimated_seconds=180.0, eta_seconds=95.0)
-    assert "busy" not in job_view.banner(alone) and "at most" not in job_view.time_left(alone)
 
 
 def test_every_kind_of_prompt_file_that_can_be_read_can_be_uploaded():

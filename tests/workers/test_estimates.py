@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select
 
-from cli.commands.matrix import expected
 from cli.main import main
 from models.methods import METHODS, train_config
 from models.methods.recipes import config_for, load_recipe
@@ -200,22 +199,6 @@ def test_an_evaluation_that_asked_again_teaches_the_pace_of_one_pass(both: Setti
         job = session.scalars(select(Job)).one()
         session.get_one(Evaluation, job.request["evaluation_id"]).result = {"passes": 3}
     assert guess(both, request).seconds == pytest.approx(START_SECONDS["gpu"] + fresh, rel=0.01)
-
-
-def test_an_evaluation_with_drafting_says_its_worst_case(asked: Settings) -> None:
-    """Three times its work, with one start; nothing of plain decoding, which is not repeated."""
-    drafted, plain = guess(asked, Evaluate("base", "heads")), guess(asked, Evaluate("base"))
-    start = START_SECONDS["gpu"]
-    assert drafted.longest == pytest.approx(start + 3 * (drafted.seconds - start)) and plain.longest is None
-    assert guess(asked, ANSWERS).longest is None
-    cells = Matrix([{"base_id": "base", "checkpoint_id": "heads"}, {"base_id": "base"}])
-    assert guess(asked, cells).longest == pytest.approx(drafted.longest + plain.seconds)
-    told = expected(asked, cells)
-    assert (told["seconds"], told["longest_seconds"]) == (
-        round(drafted.seconds + plain.seconds),
-        round(drafted.longest + plain.seconds),
-    )
-    assert expected(asked, Matrix([{"base_id": "base"}]))["longest_seconds"] is None
 
 
 def test_an_evaluation_counts_its_tokens(asked: Settings) -> None:

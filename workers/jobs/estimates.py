@@ -47,8 +47,7 @@ MOST_FACTOR = 30.0
 @dataclass(frozen=True)
 class Estimate:
     """`seconds` (None: unknown), `work` in units of the pace, bytes on disk and in memory, the basis of the time, and
-    the optimizer steps of a training with their size and evaluation interval (`rhythm`). `longest`: seconds if a busy
-    machine makes an evaluation repeat its questions; None without repeats."""
+    the optimizer steps of a training with their size and evaluation interval (`rhythm`)."""
 
     seconds: float | None
     work: float
@@ -59,7 +58,6 @@ class Estimate:
     free_memory: float
     steps: int = 0
     rhythm: str = ""
-    longest: float | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -92,12 +90,10 @@ def estimate(session: Session, request: Request, home: Path) -> Estimate:
     if not cells:
         return _estimate(request, Need(), None, home)
     estimates = of_cells(session, cells, home)  # they run one after the other, each in its own process
-    seconds = sum(cell.seconds or 0.0 for cell in estimates) if all(cell.seconds for cell in estimates) else None
-    repeats = any(cell.longest for cell in estimates)
+    known = all(cell.seconds for cell in estimates)
     return replace(
         estimates[0],
-        seconds=seconds,
-        longest=sum(cell.longest or cell.seconds for cell in estimates) if seconds and repeats else None,
+        seconds=sum(cell.seconds or 0.0 for cell in estimates) if known else None,
         work=sum(cell.work for cell in estimates),
         disk=sum(cell.disk for cell in estimates),
         memory=max(cell.memory for cell in estimates),
@@ -118,16 +114,13 @@ def of_cells(session: Session, cells: Sequence[Request], home: Path) -> list[Est
 
 
 def _estimate(request: Request, need: Need, pace: Pace | None, home: Path) -> Estimate:
-    seconds = longest = None
-    if pace:
-        seconds = pace.fixed + need.work / pace.rate
-        longest = pace.fixed + need.repeated * need.work / pace.rate if need.repeated > 1 else None
+    seconds = pace.fixed + need.work / pace.rate if pace else None
     if need.minutes:
         limit = need.minutes * 60 + _fixed_seconds(request, need.fixed, home)
         seconds = min(seconds or need.minutes * 60, limit)
     free = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
     basis = pace.basis if pace else UNMEASURED if need.work else UNKNOWN
-    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm, longest)
+    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm)
 
 
 def _pace(session: Session, request: Request, home: Path, fixed_reads: float) -> Pace | None:

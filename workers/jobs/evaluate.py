@@ -12,7 +12,7 @@ from speculoos.errors import BadInput
 from speculoos.settings import DTYPES
 from speculoos.suites import BUILT_IN_SUITE_NAME, OWN_SUITE_NAME, suite_title
 from tracking import queries
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Table
+from tracking.tables import Base, Dataset, Evaluation
 from workers.jobs import sizes
 from workers.jobs.builtin import QUESTIONS, built_in_of
 from workers.jobs.estimates import TUNING_SHARE
@@ -43,18 +43,13 @@ class Measurement(Request):
 
     rate: ClassVar[Rate] = Rate(share=1.0, unit="reads")
 
-    def inputs(self) -> list[tuple[type[Table], str]]:
-        rows = [(Base, self.base_id), (Checkpoint, self.checkpoint_id), (Dataset, self.dataset_id)]
-        endpoint = getattr(self, "endpoint", "")
-        return [(table, row_id) for table, row_id in rows if row_id or (table is Base and not endpoint)]
-
     def default_name(self, session: Session) -> str:
         return queries.model_name(session, self.base_id, self.checkpoint_id or None)
 
-    def reads(self, session: Session, steps: float, repeated: int = 1) -> Need:
+    def reads(self, session: Session, steps: float) -> Need:
         """Need of `steps` decoding steps, each of which reads the weights once."""
         base = sizes.found(session, Base, self.base_id)
-        return Need(steps * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8, repeated=repeated)
+        return Need(steps * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
 
     def model(self, named: Namer) -> str:
         """`base` or `base@checkpoint`, for a command."""
@@ -141,7 +136,7 @@ class Evaluate(Measurement):
         tokens = sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
         if self.endpoint:
             return Need(tokens * (2 if self.plain_model else 1), 1e5)
-        return self.reads(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1), self.most_passes)
+        return self.reads(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1))
 
     def command(self, named: Namer) -> list[str]:
         words = ["evaluate", *option("model", named(self.base_id)), *option("checkpoint", named(self.checkpoint_id))]
@@ -271,12 +266,3 @@ def suite_of(data: Dataset | None) -> str:
     if data is None or built_in_of(data.config) == QUESTIONS:
         return BUILT_IN_SUITE_NAME
     return (data.config or {}).get("suite") or OWN_SUITE_NAME
-
-
-def longest_seconds(job: Job) -> float | None:
-    """Maximum seconds of an evaluation that repeats its questions on a busy machine; None for other jobs."""
-    if job.kind != Evaluate.kind or not job.estimated_seconds:
-        return None
-    known = {key: job.request[key] for key in ("checkpoint_id", "drafting", "endpoint") if key in (job.request or {})}
-    passes = Evaluate(**known).most_passes
-    return job.estimated_seconds * passes if passes > 1 else None

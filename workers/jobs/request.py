@@ -9,16 +9,19 @@ that does the work.
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.orm import Session
 
 from models.methods.settings import Setting, settings_error, settings_of
+from speculoos.files import total_bytes
 from speculoos.settings import Settings
-from tracking.tables import Table
+from tracking.tables import Base, Checkpoint, Dataset, Table
 from workers.jobs.words import changed_options, joined, option
 
+INPUTS: dict[str, type[Table]] = {"base_id": Base, "checkpoint_id": Checkpoint, "dataset_id": Dataset}
 Namer = Callable[[str], str]
 """Maps the id of a row to its name, or to the id itself if the name is unknown."""
 
@@ -38,8 +41,6 @@ class Need:
     """Size of a training's steps and its evaluation interval, in words."""
     fixed: float = 0.0
     """Bytes of weights that a training reads regardless of its length, in its tuning."""
-    repeated: int = 1
-    """Maximum number of times that the work is done."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,12 @@ class Request(BaseModel):
         return self.queue
 
     def inputs(self) -> list[tuple[type[Table], str]]:
-        """The rows it reads, as (table, id)."""
-        return []
+        """The rows it reads, as (table, id): by default those of `base_id` (optional with an endpoint), `checkpoint_id`
+        and `dataset_id`."""
+        named = [(field, table) for field, table in INPUTS.items() if field in type(self).model_fields]
+        rows = [(table, getattr(self, field)) for field, table in named if (field, table) != self.output]
+        endpoint = getattr(self, "endpoint", "")
+        return [(table, row_id) for table, row_id in rows if row_id or (table is Base and not endpoint)]
 
     def paths(self) -> list[str]:
         """Files and folders in the request that have no row."""
@@ -137,8 +142,9 @@ class Request(BaseModel):
         return {}
 
     def need(self, session: Session) -> Need:
-        """Resources of the job. Raises NotFound if one of its rows was deleted."""
-        return Need()
+        """Resources of the job: by default those to read its `paths`. Raises NotFound for a deleted row."""
+        size = sum(total_bytes(Path(path)) for path in self.paths())
+        return Need(size, size)
 
     def cells(self, session: Session) -> "Sequence[Request] | None":
         """The jobs of a kind that only submits others, whose estimates are summed; None for other kinds."""

@@ -4,7 +4,6 @@ Unknown counts are estimated from settings and prompts; a base without a card co
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -13,7 +12,6 @@ from models.methods.settings import TrainConfig
 from speculoos.errors import NotFound
 from tracking.names import KIND_NAMES
 from tracking.tables import Base, Dataset, Table
-from workers.jobs.request import Need
 
 BYTES_PER_TOKEN = 14
 """Of stored answers: text and id of a token in JSON."""
@@ -30,12 +28,6 @@ def found(session: Session, table: type[Table], row_id: str) -> Any:
     if row := session.get(table, row_id):
         return row
     raise NotFound(f"This {KIND_NAMES[table.__tablename__]} was deleted; choose another.")
-
-
-def file_need(path: str) -> Need:
-    """Need of a job that reads a file or folder; 0 bytes if it is not on this machine."""
-    size = folder_bytes(path)
-    return Need(size, size)
 
 
 def turns(data: Dataset) -> float:
@@ -118,11 +110,3 @@ def cache_bytes(base: Base) -> float:
     card = base.card or {}
     heads = card.get("heads") or 1
     return 2 * (card.get("layers") or 0) * hidden(base) / heads * (card.get("kv_heads") or heads) * 4
-
-
-def folder_bytes(path: str) -> float:
-    """Bytes of a file, or of the files directly in a folder; 0 if it does not exist."""
-    target = Path(path)
-    if target.is_file():
-        return target.stat().st_size
-    return sum(file.stat().st_size for file in target.glob("*") if file.is_file()) if path and target.is_dir() else 0

@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session
 from formats import find_format
 from models.methods.settings import setting
 from speculoos.errors import Conflict
+from speculoos.files import total_bytes
 from tracking import queries
 from tracking.names import STARTER
-from tracking.tables import Base, Checkpoint, Dataset, Table
+from tracking.tables import Base, Checkpoint, Dataset
 from workers.jobs import sizes
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import Operand, changed_options, option, pairs
@@ -56,10 +57,6 @@ class FetchModel(Request):
     def columns(self, session: Session) -> dict[str, Any]:
         return {"source": self.source, "location": self.location}
 
-    def need(self, session: Session) -> Need:
-        """Size of files on this machine; the size of a download is not known yet."""
-        return sizes.file_need(self.location)
-
     def command(self, named: Namer) -> list[str]:
         location = [Operand(self.location)] if self.location else []
         return ["models", "add", *location, "--source", self.source]
@@ -82,9 +79,6 @@ class ImportDraft(Request):
     layout: str = setting("", "Format of the draft, such as vllm-eagle3; default: detected.", label="Format")
     checkpoint_id: str = ""
 
-    def inputs(self) -> list[tuple[type[Table], str]]:
-        return [(Base, self.base_id)]
-
     def paths(self) -> list[str]:
         return [self.location] if self.source not in NO_PATH else []
 
@@ -94,9 +88,6 @@ class ImportDraft(Request):
     def columns(self, session: Session) -> dict[str, Any]:
         base = queries.find_base(session, self.base_id)
         return {"method": "", "config": self.to_json(), "base_id": base.id, "base_sha256": base.weights_sha256}
-
-    def need(self, session: Session) -> Need:
-        return sizes.file_need(self.location)
 
     def command(self, named: Namer) -> list[str]:
         uploaded = self.source == "upload"  # the user has the folder under its own name
@@ -125,9 +116,6 @@ class ImportFile(Request):
             repo, _, part = self.original_name.partition(":")
             return "-".join(filter(None, [repo.partition("@")[0].rpartition("/")[2], *part.split("/")]))
         return Path(self.original_name or self.path).stem
-
-    def need(self, session: Session) -> Need:
-        return sizes.file_need(self.path)
 
 
 class ImportPrompts(ImportFile):
@@ -177,9 +165,6 @@ class ImportAnswered(ImportFile):
     dataset_id: str = ""
     fields: dict[str, str] = setting({}, FIELDS_HELP)
 
-    def inputs(self) -> list[tuple[type[Table], str]]:
-        return [(Base, self.base_id)]
-
     def columns(self, session: Session) -> dict[str, Any]:
         return {"kind": "conversations", "config": self.to_json(), "base_id": self.base_id}
 
@@ -200,15 +185,12 @@ class Export(Request):
     checkpoint_id: str
     format: str = setting(..., "own, or a server's format: see --list. A zip if --out ends with .zip.")
 
-    def inputs(self) -> list[tuple[type[Table], str]]:
-        return [(Checkpoint, self.checkpoint_id)]
-
     def default_name(self, session: Session) -> str:
         return f"{queries.find_checkpoint(session, self.checkpoint_id).name} for {find_format(self.format).title}"
 
     def need(self, session: Session) -> Need:
         """The checkpoint's files are read, written and read again."""
-        size = sizes.folder_bytes(sizes.found(session, Checkpoint, self.checkpoint_id).path)
+        size = total_bytes(Path(sizes.found(session, Checkpoint, self.checkpoint_id).path))
         return Need(size, 2 * size, 3e8)
 
     def command(self, named: Namer) -> list[str]:
