@@ -17,7 +17,7 @@ from models.checkpoints import load_draft, update_draft_config
 from speculoos.errors import Unsupported
 from speculoos.files import total_bytes
 from speculoos.priority import lower_priority
-from tracking import queries, replays
+from tracking import evaluations, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, now
 from workers.child.context import JobContext
 from workers.child.work.evaluate import asked_questions
@@ -82,13 +82,13 @@ def run_replay(request: ReplayRequest, context: JobContext) -> dict[str, Any]:
     done = replay(recordings, opened.target, opened.make, context, request.limit)
     done, speed = project_times(done, opened.costs())
     result = replay_figures(done, loaded.base.tokenizer) | speed
-    result[replays.KEY] = {"file": data.name, "rows": len(done.rows), "drafting": request.drafting}
+    result[evaluations.REPLAYED] = {"file": data.name, "rows": len(done.rows), "drafting": request.drafting}
     answers = [playground_answer(row, loaded.base.tokenizer, data.name) for row in done.rows[: request.show]]
     with context.fenced() as session:
         evaluation = session.get_one(Evaluation, request.evaluation_id)
         evaluation.state, evaluation.result = "ready", result
         model = queries.model_name(session, request.base_id, request.checkpoint_id)
-        chats = [run.group_id for run in replays.save_responses(session, model, answers)]
+        chats = [run.group_id for run in evaluations.save_responses(session, model, answers)]
     return {"evaluation_id": request.evaluation_id, "chats": chats, **speed, "tau": result["mean_accepted_length"]}
 
 
