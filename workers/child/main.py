@@ -21,7 +21,7 @@ from speculoos.faults import disk_full, out_of_memory
 from speculoos.private import set_private_umask
 from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import load
-from tracking import db, jobs, rules, shards
+from tracking import db, jobs, shards
 from tracking.shards import Division
 from workers.child.context import EXIT_FENCED, SUPERVISOR_PID, JobContext
 from workers.jobs.requests import from_json
@@ -87,7 +87,6 @@ def die_with_parent() -> None:
 def _work(context: JobContext) -> Result:
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)
-        context.settings = rules.apply_rules(context.settings, rules.chosen_rules(session))
     limit_child_memory(job.kind, context.settings)
     return from_json(job.kind, job.request).run(context) or {}
 

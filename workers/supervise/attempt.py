@@ -17,7 +17,7 @@ from speculoos import faults, logs, resources
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.redaction import known_secrets, redact
 from speculoos.settings import Settings, load
-from tracking import db, jobs, leases, reports, rules, shards
+from tracking import db, jobs, leases, reports, shards
 from tracking.states import JobState
 from workers import identity, joblog, memory
 from workers.celery_app import TASK, app, publish_ready
@@ -48,7 +48,7 @@ def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
     shard of a divided job, continue with that job immediately instead of queueing it."""
     worked = False
     try:
-        while not stopping.is_set() and not resources.resource_monitor(rules.cached_settings(settings)).look():
+        while not stopping.is_set() and not resources.resource_monitor(settings).look():
             with db.writing(settings) as session:
                 attempt = jobs.claim(session, job_id, identity.worker_id(), timing.lease_seconds)
             if attempt is None:
@@ -107,7 +107,7 @@ class AttemptSupervisor:
         log.warning("%s", error)
         try:
             with db.writing(self.settings) as session:
-                if shortage := resources.find_shortage(rules.cached_settings(self.settings)):
+                if shortage := resources.find_shortage(self.settings):
                     jobs.interrupt(session, self.job_id, self.attempt, shortage.note, hint=SPACE_HINT)
                 else:
                     jobs.fail(session, self.job_id, self.attempt, *describe_error(error))
@@ -159,16 +159,14 @@ class AttemptSupervisor:
 
     def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
         """If disk space or memory is short, ask the child to stop at its next safe point; the job resumes later."""
-        if self._stop_sent_at is None and (
-            shortage := resources.resource_monitor(rules.cached_settings(self.settings)).look()
-        ):
+        if self._stop_sent_at is None and (shortage := resources.resource_monitor(self.settings).look()):
             self._shortage, self._stop_sent_at = shortage, time.monotonic()
             log.warning("%s.", shortage.note)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, PAUSE_SIGNAL)  # not the group: its children would end before it can save
 
     def _exceeds_memory(self, child: subprocess.Popen[bytes]) -> bool:
-        if not (message := memory.memory_limit_error(rules.cached_settings(self.settings), child.pid)):
+        if not (message := memory.memory_limit_error(self.settings, child.pid)):
             return False
         with db.writing(self.settings) as session:
             jobs.fail(session, self.job_id, self.attempt, "out_of_memory", message, memory.MEMORY_LIMIT_HINT)
