@@ -113,7 +113,13 @@ class JobContext:
                     cancel = reports.write(session, self.job_id, self.attempt, report)
             except Exception:
                 with self._lock:
-                    self._report = _merged(report, self._report)
+                    new = self._report
+                    self._report = reports.JobReport(
+                        new.progress or report.progress,
+                        report.metrics | new.metrics,
+                        report.logs + new.logs,
+                        report.samples + new.samples,
+                    )
                 raise
             self._cancel = self._cancel or cancel
             self._last_beat = time.monotonic()
@@ -305,9 +311,3 @@ def exit_immediately(reason: str, code: int) -> None:
     """Exit this process without cleanup: nothing may be written any more."""
     log.warning("Exiting: %s.", reason)
     os._exit(code)
-
-
-def _merged(old: reports.JobReport, new: reports.JobReport) -> reports.JobReport:
-    return reports.JobReport(
-        new.progress or old.progress, {**old.metrics, **new.metrics}, old.logs + new.logs, old.samples + new.samples
-    )

@@ -54,20 +54,18 @@ def main(job_id: str, attempt: int) -> int:
         return EXIT_FENCED
     except Cancelled as error:
         _store_stop(context, str(error))
-    except SpeculoosError as error:
-        if _store_pause(context, error):
-            return 0
-        _store_failure(context, error.code, str(error), error.hint)
     except Exception as error:
-        traceback.print_exc()
-        if _store_pause(context, error):
-            return 0
-        _store_failure(context, *describe_error(error))
+        if not isinstance(error, SpeculoosError):
+            traceback.print_exc()
+        if not _store_pause(context, error):
+            _store_failure(context, *describe_error(error))
     return 0
 
 
 def describe_error(error: Exception) -> tuple[str, str, str]:
-    """(code, message, hint) for an unhandled exception; its traceback is only in the log file."""
+    """(code, message, hint) for an exception; the traceback of an unexpected one is only in the log file."""
+    if isinstance(error, SpeculoosError):
+        return error.code, str(error), error.hint
     if out_of_memory(error):
         return "out_of_memory", "The memory was not enough for this job.", "Use a smaller batch or a shorter length."
     if disk_full(error):

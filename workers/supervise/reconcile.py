@@ -74,7 +74,11 @@ def reconcile(
         lost = interrupt_lost(session, silent)
         jobs.cancel_stranded(session)
         jobs.resume_divided(session)
-    kill_lost_attempts(lost, timing)
+    for job in lost:  # a child may outlive its worker and still use the device, but cannot write any more
+        if identity.end_group(job.child, timing.kill_seconds):
+            log.warning("Job %s: ended process %s of attempt %d.", job.id, job.child["pid"], job.attempt)
+        if pids := identity.end_attempts(job.id, job.attempt, timing.kill_seconds):
+            log.warning("Job %s: processes %s of attempt %d do not end.", job.id, pids, job.attempt)
     with db.reading(settings) as session:
         waiting = jobs.publishable(session)
         to_publish = waiting if republish_all else jobs_without_message(session, waiting, timing)
@@ -100,29 +104,18 @@ def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
     return lost
 
 
-def kill_lost_attempts(lost: Collection[Job], timing: JobTiming) -> None:
-    """End processes of lost attempts on this machine: a child may outlive its worker and still use the device. It
-    cannot write any more."""
-    for job in lost:
-        if identity.end_group(job.child, timing.kill_seconds):
-            log.warning("Job %s: ended process %s of attempt %d.", job.id, job.child["pid"], job.attempt)
-        if pids := identity.end_attempts(job.id, job.attempt, timing.kill_seconds):
-            log.warning("Job %s: processes %s of attempt %d do not end.", job.id, pids, job.attempt)
-
-
 def jobs_without_message(session: Session, waiting: list[Job], timing: JobTiming) -> list[Job]:
     """Waiting jobs that need a message: none was sent yet, or the last one is old and workers are idle."""
     capacity, busy = processes.capacities(session), Counter(job.queue for job in jobs.running(session))
-    return [
-        job
-        for job in waiting
-        if job.published_at is None or (not _is_recent(job, timing) and busy[job.queue] < capacity.get(job.queue, 0))
-    ]
+    recent = timedelta(seconds=timing.republish_seconds)
 
+    def needs_message(job: Job) -> bool:
+        if job.published_at is None:
+            return True
+        was_sent = timedelta(0) <= now() - job.published_at < recent  # in the future: the clock was set back
+        return not was_sent and busy[job.queue] < capacity.get(job.queue, 0)
 
-def _is_recent(job: Job, timing: JobTiming) -> bool:
-    """Whether the job's message was sent recently. A time in the future means the clock was set back."""
-    return timedelta(0) <= now() - job.published_at < timedelta(seconds=timing.republish_seconds)
+    return list(filter(needs_message, waiting))
 
 
 def main() -> int:

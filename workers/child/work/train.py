@@ -12,7 +12,6 @@ from formats.refusals import no_server_reason
 from models.base import decoding_dtype, load_base
 from models.checkpoints import load_draft, update_draft_config
 from models.methods.recipes import config_for
-from models.methods.settings import TrainConfig
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.connect import StatesLocation
 from training.loop import train
@@ -45,7 +44,9 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     download_checkpoints(context, request.checkpoint_id, folder.parent)
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
-    config = batches_of(fitted, resume)
+    config = fitted
+    if resume and config.batch_tokens is None:  # earlier versions had other defaults
+        config = config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
     if reason := no_server_reason(request.method, base.path):
         context.log(reason, "warning")
     take_device(context)
@@ -68,13 +69,6 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
         shutil.rmtree(path, ignore_errors=True)
     delete_uploaded_checkpoints(context, request.checkpoint_id)
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
-
-
-def batches_of(config: TrainConfig, resume: Path | None) -> TrainConfig:
-    """The settings with the `batch_tokens` of the resumed checkpoint, as earlier versions had other defaults."""
-    if resume is None or config.batch_tokens is not None:
-        return config
-    return config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
 
 
 def given_draft(request: Train, context: JobContext) -> dict[str, str]:
