@@ -33,7 +33,7 @@ def create(session: Session, name: str) -> Experiment:
 
 
 def move_to_experiment(session: Session, job_id: str, name: str | None) -> None:
-    """Move a job with its outputs to the experiment with this name, which is created if it does not exist; None for none.
+    """Move a job with its outputs to the experiment with this name, created if it does not exist, or to none (None).
     Raises NotFound, or Conflict if it is a shard."""
     job = session.get(Job, job_id)
     if job is None:

@@ -65,8 +65,7 @@ class Tally:
 
     states: dict[str, int] = field(default_factory=dict)
     done: int = 0
-    units: int = 0
-    """Sum of the shards' current totals, which may exceed the plan when an evaluation repeats requests."""
+    units: int = 0  # sum of the shards' current totals, which may exceed the plan when an evaluation repeats requests
     per_second: float = 0.0
 
     @property

@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "io")
 TASK = "workers.run_job"
-VISIBILITY_SECONDS = 12 * 3600
-"""Time until the broker redelivers an unacknowledged message; longer than most jobs run."""
+VISIBILITY_SECONDS = 12 * 3600  # time until the broker redelivers an unacknowledged message; longer than most jobs run
 CONNECT_SECONDS = 2
 
 

@@ -14,11 +14,9 @@ from speculoos.files import new_path
 from speculoos.logs import message_of
 from speculoos.settings import Settings
 
-MAX_BYTES = 10 * 2**20
-"""Maximum size of the log file, and of the older file."""
+MAX_BYTES = 10 * 2**20  # maximum size of the log file, and of the older file
 TAIL_BYTES = 8192
-LONGEST = 300
-"""Maximum length of a last line."""
+LONGEST = 300  # maximum length of a last line
 
 
 def log_path(settings: Settings, job_id: str) -> Path:

@@ -38,8 +38,7 @@ log = logging.getLogger("job")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 EXIT_FENCED = 75
 EXIT_ORPHANED = 76
-SMOOTHING = 0.2
-"""Weight of the newest measurement in the moving average of the time per unit."""
+SMOOTHING = 0.2  # weight of the newest measurement in the moving average of the time per unit
 
 
 class JobContext:

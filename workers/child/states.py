@@ -20,10 +20,8 @@ from training.resume_points import STATE_NAME, latest_resume_point, resume_point
 from workers.child.context import JobContext
 
 log = logging.getLogger(__name__)
-CHECK_POLLS = 20
-"""Interval between checks for a new checkpoint, in units of poll_seconds."""
-LAST_SECONDS = 5.0
-"""Timeout for the last upload at the end of an attempt: a stopping worker has little time."""
+CHECK_POLLS = 20  # interval between checks for a new checkpoint, in units of poll_seconds
+LAST_SECONDS = 5.0  # timeout for the last upload at the end of an attempt: a stopping worker has little time
 BEST = "best"
 
 

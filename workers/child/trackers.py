@@ -21,12 +21,9 @@ from tracking import db, jobs, reports
 from workers.child.context import JobContext
 
 PROJECT = "speculoos"
-WAITING = 10_000
-"""Maximum number of queued reports; a slower tracker is disabled."""
-LAST_SECONDS = 10.0
-"""Timeout for trackers to finish at the end of an attempt."""
-HURRIED_SECONDS = 2.0
-"""The same if the worker itself is stopping."""
+WAITING = 10_000  # maximum number of queued reports; a slower tracker is disabled
+LAST_SECONDS = 10.0  # timeout for trackers to finish at the end of an attempt
+HURRIED_SECONDS = 2.0  # the same if the worker itself is stopping
 LONGEST = 200
 LOOK_SECONDS = 0.2
 

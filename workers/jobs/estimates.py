@@ -28,20 +28,14 @@ UNKNOWN = "an input that is not ready yet"
 UNMEASURED = "an endpoint without previous jobs"
 START_SECONDS = {"gpu": 6.0, "io": 0.5}
 """Seconds to start the process and load its files, by queue; `Rate.loading` is added."""
-LOOKED_AT = 200
-"""Maximum number of past jobs to read."""
-COUNTED = 3
-"""Number of latest matching jobs whose median pace is used."""
-PROBE = "machine.json"
-"""File in the home, which the inference server writes at every start (`models.runtime.speed`)."""
+LOOKED_AT = 200  # maximum number of past jobs to read
+COUNTED = 3  # number of latest matching jobs whose median pace is used
+PROBE = "machine.json"  # file in the home, which the inference server writes at every start (`models.runtime.speed`)
 OPERATIONS, MEMORY = 1e11, 2e10
 """Operations per second in matrix products and bytes read per second of a CPU, before a probe has run."""
-TUNING_SHARE = 0.4
-"""`Rate.share` of a tuning, measured with the starter model on two cores like all shares."""
-TELLING = 0.5
-"""Minimum share of work in the time of a past job for its pace to be used."""
-MOST_FACTOR = 30.0
-"""Maximum factor between the pace of past jobs and of the probe."""
+TUNING_SHARE = 0.4  # `Rate.share` of a tuning, measured with the starter model on two cores like all shares
+TELLING = 0.5  # minimum share of work in the time of a past job for its pace to be used
+MOST_FACTOR = 30.0  # maximum factor between the pace of past jobs and of the probe
 
 
 @dataclass(frozen=True)

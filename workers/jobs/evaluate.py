@@ -20,10 +20,8 @@ from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import MOST_BATCH, MOST_LAYERS, Operand, changed_options, option, pairs, parse_counts
 
 HOTTEST = 5.0
-STEPS_PER_TOKEN = 1.7
-"""Decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4."""
-REPLAY_STEPS_PER_TOKEN = 0.5
-"""Drafted steps per recorded token, at τ 2."""
+STEPS_PER_TOKEN = 1.7  # decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4
+REPLAY_STEPS_PER_TOKEN = 0.5  # drafted steps per recorded token, at τ 2
 TUNING_STEPS = 250
 """Forwards and steps of a tuning besides those of its questions (`decoding.tuning.measure_forward`: wide forwards take
 longer)."""

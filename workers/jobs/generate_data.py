@@ -14,8 +14,7 @@ from workers.jobs import sizes
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import changed_options, option, parse_numbers
 
-SHARD_ROWS = 5000
-"""Default number of prompts per shard; smaller generations are one job."""
+SHARD_ROWS = 5000  # default number of prompts per shard; smaller generations are one job
 
 
 class GenerateData(Request):

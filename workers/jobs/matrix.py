@@ -22,8 +22,7 @@ from workers.jobs.evaluate import DTYPE_HELP, MOST_NUMBER, SEED_HELP, Evaluate, 
 from workers.jobs.request import Namer, Request
 from workers.jobs.words import each, option
 
-MOST = 1000
-"""Maximum number of cells; each is a job and a cell of the grid on the page."""
+MOST = 1000  # maximum number of cells; each is a job and a cell of the grid on the page
 MOST_COMBINED = 50 * MOST
 """Maximum number of combinations including the left out ones; a form enumerates all of them on every change."""
 

@@ -21,8 +21,7 @@ from workers.jobs.submit import add_built_in, submit
 
 RECIPE = "quickstart"
 HEADS_NAME = "quickstart"
-STORE = "quickstart"
-"""Stores the hidden states during generation, so that the training does not run the base again."""
+STORE = "quickstart"  # stores the hidden states during generation, so that the training does not run the base again
 ANSWERS = {"max_tokens": 144, "batch_size": 64, "max_minutes": 3.7, "hidden_states_store": STORE}
 QUESTIONS = {"limit": 24, "max_tokens": 96}
 

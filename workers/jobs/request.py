@@ -22,8 +22,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Table
 from workers.jobs.words import changed_options, joined, option
 
 INPUTS: dict[str, type[Table]] = {"base_id": Base, "checkpoint_id": Checkpoint, "dataset_id": Dataset}
-Namer = Callable[[str], str]
-"""Maps the id of a row to its name, or to the id itself if the name is unknown."""
+Namer = Callable[[str], str]  # maps the id of a row to its name, or to the id itself if the name is unknown
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,10 @@ class Need:
     work: float = 0.0
     disk: float = 0.0
     memory: float = 2e8
-    minutes: float | None = None
-    """Time limit."""
+    minutes: float | None = None  # time limit
     steps: int = 0
-    rhythm: str = ""
-    """Size of a training's steps and its evaluation interval, in words."""
-    fixed: float = 0.0
-    """Bytes of weights that a training reads regardless of its length, in its tuning."""
+    rhythm: str = ""  # size of a training's steps and its evaluation interval, in words
+    fixed: float = 0.0  # bytes of weights that a training reads regardless of its length, in its tuning
 
 
 @dataclass(frozen=True)
@@ -60,17 +56,12 @@ class Request(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    kind: ClassVar[str]
-    """Name in the job's row, in commands and in `workers/child/work/`."""
-    title: ClassVar[str]
-    """Name on pages."""
-    verb: ClassVar[str] = ""
-    """First word of the job's name; default: the first word of `kind`."""
+    kind: ClassVar[str]  # name in the job's row, in commands and in `workers/child/work/`
+    title: ClassVar[str]  # name on pages
+    verb: ClassVar[str] = ""  # first word of the job's name; default: the first word of `kind`
     queue: ClassVar[Literal["gpu", "io"]] = "gpu"
-    output: ClassVar[tuple[str, type[Table]] | None] = None
-    """The field with the id of the output row, and its table."""
-    output_in_base: ClassVar[bool] = False
-    """Whether the output's name must be unique only within its base."""
+    output: ClassVar[tuple[str, type[Table]] | None] = None  # the field with the id of the output row, and its table
+    output_in_base: ClassVar[bool] = False  # whether the output's name must be unique only within its base
     rate: ClassVar[Rate] = Rate()
     work: ClassVar[str] = ""
     """`module:function` that does the work, called with (request, context); default: `workers.child.work.KIND:run`."""

@@ -13,14 +13,10 @@ from speculoos.errors import NotFound
 from tracking.names import KIND_NAMES
 from tracking.tables import Base, Dataset, Table
 
-BYTES_PER_TOKEN = 14
-"""Of stored answers: text and id of a token in JSON."""
-FORWARD_OPERATIONS = 3e8
-"""Fixed cost of a forward of a batch, in operations (3 ms at `estimates.OPERATIONS`)."""
-PROMPT_TOKENS = 60
-"""Estimated tokens of a prompt."""
-STEP_FIXED_BYTES = 2e7
-"""Fixed cost of a decoding step, in bytes read (about 1 ms)."""
+BYTES_PER_TOKEN = 14  # of stored answers: text and id of a token in JSON
+FORWARD_OPERATIONS = 3e8  # fixed cost of a forward of a batch, in operations (3 ms at `estimates.OPERATIONS`)
+PROMPT_TOKENS = 60  # estimated tokens of a prompt
+STEP_FIXED_BYTES = 2e7  # fixed cost of a decoding step, in bytes read (about 1 ms)
 
 
 def found(session: Session, table: type[Table], row_id: str) -> Any:

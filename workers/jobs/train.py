@@ -19,8 +19,7 @@ from workers.jobs.evaluate import Tune
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import changed_options, option, pairs
 
-STEP_OPERATIONS = 1000
-"""Cost of clipping and updating one parameter (memory-bound) as operations."""
+STEP_OPERATIONS = 1000  # cost of clipping and updating one parameter (memory-bound) as operations
 FIXED_OPERATIONS = 2e9
 """Fixed cost of an optimizer step as operations (20 ms at `estimates.OPERATIONS`). Without it and
 `sizes.FORWARD_OPERATIONS`, estimates for tiny bases are half of the actual time."""

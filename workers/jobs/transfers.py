@@ -16,14 +16,11 @@ from workers.jobs import sizes
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import Operand, changed_options, option, pairs
 
-HUB = "hub:"
-"""Prefix of the `path` of an import from the Hub: `hub:OWNER/NAME[@REVISION][:PART]`."""
-BUILT_IN_PREFIX = "builtin:"
-"""Prefix of the `path` of an included data set: `builtin:NAME`."""
+HUB = "hub:"  # prefix of the `path` of an import from the Hub: `hub:OWNER/NAME[@REVISION][:PART]`
+BUILT_IN_PREFIX = "builtin:"  # prefix of the `path` of an included data set: `builtin:NAME`
 LIMIT_HELP = "Import only the first rows."
 FIELDS_HELP = "Column of a field, as prompt=COLUMN, answer=COLUMN or messages=COLUMN; may be repeated."
-NO_PATH = ("hub", "starter")
-"""Sources whose location is not a path."""
+NO_PATH = ("hub", "starter")  # sources whose location is not a path
 
 
 class FetchModel(Request):

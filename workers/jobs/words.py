@@ -11,8 +11,7 @@ from speculoos.errors import BadInput
 Words = list[str]
 PLAIN = re.compile(r"[0-9]{1,9}")
 MOST_COUNTS = 12
-MOST_BATCH, MOST_LAYERS = 64, 1000
-"""Maximum values of a plan."""
+MOST_BATCH, MOST_LAYERS = 64, 1000  # maximum values of a plan
 
 
 class Operand(str):

@@ -26,8 +26,7 @@ from workers.child.main import PAUSE_SIGNAL, SPACE_HINT, describe_error
 from workers.timing import JobTiming, job_timing
 
 log = logging.getLogger(__name__)
-stopping = threading.Event()
-"""Set when this worker is stopping (see workers.supervise.worker)."""
+stopping = threading.Event()  # set when this worker is stopping (see workers.supervise.worker)
 KILLED_REASON = "it was killed, perhaps because memory ran out"
 SIGNALS = {signal.SIGKILL: KILLED_REASON, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."

@@ -29,14 +29,12 @@ from workers.supervise.ended import WebhookNotifier
 from workers.timing import JobTiming, job_timing
 
 log = logging.getLogger(__name__)
-CLEANUP_SECONDS = 300.0
-"""Interval at which it checks whether the hourly cleanup is due (see ops.retention)."""
+CLEANUP_SECONDS = 300.0  # interval at which it checks whether the hourly cleanup is due (see ops.retention)
 GONE = "Its worker has died."
 SILENT = "Its worker has not renewed the lease in time."
 
 
-LeaseState = tuple[int, datetime | None]
-"""(attempt, lease_until) of a job."""
+LeaseState = tuple[int, datetime | None]  # (attempt, lease_until) of a job
 
 
 class LeaseMonitor:

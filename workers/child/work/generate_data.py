@@ -36,10 +36,8 @@ from workers.jobs.requests import GenerateData, GenerateShard
 
 Reports = Mapping[str, Mapping[str, Any]]
 PREVIEW_ROWS = 20
-PARTS = "parts"
-"""Subfolder of a data set with shards that have not been merged yet."""
-MOST = 10_000
-"""Maximum number of shards; each is a row and a square on the job's page."""
+PARTS = "parts"  # subfolder of a data set with shards that have not been merged yet
+MOST = 10_000  # maximum number of shards; each is a row and a square on the job's page
 
 
 def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division:

@@ -23,8 +23,7 @@ from workers.child.work.measure import take_device, tuning_figures
 from workers.jobs.train import Train, find_server, fit_length, require_method
 
 TUNING_NOTE = "tuning the tree"
-TUNING_QUESTIONS = 6
-"""Taken from the end of the built-in set; evaluations use its start."""
+TUNING_QUESTIONS = 6  # taken from the end of the built-in set; evaluations use its start
 
 
 def run(request: Train, context: JobContext) -> dict[str, Any]:
