@@ -11,13 +11,15 @@ import hmac
 import secrets
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import delete, select, update
 
 from speculoos.errors import SpeculoosError
 from speculoos.files import read_or_create_secret
 from speculoos.settings import Settings
-from tracking import logins
 from tracking.db import reading, writing
+from tracking.tables import Login, now
 
 SECONDS = 14 * 24 * 3600
 """Duration of a login in seconds."""
@@ -55,7 +57,8 @@ class Sessions:
         """Create a login; returns the cookie's value."""
         value = secrets.token_urlsafe(32)
         with writing(self._settings) as session:
-            logins.begin(session, self._id(value), user, SECONDS)
+            session.execute(delete(Login).where(Login.ends_at <= now()))
+            session.add(Login(id=self._id(value), user=user, ends_at=now() + timedelta(seconds=SECONDS)))
         return value
 
     def end(self, value: str) -> None:
@@ -63,12 +66,12 @@ class Sessions:
         login_id = self._id(value)
         self._known.pop(login_id, None)
         with writing(self._settings) as session:
-            logins.end(session, login_id)
+            session.execute(delete(Login).where(Login.id == login_id))
 
     def rename(self, visitor: Visitor, user: str) -> None:
         """Change the user name of a login. `user` must be checked."""
         with writing(self._settings) as session:
-            logins.rename(session, visitor.id, user)
+            session.execute(update(Login).where(Login.id == visitor.id).values(user=user))
         self._known.pop(visitor.id, None)
 
     async def find(self, value: str) -> Visitor | None:
@@ -88,7 +91,7 @@ class Sessions:
 
     def _read(self, login_id: str) -> Visitor | None:
         with reading(self._settings) as session:
-            row = logins.find(session, login_id)
+            row = session.scalar(select(Login).where(Login.id == login_id, Login.ends_at > now()))
         if row is None:
             self._known.pop(login_id, None)
             return None

@@ -27,7 +27,7 @@ from tracking.names import STARTER
 from tracking.states import FINISHED
 from tracking.tables import Job
 from workers.jobs.builtin import BUILT_IN, PROMPTS
-from workers.jobs.pace import PROBE
+from workers.jobs.estimates import PROBE
 from workers.jobs.requests import GenerateData, Request
 from workers.jobs.submit import submit
 

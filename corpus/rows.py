@@ -48,8 +48,8 @@ def parsed_rows(
         if count > max_rows:
             subject = f"{Path(files).name}: has" if isinstance(files, str | Path) else "The files have"
             raise BadInput(
-                f"{subject} more than {max_rows:,} rows; set a limit, or raise what may be read from one file (on the "
-                "Settings page, or SPECULOOS_MAX_ROWS)."
+                f"{subject} more than {max_rows:,} rows; set a limit, or raise what may be read from one file "
+                "(SPECULOOS_MAX_ROWS)."
             )
         if isinstance(record, UnreadableRecord):
             yield BadRow(record.line, record.reason)

@@ -65,11 +65,6 @@ def plan_shards(source: str | Path, options: GenerateOptions, rows: int, **autho
     return parts
 
 
-def has_unsharded_rows(folder: Path) -> bool:
-    """Whether an unsharded generation wrote to the folder: then names of shard files have no keys."""
-    return any(path.stem.count("-") == 1 for path in shard_files(folder))
-
-
 def store_shard(
     work: Path, source: str | Path, options: GenerateOptions, last: Mapping[str, Any], key: str, storage: ShardFolder
 ) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Rows may be written in any order; finished rows are identified by id, so an inte
 import hashlib
 import json
 import logging
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from models.damage import check_dataset
 from models.identity import read_json
 from speculoos.checksums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums, read_checksums
 from speculoos.errors import BadInput, Damaged, NotFound
-from speculoos.files import link_or_copy, new_file, new_path, write_json
+from speculoos.files import new_file, new_path, write_json
 
 ROWS_PER_SHARD = 2000
 SUMMARY = "dataset.json"
@@ -179,23 +178,6 @@ def _is_new(line: bytes, seen: set[bytes]) -> bool:
     new = digest not in seen
     seen.add(digest)
     return new
-
-
-def begin_extension(folder: Path, work: Path) -> Path:
-    """Prepare the folder `work` with the content of data set `folder`, plus the rows of an earlier attempt, for a
-    writer to continue. The data set itself is not changed."""
-    work.mkdir(parents=True, exist_ok=True)
-    if not (work / CHECKSUM_FILE).exists():
-        for file in [*shard_files(folder), *(path for path in [folder / CHECKSUM_FILE] if path.exists())]:
-            link_or_copy(file, work / file.name)
-    return work
-
-
-def finish_extension(work: Path, folder: Path) -> None:
-    """Move the content of `work` into data set `folder`, checksums and summary last. Idempotent."""
-    for file in [*shard_files(work), work / CHECKSUM_FILE, work / SUMMARY]:
-        link_or_copy(file, folder / file.name)
-    shutil.rmtree(work.parent, ignore_errors=True)
 
 
 def count_lengths(folder: str | Path) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.people import access_warning
 from speculoos.settings import PROJECT_ROOT, Settings
 from speculoos.store import open_store
-from tracking import db, processes, revisions, rules
+from tracking import db, processes, revisions
 
 MIN_DISK_GB, MIN_MEMORY_GB = 2.0, 1.5
 START = "Start everything with `speculoos up` (or `make up`)."
-RESUME = "Jobs resume automatically; the Settings page or "
+RESUME = "Jobs resume automatically; "
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _disk(settings: Settings) -> str:
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
-    if short := resources.disk_shortage(rules.cached_settings(settings)):
+    if short := resources.disk_shortage(settings):
         raise Unavailable(f"{short.note}.", f"{RESUME}SPECULOOS_MIN_DISK_MB sets the minimum.")
     if free < MIN_DISK_GB:
         raise Unavailable(f"{free:.1f} GB free in {folder}.", f"Free some space; {MIN_DISK_GB:g} GB are needed.")
@@ -167,7 +167,7 @@ def _disk(settings: Settings) -> str:
 
 
 def _memory(settings: Settings) -> str:
-    if short := resources.memory_shortage(rules.cached_settings(settings)):
+    if short := resources.memory_shortage(settings):
         raise Unavailable(f"{short.note}.", f"{RESUME}SPECULOOS_MIN_MEMORY_MB sets the minimum.")
     available, total = resources.available_memory()
     free = available / 1e9

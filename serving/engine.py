@@ -24,7 +24,7 @@ from speculoos.faults import out_of_memory
 from speculoos.limited import START_SECONDS
 from speculoos.other_work import OtherCpuLoad
 from speculoos.settings import Settings
-from tracking import device_lease
+from tracking import leases
 
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
@@ -71,7 +71,7 @@ class Engine:
 
         self._threads = torch.get_num_threads()
         self.settings = settings
-        self.device = device_lease.device_name(str(pick_device(settings.device)))
+        self.device = leases.device_name(str(pick_device(settings.device)))
         self.dtype = dtype or decoding_dtype(settings.dtype, self.device)
         self.metrics = InferenceMetrics()
         limit, panics = settings.stuck_seconds or inf, self.metrics.panics.inc
@@ -124,9 +124,9 @@ class Engine:
             self._set_threads()
             if compared:
                 loaded.target.rewind(0)
-                lease = device_lease.exclusive_device(self.settings, self.device, compared)
+                lease = leases.exclusive_device(self.settings, self.device, compared)
             else:
-                lease = device_lease.observed_device(self.settings, self.device)
+                lease = leases.observed_device(self.settings, self.device)
             with lease as sharing:
                 generation = _Generation(loaded, request, prompt_ids, cancelled, written)
                 other_work = OtherCpuLoad()
@@ -167,7 +167,7 @@ class Engine:
         """Unload all models from a GPU that a job holds, after IDLE_SECONDS without requests. No effect on a CPU."""
         idle = time.monotonic() - self.queue.idle_since > IDLE_SECONDS
         if self.device != "cpu" and len(self.pool) and idle and not self.queue.busy:
-            job = device_lease.job_on(self.settings, self.device)
+            job = leases.job_on(self.settings, self.device)
             if job:
                 log.info("Unloading models: %s holds %s", job, self.device)
                 self.queue.submit(UPKEEP, lambda _: self.pool.clear())
@@ -179,7 +179,7 @@ class Engine:
         import torch
 
         if self.device == "cpu":
-            job = device_lease.job_on(self.settings, self.device)
+            job = leases.job_on(self.settings, self.device)
             threads = max(1, self._threads // 2) if job else self._threads
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)

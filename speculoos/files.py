@@ -85,18 +85,6 @@ def read_or_create_secret(path: Path, new: Callable[[], str]) -> str:
     return path.read_text().strip()
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link `source` to `target` atomically, or copy it if the file system has no links. Linked files share their
-    content: replace them, do not write into them."""
-    with new_path(target) as temporary:
-        try:
-            os.link(source, temporary)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            shutil.copyfile(source, temporary)
-
-
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 

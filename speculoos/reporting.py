@@ -1,6 +1,6 @@
 """Progress reports of long-running work: a small protocol without database or web.
 
-Libraries (`corpus`, `training`, `evaluation`) take a Reporter. Jobs pass `workers.child.reporter.JobReporter`, which
+Libraries (`corpus`, `training`, `evaluation`) take a Reporter. Jobs pass `workers.child.context.JobContext`, which
 writes database rows; the command line and tests pass `ConsoleReporter` or `SilentReporter`.
 """
 
@@ -16,9 +16,6 @@ from speculoos.errors import Cancelled
 
 class Reporter(Protocol):
     """Callbacks of a long-running function. Calls are cheap; implementations throttle what they store."""
-
-    def begin(self) -> None:
-        """The models are loaded and the actual work starts."""
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
         """`done` of `total` units (`rows`, `steps`, `bytes`); `note` is a short text for users."""

@@ -22,7 +22,7 @@ from speculoos.errors import BadInput
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 INFERENCE_TOKEN = Path("secrets") / "inference-token"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow", "trackio": "trackio"}
+TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
 """Experiment trackers for training metrics: {name in accelerate: display name}."""
 
 # The description of a type says what is expected, for error messages.

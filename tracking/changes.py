@@ -56,10 +56,8 @@ def dependents(session: Session, row: Any) -> list[str]:
 
 def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path | stored.RemoteFiles]:
     """Delete a row, and with `force` the rows that depend on it. Returns the folders and files to remove after the
-    commit, on this machine and in the store (see `remove_files`).
-
-    Raises Conflict while a job uses the row, and without `force` if other rows depend on it.
-    """
+    commit, on this machine and in the store (see `remove_files`). Raises Conflict while a job uses the row, and without
+    `force` if other rows depend on it."""
     must_be_idle(session, row)
     needed_by = dependents(session, row)
     if needed_by and not force:
@@ -153,8 +151,6 @@ def _mentions(value: Any, row_id: str) -> bool:
 
 
 def _files(settings: Settings, row: Any) -> list[Path]:
-    """Existing files and folders of the row inside the home, unfinished ones included (speculoos/files.py,
-    models/fetch.py). A base model in the user's own folder is not deleted."""
     paths = []
     if isinstance(row, Job):
         paths = [settings.home / "logs" / f"{row.id}.log", *settings.trackers_folder.glob(f"*/*{row.id[:12]}*")]

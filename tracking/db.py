@@ -78,10 +78,8 @@ def database_url(settings: Settings) -> URL:
 
 @contextmanager
 def writing(settings: Settings) -> Iterator[Session]:
-    """A session for changes: committed at the end of the block, rolled back if it raises.
-
-    Objects stay readable after the block. Raises Unavailable if the database cannot be reached or has no tables.
-    """
+    """A session for changes: committed at the end of the block, rolled back if it raises. Objects stay readable after
+    the block. Raises Unavailable if the database cannot be reached or has no tables."""
     with _open(settings, engine(settings)) as session:
         yield session
         session.commit()
@@ -145,9 +143,7 @@ def revision(settings: Settings) -> str:
 
 def upgrade(settings: Settings, revision: str = "head") -> None:
     """Migrate the tables up to `revision`; creates the folder of SQLite's file. Safe to call from several processes.
-
-    Raises Unavailable without changes if the database is newer than this code or damaged.
-    """
+    Raises Unavailable without changes if the database is newer than this code or damaged."""
     from alembic import command
 
     if (url := database_url(settings)).get_backend_name() == "sqlite":
@@ -231,7 +227,6 @@ def _redacted_url(settings: Settings) -> str:
 
 
 def _message(settings: Settings, error: DBAPIError, is_full: bool) -> str:
-    """The error as one sentence, or "" for an unexpected one."""
     where = _redacted_url(settings)
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
     if any(sign in reason for sign in DAMAGED):

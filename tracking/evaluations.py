@@ -1,15 +1,19 @@
-"""Columns for sorting and filtering evaluations, filled from their results, and the measurements in a model card."""
+"""Columns for sorting and filtering evaluations, filled from their results; measurements in a model card; replays."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from speculoos.suites import suite_title
-from tracking.tables import Evaluation
+from tracking import runs
+from tracking.tables import Evaluation, Run, new_id
 
 MAX_CARD_ROWS = 8
 FIGURES = ("speedup", "tau", "tokens_per_second", "plain_tokens_per_second")
 INTERVALS = {"speedup": "speedup_interval", "tau": "mean_accepted_length_interval"}
+REPLAYED = "replayed"  # key in the result of a replay, absent in measurements: {"file", "rows", …}
 THIS_INSTALLATION = "this installation"
 """`measured_on` in a checkpoint's figures that an evaluation of this installation has measured. Figures imported with
 its files have another value or none."""
@@ -68,3 +72,33 @@ def machine_name(result: Mapping[str, Any]) -> str:
 def finite_number(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
+
+
+def save_evaluation(
+    session: Session, name: str, base_id: str, checkpoint_id: str, config: dict[str, Any], result: dict[str, Any]
+) -> Evaluation:
+    """Store an evaluation of recorded outputs; `result[REPLAYED]` describes the recording."""
+    row = Evaluation(name=name[:200], state="ready", base_id=base_id, checkpoint_id=checkpoint_id or None)
+    row.config, row.result = config, result
+    session.add(row)
+    session.flush()
+    return row
+
+
+def save_responses(session: Session, model: str, answers: Sequence[dict[str, Any]]) -> list[Run]:
+    """Store each response (`messages`, `records`, `text`, `summary`) as a finished run in its own chat."""
+    created = []
+    for answer in answers:
+        max_tokens = max(answer["summary"]["tokens"], 1)
+        request = {"messages": answer["messages"], "temperature": 0.0, "max_tokens": max_tokens}
+        run = runs.create_run(session, "chat", model, request, new_id())
+        runs.start_run(session, run.id)
+        runs.add_steps(session, run.id, answer["records"])
+        runs.finish_run(session, run.id, answer["text"], answer["summary"])
+        created.append(run)
+    return created
+
+
+def is_replay(result: dict[str, Any]) -> bool:
+    """Whether an evaluation's result comes from a recording instead of a measurement."""
+    return REPLAYED in (result or {})

@@ -32,13 +32,19 @@ def create(session: Session, name: str) -> Experiment:
     return experiment
 
 
-def add_to_experiment(session: Session, job_id: str, name: str) -> None:
-    """Move a job to the experiment with this name, which is created if it does not exist."""
-    _move(session, _undivided(session, job_id), queries.ensure_experiment(session, name.strip()).id)
-
-
-def remove_from_experiment(session: Session, job_id: str) -> None:
-    _move(session, _undivided(session, job_id), None)
+def move_to_experiment(session: Session, job_id: str, name: str | None) -> None:
+    """Move a job with its outputs to the experiment with this name, created if it does not exist, or to none (None).
+    Raises NotFound, or Conflict if it is a shard."""
+    job = session.get(Job, job_id)
+    if job is None:
+        raise NotFound("This job is gone; it was deleted, or the address is wrong.")
+    if job.parent_id:
+        raise Conflict(f"“{job.name}” is a part of another job; choose that one.")
+    experiment_id = None if name is None else queries.ensure_experiment(session, name.strip()).id
+    for table in (Dataset, Checkpoint):
+        session.execute(update(table).where(table.job_id == job.id).values(experiment_id=experiment_id))
+    job.experiment_id = experiment_id
+    job.version = Job.version + 1
 
 
 def jobs_of(session: Session, experiment_id: str) -> list[Job]:
@@ -67,20 +73,3 @@ def row_signature(session: Session, experiment_id: str) -> str:
     row = session.execute(select(Experiment.name, Experiment.note).where(Experiment.id == experiment_id)).one_or_none()
     ids = session.scalars(select(Job.id).where(Job.experiment_id == experiment_id, Job.parent_id.is_(None))).all()
     return f"{hash(tuple(row or ()))}.{trainings.signature(session, ids)}"
-
-
-def _undivided(session: Session, job_id: str) -> Job:
-    """The job with this id. Raises NotFound, or Conflict if it is a shard."""
-    job = session.get(Job, job_id)
-    if job is None:
-        raise NotFound("This job is gone; it was deleted, or the address is wrong.")
-    if job.parent_id:
-        raise Conflict(f"“{job.name}” is a part of another job; choose that one.")
-    return job
-
-
-def _move(session: Session, job: Job, experiment_id: str | None) -> None:
-    for table in (Dataset, Checkpoint):
-        session.execute(update(table).where(table.job_id == job.id).values(experiment_id=experiment_id))
-    job.experiment_id = experiment_id
-    job.version = Job.version + 1

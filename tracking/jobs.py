@@ -85,12 +85,10 @@ def find(session: Session, reference: str) -> Job:
 
 
 def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> int | None:
-    """Claim a job for `owner`; returns the number of the new attempt, or None if the job cannot be claimed.
-
-    It can be claimed if it is QUEUED or INTERRUPTED, has attempts left, no cancel request, and a SUCCEEDED predecessor
-    (if any). Expired leases are handled by the reconciler (workers/supervise/reconcile.py). The row's `child` still
-    names the last attempt's process, which the caller must end first.
-    """
+    """Claim a job for `owner`; returns the number of the new attempt, or None if the job cannot be claimed. It can be
+    claimed if it is QUEUED or INTERRUPTED, has attempts left, no cancel request, and a SUCCEEDED predecessor (if any).
+    Expired leases are handled by the reconciler (workers/supervise/reconcile.py). The row's `child` still names the
+    last attempt's process, which the caller must end first."""
     time = now()
     values = {
         "state": JobState.RUNNING,
@@ -110,10 +108,8 @@ def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> in
 
 
 def renew(session: Session, job_id: str, attempt: int, lease_seconds: float) -> bool:
-    """The supervisor's heartbeat: renew the lease; returns whether a cancel was requested. Raises Fenced.
-
-    `lease_until` is for display. The reconciler only checks whether it changed, which does not depend on clocks.
-    """
+    """The supervisor's heartbeat: renew the lease; returns whether a cancel was requested. Raises Fenced. `lease_until`
+    is for display. The reconciler only checks whether it changed, which does not depend on clocks."""
     until = now() + timedelta(seconds=lease_seconds)
     check_fence(update_silently(session, job_id, owned_by_attempt(attempt), lease_until=until), job_id, attempt)
     return bool(session.scalar(select(Job.cancel_requested).where(Job.id == job_id)))
@@ -146,12 +142,10 @@ def finish_cancelled(session: Session, job_id: str, attempt: int, message: str =
 def interrupt(
     session: Session, job_id: str, attempt: int, reason: str, *, counts: bool = True, hint: str = ""
 ) -> JobState:
-    """RUNNING → INTERRUPTED: the attempt ended early and the job will be resumed. Returns the new state.
-
-    CANCELLED if a cancel was requested, except for a divided job that can still merge the results of its finished
-    shards; FAILED, with `hint`, if no attempt is left. An attempt with more progress than all earlier ones resets the
-    count of attempts. With `counts=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced.
-    """
+    """RUNNING → INTERRUPTED: the attempt ended early and the job will be resumed. Returns the new state. CANCELLED if a
+    cancel was requested, except for a divided job that can still merge the results of its finished shards; FAILED, with
+    `hint`, if no attempt is left. An attempt with more progress than all earlier ones resets the count of attempts.
+    With `counts=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced."""
     own = owned_by_attempt(attempt)
     update_silently(session, job_id, own, Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
     last_attempt = and_(own, Job.attempt >= Job.attempt_cap)
@@ -170,10 +164,8 @@ def interrupt(
 
 def request_cancel(session: Session, job_id: str) -> Job:
     """Request that a job and its shards stop. A waiting job is CANCELLED at once; a running one stops at its next safe
-    point, a divided one after merging the results of its finished shards.
-
-    Raises Conflict if the job has ended or is a shard.
-    """
+    point, a divided one after merging the results of its finished shards. Raises Conflict if the job has ended or is a
+    shard."""
     job = get(session, job_id)
     shards.must_not_be_shard(session, job)
     undivided = and_(is_waiting(), Job.shards == 0)
@@ -186,11 +178,9 @@ def request_cancel(session: Session, job_id: str) -> Job:
 
 
 def retry(session: Session, job_id: str) -> Job:
-    """Queue a FAILED or CANCELLED job again: a new attempt of the same row, from its last checkpoint or shard.
-
-    Its shards and the jobs that were cancelled because it did not succeed are queued again too. Raises Conflict for
-    other states, a shard, or a predecessor that did not succeed.
-    """
+    """Queue a FAILED or CANCELLED job again: a new attempt of the same row, from its last checkpoint or shard. Its
+    shards and the jobs that were cancelled because it did not succeed are queued again too. Raises Conflict for other
+    states, a shard, or a predecessor that did not succeed."""
     job = get(session, job_id)
     shards.must_not_be_shard(session, job)
     if not JobState(job.state).can_become(JobState.QUEUED):
@@ -258,7 +248,6 @@ def _finish(
     ended = {"finished_at": now(), "eta_seconds": None, "progress_note": ""}
     if not update_visibly(session, job_id, where, state=state, **values, **ended):
         return False
-    _restore_datasets(session, job_id)
     _set_outputs(session, job_id, "pending", "failed")
     shards.cancel_after_failures(session, job_id)
     _cancel_dependents(session, get(session, job_id))
@@ -280,12 +269,6 @@ def _requeue(session: Session, job: Job) -> None:
     followers = select(Job).where(Job.after_id == job.id, Job.error_code == STOPPED_WITH_PREDECESSOR)
     for follower in session.scalars(followers.order_by(Job.created_at)).all():
         _requeue(session, follower)
-
-
-def _restore_datasets(session: Session, job_id: str) -> None:
-    """A data set to which the job would have added rows is ready again with its old rows."""
-    had_rows = (Dataset.job_id == job_id, Dataset.state == "pending", Dataset.rows > 0)
-    session.execute(update(Dataset).where(*had_rows).values(state="ready").execution_options(synchronize_session=False))
 
 
 def _set_outputs(session: Session, job_id: str, before: str, after: str) -> None:

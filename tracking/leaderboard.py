@@ -13,8 +13,7 @@ from tracking.tables import Base, Checkpoint, Evaluation
 
 MEASURED = (Evaluation.state == "ready", Evaluation.suite != "")
 """Excludes replays of recorded answers, which have no suite and are shown with their checkpoint."""
-THIS_ENGINE, OWN_TREE = "here", "own"
-"""Filter values: measured by this engine; drafted with the checkpoint's own tree."""
+THIS_ENGINE, OWN_TREE = "here", "own"  # filter values: measured by this engine; drafted with the checkpoint's own tree
 DEFAULT_SORT = "-speedup"
 SORTS: dict[str, Any] = {
     "model": Evaluation.name,

@@ -5,16 +5,26 @@ A holder is `job:<id>` or `run:<id>`. A running job or run keeps its lease regar
 unless renewed.
 """
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from sqlalchemy import ColumnElement, and_, exists, literal, or_, select, update
 from sqlalchemy.orm import Session
 
-from speculoos.errors import Fenced
+from speculoos import machine
+from speculoos.errors import Fenced, SpeculoosError
+from speculoos.settings import Settings
+from tracking.db import reading, writing
 from tracking.reports import UPSERT
 from tracking.states import JobState
 from tracking.tables import DeviceLease, Job, Run, now
 
+log = logging.getLogger(__name__)
+SECONDS, RENEW_EVERY = 30.0, 10.0
+UNKNOWN_HOLDER = "another program"
 MAX_DURATION = timedelta(hours=1)
 """Maximum duration of a lease. One that expires later was acquired before the clock was set back."""
 
@@ -71,3 +81,76 @@ def _held() -> ColumnElement[bool]:
 def _update(session: Session, *conditions: object, **values: object) -> bool:
     statement = update(DeviceLease).where(*conditions).values(**values)
     return session.execute(statement.execution_options(synchronize_session=False)).rowcount > 0
+
+
+class DeviceSharing:
+    """The other holders of a device during a measurement."""
+
+    shared_with = ""
+
+    def add(self, name: str) -> None:
+        if name and name not in self.shared_with.split(", "):
+            self.shared_with = ", ".join(filter(None, (self.shared_with, name)))
+
+
+def device_name(device: str) -> str:
+    """The name of a torch device in leases: `cuda` becomes `cuda:0`."""
+    return "cuda:0" if device == "cuda" else device
+
+
+def job_on(settings: Settings, device: str) -> str:
+    """Name of the job that holds the device, or ""."""
+    name = machine.device_key(device, settings.home)
+    with reading(settings) as session:
+        return holder_name(session, name) if holder(session, name).startswith("job:") else ""
+
+
+@contextmanager
+def observed_device(settings: Settings, device: str) -> Iterator[DeviceSharing]:
+    """Record the job that holds the device at the start and at the end of the block. Acquires no lease."""
+    sharing = DeviceSharing()
+    sharing.add(job_on(settings, device))
+    yield sharing
+    sharing.add(job_on(settings, device))
+
+
+@contextmanager
+def exclusive_device(settings: Settings, device: str, run_id: str) -> Iterator[DeviceSharing]:
+    """Hold the device's lease as `run:<id>` during the block. If a job has it, the block runs without the lease and the
+    yielded DeviceSharing names the job."""
+    name, own = machine.device_key(device, settings.home), f"run:{run_id}"
+    with writing(settings) as session:
+        acquired = acquire(session, name, own, SECONDS)
+        other = "" if acquired else holder_name(session, name)
+    if not acquired:
+        with observed_device(settings, device) as sharing:
+            yield sharing
+        sharing.add(other)
+        return
+    sharing, done = DeviceSharing(), threading.Event()
+    renewing = threading.Thread(target=_renew, args=(settings, device, own, sharing, done), daemon=True)
+    renewing.start()
+    try:
+        yield sharing
+    finally:
+        done.set()
+        renewing.join()
+        try:
+            with writing(settings) as session:
+                release(session, own)
+        except SpeculoosError as error:  # the generation must not fail
+            log.warning("The lease of %s was not released and will expire: %s", own, error)
+
+
+def _renew(settings: Settings, device: str, holder: str, sharing: DeviceSharing, done: threading.Event) -> None:
+    while not done.wait(RENEW_EVERY):
+        try:
+            with writing(settings) as session:
+                renew(session, machine.device_key(device, settings.home), holder, SECONDS)
+        except BaseException as error:  # after any error the device may be shared
+            log.warning("The lease of %s was not renewed: %s", holder, error)
+            job = ""
+            with suppress(SpeculoosError):
+                job = job_on(settings, device)
+            sharing.add(job or UNKNOWN_HOLDER)
+            return

@@ -113,7 +113,6 @@ def _brief() -> Select[Any]:
 
 
 def _at_shards(job: Any) -> bool:
-    """The job is RUNNING without a worker, because its shards do the work."""
     return job.state == JobState.RUNNING and job.shards > 0 and not job.owner
 
 

@@ -23,8 +23,7 @@ from tracking.tables import Preference, now
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 5.0
-FRESH = timedelta(seconds=20)
-"""A process without a heartbeat for longer counts as gone."""
+FRESH = timedelta(seconds=20)  # a process without a heartbeat for longer counts as gone
 FORGET_AFTER = timedelta(days=1)
 STEP, LOOK_SECONDS = 1.0, 1.0
 """Seconds by which the wall clock must jump against the monotonic clock to count as changed; interval of this check."""

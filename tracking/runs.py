@@ -157,7 +157,6 @@ def first_divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 
 def _move(session: Session, run_id: str, states: tuple[str, ...], **values: Any) -> bool:
-    """Compare-and-set on the state column."""
     if values["state"] in ENDED:
         values["finished_at"] = now()
     moved = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(states)).values(**values))

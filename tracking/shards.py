@@ -65,8 +65,7 @@ class Tally:
 
     states: dict[str, int] = field(default_factory=dict)
     done: int = 0
-    units: int = 0
-    """Sum of the shards' current totals, which may exceed the plan when an evaluation repeats requests."""
+    units: int = 0  # sum of the shards' current totals, which may exceed the plan when an evaluation repeats requests
     per_second: float = 0.0
 
     @property
@@ -201,7 +200,6 @@ def waiting_parent(session: Session, job_id: str) -> str | None:
 
 
 def _tallies(session: Session, condition: ColumnElement[bool]) -> dict[str, Tally]:
-    """Tallies by parent job id. `per_second` is the sum of (remaining units / eta) over the running shards."""
     left = Job.total - Job.done
     speed = func.sum(left / func.nullif(Job.eta_seconds, 0)).filter(Job.state == JobState.RUNNING)
     sums = (func.count(), func.sum(Job.done), func.sum(func.coalesce(Job.total, Job.done)), speed)
@@ -226,7 +224,6 @@ def _new_job(parent: Job, division: Division, number: int, shard: Shard, queued_
 
 
 def _update(session: Session, job: Job, shard: Shard) -> None:
-    """Update an existing shard: SUCCEEDED if the result exists, else queued again if it has finished."""
     if shard.result is not None and job.state != JobState.SUCCEEDED:
         values = {"done": shard.total, "total": shard.total, "result": shard.result, "finished_at": now(), **NO_ERROR}
         update_silently(session, job.id, Job.state != JobState.RUNNING, state=JobState.SUCCEEDED, **values)

@@ -8,8 +8,7 @@ whether the files on this machine are those of the row. Without a store, `path` 
 import fcntl
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,9 @@ class RowFiles:
             store = hide_credentials(self.settings.store)
             where = f"neither on this machine nor in the store {store}"
             raise Unavailable(f"The files of “{row.name}” are {where}; send the job again from the machine with them.")
-        with _locked(path / ".lock"):
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it if the process is killed
             if not self.here(row, entry):  # another process may have fetched them meanwhile
                 self.store.get_folder(store_key(entry.kind, entry.id), entry.key, path)
         return path
@@ -131,15 +132,6 @@ class RowFiles:
 
     def _in_home(self, path: Path) -> bool:
         return path.is_relative_to(self.settings.home)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; the kernel releases it if the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def is_shipped(row: Any) -> bool:

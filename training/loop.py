@@ -152,7 +152,6 @@ class Trainer:
 
     def run(self, resume_from: str | Path | None = None) -> TrainResult:
         self._resume(resume_from)
-        self.reporter.begin()
         self.reporter.log(self._start_message())
         self.watch.progress = lambda: (self.step, self._expected_steps())
         if self.accelerator.num_processes == 1:  # several processes wait at different points

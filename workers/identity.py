@@ -18,8 +18,7 @@ ATTEMPT = "SPECULOOS_ATTEMPT"
 """Environment variable with job and attempt (`id/number`), set in a child and inherited by its children."""
 ZOMBIE = "Z"
 STATE, START = 0, 19  # indices in /proc/PID/stat, counted after the process name in parentheses
-KILL_TIMEOUT = 10.0
-"""Seconds to wait for killed processes to disappear, also on a busy machine."""
+KILL_TIMEOUT = 10.0  # seconds to wait for killed processes to disappear, also on a busy machine
 
 
 def process_identity(pid: int) -> dict[str, Any]:
@@ -61,10 +60,8 @@ def is_alive(who: dict[str, Any]) -> bool:
 
 
 def end_group(who: dict[str, Any], patience: float) -> bool:
-    """End a process and its group: SIGTERM, then SIGKILL after `patience` seconds. False if it had already ended.
-
-    The process leads its own group and session, so only its own children are affected.
-    """
+    """End a process and its group: SIGTERM, then SIGKILL after `patience` seconds. False if it had already ended. The
+    process leads its own group and session, so only its own children are affected."""
     if not is_alive(who):
         return False
     signal_group(who["pid"], signal.SIGTERM)

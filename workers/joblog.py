@@ -10,14 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from speculoos.files import new_path
 from speculoos.logs import message_of
 from speculoos.settings import Settings
 
-MAX_BYTES = 10 * 2**20
-"""Maximum size of the log file, and of the older file."""
+MAX_BYTES = 10 * 2**20  # maximum size of the log file, and of the older file
 TAIL_BYTES = 8192
-LONGEST = 300
-"""Maximum length of a last line."""
+LONGEST = 300  # maximum length of a last line
 
 
 def log_path(settings: Settings, job_id: str) -> Path:
@@ -40,10 +39,8 @@ def open_log(log: Path, attempt: int) -> IO[bytes]:
 
 
 def rotate_if_full(log: Path, most: int | None = None) -> bool:
-    """Rotate a log larger than `most` bytes (MAX_BYTES); returns whether it was.
-
-    Lines written between copy and truncation are lost. If the log grew past the limit, its last bytes are kept.
-    """
+    """Rotate a log larger than `most` bytes (MAX_BYTES); returns whether it was. Lines written between copy and
+    truncation are lost. If the log grew past the limit, its last bytes are kept."""
     most = most or MAX_BYTES
     try:
         with log.open("r+b") as file:
@@ -51,7 +48,12 @@ def rotate_if_full(log: Path, most: int | None = None) -> bool:
             if size <= most:
                 return False
             file.seek(max(0, size - most))
-            _copy_rest(file, rotated_log(log))
+            target = rotated_log(log)
+            try:
+                with new_path(target) as new, new.open("wb") as out:
+                    shutil.copyfileobj(file, out, 1 << 20)
+            except OSError:  # the disk is full
+                target.unlink(missing_ok=True)
             file.truncate(0)
         return True
     except OSError:
@@ -72,15 +74,3 @@ def _tail(file: Path) -> list[str]:
             return handle.read(TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _copy_rest(file: IO[bytes], target: Path) -> None:
-    """Replace `target` by the rest of `file`; on a full disk, delete `target`."""
-    new = target.with_name(target.name + ".new")
-    try:
-        with new.open("wb") as out:
-            shutil.copyfileobj(file, out, 1 << 20)
-        new.replace(target)
-    except OSError:
-        for path in (new, target):
-            path.unlink(missing_ok=True)

@@ -16,14 +16,9 @@ import psutil
 from speculoos.settings import Settings
 
 IMPORT_MB = 2048
-READERS = ("import_prompts", "import_answered")
-"""Job kinds that read untrusted files and always have a limit."""
-OOM_SCORE = 500
-"""oom_score_adj of jobs (maximum 1000): the OOM killer prefers them to the pages and the database."""
-MEMORY_LIMIT_HINT = (
-    "Use a smaller batch or a shorter length, or raise the memory limit of a job (Settings page or "
-    "SPECULOOS_JOB_MEMORY_MB)."
-)
+READERS = ("import_prompts", "import_answered")  # job kinds that read untrusted files and always have a limit
+OOM_SCORE = 500  # oom_score_adj of jobs (maximum 1000): the OOM killer prefers them to the pages and the database
+MEMORY_LIMIT_HINT = "Use a smaller batch or a shorter length, or raise SPECULOOS_JOB_MEMORY_MB."
 IMPORT_HINT = "Its rows expand to far more data than the file; import a smaller part of it, or save it as JSONL."
 
 

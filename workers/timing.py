@@ -10,20 +10,13 @@ from speculoos.errors import BadInput
 class JobTiming:
     """All values in seconds. The environment variable of `lease_seconds` is SPECULOOS_LEASE_SECONDS, and so on."""
 
-    lease_seconds: float = 30.0
-    """A worker loses a job whose lease it has not renewed for this long."""
-    poll_seconds: float = 0.5
-    """Interval at which a supervisor checks its child, and a child writes its reports."""
-    grace_seconds: float = 60.0
-    """Time for a child to stop after the user's request, before it is terminated."""
-    stop_seconds: float = 8.0
-    """The same if the worker itself stops."""
-    kill_seconds: float = 3.0
-    """Time between SIGTERM and SIGKILL to the process group."""
-    reconcile_seconds: float = 5.0
-    """Interval at which the reconciler looks for jobs without a worker."""
-    republish_seconds: float = 30.0
-    """A waiting job gets a new message this long after the last one if workers are idle."""
+    lease_seconds: float = 30.0  # a worker loses a job whose lease it has not renewed for this long
+    poll_seconds: float = 0.5  # interval at which a supervisor checks its child, and a child writes its reports
+    grace_seconds: float = 60.0  # time for a child to stop after the user's request, before it is terminated
+    stop_seconds: float = 8.0  # the same if the worker itself stops
+    kill_seconds: float = 3.0  # time between SIGTERM and SIGKILL to the process group
+    reconcile_seconds: float = 5.0  # interval at which the reconciler looks for jobs without a worker
+    republish_seconds: float = 30.0  # a waiting job gets a new message this long after the last one if workers are idle
 
 
 def job_timing() -> JobTiming:

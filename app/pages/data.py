@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 
 from app.views import data_view
 from app.views.built_in_sets import BuiltInSets
-from app.views.extend_form import ExtendForm
 from app.views.generate_form import GenerateForm
 from app.views.import_form import ImportForm
 from app.views.manage import Manage, note_line
@@ -75,7 +74,6 @@ class DataPanel:
         self.settings = settings
         self.head = live("dataset-head")
         self.generate = GenerateForm(settings, chosen)
-        self.extend = ExtendForm(settings, chosen)
         self.facts = block(elem_id="dataset-facts")
         self.distributions = block(elem_id="dataset-distributions")
         self.bad = block(elem_id="dataset-bad")
@@ -83,22 +81,19 @@ class DataPanel:
         section("Rows")
         self.rows = RowsBrowser(settings, chosen)
         figures = [self.head, self.facts, self.distributions, self.bad]
-        self.live = [*figures, *self.rows.live, *self.generate.live, *self.extend.live]
-        forms = [*self.generate.outputs[1:], *self.extend.outputs[1:]]
-        self.outputs = [*self.live, *forms, *self.manage.outputs, self.rows.find]
+        self.live = [*figures, *self.rows.live, *self.generate.live]
+        self.outputs = [*self.live, *self.generate.outputs[1:], *self.manage.outputs, self.rows.find]
         self.generate.follow(self.facts)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
         facts, distributions = data_view.details(data, names(session)), data_view.distributions(data)
         figures = [head(session, data), facts, distributions, data_view.bad_rows(data)]
-        forms = [*self.generate.live_view(data), *self.extend.live_view(session, data)]
-        return [*figures, *self.rows.live_view(session, data), *forms]
+        return [*figures, *self.rows.live_view(session, data), *self.generate.live_view(data)]
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
         live = self.live_view(session, data) if data else [gr.skip()] * len(self.live)
         generate, *generating = self.generate.view(session, data, query)
-        extend, *extending = self.extend.view(session, data, query)
-        return [*live[:-2], generate, extend, *generating, *extending, *self.manage.view(data), ""]
+        return [*live[:-1], generate, *generating, *self.manage.view(data), ""]
 
 
 def head(session: Session, data: Dataset) -> str:

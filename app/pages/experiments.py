@@ -87,4 +87,4 @@ def build_form(settings: Settings) -> None:
 
 def remove(settings: Settings, job_id: str) -> None:
     with writing(settings) as session:
-        experiments.remove_from_experiment(session, job_id)
+        experiments.move_to_experiment(session, job_id, None)

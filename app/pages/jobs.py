@@ -80,4 +80,4 @@ def actions(settings: Settings) -> dict[str, Action]:
 
 def add(settings: Settings, job_id: str, name: str) -> None:
     with writing(settings) as session:
-        experiments.add_to_experiment(session, job_id, name)
+        experiments.move_to_experiment(session, job_id, name)

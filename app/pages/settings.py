@@ -1,4 +1,4 @@
-"""The Settings page: health checks, access, notifications, retention, limits of jobs, storage, API keys, servers, and
+"""The Settings page: health checks, access, notifications, retention, storage, API keys, servers, and
 settings from the environment.
 
 Settings that are read at startup, open the server to others or are secret are read-only: the page shows the environment
@@ -20,14 +20,8 @@ from models.hub import offline
 from ops.health import CHECKS, HealthPart, check
 from speculoos.settings import TRACKERS, Settings
 from speculoos.store import hide_credentials
-from tracking import rules
 
-LEAD = "Health checks, notifications, retention, limits, API keys, and settings from the environment."
-KEEPING = "Older items are removed once an hour. 0 keeps them forever; empty uses the configured value."
-LIMITS = (
-    "For every machine with workers of this home folder. Empty uses the machine's configured value. Limits of disk and "
-    "memory can only be stricter than the configured ones."
-)
+LEAD = "Health checks, notifications, retention, API keys, and settings from the environment."
 OUTSIDE = (
     "These are read at startup or protect this server, so they cannot be changed on a page. Add the line to the "
     "environment of `speculoos up` and restart it. Secrets are never shown."
@@ -43,10 +37,7 @@ def build(settings: Settings) -> None:
     again = gr.Button("Check again", elem_id="settings-check", **SMALL)
     access.build(settings)
     ended_form.build(settings)
-    RulesForm(settings, "rules", rules.RETENTION, "Retention", KEEPING, "at the next hourly cleanup")
-    RulesForm(
-        settings, "limits", rules.LIMITS, "Limits of jobs", LIMITS, "within seconds, for imports from the next one"
-    )
+    RulesForm(settings)
     section("Storage")
     block(storage_facts(settings), elem_id="settings-storage")
     section(
@@ -155,6 +146,10 @@ def environment_settings(settings: Settings) -> list[tuple[str, str, str]]:
         ("Device", settings.device, f"SPECULOOS_DEVICE={settings.device}"),
         ("Precision of responses and measurements", settings.dtype, f"SPECULOOS_DTYPE={settings.dtype}"),
         ("Largest upload", f"{settings.max_upload_mb} MB", f"SPECULOOS_MAX_UPLOAD_MB={settings.max_upload_mb}"),
+        ("Rows read from one file", f"{settings.max_rows:,}", f"SPECULOOS_MAX_ROWS={settings.max_rows}"),
+        ("Memory of one job, MB", _floor(settings.job_memory_mb), "SPECULOOS_JOB_MEMORY_MB=…"),
+        ("Free disk below which jobs pause, MB", _floor(settings.min_disk_mb), "SPECULOOS_MIN_DISK_MB=…"),
+        ("Free memory below which jobs pause, MB", _floor(settings.min_memory_mb), "SPECULOOS_MIN_MEMORY_MB=…"),
         ("Inference counts as stuck after", stuck, f"SPECULOOS_STUCK_SECONDS={patience}"),
         ("Log format", settings.log_format, f"SPECULOOS_LOG_FORMAT={settings.log_format}"),
         ("Hub access", "no" if offline() else "yes", f"HF_HUB_OFFLINE={int(offline())}"),
@@ -162,6 +157,10 @@ def environment_settings(settings: Settings) -> list[tuple[str, str, str]]:
         ("Webhook hosts in this network", *_listed("SPECULOOS_WEBHOOK_HOSTS", settings.webhook_hosts)),
         ("Trackers of training metrics", trackers, f"SPECULOOS_TRACKERS={','.join(settings.trackers)}"),
     ]
+
+
+def _floor(megabytes: int | None) -> str:
+    return "by the machine" if megabytes is None else f"{megabytes:,}" if megabytes else "none"
 
 
 def _listed(name: str, hosts: tuple[str, ...]) -> tuple[str, str]:

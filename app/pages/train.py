@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import forms, visitor
 from app.links import GO
 from app.views import choices
-from app.views.train_settings import SettingControls, coverage_note
+from app.views.train_settings import SettingControls
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
 from app.widgets.field_errors import field_error_notice, form_error_block
 from app.widgets.fields import dropdown, one_line
@@ -27,7 +27,7 @@ from speculoos.settings import Settings
 from tracking import experiments
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Experiment, Job
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import Train
 from workers.jobs.submit import check_and_estimate, submit_training
 
@@ -79,7 +79,7 @@ class TrainPage:
             self.start_here = gr.Button("Start training", variant="primary", elem_id="train-start-here", scale=0)
         self.main = [self.base, self.data, self.method, self.recipe]
         self.values = [*self.main, self.name, self.experiment, self.measure, *self.advanced.inputs]
-        self.reviewed = [self.review, self.line, self.advanced.coverage]
+        self.reviewed = [self.review, self.line]
 
     def _build_choices(self) -> None:
         step(1, "Base", "The base model to speed up.")
@@ -182,14 +182,14 @@ class TrainPage:
         request = forms.train_request(base or "", data or [], method, recipe, settings)
         return TrainSubmission(request, name.strip(), (experiment or "").strip(), bool(measure))
 
-    def review_now(self, *values: Any) -> tuple[str, str, Any]:
-        """Estimate, warnings and command, or the error; the estimate in one line; coverage of the draft vocabulary."""
+    def review_now(self, *values: Any) -> tuple[str, str]:
+        """Estimate, warnings and command, or the error; the estimate in one line."""
         try:
             submission = self.submission(*values)
             with reading(self.settings) as session:
                 return review_box(session, self.settings, submission)
         except SpeculoosError as error:
-            return field_error_notice(error_text(error), FIELDS), in_line(error), gr.skip()
+            return field_error_notice(error_text(error), FIELDS), in_line(error)
 
     def start_training(self, *values: Any) -> tuple[str, str, Any]:
         """Submit the job: (notice, URL to open, text of the line on narrow screens)."""
@@ -303,8 +303,8 @@ FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for
 """Prefix of an error message → element id of its control."""
 
 
-def review_box(session: Session, settings: Settings, submission: TrainSubmission) -> tuple[str, str, str]:
-    """Review of a valid request, the estimate in one line, coverage of the draft vocabulary. Raises BadInput."""
+def review_box(session: Session, settings: Settings, submission: TrainSubmission) -> tuple[str, str]:
+    """Review of a valid request, the estimate in one line. Raises BadInput."""
     request = submission.request
     if session.get(Base, request.base_id) is None:
         raise BadInput("Base: this model was deleted; choose another.")
@@ -315,4 +315,4 @@ def review_box(session: Session, settings: Settings, submission: TrainSubmission
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     estimate = check_and_estimate(settings, request)
     html = notes + review(estimate, command_for(request, names, submission.name, submission.flags))
-    return tag("div", html, class_="sp-stack"), line(estimate), coverage_note(sets, request.config)
+    return tag("div", html, class_="sp-stack"), line(estimate)

@@ -8,7 +8,7 @@ from typing import Any
 from app.widgets.bars import bars
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
-from tracking.replays import is_replay
+from tracking.evaluations import is_replay
 from tracking.tables import Evaluation
 
 SHOWN = 12

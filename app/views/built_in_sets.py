@@ -16,8 +16,8 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Dataset
-from workers.jobs import add_builtin
-from workers.jobs.builtin import BUILT_IN, BuiltIn
+from workers.jobs.builtin import BUILT_IN, BuiltIn, added_sets
+from workers.jobs.submit import add_built_in
 
 
 class BuiltInSets:
@@ -45,7 +45,7 @@ class BuiltInSets:
         """Open the form if there is no data set; mark the sets that are already added."""
         try:
             with reading(self.settings) as session:
-                added, has_data = add_builtin.added_sets(session), session.scalar(select(Dataset.id).limit(1))
+                added, has_data = added_sets(session), session.scalar(select(Dataset.id).limit(1))
         except SpeculoosError:
             return [gr.skip()] * (1 + len(self.words))
         offers = [offer(built_in, added.get(name, "")) for name, built_in in BUILT_IN.items()]
@@ -54,9 +54,9 @@ class BuiltInSets:
     @show_errors("")
     def add(self, name: str) -> tuple[str, str]:
         """Add a set unless it exists: (notice, URL to open)."""
-        added = add_builtin.add(name, user=visitor.user(), settings=self.settings)
-        url = f"/data?id={added.dataset_id}"
-        if added.job:
+        dataset_id, job = add_built_in(name, user=visitor.user(), settings=self.settings)
+        url = f"/data?id={dataset_id}"
+        if job:
             return "", url
         return notice(f"“{name}” was added before.", "info", url, "Open it"), ""
 

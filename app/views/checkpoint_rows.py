@@ -17,10 +17,8 @@ from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from models.methods import METHODS
 from tracking import queries
-from tracking.evaluations import THIS_INSTALLATION, finite_number
+from tracking.evaluations import REPLAYED, THIS_INSTALLATION, finite_number, is_replay
 from tracking.paging import page
-from tracking.replays import KEY as REPLAYED
-from tracking.replays import is_replay
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.matrix import setting_words
 

@@ -23,7 +23,7 @@ from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Job
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import ImportDraft
 from workers.jobs.submit import submit
 

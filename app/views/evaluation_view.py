@@ -15,10 +15,8 @@ from app.widgets.review import command_box
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 from tracking import reports
-from tracking.evaluations import finite_number
+from tracking.evaluations import REPLAYED, finite_number, is_replay
 from tracking.leaderboard import LeaderboardView, comparable_evaluations
-from tracking.replays import KEY as REPLAYED
-from tracking.replays import is_replay
 from tracking.tables import Evaluation, Job
 
 SHOWN_SO_FAR = 100

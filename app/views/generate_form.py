@@ -19,8 +19,8 @@ from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Dataset, Job
-from workers.jobs.command_line import command_for
 from workers.jobs.estimates import estimate
+from workers.jobs.request import command_for
 from workers.jobs.requests import GenerateData, from_json
 
 ELEMENTS = {"max_tokens": "tokens", "system_prompt": "system", "batch_size": "batch", "max_minutes": "minutes"}

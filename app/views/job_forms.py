@@ -12,8 +12,7 @@ from app.widgets.setting_fields import field_values, setting_rows
 from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
-from workers.jobs.command_line import command_for
-from workers.jobs.request import Request
+from workers.jobs.request import Request, command_for
 from workers.jobs.requests import own_kinds
 from workers.jobs.submit import check_and_estimate
 

@@ -14,7 +14,7 @@ from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Checkpoint
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import Request
 from workers.jobs.submit import submit
 

@@ -2,10 +2,8 @@
 
 from app.widgets.elements import Tone, badge, notice, progress_bar
 from app.widgets.formatting import duration, rounded, size
-from app.widgets.review import worst_case
 from app.widgets.text import safe, tag
 from tracking.tables import Job
-from workers.jobs.evaluate import longest_seconds
 
 ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
 PAUSED = "Paused: "
@@ -69,7 +67,7 @@ def time_left(job: Job) -> str:
         return "finishing…"
     if job.eta_seconds is None:
         return "measuring the time left…"
-    return f"{'at most ' if longest_seconds(job) else ''}{duration(job.eta_seconds)} left"
+    return f"{'at most ' if job.kind == 'evaluate' else ''}{duration(job.eta_seconds)} left"
 
 
 def progress(job: Job) -> str:
@@ -107,11 +105,8 @@ def banner(job: Job, waits_for: str = "") -> str:
 
 
 def estimate_note(job: Job) -> str:
-    """ " (estimated: 2 min)" if estimated; for a running evaluation with the worst case."""
-    if not job.estimated_seconds:
-        return ""
-    longest = worst_case(longest_seconds(job)) if job.state == "RUNNING" else ""
-    return f" (estimated: {', '.join(filter(None, (rounded(job.estimated_seconds), longest)))})"
+    """ " (estimated: 2 min)" if estimated."""
+    return f" (estimated: {rounded(job.estimated_seconds)})" if job.estimated_seconds else ""
 
 
 def seconds(job: Job) -> float | None:

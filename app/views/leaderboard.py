@@ -14,11 +14,11 @@ from app.widgets.picker import BY_PLACE, pager_links, table
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.suites import suite_title
+from tracking.evaluations import is_replay
 from tracking.leaderboard import LeaderboardView
 from tracking.paging import Page
-from tracking.replays import is_replay
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import Evaluate, ReplayRequest, from_json
 
 COLUMNS = {

@@ -24,8 +24,8 @@ from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint, Dataset
 from workers.jobs import matrix
-from workers.jobs.command_line import command_for
 from workers.jobs.evaluate import suite_of
+from workers.jobs.request import command_for
 from workers.jobs.requests import Evaluate, Matrix
 from workers.jobs.submit import check_and_estimate
 

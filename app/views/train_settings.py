@@ -3,18 +3,14 @@
 Fields of other methods are hidden with their group; `named` and `fill` use the order of `inputs`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
 
-from app.widgets.elements import block, closed_accordion
+from app.widgets.elements import closed_accordion
 from app.widgets.setting_fields import setting_control
-from app.widgets.text import safe, tag
 from models.methods import METHODS, SETTINGS
 from models.methods.settings import Setting
-from tracking.tables import Dataset
-from workers.jobs import sizes
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Duration": ("epochs", "max_steps", "max_minutes", "patience"),
@@ -39,8 +35,6 @@ class SettingControls:
 
     def __init__(self) -> None:
         self.controls: dict[str, Any] = {}
-        self.coverage: Any = None
-        """Note below the draft vocabulary settings: coverage of each size."""
         self.groups = {method: self._method_group(method) for method in METHODS}
         grouped = {name for names in GROUPS.values() for name in names}
         for title, names in GROUPS.items():
@@ -76,32 +70,6 @@ class SettingControls:
         with kind(title, elem_classes="sp-settings"), gr.Row():
             for setting in settings:
                 self.controls[setting.name] = control(setting)
-                if setting.name == VOCABULARY[-1]:
-                    self.coverage = block(elem_id="train-coverage")
-
-
-VOCABULARY = ("draft_vocab_size", "draft_vocab_coverage")
-COVERAGES = (0.9, 0.95, 0.99, 0.999)
-
-
-def coverage_note(sets: Sequence[Dataset], config: Any) -> str:
-    """Fraction of the answer tokens that the selected draft vocabulary covers, and the size for each of COVERAGES; ""
-    for methods without a draft vocabulary and for answers whose tokens are unknown before the training."""
-    if not hasattr(config, VOCABULARY[0]) or any(data.state != "ready" for data in sets):
-        return ""
-    curve = sizes.vocabulary_curve(tuple((data.path, data.rows) for data in sets))
-    if not curve:
-        return ""
-    size, coverage = config.draft_vocab_size, config.draft_vocab_coverage
-    selected = size or (sizes.smallest(curve, coverage) if coverage else 0)
-    current = (
-        f"{selected:,} tokens cover {sizes.coverage_of(curve, selected):.1%} of the responses. " if selected else ""
-    )
-    needed = ", ".join(f"{part:g} needs {sizes.smallest(curve, part):,}" for part in COVERAGES)
-    note = f"{current}A coverage of {needed}; all {len(curve):,} tokens that occur cover everything."
-    limit = f" Counted in the first {sizes.COUNTED_ROWS:,} conversations of each set."
-    is_limited = any(data.rows > sizes.COUNTED_ROWS for data in sets)
-    return tag("p", safe(note + (limit if is_limited else "")), class_="sp-hint")
 
 
 def label(setting: Setting) -> str:

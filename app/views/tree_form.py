@@ -21,7 +21,7 @@ from tracking.db import reading
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Job
 from workers.jobs import estimates
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import Tune
 
 PRECISIONS = [("Default of the settings", ""), *((name, name) for name in DTYPES if name != "auto")]

@@ -14,7 +14,6 @@ from app.widgets.text import tag
 from models.methods import METHODS
 from tracking.evaluations import finite_number
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.jobs.extend import prompts_left
 
 BREAK_EVEN_TAU = 1.3
 """Break-even τ: a speculative step costs about 1.3 plain steps."""
@@ -22,8 +21,6 @@ GOOD_TAU = 2.0
 """τ of a good draft; the starter's draft reaches it."""
 ENOUGH = 2_500
 """Below this number of conversations more data helps most."""
-MORE = 2_000
-"""Minimum number of further responses to recommend."""
 LATE = 0.9
 """A best step in the last tenth of a training means that it was still improving."""
 BEST_METHOD = "eagle3"
@@ -49,8 +46,8 @@ class TrainingFacts:
     slower: bool = False
     """The whole interval of the speedup is below 1."""
     rows: int = 0
-    left: int | None = None
-    """Prompts of its data set without responses; None if the data set cannot be extended."""
+    prompts: int = 0
+    """Size of its prompt set, if some of these prompts have no response yet."""
     still_learning: bool = False
 
 
@@ -58,7 +55,7 @@ class TrainingFacts:
 class NextSteps:
     """URLs of the possible next steps."""
 
-    extend: str = ""
+    prompts: str = ""
     data: str = "/data"
     longer: str = ""
     method: str = ""
@@ -110,15 +107,9 @@ def _advice(known: TrainingFacts, ways: NextSteps) -> tuple[str, str, str]:
 
 def _more_data(known: TrainingFacts, ways: NextSteps) -> tuple[str, str, str]:
     few = f"Too little data: it was trained on {known.rows:,} conversations."
-    if known.left and ways.extend:
-        count = min(further_rows(known.rows), known.left)
-        return f"{few} Generate {count:,} more.", ways.extend, f"Generate {count:,} more"
+    if known.prompts and ways.prompts:
+        return f"{few} Generate responses to all {known.prompts:,} prompts.", ways.prompts, "Use all prompts"
     return f"{few} Import more prompts and generate responses to them.", ways.data, "Import more prompts"
-
-
-def further_rows(rows: int) -> int:
-    """Number of further responses to recommend: as many again, at least MORE."""
-    return max(rows, MORE)
 
 
 def part(session: Session, job: Job) -> str:
@@ -154,6 +145,7 @@ def evaluation_of(session: Session, checkpoint: Checkpoint) -> Evaluation | None
 def trained(session: Session, job: Job, checkpoint: Checkpoint, row: Evaluation | None) -> TrainingFacts:
     figures = job.result or {}
     data = session.get(Dataset, checkpoint.dataset_id or "")
+    source = session.get(Dataset, data.source_id or "") if data else None
     best, step = figures.get("best_step"), figures.get("step")
     measured = row is not None and row.tau is not None
     return TrainingFacts(
@@ -162,7 +154,7 @@ def trained(session: Session, job: Job, checkpoint: Checkpoint, row: Evaluation 
         speedup=row.speedup if measured else None,
         slower=bool(row.speedup_high is not None and row.speedup_high < 1) if measured else plain_is_faster(checkpoint),
         rows=sum(data_set.rows for data_set in sets_of(session, checkpoint)),
-        left=prompts_left(session, data) if data else None,
+        prompts=source.rows if source and source.rows > data.rows else 0,
         still_learning=bool(best and step and best >= LATE * step),
     )
 
@@ -174,9 +166,8 @@ def next_steps_of(session: Session, job: Job, checkpoint: Checkpoint) -> NextSte
     own = {"base": base.id, **({"data": ",".join(data_set.id for data_set in sets)} if sets else {})}
     if job.experiment_id:
         own["experiment"] = job.experiment_id
-    more = further_rows(sum(data_set.rows for data_set in sets))
     return NextSteps(
-        extend=f"/data?{urlencode({'id': data.id, 'more': more})}" if data else "",
+        prompts=f"/data?id={data.source_id}" if data and data.source_id else "",
         data=f"/data?{urlencode({'base': base.id})}",
         longer=f"/train?{urlencode({'clone': job.id, 'longer': 2})}",
         method="" if checkpoint.method == BEST_METHOD else f"/train?{urlencode({**own, 'method': BEST_METHOD})}",

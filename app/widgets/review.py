@@ -15,10 +15,9 @@ def review(estimate: Estimate, command: str) -> str:
 def figures(estimate: Estimate) -> str:
     """Tiles of the estimate: time, steps of a training, memory, disk."""
     time = "unknown" if estimate.seconds is None else f"about {rounded(estimate.seconds)}"
-    basis = "; ".join(part for part in (worst_case(estimate.longest), f"from {estimate.basis}") if part)
     return tiles(
         [
-            ("Time", time, basis),
+            ("Time", time, f"from {estimate.basis}"),
             *([("Steps", f"{estimate.steps:,}", estimate.rhythm)] if estimate.steps else []),
             ("Memory", size(estimate.memory), f"{size(estimate.free_memory)} free now"),
             ("Disk", size(estimate.disk), f"{size(estimate.free_disk)} free now"),
@@ -29,15 +28,9 @@ def figures(estimate: Estimate) -> str:
 def line(estimate: Estimate) -> str:
     """The estimate in one line."""
     time = "time unknown" if estimate.seconds is None else f"about {rounded(estimate.seconds)}"
-    time = ", ".join(part for part in (time, worst_case(estimate.longest)) if part)
     steps = [f"{estimate.steps:,} steps"] if estimate.steps else []
     words = " · ".join([time, *steps, f"{size(estimate.memory)} memory", f"{size(estimate.disk)} disk"])
     return tag("p", safe(words), class_="sp-review-line")
-
-
-def worst_case(seconds: float | None) -> str:
-    """Maximum time of an evaluation that repeats its prompts on a busy machine; "" without repeats."""
-    return f"up to {rounded(seconds)} if the machine is busy" if seconds else ""
 
 
 def command_box(command: str) -> str:

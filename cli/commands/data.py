@@ -21,10 +21,10 @@ from speculoos.suites import SUITES
 from tracking import queries, shards
 from tracking.db import reading
 from tracking.stored import RowFiles
-from workers.jobs.builtin import BUILT_IN, find_built_in
-from workers.jobs.import_prompts import FIELDS_HELP, HUB
+from workers.jobs.builtin import BUILT_IN, added_sets, find_built_in
 from workers.jobs.request import Request
 from workers.jobs.requests import GenerateData, ImportAnswered, ImportPrompts
+from workers.jobs.transfers import FIELDS_HELP, HUB
 
 app = listed("Prompt sets and generated conversations.")
 Name = Annotated[str, typer.Option(help="Name of the new data set.")]
@@ -126,7 +126,7 @@ def add_builtin(
 ) -> None:
     """Add a data set that is included in the workbench, once: prompts for a first draft, or evaluation prompts."""
     from cli.follow import run_jobs
-    from workers.jobs.add_builtin import add, added_sets
+    from workers.jobs.submit import add_built_in
 
     settings = open_home()
     with reading(settings) as session:
@@ -139,7 +139,7 @@ def add_builtin(
     existed = name in added
     if not existed:
         user = current_user()
-        (job,) = run_jobs(settings, lambda: [add(name, user=user, settings=settings).job], "io", wait=True)
+        (job,) = run_jobs(settings, lambda: [add_built_in(name, user=user, settings=settings)[1]], "io", wait=True)
         added[name] = job.request["dataset_id"]
     result = describe(settings, added[name])
     message = f"“{name}” was added before.\n" if existed else ""
@@ -172,32 +172,6 @@ def generate(
     if estimate:
         return show_estimate(settings, request, as_json)
     return _print_job(settings, run_request(settings, request, name, wait), as_json)
-
-
-@app.command()
-def extend(
-    reference: Reference,
-    samples: Annotated[int | None, typer.Option(min=1, help="Responses per prompt in total.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Prompts with responses in total.")] = None,
-    wait: Wait = False,
-    as_json: Json = False,
-) -> None:
-    """Add responses to a data set: more responses per prompt, or responses to more prompts."""
-    from cli.follow import run_jobs
-    from workers.jobs.extend import extend as extend_dataset
-
-    settings = open_home()
-    with reading(settings) as session:
-        row = queries.find_dataset(session, reference)
-        queue = "io" if (row.config or {}).get("endpoint") else "gpu"
-    user = current_user()
-    (job,) = run_jobs(
-        settings,
-        lambda: [extend_dataset(row.id, samples=samples, limit=limit, user=user, settings=settings)],
-        queue,
-        wait=wait,
-    )
-    _print_job(settings, job, as_json)
 
 
 def _print_job(settings, job, as_json: bool) -> None:

@@ -24,7 +24,6 @@ def show_estimate(settings: Settings, request: "Request", as_json: bool) -> None
     result = {
         "kind": request.kind,
         "seconds": _rounded(guess.seconds),
-        "longest_seconds": _rounded(guess.longest),
         "disk_bytes": _rounded(guess.disk),
         "memory_bytes": _rounded(guess.memory),
         "steps": guess.steps,
@@ -33,7 +32,6 @@ def show_estimate(settings: Settings, request: "Request", as_json: bool) -> None
     }
     shown = {
         "time": f"about {timedelta(seconds=round(guess.seconds))}" if guess.seconds is not None else "unknown",
-        "at most": str(timedelta(seconds=round(guess.longest))) if guess.longest else "",
         "steps": f"{guess.steps:,} {guess.rhythm}" if guess.steps else "",
         "disk": f"{guess.disk / 1e6:,.1f} MB",
         "memory": f"{guess.memory / 1e6:,.0f} MB",

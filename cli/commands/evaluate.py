@@ -19,10 +19,10 @@ from speculoos.reporting import ConsoleReporter
 from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.db import reading
-from tracking.device_lease import device_name, exclusive_device
+from tracking.leases import device_name, exclusive_device
 from tracking.tables import Evaluation
 from workers.jobs.evaluate import Evaluate, check_sampling
-from workers.jobs.parsing import parse_settings
+from workers.jobs.words import parse_settings
 
 
 @request_options(Evaluate)

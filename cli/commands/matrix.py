@@ -64,15 +64,14 @@ def request_of(
 
 
 def expected(settings: Settings, request: Any) -> dict[str, Any]:
-    """Number of cells and their time; `longest_seconds` if a busy machine makes evaluations repeat their prompts."""
+    """Number of cells and their time."""
     from workers.jobs.submit import check_and_estimate
 
     estimated = check_and_estimate(settings, request)
     with reading(settings) as session:
         count, missing = len(cells(session, request)), left_out(session, request)
-    times = {"seconds": estimated.seconds, "longest_seconds": estimated.longest}
-    times = {key: round(seconds) if seconds is not None else None for key, seconds in times.items()}
-    return {"evaluations": count, "left_out": missing, **times, "rests_on": estimated.basis}
+    seconds = round(estimated.seconds) if estimated.seconds is not None else None
+    return {"evaluations": count, "left_out": missing, "seconds": seconds, "rests_on": estimated.basis}
 
 
 def described(settings: Settings, job: Any) -> dict[str, Any]:

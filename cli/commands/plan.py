@@ -16,7 +16,7 @@ from ops.homes import open_home
 from speculoos.errors import BadInput
 from speculoos.files import write_json
 from speculoos.reporting import ConsoleReporter
-from tracking.device_lease import device_name, exclusive_device
+from tracking.leases import device_name, exclusive_device
 from workers.jobs.requests import PlanRequest
 
 

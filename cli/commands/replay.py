@@ -14,10 +14,10 @@ from cli.console import Json, figures, finish, say
 from ops.homes import open_home
 from speculoos.errors import BadInput, NotFound
 from speculoos.reporting import ConsoleReporter
-from tracking import replays
+from tracking import evaluations
 from tracking.db import writing
-from workers.jobs.parsing import parse_settings
 from workers.jobs.requests import ReplayRequest
+from workers.jobs.words import parse_settings
 
 app = typer.Typer(no_args_is_help=True, help="Record responses of a model; evaluate drafts on recorded responses.")
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")]
@@ -156,6 +156,6 @@ def _store(
     name = f"{ref.name} on {source}"
     answers = [playground_answer(row, tokenizer, source) for row in replayed.rows[:show]]
     with writing(settings) as session:
-        row = replays.save_evaluation(session, name, ref.base_id, ref.checkpoint_id, config, result)
-        runs = replays.save_responses(session, ref.name, answers)
+        row = evaluations.save_evaluation(session, name, ref.base_id, ref.checkpoint_id, config, result)
+        runs = evaluations.save_responses(session, ref.name, answers)
         return {"evaluation_id": row.id, "chats": [f"/playground?chat={run.group_id}" for run in runs]}

@@ -19,8 +19,8 @@ from speculoos.people import current_user
 from tracking import queries
 from tracking.db import reading
 from tracking.reports import last_metrics
-from workers.jobs.parsing import parse_settings
 from workers.jobs.requests import Train
+from workers.jobs.words import parse_settings
 
 
 class TrainCommand(TyperCommand):

@@ -18,7 +18,7 @@ from models.runtime.linear import pack
 from speculoos.files import write_json
 
 SPEED_FILE = "machine.json"
-"""File in the home folder with the result; `workers.jobs.pace` reads it."""
+"""File in the home folder with the result; `workers.jobs.estimates` reads it."""
 WIDTH, ROWS, FEW, LAYERS, TIMES = 2048, 256, 4, 8, 5
 SIZE = WIDTH * WIDTH * LAYERS
 PROBE_DELAYS = (0.0, 2.0, 5.0, 10.0)

@@ -24,7 +24,7 @@ from tracking import changes, db, jobs, stored
 from tracking.stored import RowFiles
 from tracking.tables import Checkpoint, Dataset, new_id
 from workers.child.context import JobContext
-from workers.child.work import export
+from workers.child.work import models as work
 from workers.jobs.requests import Export
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
@@ -101,7 +101,7 @@ def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
     job = submit(Export(heads, "vllm"), settings=maker)
     with db.writing(maker) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
-    result = export.run(Export(heads, "vllm"), JobContext(maker, job.id, attempt, JobTiming()))
+    result = work.run_export(Export(heads, "vllm"), JobContext(maker, job.id, attempt, JobTiming()))
     with db.writing(maker) as session:
         jobs.succeed(session, job.id, attempt, result)
     page(pages, heads)

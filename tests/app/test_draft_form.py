@@ -26,8 +26,8 @@ from tests.tools.homes import add_base
 from tracking import db, jobs
 from tracking.tables import Base, Checkpoint, Job
 from workers.child.context import JobContext
-from workers.child.work import import_draft
-from workers.jobs.command_line import command_for
+from workers.child.work import models as work
+from workers.jobs.request import command_for
 from workers.jobs.requests import ImportDraft
 from workers.timing import JobTiming
 
@@ -69,7 +69,7 @@ def run(home: Settings, job: Job) -> None:
         attempt = jobs.claim(session, job.id, "test", 60)
         request = session.get_one(Job, job.id).request
     context = JobContext(home, job.id, attempt, JobTiming())
-    result = import_draft.run(ImportDraft(**request), context)
+    result = work.run_import_draft(ImportDraft(**request), context)
     with db.writing(home) as session:
         jobs.succeed(session, job.id, attempt, result)
 
@@ -217,5 +217,5 @@ def test_a_request_reads_back_as_the_command_that_does_the_same(home: Settings, 
     place = Path(request.location)
     assert place.parent.parent == home.home / "uploads" and place.name == "etc"
     assert "./etc --model tiny --source folder" in command_for(request, {base_id: "tiny"})
-    import_draft.remove_upload(tmp_path / "theirs", home.home / "uploads")
+    work.remove_upload(tmp_path / "theirs", home.home / "uploads")
     assert (tmp_path / "theirs" / "config.json").exists(), "only what pages gathered is removed"

@@ -7,20 +7,18 @@ import pytest
 
 from app.pages import checkpoints, jobs
 from app.views import evaluation_view, job_rows, outcomes, verdict
-from app.views.extend_form import limit_for
 from app.views.job_panel import head
 from app.views.verdict import NextSteps, TrainingFacts
 from app.widgets.list_query import ListQuery
-from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.evaluations import columns_of
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.jobs.command_line import extend_command
-from workers.jobs.extend import prompts_left
 from workers.jobs.requests import KINDS
 
-WAYS = NextSteps(extend="/extend", data="/data", longer="/longer", method="/method", chat="/chat", evaluate="/evaluate")
+WAYS = NextSteps(
+    prompts="/prompts", data="/data", longer="/longer", method="/method", chat="/chat", evaluate="/evaluate"
+)
 NONE = TrainingFacts(tau=1.5, measured=False)
 
 
@@ -28,12 +26,15 @@ NONE = TrainingFacts(tau=1.5, measured=False)
     ("known", "words", "tone", "link"),
     [
         (replace(NONE, tau=None), "its quality is unknown", "info", "/evaluate"),
-        (replace(NONE, tau=2.0, rows=100, left=900), "held-out", "good", "/chat"),
-        (replace(NONE, rows=100, left=900), "trained on 100 conversations. Generate 900 more", "info", "/extend"),
-        (replace(NONE, rows=2_400, left=9_000), "Generate 2,400 more", "info", "/extend"),
-        (replace(NONE, rows=100, left=0), "Import more prompts", "info", "/data"),
-        (replace(NONE, rows=100, left=None), "Import more prompts", "info", "/data"),
-        (replace(NONE, rows=2_500, left=10, still_learning=True), "train it longer", "info", "/longer"),
+        (replace(NONE, tau=2.0, rows=100, prompts=900), "held-out", "good", "/chat"),
+        (
+            replace(NONE, rows=100, prompts=900),
+            "on 100 conversations. Generate responses to all 900",
+            "info",
+            "/prompts",
+        ),
+        (replace(NONE, rows=100, prompts=0), "Import more prompts", "info", "/data"),
+        (replace(NONE, rows=2_500, prompts=2_600, still_learning=True), "train it longer", "info", "/longer"),
         (replace(NONE, rows=2_500), "EAGLE-3 has a higher acceptance rate", "info", "/method"),
         (replace(NONE, tau=1.2, rows=2_500), "estimated on held-out conversations", "info", "/method"),
         (replace(NONE, tau=1.2, rows=2_500, measured=True), "too low", "warn", "/method"),
@@ -123,7 +124,7 @@ def shown(settings: Settings, job_id: str = "job") -> str:
 def test_a_training_ends_with_its_verdict_and_the_button(trained: Settings) -> None:
     html = shown(trained)
     assert "τ 1.40 estimated on held-out conversations" in html
-    assert 'href="/data?id=answers&more=2000"' in html and "Generate 2,000 more" in html
+    assert 'href="/data?id=prompts"' in html and "Generate responses to all 3,000 prompts" in html
 
 
 def test_the_evaluation_that_followed_decides_and_is_linked(trained: Settings) -> None:
@@ -205,18 +206,6 @@ def test_the_list_of_checkpoints_tells_measured_from_estimated(trained: Settings
     with reading(trained) as rows:
         html = checkpoints.CHECKPOINTS.html(rows, ListQuery("All"), "")
         assert ">measured<" in html and ">estimated<" not in html
-
-
-def test_how_many_prompts_are_left_and_what_is_asked_for(trained: Settings) -> None:
-    with reading(trained) as rows:
-        data = rows.get_one(Dataset, "answers")
-        assert prompts_left(rows, data) == 2_960
-        assert prompts_left(rows, rows.get_one(Dataset, "prompts")) is None
-        assert limit_for(rows, data, "2000") == 2_040
-        assert limit_for(rows, data, "") == limit_for(rows, data, "99999") == 3_000
-        with pytest.raises(BadInput, match="More responses: expected a whole number"):
-            limit_for(rows, data, "many")
-    assert extend_command("my answers", 2_040) == "speculoos data extend 'my answers' --limit 2040"
 
 
 def test_a_running_job_has_a_bar_and_a_done_one_its_result(trained: Settings) -> None:

@@ -113,7 +113,7 @@ def test_a_shard_is_no_job_of_its_own(filled: Settings) -> None:
     with db.writing(filled) as session:
         session.add(Job(id="shard", name="Part 1", kind="train", queue="gpu", parent_id="other", number=1))
     with db.writing(filled) as session, pytest.raises(Conflict, match="part of another job"):
-        experiments.add_to_experiment(session, "shard", "sizes")
+        experiments.move_to_experiment(session, "shard", "sizes")
 
 
 def test_deleting_leaves_the_jobs(filled: Settings) -> None:

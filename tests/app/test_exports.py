@@ -24,7 +24,7 @@ from tests.tools.homes import add_base
 from tracking import changes, db, jobs
 from tracking.tables import Checkpoint, Evaluation, new_id
 from workers.child.context import JobContext
-from workers.child.work import export
+from workers.child.work import models as work
 from workers.jobs.requests import Export
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
@@ -72,7 +72,7 @@ def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, JobC
 
 def made(home: Settings, checkpoint_id: str, name: str) -> dict:
     request, context = ordered(home, checkpoint_id, name)
-    result = export.run(request, context)
+    result = work.run_export(request, context)
     with db.writing(home) as session:
         jobs.succeed(session, context.job_id, context.attempt, result)
     return result
@@ -97,7 +97,7 @@ def test_a_format_is_offered_made_proved_and_sent_in_parts(home: Settings, heads
 
     request, context = ordered(home, heads, "vllm")
     assert "Being created" in row_of(page(home, heads), "vLLM")
-    export.run(request, context)
+    work.run_export(request, context)
     shown = row_of(page(home, heads), "vLLM")
     assert f'href="{address}"' in shown and re.search(r"\d+ checks passed", shown) and "✓ logits" in shown
 
@@ -219,7 +219,7 @@ def test_an_export_of_what_the_checkpoint_was_is_offered_no_longer(
 def test_what_cannot_go_there_ends_with_the_reason_and_leaves_nothing(home: Settings, heads: str) -> None:
     request, context = ordered(home, heads, "medusa")
     with pytest.raises(Unsupported) as refused:
-        export.run(request, context)
+        work.run_export(request, context)
     with db.writing(home) as session:
         jobs.fail(session, context.job_id, context.attempt, refused.value.code, str(refused.value), "")
     assert not list(exports_folder(home.home, heads).glob("*"))
@@ -246,7 +246,7 @@ def test_a_file_that_is_there_stays_until_the_next_is_whole(
 
     monkeypatch.setattr("formats.export.validate", refuse)
     with pytest.raises(Unsupported):
-        export.run(request, context)
+        work.run_export(request, context)
     assert client.get(f"/api/checkpoints/{heads}/exports/vllm").status_code == 200
     assert {path.name for path in exports_folder(home.home, heads).iterdir()} == {"vllm.zip", "vllm.json"}
 

@@ -32,8 +32,9 @@ from tracking.leaderboard import LeaderboardView
 from tracking.paging import page
 from tracking.shards import Division, Shard
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
-from workers.jobs import add_builtin, builtin
+from workers.jobs import builtin
 from workers.jobs.requests import Evaluate, Matrix
+from workers.jobs.submit import add_built_in
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 FORMULA = "=1+1"
@@ -342,7 +343,7 @@ def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
 
 def test_the_built_in_questions_have_one_name(home: Settings) -> None:
     """Asked for as they are, or as the data set that the Data page makes of them."""
-    added = add_builtin.add(builtin.QUESTIONS, settings=home).dataset_id
+    added, _ = add_built_in(builtin.QUESTIONS, settings=home)
     own = {"original_name": "mine.jsonl", "path": "/x/mine.jsonl"}
     with db.writing(home) as session:
         session.get_one(Dataset, added).state = "ready"

@@ -17,7 +17,6 @@ from app.views.experiment_view import view as experiment
 from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
-from app.widgets import review
 from app.widgets.list_query import ListQuery
 from ops.health import HealthPart
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
@@ -25,10 +24,11 @@ from speculoos.settings import Endpoint, HiddenStatesServer, Settings
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, now
-from workers.jobs import add_builtin, builtin, sizes
+from workers.jobs import builtin, sizes
 from workers.jobs.builtin import BUILT_IN
-from workers.jobs.estimates import Estimate, estimate
+from workers.jobs.estimates import estimate
 from workers.jobs.requests import GenerateData, Train
+from workers.jobs.submit import add_built_in
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 CARD = {
@@ -130,21 +130,6 @@ def test_a_cancelled_job_says_why_it_was_cancelled():
     reason = "Not started, because “Import x” failed; retry that job and this one follows."
     assert reason in job_view.banner(Job(kind="train", state="CANCELLED", error=reason))
     assert "Stopped at your request" in job_view.banner(Job(kind="train", state="CANCELLED"))
-
-
-def test_an_evaluation_says_what_it_takes_on_a_busy_machine() -> None:
-    """On the form of the matrix and on the job's page, while it runs."""
-    estimate = Estimate(180.0, 1.0, 0.0, 0.0, "a probe", 1e12, 1e12, longest=540.0)
-    for html in (review.figures(estimate), review.line(estimate)):
-        assert "about 3 min" in html and "up to 9 min if the machine is busy" in html
-    assert "busy" not in review.line(replace(estimate, longest=None))
-    drafted, plain = ({"base_id": "b", "checkpoint_id": draft} for draft in ("heads", ""))
-    job = Job(kind="evaluate", state="RUNNING", request=drafted, estimated_seconds=180.0)
-    assert "(estimated: 3 min, up to 9 min if the machine is busy)" in job_view.banner(job)
-    job.done, job.total, job.unit, job.eta_seconds, job.progress_note = 8, 60, "questions", 95.0, ""
-    assert job_view.progress_words(job) == "8 of 60 questions · at most 1 min 35 s left"
-    alone = Job(kind="evaluate", state="RUNNING", request=plain, estimated_seconds=180.0, eta_seconds=95.0)
-    assert "busy" not in job_view.banner(alone) and "at most" not in job_view.time_left(alone)
 
 
 def test_every_kind_of_prompt_file_that_can_be_read_can_be_uploaded():
@@ -437,18 +422,18 @@ def test_a_built_in_set_is_added_by_a_job_and_once(home, name):
 
 
 def test_a_built_in_set_is_known_after_renaming_and_added_anew_after_failing(home):
-    first = add_builtin.add(builtin.PROMPTS, settings=home)
+    first, _ = add_built_in(builtin.PROMPTS, settings=home)
     with writing(home) as rows:
-        rows.get(Dataset, first.dataset_id).name = "mine"
+        rows.get(Dataset, first).name = "mine"
         rows.add(Dataset(name=builtin.QUESTIONS, kind="conversations", state="ready"))
-    assert add_builtin.add(builtin.PROMPTS, settings=home) == add_builtin.Added(first.dataset_id)
+    assert add_built_in(builtin.PROMPTS, settings=home) == (first, None)
     with writing(home) as rows:
-        rows.get(Dataset, first.dataset_id).state = "failed"
-    again = add_builtin.add(builtin.PROMPTS, settings=home)
-    assert again.job and again.dataset_id != first.dataset_id
-    questions = add_builtin.add(builtin.QUESTIONS, settings=home)
+        rows.get(Dataset, first).state = "failed"
+    again, job = add_built_in(builtin.PROMPTS, settings=home)
+    assert job and again != first
+    questions, _ = add_built_in(builtin.QUESTIONS, settings=home)
     with reading(home) as rows:
-        assert rows.get(Dataset, questions.dataset_id).name == f"{builtin.QUESTIONS}-2", "another set has that name"
+        assert rows.get(Dataset, questions).name == f"{builtin.QUESTIONS}-2", "another set has that name"
 
 
 def test_a_set_of_an_earlier_version_is_known_by_its_file(home):
@@ -456,9 +441,9 @@ def test_a_set_of_an_earlier_version_is_known_by_its_file(home):
         old = Dataset(name="quickstart-prompts", kind="prompts", state="ready")
         old.config = {"path": "/elsewhere/corpus/quickstart_prompts.jsonl", "original_name": "quickstart-prompts.jsonl"}
         rows.add(old)
-    assert add_builtin.add(builtin.PROMPTS, settings=home) == add_builtin.Added(old.id)
+    assert add_built_in(builtin.PROMPTS, settings=home) == (old.id, None)
     with pytest.raises(BadInput, match="no built-in set 'x'; the sets are quickstart-prompts and built-in-questions"):
-        add_builtin.add("x", settings=home)
+        add_built_in("x", settings=home)
 
 
 def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):

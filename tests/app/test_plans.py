@@ -13,12 +13,12 @@ from app.widgets.surface import surface
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tests.tools.planned import cut, shape
-from tracking import replays
+from tracking import evaluations
 from tracking.db import reading, writing
 from tracking.jobs import create
 from tracking.runs import group_runs, steps_after
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import PlanRequest, from_json
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
@@ -123,9 +123,9 @@ def test_a_replay_is_an_evaluation_but_no_measurement_and_its_outputs_are_chats(
     with writing(filled) as rows:
         rows.add(Evaluation(name="real", state="ready", base_id="base", checkpoint_id="heads", result={"speedup": 1.5}))
         rows.flush()
-        found = {"mean_accepted_length": 9.0, replays.KEY: {"file": "said.jsonl"}}
-        replays.save_evaluation(rows, "on said.jsonl", "base", "heads", {"replay": "said.jsonl"}, found)
-        (run,) = replays.save_responses(
+        found = {"mean_accepted_length": 9.0, evaluations.REPLAYED: {"file": "said.jsonl"}}
+        evaluations.save_evaluation(rows, "on said.jsonl", "base", "heads", {"replay": "said.jsonl"}, found)
+        (run,) = evaluations.save_responses(
             rows, "tiny@heads", [{"messages": [], "records": [record], "text": "text", "summary": summary}]
         )
         group = run.group_id
@@ -157,9 +157,9 @@ def test_recorded_answers_of_the_base_are_offered_and_replayed_by_a_job(filled):
 
 
 def test_replays_are_marked_where_a_checkpoint_s_evaluations_are_listed(filled):
-    found = {"mean_accepted_length": 2.0, "projected_speedup": 1.4, replays.KEY: {"file": HOSTILE, "rows": 7}}
+    found = {"mean_accepted_length": 2.0, "projected_speedup": 1.4, evaluations.REPLAYED: {"file": HOSTILE, "rows": 7}}
     with writing(filled) as rows:
-        replays.save_evaluation(rows, "tiny@heads on x", "base", "heads", {}, found)
+        evaluations.save_evaluation(rows, "tiny@heads on x", "base", "heads", {}, found)
     with reading(filled) as rows:
         html = evaluations_table(rows, rows.get(Checkpoint, "heads"))
     assert "replay of 7 responses" in html and "1.40×" in html and "projected" in html and "<img" not in html

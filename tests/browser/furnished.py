@@ -104,7 +104,7 @@ def add_experiment(bench: Workbench) -> str:
     trainings = add_trainings(bench)
     with writing(bench.settings) as session:
         for job_id in trainings:
-            experiments.add_to_experiment(session, job_id, "rates")
+            experiments.move_to_experiment(session, job_id, "rates")
     return made.id
 
 

@@ -76,11 +76,8 @@ def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
     expect(page.locator("#verdict")).to_contain_text("τ 1.40 estimated on held-out conversations")
     expect(page.locator("#verdict")).to_contain_text("trained on 40 conversations")
     page.locator("#verdict-next").click()
-    page.wait_for_url("**/data?id=*&more=2000")
-    expect(box(page, "extend-more")).to_have_value("2000")
-    expect(page.locator("#extend-review .sp-command")).to_contain_text("data extend 'ending answers' --limit 2040")
-    box(page, "extend-more").fill("many")
-    expect(page.locator("#extend-review")).to_contain_text("More responses: expected a whole number")
+    page.wait_for_url("**/data?id=*")
+    expect(page.locator("#generate-review .sp-command")).to_contain_text("data generate --prompts")
 
 
 def test_an_evaluations_job_shows_its_report(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
@@ -144,10 +141,6 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, workbench: Workbench, en
     expect(page.locator("#train-review .sp-command")).to_contain_text("--name 'all in it' --measure")
     page.locator("#train-measure input").uncheck()
     expect(page.locator("#train-review .sp-command")).not_to_contain_text("--measure")
-    unfold(page, "More")
-    expect(page.locator("#train-coverage")).to_contain_text("A coverage of 0.9 needs")
-    box(page, "set-draft_vocab_size").fill("40")
-    expect(page.locator("#train-coverage")).to_contain_text("40 tokens cover")
     page.locator("#train-data .remove-all").click()
     expect(page.locator("#train-review .sp-command")).to_have_count(0)
     expect(page.locator("#train-review")).to_contain_text("Data")

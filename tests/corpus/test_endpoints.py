@@ -210,6 +210,6 @@ def test_a_request_that_takes_every_server_too_long_fails_and_the_others_arrive(
 @pytest.mark.integration
 def test_asking_servers_needs_no_torch() -> None:
     """A shard's process begins in a second or two, not in ten."""
-    code = "import sys, corpus.generate_remote, workers.child.work.generate_shard; print('torch' in sys.modules)"
+    code = "import sys, corpus.generate_remote, workers.child.work.generate_data; print('torch' in sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SERVER.parents[2])
     assert made.stdout.strip() == "False", made.stderr

@@ -29,7 +29,7 @@ from tests.workers.drill_work import Count
 from tracking import db, jobs
 from tracking.states import FINISHED
 from tracking.tables import Job
-from workers.jobs.publish import publish
+from workers.celery_app import publish
 from workers.jobs.requests import Train
 from workers.jobs.submit import retry, submit
 

@@ -20,7 +20,7 @@ from tests.workers.drill_work import Count
 from tests.workers.training_bench import Watch, submit_training
 from tracking import db, jobs, reports
 from tracking.tables import Checkpoint, Job
-from workers.jobs.publish import publish
+from workers.celery_app import publish
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
 STEPS = 400

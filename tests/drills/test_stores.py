@@ -25,7 +25,7 @@ from tests.workers.drill_work import Count
 from tracking import db, jobs
 from tracking.states import FINISHED
 from tracking.tables import Job, JobLog, Preference
-from workers.jobs.publish import publish
+from workers.celery_app import publish
 
 ROUNDS = int(os.environ.get("DRILLS_ROUNDS", "10"))
 """How often a store goes away in the long form."""

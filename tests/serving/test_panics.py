@@ -18,7 +18,7 @@ from serving.live import RunWriter
 from serving.maintenance import Upkeep
 from tests.serving.conftest import SAYING, Served, ready_base, serve, until
 from tests.serving.test_live import ended, look, make_run, post
-from tracking import device_lease, leases, runs
+from tracking import leases, runs
 from tracking.db import writing
 from tracking.tables import DeviceLease
 
@@ -164,7 +164,7 @@ def test_a_lease_that_cannot_be_renewed_is_said_whatever_the_reason(
     cracked: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cracked.wait_idle()
-    monkeypatch.setattr(device_lease, "RENEW_EVERY", 0.01)
+    monkeypatch.setattr(leases, "RENEW_EVERY", 0.01)
     failed = threading.Event()
 
     def panic(*_: Any) -> None:
@@ -172,9 +172,9 @@ def test_a_lease_that_cannot_be_renewed_is_said_whatever_the_reason(
         raise Panic("a driver")
 
     monkeypatch.setattr(leases, "renew", panic)
-    with device_lease.exclusive_device(cracked.settings, "cpu", "r" * 32) as sharing:
+    with leases.exclusive_device(cracked.settings, "cpu", "r" * 32) as sharing:
         assert failed.wait(20)
-        until(lambda: sharing.shared_with == device_lease.UNKNOWN_HOLDER)
+        until(lambda: sharing.shared_with == leases.UNKNOWN_HOLDER)
 
 
 def test_an_answer_is_not_lost_for_a_lease_that_cannot_be_given_back(
@@ -184,7 +184,7 @@ def test_an_answer_is_not_lost_for_a_lease_that_cannot_be_given_back(
 
     cracked.wait_idle()
     monkeypatch.setattr(leases, "release", lambda *_: (_ for _ in ()).throw(Unavailable("The database is away.")))
-    with device_lease.exclusive_device(cracked.settings, "cpu", "r" * 32):
+    with leases.exclusive_device(cracked.settings, "cpu", "r" * 32):
         pass
     monkeypatch.undo()
     with writing(cracked.settings) as session:

@@ -226,7 +226,7 @@ def _fork_its_children() -> bool:
             asked.run()
         return False
     theirs.close()
-    from workers.child.reporter import SUPERVISOR_PID
+    from workers.child.context import SUPERVISOR_PID
     from workers.supervise import attempt
 
     forker = Forker(ours, pid)

@@ -25,10 +25,8 @@ from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
 from training.resume_points import save_resume_point
 from workers.child.context import JobContext
-from workers.child.main import add_startup_seconds
-from workers.child.work import fetch_model, generate_data, generate_shard, import_answered, import_prompts
+from workers.child.work import generate_data, import_prompts, models
 from workers.child.work.train import resume_from
-from workers.jobs.pace import START
 from workers.jobs.requests import KINDS, FetchModel, GenerateData, GenerateShard, ImportAnswered, ImportPrompts, Request
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
@@ -69,7 +67,7 @@ def imported(begin: Begin, path: Path) -> Dataset:
 
 def fetched(begin: Begin, folder: Path) -> Base:
     request, context = begin(FetchModel(source="folder", location=str(folder)))
-    fetch_model.run(request, context)
+    models.run_fetch_model(request, context)
     return row(context, Base, request.base_id)
 
 
@@ -101,7 +99,7 @@ def test_answered_conversations_become_data_that_can_be_trained_on(
     rows = [{"conversations": said, "finish": how} for how in ("stop", "length")]
     file.write_text("".join(json.dumps(each) + "\n" for each in [*rows, {"prompt": "alone"}]))
     request, context = begin(ImportAnswered(path=str(file), base_id=base.id))
-    found = import_answered.run(request, context)
+    found = import_prompts.run(request, context)
     assert {key: found[key] for key in ("rows", "bad_rows", "cut_answers")} == {
         "rows": 2,
         "bad_rows": 1,
@@ -125,7 +123,6 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
     ask = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
     request, context = begin(ask)
-    assert START not in add_startup_seconds(context, {"rows": 0})
     said = context.progress
 
     def stop_after_four(done: int, *rest: Any) -> None:
@@ -139,8 +136,6 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     monkeypatch.setattr(context, "progress", stop_after_four)
     with pytest.raises(Cancelled, match=r"the \d+ finished rows can be used"):
         generate_data.run(request, context)
-    started = row(context, Job, context.job_id).started_at
-    assert add_startup_seconds(context, {"rows": 4})[START] == (context.began - started).total_seconds() > 0
     kept = row(context, Dataset, request.dataset_id)
     assert kept.state == "ready" and 4 <= kept.rows < 12 and kept.report["complete"] is False
     assert kept.report["lengths"] == [[32, kept.rows]]
@@ -189,7 +184,7 @@ def test_answers_of_the_server_of_a_base_train_at_once_with_exact_labels(
         ended = generate_data.run(request, context)
         while isinstance(ended, Division):
             for shard in ended.shards:
-                generate_shard.run(GenerateShard(**shard.request), context)
+                generate_data.run(GenerateShard(**shard.request), context)
             ended = generate_data.run(request, context)
     data = row(context, Dataset, request.dataset_id)
     assert (data.state, data.rows, data.bad_rows, data.base_id) == ("ready", 12, 0, base.id)
@@ -222,13 +217,14 @@ def test_a_generation_of_which_nothing_is_left_says_why(
         with pytest.raises(BadInput, match="Every conversation was skipped: 12 cut"):
             while isinstance(ended := generate_data.run(request, context), Division):
                 for shard in ended.shards:
-                    generate_shard.run(GenerateShard(**shard.request), context)
+                    generate_data.run(GenerateShard(**shard.request), context)
     assert row(context, Dataset, request.dataset_id).state == "pending"
 
 
 def test_every_kind_of_request_has_its_work() -> None:
     for kind in KINDS:
-        assert callable(importlib.import_module(f"workers.child.work.{kind.kind}").run)
+        module, _, function = (kind.work or f"workers.child.work.{kind.kind}").partition(":")
+        assert callable(getattr(importlib.import_module(module), function or "run"))
 
 
 def test_a_refused_model_leaves_nothing_but_its_sentence(
@@ -239,11 +235,11 @@ def test_a_refused_model_leaves_nothing_but_its_sentence(
     (folder / "chat_template.jinja").write_text(hostile.ENDLESS)
     request, context = begin(FetchModel(source="folder", location=str(folder)))
     with pytest.raises(BadInput, match=r"foreign: chat_template\.jinja: .* did not end within 4 s; correct the chat"):
-        fetch_model.run(request, context)
+        models.run_fetch_model(request, context)
     file = write_gguf(folder, tmp_path / "foreign.gguf")
     request, context = begin(FetchModel(source="gguf", location=str(file)))
     with pytest.raises(BadInput, match=r"foreign\.gguf: chat_template\.jinja: .* did not end within 4 s"):
-        fetch_model.run(request, context)
+        models.run_fetch_model(request, context)
     assert list((home.home / "models").iterdir()) == []
     assert row(context, Base, request.base_id).state == "pending"  # the job's end marks it failed
 

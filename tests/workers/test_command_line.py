@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from models.methods.trees import parse
 from speculoos.errors import BadInput
-from workers.jobs.command_line import command_for, extend_command
-from workers.jobs.parsing import parse_numbers, parse_settings
+from workers.jobs.request import command_for
 from workers.jobs.requests import (
     Evaluate,
     Export,
@@ -27,6 +26,7 @@ from workers.jobs.requests import (
     Train,
     Tune,
 )
+from workers.jobs.words import parse_numbers, parse_settings
 
 NAMES = {"b1": "starter", "d1": "my prompts", "d2": "answers", "c1": "my-heads"}
 
@@ -209,9 +209,3 @@ def test_names_that_begin_with_a_dash_read_back(request_: Any, read: dict[str, A
     _, values = parsed(command_for(request_, DASHED, *named))
     for key, value in (read | ({"name": "-out"} if named else {})).items():
         assert values[key] == value, key
-
-
-def test_answering_more_of_a_set_reads_back() -> None:
-    names, values = parsed(extend_command("-answers", 50))
-    assert (names, values["limit"]) == (["data", "extend"], 50) and "-answers" in values.values()
-    assert extend_command("my answers", 50) == "speculoos data extend 'my answers' --limit 50"

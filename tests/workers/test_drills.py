@@ -21,7 +21,7 @@ from tests.workers.drill_work import Count
 from tracking import db, jobs, reports
 from tracking.tables import Job, now
 from workers import identity
-from workers.jobs.publish import publish
+from workers.celery_app import publish
 from workers.jobs.submit import request_cancel
 
 pytestmark = pytest.mark.integration

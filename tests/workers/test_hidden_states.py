@@ -85,7 +85,7 @@ def test_a_job_trains_from_a_server_keeps_what_came_and_then_from_that_alone(
         context.flush()
         with db.writing(away) as session:
             jobs.succeed(session, job.id, attempt, result)
-            leases.release(session, context.holder)  # as its supervisor does
+            leases.release(session, f"job:{context.job_id}")  # as its supervisor does
         with db.reading(away) as session:
             row = session.get_one(Checkpoint, job.request["checkpoint_id"])
             said = [line.message for line in session.query(JobLog).filter_by(job_id=job.id)]

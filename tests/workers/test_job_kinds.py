@@ -17,7 +17,7 @@ from speculoos.settings import Settings
 from tests.tools import zygote
 from tracking import db
 from tracking.tables import Job
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import REQUESTS, GenerateData, from_json
 from workers.jobs.submit import clone
 

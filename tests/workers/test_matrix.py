@@ -23,10 +23,10 @@ from tests.workers.matrix_bench import (
 from tests.workers.test_bodies import begin  # noqa: F401
 from tracking import db
 from tracking.tables import Checkpoint
-from workers.child.work import matrix as work
+from workers.child.work import evaluate as work
 from workers.jobs import estimates
 from workers.jobs import matrix as asking
-from workers.jobs.pace import START_SECONDS
+from workers.jobs.estimates import START_SECONDS
 from workers.jobs.requests import Evaluate, Matrix
 from workers.jobs.submit import request_cancel, retry, submit
 
@@ -117,7 +117,7 @@ def test_progress_of_a_matrix_counts_each_cell_as_it_counts_itself(begin, home: 
     """In the worst case, which is three passes where something drafts; else it would fall back when a cell begins."""
     base_id, heads = add_model(home, tiny_base, 1)
     models = [{"base_id": base_id, "checkpoint_id": ""}, {"base_id": base_id, "checkpoint_id": heads[0]}]
-    division = work.run(*begin(Matrix(models=models, limit=2)))
+    division = work.run_matrix(*begin(Matrix(models=models, limit=2)))
     assert [shard.total for shard in division.shards] == [2, 6]
 
 

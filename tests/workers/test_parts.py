@@ -18,17 +18,13 @@ from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Un
 from speculoos.redaction import cut_to_words, known_secrets, redact
 from speculoos.settings import Settings, load
 from tests.workers.conftest import wait_until
-from tracking import db, jobs, leases, processes, reports, rules
+from tracking import db, jobs, leases, processes, reports
 from tracking.tables import Base, Job, now
 from workers import identity
-from workers.child import main as child
-from workers.child.context import JobContext
-from workers.child.reporter import EXIT_FENCED, Eta
+from workers.child.context import EXIT_FENCED, Eta, JobContext
 from workers.joblog import last_line
-from workers.jobs.requests import FetchModel
 from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint
-from workers.supervise.reconcile import interrupt_lost, jobs_without_message
-from workers.supervise.silence import LeaseMonitor
+from workers.supervise.reconcile import LeaseMonitor, interrupt_lost, jobs_without_message
 from workers.timing import JobTiming, job_timing
 
 
@@ -50,16 +46,6 @@ def test_time_left_is_unknown_first_and_then_follows_the_pace() -> None:
     assert eta.update(30, 100) == pytest.approx(7.0), "no news is no measurement"
     slower = eta.update(31, 100)
     assert slower > 69 * 0.1
-
-
-def test_a_job_goes_by_the_limits_that_were_chosen_when_it_began(
-    home: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child, "limit_child_memory", lambda *_: None)  # this process is the tests' own
-    monkeypatch.setattr(FetchModel, "run", lambda _, context: {"rows": context.settings.max_rows})
-    rules.save_rules(home, {"max_rows": 12})
-    job = make_job(home, kind="fetch_model", request={"source": "starter", "location": "starter"})
-    assert child._work(JobContext(home, job.id, 1, job_timing())) == {"rows": 12}
 
 
 def test_known_and_likely_secrets_are_masked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +246,7 @@ def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
         assert time.monotonic() - started > 0.2
         time.sleep(1.3)  # longer than a lease: the heartbeat renews it
         with context.session() as session:
-            assert leases.holder(session, machine.device_key("cpu", context.settings.home)) == context.holder
+            assert leases.holder(session, machine.device_key("cpu", context.settings.home)) == f"job:{context.job_id}"
 
 
 def test_a_wish_to_stop_ends_the_wait_for_a_device(context: JobContext) -> None:
@@ -323,7 +309,7 @@ def test_the_last_line_of_a_log_skips_our_own_headers(tmp_path: Path) -> None:
 
 
 def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:
-    from workers.supervise.tasks import run_job
+    from workers.supervise.attempt import run_job
 
     run_job("../../etc/passwd")
     run_job("f" * 32)

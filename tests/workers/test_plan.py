@@ -16,7 +16,7 @@ from tests.workers.test_bodies import begin, fetched  # noqa: F401
 from tracking import db
 from tracking.runs import group_runs, steps_after
 from tracking.tables import Checkpoint, Evaluation, Job
-from workers.child.work import import_answered, plan, replay
+from workers.child.work import import_prompts, measure
 from workers.jobs.requests import ImportAnswered, PlanRequest, ReplayRequest
 
 pytestmark = pytest.mark.integration
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 def test_a_plan_of_a_base_alone_is_about_drafts_that_could_be_cut_from_it(begin, tiny_base):  # noqa: F811
     base = fetched(begin, tiny_base)
     request, context = begin(PlanRequest(base.id, limit=1, max_tokens=8, batches=[1, 2], layers=[1, 2]))
-    found = plan.run(request, context)
+    found = measure.run_plan(request, context)
     assert found["shapes"] == [] and [row["layers"] for row in found["standalone"]] == [1, 2]
     assert "Standalone drafts" in found["verdict"] and json.dumps(found)
     with db.reading(context.settings) as rows:
@@ -36,7 +36,7 @@ def test_figures_from_elsewhere_are_checked_first(begin, tiny_base):  # noqa: F8
     base = fetched(begin, tiny_base)
     request, context = begin(PlanRequest(base.id, costs={"target_ms": {"1": {"1": "x"}}}))
     with pytest.raises(BadInput, match="target_ms"):
-        plan.run(request, context)
+        measure.run_plan(request, context)
 
 
 def test_a_data_set_s_answers_are_replayed_with_a_checkpoint(begin, tiny_base, tmp_path):  # noqa: F811
@@ -49,13 +49,13 @@ def test_a_data_set_s_answers_are_replayed_with_a_checkpoint(begin, tiny_base, t
     said = tmp_path / "said.jsonl"
     record(answerer_of_base(loaded, 16), built_in(2), said, SilentReporter(), "tiny")
     request, context = begin(ImportAnswered(path=str(said), base_id=base.id))
-    import_answered.run(request, context)
+    import_prompts.run(request, context)
     with db.writing(context.settings) as rows:
         draft = Checkpoint(name="heads", method="medusa", state="ready", base_id=base.id, path=str(folder))
         rows.add(draft)
     asked = ReplayRequest(base.id, draft.id, request.dataset_id, limit=2, show=1, drafting={"tree": [[0, 0], [1]]})
     request, context = begin(asked)
-    found = replay.run(request, context)
+    found = measure.run_replay(request, context)
     with db.reading(context.settings) as rows:
         row = rows.get_one(Evaluation, request.evaluation_id)
         assert (row.state, row.checkpoint_id, row.result["replayed"]["rows"]) == ("ready", draft.id, 2)

@@ -13,7 +13,6 @@ import pytest
 
 from corpus.shards import read_rows, read_summary
 from models.identity import weights_sha256
-from speculoos.errors import BadInput, Conflict
 from speculoos.settings import Settings
 from tests.workers.conftest import Bench, Broker, wait_until
 from tests.workers.generation_bench import (
@@ -24,11 +23,9 @@ from tests.workers.generation_bench import (
     generate,
     parts,
     prompts,
-    sums,
 )
 from tracking import db, listing, reports
 from tracking.tables import Base
-from workers.jobs.extend import extend
 from workers.jobs.requests import GenerateData
 from workers.jobs.submit import request_cancel, retry, submit
 
@@ -114,29 +111,6 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
         retry(job.id, bench.settings)
         bench.wait(job.id, "SUCCEEDED")
         check_whole(bench, job, 6)
-    finally:
-        servers.end()
-
-
-def test_more_answers_to_each_prompt_keep_those_that_are_there(bench: Bench) -> None:
-    servers = echoes(bench, 0.0)
-    try:
-        bench.worker()
-        bench.reconciler()
-        job = generate(bench, prompts(bench, TEXTS), 18, temperature=0.7, limit=30)
-        bench.wait(job.id, "SUCCEEDED")
-        before = sums(bench, job)
-        with pytest.raises(BadInput, match="already has 1 response to each of 30 prompts"):
-            extend(job.request["dataset_id"], limit=30, settings=bench.settings)
-        more = extend(job.request["dataset_id"], samples=2, settings=bench.settings)
-        with pytest.raises(Conflict, match="is queued|is running"):
-            extend(job.request["dataset_id"], samples=3, settings=bench.settings)
-        bench.wait(more.id, "SUCCEEDED")
-        after = sums(bench, more)
-        assert [part.attempt for part in parts(bench, more)] == [0, 0, 1, 1] and after[:2] == before
-        assert [row["id"][-2:] for row in read_rows(dataset(bench, more).path)][30:] == ["#1"] * 30
-        data = dataset(bench, more)
-        assert (data.state, data.rows, data.report["shards"]) == ("ready", 60, 4)
     finally:
         servers.end()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus.shards import read_rows, read_summary
+from corpus.shards import read_rows
 from models.archive import checkpoint_problems
 from models.damage import dataset_problems
 from models.starter import STARTER_HEAD
@@ -36,7 +36,6 @@ from tracking.tables import Base, Checkpoint, Dataset, Stored
 from workers import identity
 from workers.child import files as child_files
 from workers.child.context import JobContext
-from workers.jobs.extend import extend
 from workers.jobs.submit import retry, submit
 from workers.timing import job_timing
 
@@ -57,10 +56,11 @@ def pair(home: Settings, broker: str, tmp_path: Path) -> Iterator[tuple[Bench, B
     first.end()
 
 
-def test_another_machine_makes_data_and_heads_and_the_first_reads_and_extends_them(pair: tuple[Bench, Bench]) -> None:
+def test_another_machine_makes_data_and_heads_and_the_first_reads_them(pair: tuple[Bench, Bench]) -> None:
     first, other = pair
     base = tiny(first)
-    worker, _ = (other.worker(queue) for queue in ("gpu", "io"))
+    for queue in ("gpu", "io"):
+        other.worker(queue)
     first.reconciler()
     source = prompts(first, TEXTS)
     assert is_here(other, Dataset, source) and not is_here(first, Dataset, source)
@@ -76,10 +76,6 @@ def test_another_machine_makes_data_and_heads_and_the_first_reads_and_extends_th
     store = open_store(first.settings.store)
     assert not store.names(f"datasets/{data.id}/parts"), "shards that were put together are not kept twice"
     assert not store.names("uploads") and not list((other.settings.home / "uploads").glob("*"))
-    worker.terminate()
-    worker.wait(15)
-    shutil.rmtree(data.path)
-    a_machine_that_did_not_make_it_extends_it(first, other, data.id)
 
 
 def the_first_reads(first: Bench, other: Bench, data: Dataset, heads: Checkpoint) -> None:
@@ -90,44 +86,6 @@ def the_first_reads(first: Bench, other: Bench, data: Dataset, heads: Checkpoint
     assert answered == {
         json.dumps(line["messages"]) for line in read_rows(files(other).path(row(other, Dataset, data.id)))
     }
-
-
-def a_machine_that_did_not_make_it_extends_it(first: Bench, other: Bench, data_id: str) -> None:
-    """It has nothing of the data set any more."""
-    before = read_summary(files(other).path(row(other, Dataset, data_id)))["shards"]
-    first.worker("gpu")
-    more = extend(data_id, samples=2, settings=first.settings)
-    first.wait(more.id, "SUCCEEDED", 300)
-    data = row(first, Dataset, data_id)
-    after = read_summary(data.path)["shards"]
-    assert data.rows == 2 * len(TEXTS) and is_here(first, Dataset, data_id)
-    assert {each["sha256"] for each in before} < {each["sha256"] for each in after}, "earlier answers are as they were"
-    assert not is_here(other, Dataset, data_id), "what it has is the older state"
-    files(other).local(row(other, Dataset, data_id))
-    assert dataset_problems(files(other).path(row(other, Dataset, data_id)), rows=data.rows) == {}
-
-
-@pytest.mark.drill  # minutes, for what happens once in a home's life
-def test_a_generation_made_before_there_was_a_store_is_extended_with_one(pair: tuple[Bench, Bench]) -> None:
-    first, other = pair
-    alone = Bench(replace(first.settings, store=""), SPECULOOS_STORE="")
-    try:
-        for queue in ("gpu", "io"):
-            alone.worker(queue)
-        alone.reconciler()
-        base = tiny(alone)
-        source = prompts(alone, TEXTS)
-        made = generation(alone, base, source, 4)
-        alone.wait(made.id, "SUCCEEDED", 300)
-    finally:
-        alone.end()
-    before = read_summary(row(first, Dataset, made.request["dataset_id"]).path)["shards"]
-    other.worker("gpu")
-    first.reconciler()
-    more = extend(made.request["dataset_id"], samples=2, settings=first.settings)
-    first.wait(more.id, "SUCCEEDED", 300)
-    after = read_summary(files(first).local(row(first, Dataset, made.request["dataset_id"])))["shards"]
-    assert {each["sha256"] for each in before} < {each["sha256"] for each in after}
 
 
 def test_a_deleted_row_goes_from_the_store_too(pair: tuple[Bench, Bench]) -> None:

@@ -13,7 +13,7 @@ from tracking import db, jobs
 from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
 from workers.child.work import import_prompts
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import Evaluate, ImportPrompts, PlanRequest
 from workers.jobs.submit import submit
 from workers.timing import JobTiming

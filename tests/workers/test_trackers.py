@@ -102,9 +102,7 @@ def test_a_run_is_told_everything_under_its_name_and_an_attempt_goes_on_with_it(
     assert first.config == {"lr": 0.1, "layers": "[1, 2]", "base": "b"} and first.ended
     assert first.told == [(step, {"train/loss": 1 / (step + 1)}) for step in (1, 2, 3)]
     note = context.settings.trackers_folder / "notes" / f"{context.job_id}-wandb.json"
-    noted = json.loads(note.read_text())
-    assert noted["reached"] == 3
-    note.write_text(json.dumps({**noted, "reached": 1}))  # killed before the note was written again
+    assert json.loads(note.read_text()) == {"run": f"Train-my-heads-{context.job_id[:12]}"}
     with db.writing(context.settings) as session:
         jobs.interrupt(session, context.job_id, context.attempt, "killed")
     again = attempt(context.settings, context.job_id)
@@ -199,7 +197,7 @@ def test_nothing_is_told_and_nothing_written_by_default(context: JobContext) -> 
 def test_trackers_stay_at_home_unless_the_operator_says_otherwise(home: Settings) -> None:
     known = trackers.tracker_environment(home)
     assert known["WANDB_MODE"] == "offline"
-    assert str(home.home) in known["MLFLOW_TRACKING_URI"] and known["TRACKIO_DIR"].startswith(str(home.home))
+    assert str(home.home) in known["MLFLOW_TRACKING_URI"]
 
 
 def test_an_unknown_tracker_is_refused_by_its_name(tmp_path: Path) -> None:

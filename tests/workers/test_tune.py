@@ -19,7 +19,7 @@ from tests.workers.conftest import Bench, wait_until
 from tests.workers.test_bodies import begin  # noqa: F401
 from tracking import db, jobs
 from tracking.tables import Base, Checkpoint, Job
-from workers.child.work import tune
+from workers.child.work import measure
 from workers.jobs.requests import Tune
 from workers.jobs.submit import submit
 
@@ -60,7 +60,7 @@ def stored(settings: Settings) -> Checkpoint:
 def test_the_fastest_tree_is_kept_with_where_it_was_found(begin, home, cycle):  # noqa: F811
     row = add(home, cycle)
     request, context = begin(asked())
-    found = tune.run(request, context)
+    found = measure.run_tune(request, context)
     kept = stored(home).figures
     assert kept["tuned"] == {key: value for key, value in found.items() if key != "checkpoint_id"}
     assert kept["speedup"] == 1.5, "what was measured stays"
@@ -80,7 +80,7 @@ def test_where_plain_decoding_is_faster_that_is_the_verdict_and_the_files_stay(b
     row = add(home, cycle, wrong=True)
     before = (Path(row.path) / "config.json").read_bytes()
     request, context = begin(asked(dtype="bfloat16"))
-    found = tune.run(request, context)
+    found = measure.run_tune(request, context)
     assert found["plain_is_faster"] and not found["drafting"] and not found["kept"]
     assert "Plain decoding is faster" in stored(home).figures["tuning"] and found["dtype"] == "bfloat16"
     assert (Path(row.path) / "config.json").read_bytes() == before
@@ -91,7 +91,7 @@ def test_files_are_left_as_they_are(begin, home, cycle, tmp_path, case):  # noqa
     row = add(home, cycle, tmp_path / "installed" if case == "elsewhere" else None)
     before = (Path(row.path) / "config.json").read_bytes()
     request, context = begin(asked(keep=case == "elsewhere"))
-    found = tune.run(request, context)
+    found = measure.run_tune(request, context)
     assert found["drafting"] and not found["kept"]
     assert (Path(row.path) / "config.json").read_bytes() == before and stored(home).figures["tuned"]
 
@@ -104,7 +104,7 @@ def test_an_attempt_that_is_over_changes_nothing(begin, home, cycle):  # noqa: F
         jobs.interrupt(session, context.job_id, context.attempt, "away")
         jobs.claim(session, context.job_id, "another", 60)
     with pytest.raises(Fenced):
-        tune.run(request, context)
+        measure.run_tune(request, context)
     assert (Path(row.path) / "config.json").read_bytes() == before and "tuned" not in stored(home).figures
 
 
@@ -113,7 +113,7 @@ def test_a_stop_ends_it_between_questions(begin, home, cycle):  # noqa: F811
     request, context = begin(asked())
     context.stop_requested = lambda: True
     with pytest.raises(Cancelled):
-        tune.run(request, context)
+        measure.run_tune(request, context)
     assert "tuned" not in stored(home).figures
 
 

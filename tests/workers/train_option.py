@@ -9,7 +9,7 @@ from app.forms import OWN_SETTINGS, recipe_values, train_request
 from app.views.train_settings import SettingControls
 from cli.main import main
 from models.methods.settings import setting
-from workers.jobs.command_line import command_for
+from workers.jobs.request import command_for
 from workers.jobs.requests import from_json
 
 

@@ -1,7 +1,14 @@
-"""The context of a job's work function: a Reporter with fenced access to the job's rows and folders."""
+"""The context of a job's work: a Reporter that stores reports as rows, and fenced access to its rows and folders.
 
+A thread writes the reports at intervals. It is also the child's heartbeat and fence: the process exits at once if
+another attempt owns the job, the supervisor has died, or the database was unreachable for the duration of a lease.
+"""
+
+import logging
+import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,25 +20,149 @@ from models.archive import WEIGHTS
 from models.damage import BaseChecksums
 from speculoos import machine
 from speculoos.checksums import ChecksumCache, file_sha256
-from speculoos.errors import JobFailed, NotFound
+from speculoos.errors import BadInput, Fenced, JobFailed, NotFound, SpeculoosError, Unavailable
 from speculoos.files import total_bytes
+from speculoos.redaction import known_secrets, redact
 from speculoos.reporting import check_stop
-from speculoos.settings import Settings
-from tracking import db, leases, moves, queries, shards, stored
+from speculoos.resources import ResourceShortage
+from speculoos.settings import Endpoint, Settings
+from tracking import db, leases, moves, queries, reports, shards, stored
 from tracking.names import KIND_NAMES
-from tracking.tables import Base, Checkpoint, Table
+from tracking.tables import Base, Checkpoint, Table, now
 from workers.child.files import JobFiles
-from workers.child.reporter import JobReporter
 from workers.timing import JobTiming
 
+SUPERVISOR_PID = "SPECULOOS_SUPERVISOR_PID"
+"""Environment variable with the pid of the supervisor, which must be the child's parent."""
+log = logging.getLogger("job")
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+EXIT_FENCED = 75
+EXIT_ORPHANED = 76
+SMOOTHING = 0.2  # weight of the newest measurement in the moving average of the time per unit
 
-class JobContext(JobReporter):
-    """A JobReporter that also reads input rows, publishes outputs and returns folder paths."""
+
+class JobContext:
+    """The context of one attempt. A context manager: its exit writes the remaining reports."""
 
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
-        super().__init__(settings, job_id, attempt, timing, parent)
+        self.settings, self.job_id, self.attempt = settings, job_id, attempt
+        self.interrupted = threading.Event()  # the worker stops, or space is short: stop, resume later
+        self.short: ResourceShortage | None = None  # why the worker asked for a pause
+        self.on_beat: Callable[[], None] = lambda: None  # called by the thread after every heartbeat
+        self.on_metrics: Callable[[int, dict[str, float]], Any] = lambda step, values: None  # called for every report
+        self.timing, self._parent = timing, parent
         self.files = JobFiles(settings, self)
-        self.holder = f"job:{job_id}"  # in leases
+        self._known = known_secrets(settings)
+        self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._report = reports.JobReport()
+        self._eta = Eta()
+        self._cancel = False
+        self._ended = threading.Event()
+        self._last_beat = time.monotonic()
+        self._thread = threading.Thread(target=self._heartbeat, name="job-reporter", daemon=True)
+
+    def __enter__(self) -> "JobContext":
+        self.flush()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+        if not isinstance(error, Fenced):
+            self.retry_until_stored(self.flush)
+
+    def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
+        eta = self._eta.update(done, total)
+        values = {"done": int(done), "total": total, "unit": unit, "progress_note": note[:200], "eta_seconds": eta}
+        with self._lock:
+            self._report.progress = values
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        with self._lock:
+            self._report.metrics |= {(name, int(step)): float(value) for name, value in values.items()}
+        self.on_metrics(int(step), values)
+
+    def log(self, message: str, level: str = "info") -> None:
+        message = redact(str(message), self._known)
+        log.log(LEVELS.get(level, logging.INFO), "%s", message)
+        with self._lock:
+            self._report.logs.append((now(), level, message))
+
+    def sample(self, step: int, record: dict[str, Any]) -> None:
+        with self._lock:
+            self._report.samples.append((int(step), record))
+
+    def stop_requested(self) -> bool:
+        return self._cancel or self.interrupted.is_set()
+
+    def cancel_requested(self) -> bool:
+        """True once the user, not the worker, asked to stop."""
+        return self._cancel
+
+    def flush(self) -> None:
+        """Write collected reports and the heartbeat. Raises Fenced. Keeps the reports if the database fails."""
+        with self._write_lock:
+            with self._lock:
+                report, self._report = self._report, reports.JobReport()
+            try:
+                with db.writing(self.settings) as session:
+                    cancel = reports.write(session, self.job_id, self.attempt, report)
+            except Exception:
+                with self._lock:
+                    new = self._report
+                    self._report = reports.JobReport(
+                        new.progress or report.progress,
+                        report.metrics | new.metrics,
+                        report.logs + new.logs,
+                        report.samples + new.samples,
+                    )
+                raise
+            self._cancel = self._cancel or cancel
+            self._last_beat = time.monotonic()
+
+    def keep(self) -> bool:
+        """Write collected reports; False if the database is unreachable (the next heartbeat retries). Raises Fenced."""
+        try:
+            self.flush()
+        except Fenced:
+            raise
+        except SpeculoosError as error:
+            log.warning("Reports could not be stored yet: %s", error)
+            return False
+        return True
+
+    def check_parent(self) -> None:
+        """Exit at once if the supervisor that started this process has died."""
+        if self._parent and os.getppid() != self._parent:
+            exit_immediately("its supervisor has died", EXIT_ORPHANED)
+
+    def _heartbeat(self) -> None:
+        while not self._ended.wait(self.timing.poll_seconds):
+            self.check_parent()
+            try:
+                self.flush()
+                self.on_beat()
+            except Fenced:
+                exit_immediately("another attempt owns this job, or it has ended", EXIT_FENCED)
+            except Exception as error:
+                if time.monotonic() - self._last_beat > self.timing.lease_seconds:
+                    reason = str(error) if isinstance(error, SpeculoosError) else type(error).__name__
+                    message = f"the database was unreachable for the duration of a lease ({reason})"
+                    exit_immediately(message, EXIT_FENCED)
+
+    def retry_until_stored(self, write: Callable[[], None]) -> None:
+        """Call `write`, retrying for the duration of a lease: a short database outage must not fail finished work."""
+        deadline = time.monotonic() + self.timing.lease_seconds
+        while True:
+            try:
+                return write()
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(self.timing.poll_seconds)
 
     def session(self) -> AbstractContextManager[Session]:
         """A short session that commits at the end; for reads, and for rows without a fence."""
@@ -45,6 +176,11 @@ class JobContext(JobReporter):
             moves.check_fence(moved, self.job_id, self.attempt)
             yield session
 
+    def check_owned(self) -> None:
+        """Raises Fenced if this attempt no longer owns the job."""
+        with self.fenced():
+            pass
+
     def input_with_files(self, table: type[Table], row_id: str) -> Any:
         """An input's row as in `input_row`, with its files on this machine."""
         return self.files.download(self.input_row(table, row_id))
@@ -57,6 +193,17 @@ class JobContext(JobReporter):
                 raise NotFound(f"The {KIND_NAMES[table.__tablename__]} this job needs ({row_id}) was deleted.")
             queries.must_be_ready(row)
         return row
+
+    def endpoints(self, names: str) -> list[Endpoint]:
+        """The endpoints in `names`, separated by commas. Raises BadInput for a name that is not in settings.toml."""
+        known, stripped = self.settings.endpoints, [name.strip() for name in names.split(",") if name.strip()]
+        if missing := [name for name in stripped if name not in known]:
+            raise BadInput(
+                f"There is no endpoint named {missing[0]!r} in settings.toml; known are: "
+                f"{', '.join(known) or 'none yet'}.",
+                "Add an [endpoints.NAME] table with its url, then retry.",
+            )
+        return [known[name] for name in dict.fromkeys(stripped)]
 
     @property
     def sums(self) -> ChecksumCache:
@@ -98,27 +245,25 @@ class JobContext(JobReporter):
             raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
 
     def hold_device(self, device: str) -> None:
-        """Wait for the device's lease and renew it until this process ends; the supervisor releases it.
-
-        Raises Cancelled if the user stops the job during the wait.
-        """
+        """Wait for the device's lease and renew it until this process ends; the supervisor releases it. Raises
+        Cancelled if the user stops the job during the wait."""
         lease = machine.device_key(device, self.settings.home)
-        while not self._acquire(lease):
+        own = lease, f"job:{self.job_id}", self.timing.lease_seconds, self.attempt
+        while True:
+            with self.session() as session:
+                if leases.acquire(session, *own):
+                    break
+                note = f"Waits for {lease.partition('@')[0]}: {leases.holder_name(session, lease)} holds it."
+            with self._lock:  # the planned total stays
+                self._report.progress = {"done": 0, "progress_note": note[:200], "eta_seconds": None}
             check_stop(self)
             time.sleep(self.timing.poll_seconds)
 
         def renew() -> None:
             with self.session() as session:
-                leases.renew(session, lease, self.holder, self.timing.lease_seconds, self.attempt)
+                leases.renew(session, *own)
 
         self.on_beat = renew
-
-    def _acquire(self, lease: str) -> bool:
-        with self.session() as session:
-            if leases.acquire(session, lease, self.holder, self.timing.lease_seconds, self.attempt):
-                return True
-            self.report_waiting(f"Waits for {lease.partition('@')[0]}: {leases.holder_name(session, lease)} holds it.")
-            return False
 
     def dataset_folder(self, dataset_id: str) -> Path:
         """home/datasets/<id>: shared by all attempts, as shards are written atomically."""
@@ -135,3 +280,33 @@ class JobContext(JobReporter):
         folder = self.settings.home / "checkpoints" / checkpoint_id
         numbered = [(int(p.name.removeprefix("attempt-")), p) for p in folder.glob("attempt-*") if p.is_dir()]
         return [path for number, path in sorted(numbered, reverse=True) if number < self.attempt]
+
+
+class Eta:
+    """Estimates the remaining seconds from a moving average of the time per unit; None before two reports."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._last: tuple[float, int] | None = None
+        self._per_unit: float | None = None
+
+    def update(self, done: int, total: int | None) -> float | None:
+        now = self._clock()
+        if self._last is None or done < self._last[1]:
+            self._last, self._per_unit = (now, done), None
+        elif done > self._last[1] and now - self._last[0] >= 0.2:
+            self._add((now - self._last[0]) / (done - self._last[1]))
+            self._last = (now, done)
+        if self._per_unit is None or total is None:
+            return None
+        return max(0.0, (total - done) * self._per_unit)
+
+    def _add(self, seconds: float) -> None:
+        old = self._per_unit
+        self._per_unit = seconds if old is None else (1 - SMOOTHING) * old + SMOOTHING * seconds
+
+
+def exit_immediately(reason: str, code: int) -> None:
+    """Exit this process without cleanup: nothing may be written any more."""
+    log.warning("Exiting: %s.", reason)
+    os._exit(code)

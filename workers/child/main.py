@@ -21,11 +21,9 @@ from speculoos.faults import disk_full, out_of_memory
 from speculoos.private import set_private_umask
 from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import load
-from tracking import db, jobs, rules, shards
+from tracking import db, jobs, shards
 from tracking.shards import Division
-from workers.child.context import JobContext
-from workers.child.reporter import EXIT_FENCED, SUPERVISOR_PID
-from workers.jobs.pace import START
+from workers.child.context import EXIT_FENCED, SUPERVISOR_PID, JobContext
 from workers.jobs.requests import from_json
 from workers.memory import limit_child_memory
 from workers.timing import job_timing
@@ -50,26 +48,24 @@ def main(job_id: str, attempt: int) -> int:
     _stop_on_signals(context)
     try:
         with context:
-            result = add_startup_seconds(context, _work(context))
+            result = _work(context)
         _store_state(context, shards.divide if isinstance(result, Division) else jobs.succeed, result)
     except Fenced:
         return EXIT_FENCED
     except Cancelled as error:
         _store_stop(context, str(error))
-    except SpeculoosError as error:
-        if _store_pause(context, error):
-            return 0
-        _store_failure(context, error.code, str(error), error.hint)
     except Exception as error:
-        traceback.print_exc()
-        if _store_pause(context, error):
-            return 0
-        _store_failure(context, *describe_error(error))
+        if not isinstance(error, SpeculoosError):
+            traceback.print_exc()
+        if not _store_pause(context, error):
+            _store_failure(context, *describe_error(error))
     return 0
 
 
 def describe_error(error: Exception) -> tuple[str, str, str]:
-    """(code, message, hint) for an unhandled exception; its traceback is only in the log file."""
+    """(code, message, hint) for an exception; the traceback of an unexpected one is only in the log file."""
+    if isinstance(error, SpeculoosError):
+        return error.code, str(error), error.hint
     if out_of_memory(error):
         return "out_of_memory", "The memory was not enough for this job.", "Use a smaller batch or a shorter length."
     if disk_full(error):
@@ -89,18 +85,8 @@ def die_with_parent() -> None:
 def _work(context: JobContext) -> Result:
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)
-        context.settings = rules.apply_rules(context.settings, rules.chosen_rules(session))
     limit_child_memory(job.kind, context.settings)
     return from_json(job.kind, job.request).run(context) or {}
-
-
-def add_startup_seconds(context: JobContext, result: Result) -> Result:
-    """Add the startup time in seconds to the result; estimates exclude it from a job's speed."""
-    if isinstance(result, Division) or not result or context.began is None:
-        return result
-    with db.reading(context.settings) as session:
-        started = jobs.get(session, context.job_id).started_at
-    return {**result, START: max((context.began - started).total_seconds(), 0.0)} if started else result
 
 
 def _stop_on_signals(context: JobContext) -> None:
@@ -128,7 +114,6 @@ def _store_pause(context: JobContext, error: Exception) -> bool:
 
 
 def _store_stop(context: JobContext, message: str) -> None:
-    """Cancel the job if the user stopped it; interrupt it if the worker stopped it."""
     if context.cancel_requested():
         _store_state(context, jobs.finish_cancelled, message)
     elif shortage := context.short:

@@ -20,10 +20,8 @@ from training.resume_points import STATE_NAME, latest_resume_point, resume_point
 from workers.child.context import JobContext
 
 log = logging.getLogger(__name__)
-CHECK_POLLS = 20
-"""Interval between checks for a new checkpoint, in units of poll_seconds."""
-LAST_SECONDS = 5.0
-"""Timeout for the last upload at the end of an attempt: a stopping worker has little time."""
+CHECK_POLLS = 20  # interval between checks for a new checkpoint, in units of poll_seconds
+LAST_SECONDS = 5.0  # timeout for the last upload at the end of an attempt: a stopping worker has little time
 BEST = "best"
 
 
@@ -95,32 +93,23 @@ def uploading_checkpoints(context: JobContext, checkpoint_id: str, folder: Path)
         yield
         return
     states, ended = UploadedCheckpoints(context.files.store, checkpoint_id), threading.Event()
-    thread = threading.Thread(target=_upload_all, args=(states, context, folder, ended), daemon=True)
+
+    def upload_all() -> None:
+        last, is_last = None, False
+        while not is_last:
+            is_last = ended.wait(CHECK_POLLS * context.timing.poll_seconds)
+            newest = latest_resume_point(folder)
+            try:
+                if newest and newest != last and not resume_point_damage(newest):
+                    states.put(context.attempt, newest)
+                    last = newest
+            except (SpeculoosError, OSError) as error:  # it was deleted meanwhile, or the store is not reachable
+                log.warning("The checkpoint %s was not uploaded to the store: %s", newest.name, error)
+
+    thread = threading.Thread(target=upload_all, daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join(LAST_SECONDS)
-
-
-def _upload_all(states: UploadedCheckpoints, context: JobContext, folder: Path, ended: threading.Event) -> None:
-    last: Path | None = None
-    while True:
-        is_last = ended.wait(CHECK_POLLS * context.timing.poll_seconds)
-        newest = latest_resume_point(folder)
-        if newest and newest != last and _upload(states, context.attempt, newest):
-            last = newest
-        if is_last:
-            return
-
-
-def _upload(states: UploadedCheckpoints, attempt: int, state: Path) -> bool:
-    """Upload a checkpoint; False if it was deleted meanwhile or the store is unreachable (the next one is tried)."""
-    try:
-        if not resume_point_damage(state):
-            states.put(attempt, state)
-            return True
-    except (SpeculoosError, OSError) as error:
-        log.warning("The checkpoint %s was not uploaded to the store: %s", state.name, error)
-    return False

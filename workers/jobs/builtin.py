@@ -5,10 +5,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
 from speculoos.errors import BadInput
 from speculoos.settings import PROJECT_ROOT
-from workers.jobs.import_prompts import BUILT_IN_PREFIX as PREFIX
-from workers.jobs.import_prompts import ImportPrompts
+from tracking.tables import Dataset
+from workers.jobs.transfers import BUILT_IN_PREFIX as PREFIX
+from workers.jobs.transfers import ImportPrompts
 
 PROMPTS, QUESTIONS = "quickstart-prompts", "built-in-questions"
 
@@ -66,6 +70,13 @@ def built_in_of(config: Mapping[str, Any] | None) -> str:
         return ""
     in_clone = f"/{built_in.file.parent.name}/{built_in.file.name}"  # rows of earlier versions have the file's path
     return built_in.name if path == PREFIX + built_in.name or path.endswith(in_clone) else ""
+
+
+def added_sets(session: Session) -> dict[str, str]:
+    """{name: data set's id} of the built-in sets that were added, under any name, and did not fail."""
+    columns = select(Dataset.id, Dataset.config).where(Dataset.kind == "prompts", Dataset.state != "failed")
+    newest_first = session.execute(columns.order_by(Dataset.created_at.desc()))
+    return {name: row_id for row_id, config in newest_first if (name := built_in_of(config))}
 
 
 @cache

@@ -1,31 +1,47 @@
 """Rough estimates of a job before it starts: time, steps, disk and memory, with their basis. No torch.
 
 A forward pass costs about 2 · parameters floating-point operations per token, a backward pass twice as much
-(Kaplan et al. 2020, section 2.1); decoding a single response reads all weights once per step. `workers.jobs.pace` says
-how much of that a machine does per second.
+(Kaplan et al. 2020, section 2.1); decoding a single response reads all weights once per step. A job's row stores the
+work that was estimated at submission (`Job.work`). Its duration then gives the pace of later jobs of the same base,
+including what the estimate ignores: answers that end early, padding, evaluations during training. Before that, a probe
+of the machine does.
 """
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from speculoos.resources import nearest_existing
-from workers.jobs.pace import Pace, fixed_seconds, pace
-from workers.jobs.request import FixedWork, Need, Request
+from tracking.states import JobState
+from tracking.tables import Evaluation, Job
+from workers.jobs.request import Need, Request
 
 SPARE_DISK = 500 * 10**6
 UNKNOWN = "an input that is not ready yet"
 UNMEASURED = "an endpoint without previous jobs"
+START_SECONDS = {"gpu": 6.0, "io": 0.5}
+"""Seconds to start the process and load its files, by queue; `Rate.loading` is added."""
+LOOKED_AT = 200  # maximum number of past jobs to read
+COUNTED = 3  # number of latest matching jobs whose median pace is used
+PROBE = "machine.json"  # file in the home, which the inference server writes at every start (`models.runtime.speed`)
+OPERATIONS, MEMORY = 1e11, 2e10
+"""Operations per second in matrix products and bytes read per second of a CPU, before a probe has run."""
+TUNING_SHARE = 0.4  # `Rate.share` of a tuning, measured with the starter model on two cores like all shares
+TELLING = 0.5  # minimum share of work in the time of a past job for its pace to be used
+MOST_FACTOR = 30.0  # maximum factor between the pace of past jobs and of the probe
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`seconds` (None: unknown), `work` in units of `workers.jobs.pace`, bytes on disk and in memory, the basis of the
-    time, and the optimizer steps of a training with their size and evaluation interval (`rhythm`). `longest`: seconds
-    if a busy machine makes an evaluation repeat its questions; None without repeats."""
+    """`seconds` (None: unknown), `work` in units of the pace, bytes on disk and in memory, the basis of the time, and
+    the optimizer steps of a training with their size and evaluation interval (`rhythm`)."""
 
     seconds: float | None
     work: float
@@ -36,7 +52,6 @@ class Estimate:
     free_memory: float
     steps: int = 0
     rhythm: str = ""
-    longest: float | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -51,58 +66,126 @@ class Estimate:
         return sentences
 
 
+@dataclass(frozen=True)
+class Pace:
+    """`rate`: work per second; `basis`: its source, for people; `fixed`: seconds that do not grow with the work."""
+
+    rate: float
+    basis: str
+    fixed: float
+
+
 def estimate(session: Session, request: Request, home: Path) -> Estimate:
     """Estimate of a request. Raises NotFound if one of its rows was deleted."""
     cells = request.cells(session)
-    if cells is not None:
-        return _sum(of_cells(session, cells, home), home)
-    return _single(session, request, home, pace)
+    if cells is None:
+        need = request.need(session)
+        return _estimate(request, need, _pace(session, request, home, need.fixed) if need.work else None, home)
+    if not cells:
+        return _estimate(request, Need(), None, home)
+    estimates = of_cells(session, cells, home)  # they run one after the other, each in its own process
+    known = all(cell.seconds for cell in estimates)
+    return replace(
+        estimates[0],
+        seconds=sum(cell.seconds or 0.0 for cell in estimates) if known else None,
+        work=sum(cell.work for cell in estimates),
+        disk=sum(cell.disk for cell in estimates),
+        memory=max(cell.memory for cell in estimates),
+        basis=", ".join(dict.fromkeys(cell.basis for cell in estimates)),
+    )
 
 
 def of_cells(session: Session, cells: Sequence[Request], home: Path) -> list[Estimate]:
     """Estimate of each cell of a matrix as a separate job. Past jobs are read once per base."""
-    paces: dict[tuple[str, str], Pace | None] = {}
-
-    def cached(session: Session, cell: Request, home: Path, fixed: FixedWork) -> Pace | None:
-        key = cell.base_id, cell.endpoint
-        if key not in paces:
-            paces[key] = pace(session, cell, home, fixed)
-        return paces[key]
-
-    return [_single(session, cell, home, cached) for cell in cells]
-
-
-def _sum(cells: Sequence[Estimate], home: Path) -> Estimate:
-    """Sum over cells that run one after the other, each in its own process."""
-    if not cells:
-        return _estimate(Need(), None, 0.0, home)
-    seconds = sum(cell.seconds or 0.0 for cell in cells) if all(cell.seconds for cell in cells) else None
-    repeats = any(cell.longest for cell in cells)
-    return replace(
-        cells[0],
-        seconds=seconds,
-        longest=sum(cell.longest or cell.seconds for cell in cells) if seconds and repeats else None,
-        work=sum(cell.work for cell in cells),
-        disk=sum(cell.disk for cell in cells),
-        memory=max(cell.memory for cell in cells),
-        basis=", ".join(dict.fromkeys(cell.basis for cell in cells)),
-    )
+    paces: dict[str, Pace | None] = {}
+    estimates = []
+    for cell in cells:
+        need = cell.need(session)
+        if need.work and cell.base_id not in paces:
+            paces[cell.base_id] = _pace(session, cell, home, need.fixed)
+        estimates.append(_estimate(cell, need, paces[cell.base_id] if need.work else None, home))
+    return estimates
 
 
-def _single(session: Session, request: Request, home: Path, find_pace: Callable[..., Pace | None]) -> Estimate:
-    need = request.need(session)
-    start = fixed_seconds(request, need.fixed, home)
-    return _estimate(need, find_pace(session, request, home, need.fixed) if need.work else None, start, home)
-
-
-def _estimate(need: Need, pace: Pace | None, start: float, home: Path) -> Estimate:
-    import psutil
-
-    seconds = pace.fixed + need.work / pace.rate if pace and need.work else None
+def _estimate(request: Request, need: Need, pace: Pace | None, home: Path) -> Estimate:
+    seconds = pace.fixed + need.work / pace.rate if pace else None
     if need.minutes:
-        seconds = min(seconds or need.minutes * 60, need.minutes * 60 + start)
+        limit = need.minutes * 60 + _fixed_seconds(request, need.fixed, home)
+        seconds = min(seconds or need.minutes * 60, limit)
     free = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
     basis = pace.basis if pace else UNMEASURED if need.work else UNKNOWN
-    repeats = pace is not None and bool(need.work) and need.repeated > 1
-    longest = pace.fixed + need.repeated * need.work / pace.rate if repeats else None
-    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm, longest)
+    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm)
+
+
+def _pace(session: Session, request: Request, home: Path, fixed_reads: float) -> Pace | None:
+    """The pace of a request: from the latest jobs like it with the same base or endpoint, or from the probe; None for
+    the first job of an endpoint."""
+    fixed = _fixed_seconds(request, fixed_reads, home)
+    if request.rate.bytes:
+        return Pace(request.rate.bytes, "the usual speed for such files", fixed)
+    past = ((job, _seconds(job)) for job in _past(session, request))
+    telling = [(job, seconds - fixed) for job, seconds in past if seconds - fixed >= TELLING * seconds][:COUNTED]
+    rates = [job.work * _passes(session, job) / worked for job, worked in telling]
+    basis = "the last similar job" if len(rates) == 1 else f"the last {len(rates)} similar jobs"
+    rate = statistics.median(rates) if rates else 0.0
+    if getattr(request, "endpoint", "") or not request.rate.share:
+        return Pace(rate, basis, fixed) if rates else None
+    probe = _Probe.read(home)
+    expected = request.rate.share * getattr(probe, request.rate.unit)
+    if not rates:
+        return Pace(expected, probe.basis, fixed)
+    return Pace(min(max(rate, expected / MOST_FACTOR), expected * MOST_FACTOR), basis, fixed)
+
+
+def _passes(session: Session, job: Job) -> int:
+    """How many times an evaluation ran its questions: more than once if the machine was busy; 1 for other jobs."""
+    row = session.get(Evaluation, job.request.get("evaluation_id") or "")
+    return max(int((row.result or {}).get("passes") or 1), 1) if row else 1
+
+
+def _seconds(job: Job) -> float:
+    return (job.finished_at - job.started_at).total_seconds()
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Operations and bytes per second with packed weights (`multiplies`, `reads`), operations with trainable weights
+    (`learns`); see `models.runtime.speed`."""
+
+    multiplies: float = OPERATIONS
+    reads: float = MEMORY
+    learns: float = OPERATIONS
+    basis: str = "default values, before the first measurement"
+
+    @classmethod
+    def read(cls, home: Path) -> "_Probe":
+        """The probe of a home; defaults without a readable file. Older files have only figures of packed weights."""
+        try:
+            values = json.loads((home / PROBE).read_text(encoding="utf-8"))
+            operations, memory = values["operations_per_second"], values["bytes_per_second"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
+        learns = values.get("learned_operations_per_second", operations)
+        return cls(operations, memory, learns, "a short probe of this machine")
+
+
+def _fixed_seconds(request: Request, fixed_reads: float, home: Path) -> float:
+    """Seconds that do not grow with the work: the start, and the reading of `fixed_reads` bytes of weights."""
+    start = START_SECONDS[request.queue] + request.rate.loading
+    return start + fixed_reads / (TUNING_SHARE * _Probe.read(home).reads)
+
+
+def _past(session: Session, request: Request) -> list[Job]:
+    told = (Job.state == JobState.SUCCEEDED, Job.work > 0, Job.attempt == 1, Job.shards == 0)
+    query = select(Job).where(Job.kind == request.kind, *told).order_by(Job.finished_at.desc()).limit(LOOKED_AT)
+    own = {key: getattr(request, key, None) or "" for key in ("method", "endpoint", "base_id")}
+    return [
+        job
+        for job in session.scalars(query)
+        if own == {key: job.request.get(key) or "" for key in own} and not _hit_time_limit(job)
+    ]
+
+
+def _hit_time_limit(job: Job) -> bool:
+    minutes = job.request.get("max_minutes") or (job.request.get("settings") or {}).get("max_minutes")
+    return bool(minutes) and _seconds(job) > 0.9 * 60 * minutes

@@ -1,8 +1,9 @@
-"""Job kind `evaluate`: acceptance and speed on questions, of a base model with a draft or of an endpoint."""
+"""Job kinds that measure or predict speed: `evaluate`, `plan`, `replay` and `tune`."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from pydantic import ValidationInfo, field_validator
 from sqlalchemy.orm import Session
 
 from models.methods import trees
@@ -11,15 +12,23 @@ from speculoos.errors import BadInput
 from speculoos.settings import DTYPES
 from speculoos.suites import BUILT_IN_SUITE_NAME, OWN_SUITE_NAME, suite_title
 from tracking import queries
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Table
+from tracking.tables import Base, Dataset, Evaluation
 from workers.jobs import sizes
 from workers.jobs.builtin import QUESTIONS, built_in_of
+from workers.jobs.estimates import TUNING_SHARE
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import changed_options, option, pairs
+from workers.jobs.words import MOST_BATCH, MOST_LAYERS, Operand, changed_options, option, pairs, parse_counts
 
 HOTTEST = 5.0
-STEPS_PER_TOKEN = 1.7
-"""Decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4."""
+STEPS_PER_TOKEN = 1.7  # decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4
+REPLAY_STEPS_PER_TOKEN = 0.5  # drafted steps per recorded token, at τ 2
+TUNING_STEPS = 250
+"""Forwards and steps of a tuning besides those of its questions (`decoding.tuning.measure_forward`: wide forwards take
+longer)."""
+LAYERS = "Layers of standalone drafts"
+FORWARDS = 60
+"""Six rounds of ten row counts; a batch of n sequences costs as much as 3 + n single rows, including the drafts of a
+round."""
 REPEATED = 3
 """On a busy machine an evaluation of a draft repeats its questions, up to this many times the first pass's time."""
 MOST_NUMBER = 100_000
@@ -27,16 +36,31 @@ DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
 SEED_HELP = "Seed of sampling."
 
 
-class Evaluate(Request):
-    """Evaluation on the questions of a data set, or on the built-in ones if `dataset_id` is empty.
+class Measurement(Request):
+    """Base class of these kinds: a base with or without a checkpoint, and a data set ("" for built-in questions)."""
 
-    With `endpoint` that server is measured; `base_id` and `checkpoint_id` are the models it serves, if known.
-    """
+    rate: ClassVar[Rate] = Rate(share=1.0, unit="reads")
+
+    def default_name(self, session: Session) -> str:
+        return queries.model_name(session, self.base_id, self.checkpoint_id or None)
+
+    def reads(self, session: Session, steps: float) -> Need:
+        """Need of `steps` decoding steps, each of which reads the weights once."""
+        base = sizes.found(session, Base, self.base_id)
+        return Need(steps * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
+
+    def model(self, named: Namer) -> str:
+        """`base` or `base@checkpoint`, for a command."""
+        return named(self.base_id) + (f"@{named(self.checkpoint_id)}" if self.checkpoint_id else "")
+
+
+class Evaluate(Measurement):
+    """Evaluation on the questions of a data set, or on the built-in ones if `dataset_id` is empty. With `endpoint` that
+    server is measured; `base_id` and `checkpoint_id` are the models it serves, if known."""
 
     kind: ClassVar[str] = "evaluate"
     title: ClassVar[str] = "Evaluate"
     output: ClassVar = ("evaluation_id", Evaluation)
-    rate: ClassVar[Rate] = Rate(share=1.0, unit="reads")
 
     base_id: str = ""
     checkpoint_id: str = ""
@@ -53,9 +77,7 @@ class Evaluate(Request):
         "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model name"
     )
     plain_model: str = setting(
-        "",
-        "Model name of the same base without a draft on that endpoint, to measure the speedup.",
-        label="Model name without a draft",
+        "", "Model name of that base without a draft, to measure the speedup.", label="Model name without a draft"
     )
     matrix_id: str = ""  # the matrix of this cell
     evaluation_id: str = ""
@@ -74,9 +96,6 @@ class Evaluate(Request):
         """Maximum number of passes over the questions."""
         return REPEATED if self.drafts and not self.endpoint else 1
 
-    def inputs(self) -> list[tuple[type[Table], str]]:
-        return model_inputs(self, base_optional=bool(self.endpoint))
-
     def check_options(self) -> None:
         check_sampling([self.temperature], [self.top_p], [self.dtype])
         if self.endpoint and (self.drafting or self.dtype):
@@ -88,7 +107,7 @@ class Evaluate(Request):
 
     def default_name(self, session: Session) -> str:
         """`starter@my-heads`; for an endpoint its model name and its name."""
-        model = queries.model_name(session, self.base_id, self.checkpoint_id or None) if self.base_id else ""
+        model = super().default_name(session) if self.base_id else ""
         if not self.endpoint:
             return model
         return f"{self.endpoint_model or model or 'its model'} at {self.endpoint}"
@@ -111,15 +130,11 @@ class Evaluate(Request):
 
     def need(self, session: Session) -> Need:
         """Every question twice, plain and with the draft; a step reads the weights once. For a server: tokens."""
-        turns = 1.0
-        if self.dataset_id:
-            turns = sizes.turns(sizes.found(session, Dataset, self.dataset_id))
+        turns = sizes.turns(sizes.found(session, Dataset, self.dataset_id)) if self.dataset_id else 1.0
         tokens = sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
         if self.endpoint:
             return Need(tokens * (2 if self.plain_model else 1), 1e5)
-        base = sizes.found(session, Base, self.base_id)
-        work = tokens * (STEPS_PER_TOKEN if self.drafts else 1) * sizes.step_bytes(base)
-        return Need(work, 1e5, sizes.weights_bytes(base) * 1.3 + 5e8, repeated=self.most_passes)
+        return self.reads(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1))
 
     def command(self, named: Namer) -> list[str]:
         words = ["evaluate", *option("model", named(self.base_id)), *option("checkpoint", named(self.checkpoint_id))]
@@ -131,10 +146,104 @@ class Evaluate(Request):
         return [*words, *pairs("--draft", self.drafting)]
 
 
-def model_inputs(request: Any, *, base_optional: bool = False) -> list[tuple[type[Table], str]]:
-    """Base, checkpoint and data set of a request, without empty ids; an empty base id only if it is required."""
-    rows = [(Base, request.base_id), (Checkpoint, request.checkpoint_id), (Dataset, request.dataset_id)]
-    return [(table, row_id) for table, row_id in rows if row_id or (table is Base and not base_optional)]
+class PlanRequest(Measurement):
+    """A plan for a base with or without a checkpoint. `costs`: costs of another machine (`evaluation.costs`); empty:
+    measured by the job. The prediction is the job's result; there is no output row."""
+
+    kind: ClassVar[str] = "plan"
+    title: ClassVar[str] = "Plan"
+    work: ClassVar[str] = "workers.child.work.measure:run_plan"
+
+    base_id: str
+    checkpoint_id: str = ""
+    dataset_id: str = ""
+    limit: int = setting(6, "Maximum number of questions.", 1)
+    max_tokens: int = setting(48, "Maximum new tokens per response.", 8)
+    batches: list[int] = setting([1, 2, 4, 8, 16], "Batch sizes to plan for, such as 1,4,16.", label="Batch sizes")
+    layers: list[int] = setting([2, 4, 8], "Numbers of layers of standalone drafts.", label=LAYERS)
+    costs: dict[str, Any] = {}
+    draft_hidden_size: int = setting(0, "0: that of the base.", 0, 10**6, label="Hidden size of standalone drafts")
+
+    @field_validator("batches", "layers", mode="before")
+    @classmethod
+    def _parse_counts(cls, value: Any, field: ValidationInfo) -> Any:
+        label, most = ("Batch sizes", MOST_BATCH) if field.field_name == "batches" else (LAYERS, MOST_LAYERS)
+        return parse_counts(label, value, most) if isinstance(value, str) else value
+
+    def need(self, session: Session) -> Need:
+        """The questions, answered without and with the draft, and forward passes per batch size and row count."""
+        if self.costs:
+            return Need(0.0, 1e5)
+        generated = self.limit * self.max_tokens * 2 if self.checkpoint_id else 0
+        return self.reads(session, generated + FORWARDS * sum(3 + batch for batch in self.batches))
+
+    def command(self, named: Namer) -> list[str]:
+        words = ["plan", Operand(self.model(named)), *(["--machine", "FILE"] if self.costs else [])]
+        return [*words, *option("questions", named(self.dataset_id)), *changed_options(self, *type(self).options())]
+
+
+class ReplayRequest(Measurement):
+    """At most `limit` recorded responses of data set `dataset_id`; the first `show` are stored as chats."""
+
+    kind: ClassVar[str] = "replay"
+    title: ClassVar[str] = "Replay"
+    work: ClassVar[str] = "workers.child.work.measure:run_replay"
+    output: ClassVar = ("evaluation_id", Evaluation)
+
+    base_id: str
+    checkpoint_id: str
+    dataset_id: str
+    limit: int = setting(50, "Maximum number of responses.", 1)
+    show: int = setting(3, "Responses to store for the Playground.", 0)
+    drafting: dict[str, Any] = {}
+    evaluation_id: str = ""
+
+    def default_name(self, session: Session) -> str:
+        return f"{super().default_name(session)} on {queries.find_dataset(session, self.dataset_id).name}"
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        return {"base_id": self.base_id, "checkpoint_id": self.checkpoint_id or None, "config": self.to_json()}
+
+    def need(self, session: Session) -> Need:
+        """Every recorded response once, in speculative steps."""
+        data = sizes.found(session, Dataset, self.dataset_id)
+        rows = sizes.expected_rows(session, data)
+        tokens = sizes.answer_tokens(data, rows) * min(self.limit / rows, 1.0) if rows else 0.0
+        return self.reads(session, tokens * REPLAY_STEPS_PER_TOKEN)
+
+    def command(self, named: Namer) -> list[str]:
+        data, draft = Operand(named(self.dataset_id)), self.model(named)
+        words = ["replay", "run", data, *option("draft", draft), "--limit", str(self.limit)]
+        return [*words, *changed_options(self, "show"), *pairs("--set", self.drafting)]
+
+
+class Tune(Measurement):
+    """Measures on the worker's device with responses to `limit` questions. The result is stored in the checkpoint's
+    row, and with `keep` the tree in its files; there is no output row."""
+
+    kind: ClassVar[str] = "tune"
+    title: ClassVar[str] = "Tune the tree"
+    work: ClassVar[str] = "workers.child.work.measure:run_tune"
+    rate: ClassVar[Rate] = Rate(share=TUNING_SHARE, unit="reads")
+
+    base_id: str
+    checkpoint_id: str
+    dataset_id: str = ""
+    limit: int = setting(6, "Maximum number of questions.", 1)
+    max_tokens: int = setting(48, "Maximum new tokens per response.", 8)
+    dtype: str = setting("", DTYPE_HELP, label="Precision")
+    keep: bool = setting(True, "Save the tree in the checkpoint if it is faster.")
+
+    def check_options(self) -> None:
+        check_sampling((), (), [self.dtype])
+
+    def need(self, session: Session) -> Need:
+        """At most a step per token with the widest tree, then forwards of every width."""
+        return self.reads(session, self.limit * self.max_tokens + TUNING_STEPS)
+
+    def command(self, named: Namer) -> list[str]:
+        words = ["tune", Operand(self.model(named)), *option("questions", named(self.dataset_id))]
+        return [*words, *changed_options(self, *type(self).options())]
 
 
 def check_sampling(temperatures: Sequence[float], top_ps: Sequence[float], dtypes: Sequence[str]) -> None:
@@ -155,12 +264,3 @@ def suite_of(data: Dataset | None) -> str:
     if data is None or built_in_of(data.config) == QUESTIONS:
         return BUILT_IN_SUITE_NAME
     return (data.config or {}).get("suite") or OWN_SUITE_NAME
-
-
-def longest_seconds(job: Job) -> float | None:
-    """Maximum seconds of an evaluation that repeats its questions on a busy machine; None for other jobs."""
-    if job.kind != Evaluate.kind or not job.estimated_seconds:
-        return None
-    known = {key: job.request[key] for key in ("checkpoint_id", "drafting", "endpoint") if key in (job.request or {})}
-    passes = Evaluate(**known).most_passes
-    return job.estimated_seconds * passes if passes > 1 else None

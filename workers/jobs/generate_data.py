@@ -11,19 +11,15 @@ from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Base, Dataset, Table
 from workers.jobs import sizes
-from workers.jobs.parsing import parse_numbers
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import changed_options, option
+from workers.jobs.words import changed_options, option, parse_numbers
 
-SHARD_ROWS = 5000
-"""Default number of prompts per shard; smaller generations are one job."""
+SHARD_ROWS = 5000  # default number of prompts per shard; smaller generations are one job
 
 
 class GenerateData(Request):
-    """Responses to the prompts of `source_id` by base `base_id`, or by the endpoint `endpoint` (several: `a,b`).
-
-    With both, the endpoint serves that base, and its token ids are requested and checked.
-    """
+    """Responses to the prompts of `source_id` by base `base_id`, or by the endpoint `endpoint` (several: `a,b`). With
+    both, the endpoint serves that base, and its token ids are requested and checked."""
 
     kind: ClassVar[str] = "generate_data"
     title: ClassVar[str] = "Generate responses"
@@ -41,18 +37,10 @@ class GenerateData(Request):
     max_tokens: int = setting(
         256, "Maximum tokens per response; longer ones are cut.", 1, 100_000, label="Maximum tokens per response"
     )
-    temperature: float = setting(0.0, "0 is greedy: always the most likely token.", 0, 5, label="Temperature")
-    top_p: float = setting(
-        1.0,
-        "Sample from the most likely tokens with this total probability; used above temperature 0.",
-        0,
-        1,
-        label="Top-p",
-    )
-    batch_size: int = setting(
-        16, "Responses generated at once; more is faster and needs more memory.", 1, 4096, label="Batch size"
-    )
-    seed: int = setting(0, "Seed of sampling.", label="Seed")
+    temperature: float = setting(0.0, "0 is greedy: always the most likely token.", 0, 5)
+    top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", 0, 1, label="Top-p")
+    batch_size: int = setting(16, "Responses generated at once; more is faster and needs more memory.", 1, 4096)
+    seed: int = setting(0, "Seed of sampling.")
     max_minutes: float | None = setting(
         None, "Stop after this time and keep the finished responses.", 0, 10**6, label="Time limit (minutes)"
     )
@@ -60,15 +48,10 @@ class GenerateData(Request):
         1, "Responses per prompt; more than one needs a temperature.", 1, 1000, label="Responses per prompt"
     )
     shard_rows: int | None = setting(
-        None,
-        f"Prompts per shard; larger generations are divided, and any worker can run a shard. Default: {SHARD_ROWS}.",
-        1,
-        label="Prompts per shard",
+        None, f"Larger generations are divided into shards. Default: {SHARD_ROWS}.", 1, label="Prompts per shard"
     )
     temperatures: tuple[float, ...] = setting(
-        (),
-        "Several temperatures instead of one, such as 0.0,0.3,0.7: prompts and samples are spread over them.",
-        label="Several temperatures",
+        (), "Spread prompts and samples over these, such as 0.0,0.3,0.7.", label="Several temperatures"
     )
     replace_system: bool = setting(
         False,
@@ -76,17 +59,12 @@ class GenerateData(Request):
         label="Replace the prompts' own system prompts",
     )
     api: Literal["chat", "completions"] = setting(
-        "chat",
-        "API of the endpoint: chat, or completions with the base's chat template applied by this client.",
-        label="API of the endpoint",
+        "chat", "chat, or completions with the base's chat template, applied here.", label="API of the endpoint"
     )
     drop_cut: bool = setting(False, "Skip responses that were cut by the limit.", label="Skip cut responses")
     unique: bool = setting(False, "Skip duplicate conversations.", label="Skip duplicates")
     hidden_states_store: str = setting(
-        "",
-        "Store the model's last hidden states under this name; trainings of Medusa heads with the same store do not "
-        "run the model again.",
-        label="Store of hidden states",
+        "", "Name of a store for hidden states, which trainings of Medusa heads read.", label="Store of hidden states"
     )
     dataset_id: str = ""
 
@@ -108,8 +86,14 @@ class GenerateData(Request):
             raise BadInput("hidden_states_store: endpoints return no hidden states; use a local model.")
 
     def check(self, session: Session) -> None:
-        if self.base_id:
-            self._require_template(session.get_one(Base, self.base_id))
+        """Raises Unsupported for a system prompt if it is rendered here and the base has no chat template."""
+        base = session.get_one(Base, self.base_id) if self.base_id else None
+        rendered_here = not self.endpoint or self.api == "completions"
+        if base and self.system_prompt and rendered_here and (base.card or {}).get("chat_template") is False:
+            raise Unsupported(
+                f"“{base.name}” has no chat template, so it cannot take a system prompt.",
+                "Leave the system prompt out, or choose an instruct model.",
+            )
 
     def check_options(self) -> None:
         if not (self.endpoint or self.base_id):
@@ -132,15 +116,6 @@ class GenerateData(Request):
         temperatures = self.temperatures or (self.temperature,)
         greedy = sum(temperature <= 0 for temperature in temperatures)
         return greedy > 1 or (greedy == 1 and self.samples > len(temperatures))
-
-    def _require_template(self, base: Base) -> None:
-        """Raises Unsupported for a system prompt if it is rendered here and the base has no chat template."""
-        rendered_here = not self.endpoint or self.api == "completions"
-        if self.system_prompt and rendered_here and (base.card or {}).get("chat_template") is False:
-            raise Unsupported(
-                f"“{base.name}” has no chat template, so it cannot take a system prompt.",
-                "Leave the system prompt out, or choose an instruct model.",
-            )
 
     def default_name(self, session: Session) -> str:
         by = self.endpoint or queries.find_base(session, self.base_id).name
@@ -180,6 +155,7 @@ class GenerateShard(GenerateData):
     kind: ClassVar[str] = "generate_shard"
     title: ClassVar[str] = "Generate a shard"
     output: ClassVar = None
+    work: ClassVar[str] = "workers.child.work.generate_data"
 
     key: str = ""
     first: int = 0

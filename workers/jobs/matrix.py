@@ -22,8 +22,7 @@ from workers.jobs.evaluate import DTYPE_HELP, MOST_NUMBER, SEED_HELP, Evaluate, 
 from workers.jobs.request import Namer, Request
 from workers.jobs.words import each, option
 
-MOST = 1000
-"""Maximum number of cells; each is a job and a cell of the grid on the page."""
+MOST = 1000  # maximum number of cells; each is a job and a cell of the grid on the page
 MOST_COMBINED = 50 * MOST
 """Maximum number of combinations including the left out ones; a form enumerates all of them on every change."""
 
@@ -34,6 +33,7 @@ class Matrix(Request):
 
     kind: ClassVar[str] = "matrix"
     title: ClassVar[str] = "Evaluation matrix"
+    work: ClassVar[str] = "workers.child.work.evaluate:run_matrix"
     verb: ClassVar[str] = "Measure"
 
     models: list[dict[str, str]]
@@ -95,7 +95,11 @@ def cells(session: Session, request: Matrix, matrix_id: str = "") -> list[Evalua
     """The evaluations of a matrix; with `matrix_id`, the id of its job, each has the id of its row. Left out are trees
     that the checkpoint's method does not support, trees without a checkpoint, and values of top-p at temperature 0."""
     unique = {json.dumps(cell.to_json(), sort_keys=True): cell for cell in _combinations(session, request)}
-    return [_with_ids(cell, key, matrix_id) for key, cell in unique.items()]
+    if not matrix_id:
+        return list(unique.values())
+    ids = (hashlib.sha256(f"{matrix_id}/{key}".encode()).hexdigest()[:32] for key in unique)
+    pairs = zip(unique.values(), ids, strict=True)
+    return [cell.changed(matrix_id=matrix_id, evaluation_id=row_id) for cell, row_id in pairs]
 
 
 def left_out(session: Session, request: Matrix) -> int:
@@ -165,13 +169,6 @@ def _method(session: Session, model: dict[str, str]) -> str:
     if checkpoint.base_id != model["base_id"]:
         raise BadInput(f"The checkpoint “{checkpoint.name}” was not trained for that base.")
     return checkpoint.method
-
-
-def _with_ids(cell: Evaluate, key: str, matrix_id: str) -> Evaluate:
-    if not matrix_id:
-        return cell
-    evaluation_id = hashlib.sha256(f"{matrix_id}/{key}".encode()).hexdigest()[:32]
-    return cell.changed(matrix_id=matrix_id, evaluation_id=evaluation_id)
 
 
 def _count_of(count: int, noun: str) -> str:

@@ -15,15 +15,13 @@ from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, Evaluation
-from workers.jobs import add_builtin
 from workers.jobs.builtin import PROMPTS
 from workers.jobs.requests import Evaluate, GenerateData, Train
-from workers.jobs.submit import submit
+from workers.jobs.submit import add_built_in, submit
 
 RECIPE = "quickstart"
 HEADS_NAME = "quickstart"
-STORE = "quickstart"
-"""Stores the hidden states during generation, so that the training does not run the base again."""
+STORE = "quickstart"  # stores the hidden states during generation, so that the training does not run the base again
 ANSWERS = {"max_tokens": 144, "batch_size": 64, "max_minutes": 3.7, "hidden_states_store": STORE}
 QUESTIONS = {"limit": 24, "max_tokens": 96}
 
@@ -50,8 +48,8 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     experiment = f"quickstart {datetime.now():%Y-%m-%d %H:%M:%S}"
     recipe = load_recipe(RECIPE)
     common: dict[str, Any] = {"experiment": experiment, "settings": settings, "user": user}
-    prompts = add_builtin.add(PROMPTS, **common)  # imported once, reused by later quickstarts
-    answers = submit(GenerateData(source_id=prompts.dataset_id, base_id=row.id, limit=limit, **ANSWERS), **common)
+    prompts_id, importing = add_built_in(PROMPTS, **common)  # imported once, reused by later quickstarts
+    answers = submit(GenerateData(source_id=prompts_id, base_id=row.id, limit=limit, **ANSWERS), **common)
     changes = {k: v for k, v in recipe.items() if k != "method"} | _reduced_sizes(row, recipe)
     changes["hidden_states_store"] = STORE
     training = Train(
@@ -60,7 +58,7 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     trained = submit(training, like=HEADS_NAME, **common)
     checkpoint_id = trained.request["checkpoint_id"]
     evaluated = submit(Evaluate(base_id=row.id, checkpoint_id=checkpoint_id, **QUESTIONS), **common)
-    job_ids = tuple(job.id for job in (prompts.job, answers, trained, evaluated) if job)
+    job_ids = tuple(job.id for job in (importing, answers, trained, evaluated) if job)
     return Chain(experiment, job_ids, row.id, checkpoint_id, evaluated.request["evaluation_id"])
 
 
@@ -77,7 +75,6 @@ def result(settings: Settings, chain: Chain) -> dict[str, Any]:
 
 
 def _reduced_sizes(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of the recipe that are too large for `base`, reduced to those of the base."""
     sizes = {"max_length": base.card.get("max_length"), "draft_vocab_size": base.card.get("vocabulary")}
     values = {"max_length": SETTINGS["max_length"].default, **recipe}
     return {key: int(size) for key, size in sizes.items() if size and size < values.get(key, 0)}

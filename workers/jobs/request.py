@@ -7,48 +7,36 @@ that does the work.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.orm import Session
 
 from models.methods.settings import Setting, settings_error, settings_of
+from speculoos.files import total_bytes
 from speculoos.settings import Settings
-from tracking.tables import Table
-from workers.jobs.words import changed_options
+from tracking.tables import Base, Checkpoint, Dataset, Table
+from workers.jobs.words import changed_options, joined, option
 
-Namer = Callable[[str], str]
-"""Maps the id of a row to its name, or to the id itself if the name is unknown."""
-
-
-@dataclass(frozen=True)
-class FixedWork:
-    """Bytes of weights that a training reads regardless of its length: in the tuning, and in sample generations by the
-    base and by the draft."""
-
-    tuning: float = 0.0
-    base: float = 0.0
-    draft: float = 0.0
+INPUTS: dict[str, type[Table]] = {"base_id": Base, "checkpoint_id": Checkpoint, "dataset_id": Dataset}
+Namer = Callable[[str], str]  # maps the id of a row to its name, or to the id itself if the name is unknown
 
 
 @dataclass(frozen=True)
 class Need:
     """Resources of a job: `work` in operations, bytes of weights, bytes of files or tokens of an endpoint
-    (`workers.jobs.pace` gives the work per second), `disk` and `memory` in bytes."""
+    (`workers.jobs.estimates` has the work per second), `disk` and `memory` in bytes."""
 
     work: float = 0.0
     disk: float = 0.0
     memory: float = 2e8
-    minutes: float | None = None
-    """Time limit."""
+    minutes: float | None = None  # time limit
     steps: int = 0
-    rhythm: str = ""
-    """Size of a training's steps and its evaluation interval, in words."""
-    fixed: FixedWork = FixedWork()
-    repeated: int = 1
-    """Maximum number of times that the work is done."""
+    rhythm: str = ""  # size of a training's steps and its evaluation interval, in words
+    fixed: float = 0.0  # bytes of weights that a training reads regardless of its length, in its tuning
 
 
 @dataclass(frozen=True)
@@ -63,27 +51,20 @@ class Rate:
 
 
 class Request(BaseModel):
-    """The request of a job, stored in its row. Raises BadInput, with the field's label, for an invalid value.
-
-    Fields can be passed by position, in the order in which they are declared.
-    """
+    """The request of a job, stored in its row. Raises BadInput, with the field's label, for an invalid value. Fields
+    can be passed by position, in the order in which they are declared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    kind: ClassVar[str]
-    """Name in the job's row, in commands and in `workers/child/work/`."""
-    title: ClassVar[str]
-    """Name on pages."""
-    verb: ClassVar[str] = ""
-    """First word of the job's name; default: the first word of `kind`."""
+    kind: ClassVar[str]  # name in the job's row, in commands and in `workers/child/work/`
+    title: ClassVar[str]  # name on pages
+    verb: ClassVar[str] = ""  # first word of the job's name; default: the first word of `kind`
     queue: ClassVar[Literal["gpu", "io"]] = "gpu"
-    output: ClassVar[tuple[str, type[Table]] | None] = None
-    """The field with the id of the output row, and its table."""
-    output_in_base: ClassVar[bool] = False
-    """Whether the output's name must be unique only within its base."""
+    output: ClassVar[tuple[str, type[Table]] | None] = None  # the field with the id of the output row, and its table
+    output_in_base: ClassVar[bool] = False  # whether the output's name must be unique only within its base
     rate: ClassVar[Rate] = Rate()
     work: ClassVar[str] = ""
-    """Module whose `run(request, context)` does the work; default: `workers.child.work.KIND`."""
+    """`module:function` that does the work, called with (request, context); default: `workers.child.work.KIND:run`."""
 
     def __init__(self, *values: Any, **fields: Any):
         try:
@@ -118,8 +99,12 @@ class Request(BaseModel):
         return self.queue
 
     def inputs(self) -> list[tuple[type[Table], str]]:
-        """The rows it reads, as (table, id)."""
-        return []
+        """The rows it reads, as (table, id): by default those of `base_id` (optional with an endpoint), `checkpoint_id`
+        and `dataset_id`."""
+        named = [(field, table) for field, table in INPUTS.items() if field in type(self).model_fields]
+        rows = [(table, getattr(self, field)) for field, table in named if (field, table) != self.output]
+        endpoint = getattr(self, "endpoint", "")
+        return [(table, row_id) for table, row_id in rows if row_id or (table is Base and not endpoint)]
 
     def paths(self) -> list[str]:
         """Files and folders in the request that have no row."""
@@ -148,8 +133,9 @@ class Request(BaseModel):
         return {}
 
     def need(self, session: Session) -> Need:
-        """Resources of the job. Raises NotFound if one of its rows was deleted."""
-        return Need()
+        """Resources of the job: by default those to read its `paths`. Raises NotFound for a deleted row."""
+        size = sum(total_bytes(Path(path)) for path in self.paths())
+        return Need(size, size)
 
     def cells(self, session: Session) -> "Sequence[Request] | None":
         """The jobs of a kind that only submits others, whose estimates are summed; None for other kinds."""
@@ -161,15 +147,14 @@ class Request(BaseModel):
 
     def run(self, context: Any) -> Any:
         """Do the work, in a worker's child process. Imports the module lazily, so that pages do not import torch."""
-        return importlib.import_module(self.work or f"workers.child.work.{self.kind}").run(self, context)
+        module, _, function = (self.work or f"workers.child.work.{self.kind}").partition(":")
+        return getattr(importlib.import_module(module), function or "run")(self, context)
 
 
-def without_output(request: Request) -> Request:
-    """The request without its output id, as a template for clones and forms."""
-    return request.changed(**{request.output[0]: ""}) if request.output else request
-
-
-def named_ids(names: Mapping[str, str] | None) -> Namer:
-    """Maps ids to names; an id without a name stays as it is."""
+def command_for(
+    request: Request, names: Mapping[str, str] | None = None, name: str = "", flags: Iterable[str] = ()
+) -> str:
+    """The shell command that submits `request`. `names` maps row ids to names (commands accept both); `name` is the
+    output's; `flags` are added at the end."""
     by_id = dict(names or {})
-    return lambda row_id: by_id.get(row_id, row_id)
+    return joined([*request.command(lambda row_id: by_id.get(row_id, row_id)), *option("name", name), *flags])

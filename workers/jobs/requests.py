@@ -10,19 +10,12 @@ from functools import cache
 from typing import Any
 
 from speculoos.errors import BadInput
-from workers.jobs.evaluate import Evaluate
-from workers.jobs.export import Export
-from workers.jobs.fetch_model import FetchModel
+from workers.jobs.evaluate import Evaluate, PlanRequest, ReplayRequest, Tune
 from workers.jobs.generate_data import GenerateData, GenerateShard
-from workers.jobs.import_answered import ImportAnswered
-from workers.jobs.import_draft import ImportDraft
-from workers.jobs.import_prompts import ImportPrompts
 from workers.jobs.matrix import Matrix
-from workers.jobs.plan import PlanRequest
-from workers.jobs.replay import ReplayRequest
 from workers.jobs.request import Request
 from workers.jobs.train import Train
-from workers.jobs.tune import Tune
+from workers.jobs.transfers import Export, FetchModel, ImportAnswered, ImportDraft, ImportPrompts
 
 KINDS: tuple[type[Request], ...] = (
     FetchModel,

@@ -3,13 +3,7 @@
 Unknown counts are estimated from settings and prompts; a base without a card counts as 0.
 """
 
-import json
 import math
-from bisect import bisect_left
-from collections import Counter
-from functools import lru_cache
-from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -18,21 +12,11 @@ from models.methods.settings import TrainConfig
 from speculoos.errors import NotFound
 from tracking.names import KIND_NAMES
 from tracking.tables import Base, Dataset, Table
-from workers.jobs.request import Need
 
-BYTES_PER_TOKEN = 14
-"""Of stored answers: text and id of a token in JSON."""
-FORWARD_OPERATIONS = 3e8
-"""Fixed cost of a forward of a batch, in operations (3 ms at `pace.OPERATIONS`)."""
-PROMPT_TOKENS = 60
-"""Estimated tokens of a prompt."""
-COUNTED_ROWS, COUNTED_BYTES = 1000, 16 << 20
-"""Maximum number of conversations, and of their bytes, that are read to estimate the size of a draft vocabulary."""
-STEP_FIXED_BYTES = 2e7
-"""Fixed cost of a decoding step, in bytes read (about 1 ms)."""
-TUNING_STEPS = 250
-"""Forwards and steps of a tuning besides those of its questions (`decoding.tuning.measure_forward`: wide forwards take
-longer)."""
+BYTES_PER_TOKEN = 14  # of stored answers: text and id of a token in JSON
+FORWARD_OPERATIONS = 3e8  # fixed cost of a forward of a batch, in operations (3 ms at `estimates.OPERATIONS`)
+PROMPT_TOKENS = 60  # estimated tokens of a prompt
+STEP_FIXED_BYTES = 2e7  # fixed cost of a decoding step, in bytes read (about 1 ms)
 
 
 def found(session: Session, table: type[Table], row_id: str) -> Any:
@@ -40,12 +24,6 @@ def found(session: Session, table: type[Table], row_id: str) -> Any:
     if row := session.get(table, row_id):
         return row
     raise NotFound(f"This {KIND_NAMES[table.__tablename__]} was deleted; choose another.")
-
-
-def file_need(path: str) -> Need:
-    """Need of a job that reads a file or folder; 0 bytes if it is not on this machine."""
-    size = folder_bytes(path)
-    return Need(size, size)
 
 
 def turns(data: Dataset) -> float:
@@ -102,46 +80,6 @@ def steps(config: TrainConfig, tokens: float, length: float) -> int:
     return min(count, config.max_steps) if config.max_steps else count
 
 
-def held_out_tokens(config: TrainConfig, tokens: float, count: int) -> float:
-    """Tokens of the validation split, of `tokens` in `count` conversations."""
-    return tokens * min(config.held_out, config.max_held_out / max(count, 1))
-
-
-def draft_vocabulary(base: Base, data: Dataset, config: Any) -> int:
-    """Size of the draft vocabulary: the configured size, or the size that covers `draft_vocab_coverage` of the answers'
-    tokens in the first conversations."""
-    full = int((base.card or {}).get("vocabulary") or 0)
-    coverage = getattr(config, "draft_vocab_coverage", 0)
-    if coverage and data.state == "ready":
-        return covering(data.path, data.rows, coverage) or full
-    return min(getattr(config, "draft_vocab_size", 0) or full, full)
-
-
-def covering(folder: str, rows: int, coverage: float) -> int:
-    """Number of different tokens that make up `coverage` of the answers' tokens; 0 if the rows have no token ids."""
-    return smallest(vocabulary_curve(((folder, rows),)), coverage)
-
-
-@lru_cache(maxsize=64)
-def vocabulary_curve(sets: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
-    """Cumulative counts of the answers' tokens in the first conversations of these (folder, rows): element i counts the
-    occurrences of the i + 1 most frequent tokens; () if the rows have no token ids. `rows` is only part of the cache
-    key, so that an extended data set is read again."""
-    lines = chain.from_iterable(_first_lines(Path(folder)) for folder, _ in sets)
-    counts = Counter(chain.from_iterable(map(_answer_ids, lines)))
-    return tuple(accumulate(count for _, count in counts.most_common()))
-
-
-def smallest(curve: tuple[int, ...], coverage: float) -> int:
-    """Size of the smallest draft vocabulary that covers `coverage` of the answers' tokens; 0 for an empty curve."""
-    return min(bisect_left(curve, coverage * curve[-1]) + 1, len(curve)) if curve else 0
-
-
-def coverage_of(curve: tuple[int, ...], size: int) -> float:
-    """Share of the answers' tokens that a draft vocabulary of `size` tokens covers."""
-    return curve[min(size, len(curve)) - 1] / curve[-1]
-
-
 def parameters(base: Base) -> float:
     """Number of parameters from the base's card; 0 if unknown."""
     return (base.card or {}).get("parameters") or 0
@@ -163,49 +101,8 @@ def step_bytes(base: Base) -> float:
     return weights + STEP_FIXED_BYTES if weights else 0.0
 
 
-def tuning_bytes(base: Base, questions: int, tokens: int) -> float:
-    """Bytes read by a tuning: at most a step per token with the widest tree, then forwards of every width."""
-    return (questions * tokens + TUNING_STEPS) * step_bytes(base)
-
-
-def frame_bytes(base: Base) -> float:
-    """Bytes of embeddings and LM head in float32, which a training loads if a server runs the base."""
-    return 2 * 4 * ((base.card or {}).get("vocabulary") or 0) * hidden(base)
-
-
 def cache_bytes(base: Base) -> float:
     """Bytes of KV cache per token: 2 · layers · key-value width · 4."""
     card = base.card or {}
     heads = card.get("heads") or 1
     return 2 * (card.get("layers") or 0) * hidden(base) / heads * (card.get("kv_heads") or heads) * 4
-
-
-def folder_bytes(path: str) -> float:
-    """Bytes of a file, or of the files directly in a folder; 0 if it does not exist."""
-    target = Path(path)
-    if target.is_file():
-        return target.stat().st_size
-    return sum(file.stat().st_size for file in target.glob("*") if file.is_file()) if path and target.is_dir() else 0
-
-
-def _first_lines(folder: Path) -> list[bytes]:
-    """The first COUNTED_ROWS lines of a data set, at most about COUNTED_BYTES of each shard."""
-    lines: list[bytes] = []
-    for shard in sorted(folder.glob("shard-*.jsonl")):
-        if len(lines) >= COUNTED_ROWS:
-            break
-        with shard.open("rb") as file:
-            lines += file.readlines(COUNTED_BYTES)
-    return lines[:COUNTED_ROWS]
-
-
-def _answer_ids(line: bytes) -> list[int]:
-    """Token ids of the answers of a row; none for a damaged line, which the training reports."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return []
-    if not isinstance(row, dict):
-        return []
-    ids = row.get("token_ids") or []
-    return [token for start, end in row.get("loss_spans") or [] for token in ids[start:end]]

@@ -1,19 +1,21 @@
 """Submits jobs: commits the row, then sends its id. Pages use this module, so it does not import torch."""
 
+from pathlib import Path
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from speculoos.errors import NotFound
+from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings, load
-from tracking import db, jobs, queries, shards
-from tracking.names import KIND_NAMES, check_free_name, check_name, free_name, release_name, to_allowed_name
+from tracking import db, jobs, queries, shards, stored
+from tracking.names import KIND_NAMES, check_free_name, check_name, find_named, free_name, release_name, to_allowed_name
 from tracking.states import FINISHED
-from tracking.tables import Evaluation, Job
-from workers.jobs.deliver import deliver
+from tracking.tables import Checkpoint, Dataset, Evaluation, Job
+from workers.celery_app import publish
+from workers.jobs.builtin import added_sets, find_built_in
 from workers.jobs.estimates import Estimate, estimate
-from workers.jobs.publish import publish
-from workers.jobs.request import Request, without_output
+from workers.jobs.request import Request
 from workers.jobs.requests import Evaluate, Train, from_json
 
 
@@ -27,14 +29,12 @@ def submit(
     settings: Settings | None = None,
 ) -> Job:
     """Create and commit the rows of a job and its output, and send its id. With a store its inputs are uploaded first.
-
     `name`: of the output (empty: from `like` or the inputs); `experiment`: its name, created if new; `user`: shown on
     pages. If another job still writes an input, this job waits for it. If the broker is unreachable, the reconciler
-    sends the job later. Raises BadInput, NotFound, Conflict or Unavailable.
-    """
+    sends the job later. Raises BadInput, NotFound, Conflict or Unavailable."""
     settings = settings or load()
     request.check_settings(settings)
-    deliver(settings, request)
+    _deliver(settings, request)
     guess = check_and_estimate(settings, request)
     with db.writing(settings) as session:
         after_id = _find_inputs(session, request)
@@ -77,6 +77,27 @@ def submit_training(
     return [training, submit(evaluation, **common)]
 
 
+def add_built_in(
+    name: str, *, experiment: str | None = None, user: str = "", settings: Settings
+) -> tuple[str, Job | None]:
+    """Add built-in set `name` as a data set, once. Returns its id, and the job that imports it or None if it was added
+    before. Raises BadInput for an unknown name."""
+    built_in = find_built_in(name)
+    with db.reading(settings) as session:
+        existing, same_name = added_sets(session).get(name), find_named(session, Dataset, name)
+    if existing:
+        return existing, None
+    common = {"experiment": experiment, "user": user, "settings": settings}
+    try:
+        job = submit(built_in.request(), name="" if same_name else name, like=name, **common)
+    except Conflict:  # another user added it at the same time
+        with db.reading(settings) as session:
+            if existing := added_sets(session).get(name):
+                return existing, None
+        raise
+    return job.request["dataset_id"], job
+
+
 def request_cancel(job_id: str, settings: Settings | None = None) -> Job:
     """Request that a job stops; see tracking.jobs.request_cancel."""
     with db.writing(settings or load()) as session:
@@ -89,7 +110,7 @@ def retry(job_id: str, settings: Settings | None = None) -> Job:
     if settings.store:
         with db.reading(settings) as session:
             job = jobs.get(session, job_id)
-        deliver(settings, from_json(job.kind, job.request))
+        _deliver(settings, from_json(job.kind, job.request))
     with db.writing(settings) as session:
         job = jobs.retry(session, job_id)
     return send(settings, job)
@@ -101,7 +122,9 @@ def clone(job_id: str, *, user: str = "", settings: Settings | None = None) -> J
     with db.reading(settings) as session:
         job = jobs.get(session, job_id)
         shards.must_not_be_shard(session, job)
-    request = without_output(from_json(job.kind, job.request))
+    request = from_json(job.kind, job.request)
+    if request.output:
+        request = request.changed(**{request.output[0]: ""})
     return submit(request, experiment=job.experiment_id, user=user, settings=settings)
 
 
@@ -115,9 +138,29 @@ def check_and_estimate(settings: Settings, request: Request) -> Estimate:
         return estimate(session, request, settings.home)
 
 
+def _deliver(settings: Settings, request: Request) -> None:
+    """Upload the local inputs of a request to the store, so that any machine can run the job. Skipped are files that
+    are in the store or part of the installation, and inputs whose job uploads them. Raises Unavailable."""
+    if not settings.store:
+        return
+    files, uploads = stored.RowFiles(settings), []
+    with db.reading(settings) as session:
+        rows = [session.get(table, row_id) for table, row_id in request.inputs()]
+        for path in filter(None, request.paths()):
+            if checkpoint := session.scalar(select(Checkpoint).where(Checkpoint.path == path).limit(1)):
+                rows.append(checkpoint)
+            else:
+                uploads.append((stored.UPLOADS, stored.path_id(settings, path), Path(path)))
+        for row in rows:
+            if row and row.state == "ready" and not stored.is_shipped(row) and not stored.stored_entry(session, row.id):
+                uploads.append((stored.KINDS[type(row)], row.id, files.path(row)))
+    for kind, row_id, path in (upload for upload in uploads if upload[2].exists()):
+        folder = files.upload(kind, row_id, path)
+        with db.writing(settings) as session:
+            stored.save_stored(session, kind, row_id, folder)
+
+
 def _find_inputs(session: Session, request: Request) -> str | None:
-    """Id of the newest unfinished job that writes one of the inputs; None without one. Raises NotFound or Conflict for
-    an input that is missing or not usable."""
     writers = []
     for table, row_id in request.inputs():
         row = session.get(table, row_id)
@@ -136,10 +179,8 @@ def _find_inputs(session: Session, request: Request) -> str | None:
 def _make_output(
     session: Session, request: Request, name: str, experiment_id: str | None, like: str
 ) -> tuple[Request, Any]:
-    """(request with the id of its output row, the new row in state `pending`); None for kinds without an output.
-
-    Raises Conflict if `name` is in use. Without `name` it is `like`, `like-2`, … or a default.
-    """
+    """(request with the id of its output row, the new row in state `pending`); None for kinds without an output. Raises
+    Conflict if `name` is in use. Without `name` it is `like`, `like-2`, … or a default."""
     if not request.output:
         return request, None
     field, table = request.output

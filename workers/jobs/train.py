@@ -9,26 +9,20 @@ from sqlalchemy.orm import Session
 
 from models.methods import METHODS
 from models.methods.recipes import config_for
-from models.methods.record import DraftSize
 from models.methods.settings import FROM_STORE, TrainConfig, max_length_error, setting
 from speculoos.errors import BadInput, Conflict, Unsupported
 from speculoos.settings import HiddenStatesServer, Settings
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.jobs import sizes
-from workers.jobs.request import FixedWork, Namer, Need, Rate, Request
-from workers.jobs.tune import Tune
+from workers.jobs.evaluate import Tune
+from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import changed_options, option, pairs
 
-STEP_OPERATIONS = 1000
-"""Cost of clipping and updating one parameter (memory-bound) as operations."""
+STEP_OPERATIONS = 1000  # cost of clipping and updating one parameter (memory-bound) as operations
 FIXED_OPERATIONS = 2e9
-"""Fixed cost of an optimizer step as operations (20 ms at `pace.OPERATIONS`). Without it and
+"""Fixed cost of an optimizer step as operations (20 ms at `estimates.OPERATIONS`). Without it and
 `sizes.FORWARD_OPERATIONS`, estimates for tiny bases are half of the actual time."""
-SAMPLED_TOKENS = 2 * 2 * 48
-"""Tokens of a training's sample generations, at its first and its last evaluation."""
-SAMPLED_READS, SAMPLED_LEVELS = 1.5, 3
-"""Reads of the base per sampled token (several rows are verified), and of the draft (one per level)."""
 
 
 class Train(Request):
@@ -72,7 +66,9 @@ class Train(Request):
     def check(self, session: Session) -> None:
         base = session.get_one(Base, self.base_id)
         require_method(base, self.method)
-        require_settings(base, self.config, self.settings)
+        fit_length(self.config, self.settings, base)
+        if check := METHODS[self.method].check:
+            check(base.card or {}, self.config)
         sets = [session.get_one(Dataset, row_id) for row_id in self.dataset_ids]
         for data in sets:
             if data.state == "ready":
@@ -103,8 +99,12 @@ class Train(Request):
         base = sizes.found(session, Base, self.base_id)
         sets = [sizes.found(session, Dataset, row_id) for row_id in self.dataset_ids]
         config = fit_length(self.config, self.settings, base)
-        vocabulary = max(sizes.draft_vocabulary(base, data, config) for data in sets)
-        draft = _draft_size(base, vocabulary, config)
+        card = base.card or {}
+        vocabulary = card.get("vocabulary") or 0
+        if hasattr(config, "draft_vocab_size"):  # at most; a coverage is counted by the training
+            vocabulary = min(config.draft_vocab_size or vocabulary, vocabulary)
+            config = config.model_copy(update={"draft_vocab_size": vocabulary, "draft_vocab_coverage": 0.0})
+        draft = METHODS[config.method].size(sizes.hidden(base), card.get("vocabulary") or 0, config)
         counts = [sizes.expected_rows(session, data) for data in sets]
         read_tokens = (min(sizes.total_tokens(d, n), n * config.max_length) for d, n in zip(sets, counts, strict=True))
         count, stored = sum(counts), sum(read_tokens)
@@ -118,18 +118,21 @@ class Train(Request):
         remote = bool(config.hidden_states)
         forwards = 0.0 if remote else forwarded * 2 * sizes.parameters(base)
         steps = sizes.steps(config, tokens, stored / max(count, 1))
-        held_out = sizes.held_out_tokens(config, stored, count)
+        held_out = stored * min(config.held_out, config.max_held_out / max(count, 1))
         config = config.for_steps(steps if config.epochs or config.max_steps else 0, held_out / config.step_tokens)
         measured = held_out * (1 + (steps // config.eval_every if config.eval_every else 0))
         learned = (tokens * 6 * draft.passes + measured * 2 * draft.measured) * draft.multiplied
         work = forwards + learned + steps * (STEP_OPERATIONS * draft.parameters + FIXED_OPERATIONS)
         states = draft.parameters * 12 * config.keep_last
         logits = 4 * 3 * min(config.batch_tokens, 1024) * vocabulary
-        base_bytes = sizes.frame_bytes(base) if remote else sizes.weights_bytes(base)
+        frame_bytes = 2 * 4 * (card.get("vocabulary") or 0) * sizes.hidden(base)  # embeddings and LM head
+        base_bytes = frame_bytes if remote else sizes.weights_bytes(base)
         memory = base_bytes * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
         disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
-        fixed = FixedWork() if remote else _fixed_work(base, draft)
-        return Need(work if count else 0.0, disk, memory, config.max_minutes or None, steps, _rhythm(config), fixed)
+        fixed = 0.0 if remote else Tune(base_id=base.id, checkpoint_id="").need(session).work
+        measured = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"
+        rhythm = f"of {config.step_tokens:,} tokens, {measured}"
+        return Need(work if count else 0.0, disk, memory, config.max_minutes or None, steps, rhythm, fixed)
 
     def command(self, named: Namer) -> list[str]:
         words = ["train", self.method, *option("model", named(self.base_id))]
@@ -162,11 +165,9 @@ def require_method(base: Base, method: str) -> None:
 
 
 def require_tokenizer(base: Base, data: Dataset) -> None:
-    """Raises BadInput if the data set's token ids are from another tokenizer than the base's.
-
-    Data sets without token ids are tokenized again. Files on another machine are checked when the training begins
-    (`training.batches.load_conversations`).
-    """
+    """Raises BadInput if the data set's token ids are from another tokenizer than the base's. Data sets without token
+    ids are tokenized again. Files on another machine are checked when the training begins
+    (`training.batches.load_conversations`)."""
     folder = Path(data.path)
     try:
         tokenizer_sha256 = json.loads((folder / "dataset.json").read_text(encoding="utf-8")).get("tokenizer_sha256", "")
@@ -182,43 +183,12 @@ def require_tokenizer(base: Base, data: Dataset) -> None:
 
 
 def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> TrainConfig:
-    """The config with `max_length` limited to the base's positions, if it is from the defaults or a recipe.
-
-    Raises BadInput if `typed`, the settings of the user, has a larger one. Does nothing if the card of the base has no
-    number of positions; the training checks the loaded base.
-    """
+    """The config with `max_length` limited to the base's positions, if it is from the defaults or a recipe. Raises
+    BadInput if `typed`, the settings of the user, has a larger one. Does nothing if the card of the base has no number
+    of positions; the training checks the loaded base."""
     longest = (base.card or {}).get("max_length")
     if not longest or config.max_length <= longest:
         return config
     if "max_length" in typed:
         raise max_length_error(longest, config.max_length)
     return config.model_copy(update={"max_length": int(longest)})
-
-
-def require_settings(base: Base, config: TrainConfig, typed: Mapping[str, Any]) -> None:
-    """Raises BadInput for settings that do not fit the base."""
-    fit_length(config, typed, base)
-    if check := METHODS[config.method].check:
-        check(base.card or {}, config)
-
-
-def _fixed_work(base: Base, draft: DraftSize) -> FixedWork:
-    """Fixed work of a training that runs its base in the same process."""
-    sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.step_bytes(base)
-    drafted = SAMPLED_TOKENS * SAMPLED_LEVELS * 4 * draft.multiplied
-    options = Tune.options()
-    return FixedWork(
-        sizes.tuning_bytes(base, options["limit"].default, options["max_tokens"].default), sampled, drafted
-    )
-
-
-def _rhythm(config: TrainConfig) -> str:
-    measured = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"
-    return f"of {config.step_tokens:,} tokens, {measured}"
-
-
-def _draft_size(base: Base, vocabulary: int, config: Any) -> DraftSize:
-    """Size of a draft with `vocabulary` tokens."""
-    if vocabulary and hasattr(config, "draft_vocab_size"):
-        config = config.model_copy(update={"draft_vocab_size": vocabulary, "draft_vocab_coverage": 0.0})
-    return METHODS[config.method].size(sizes.hidden(base), (base.card or {}).get("vocabulary") or 0, config)

@@ -1,11 +1,17 @@
-"""Builds the arguments of a `speculoos` command from the fields of a request."""
+"""The arguments of a `speculoos` command from the fields of a request, and values from texts of forms and commands."""
 
 import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from speculoos.errors import BadInput
+
 Words = list[str]
+PLAIN = re.compile(r"[0-9]{1,9}")
+MOST_COUNTS = 12
+MOST_BATCH, MOST_LAYERS = 64, 1000  # maximum values of a plan
 
 
 class Operand(str):
@@ -72,3 +78,33 @@ def changed_options(request: Any, *keys: str) -> Words:
 def each(key: str, values: Sequence[Any], default: Sequence[Any]) -> Words:
     """The option repeated for each value; nothing for the default values."""
     return [] if list(values) == list(default) else [word for value in values for word in valued(f"--{key}", value)]
+
+
+def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
+    """`["lr=1e-3", "tree=[[0],[1]]", "name=x"]` as a dict: JSON where it parses, else text. Raises BadInput."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise BadInput(f"--set {pair}: expected key=value.")
+        settings[key.strip()] = value_of(value.strip())
+    return settings
+
+
+def parse_numbers(label: str, text: str) -> tuple[float, ...]:
+    """Comma-separated numbers from 0 to 5; an empty text gives none. Raises BadInput."""
+    try:
+        numbers = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise BadInput(f"{label}: expected numbers such as 0.0,0.3,0.7, got {text!r}.") from None
+    if not all(0 <= number <= 5 for number in numbers):
+        raise BadInput(f"{label}: expected numbers from 0 to 5, got {text!r}.")
+    return numbers
+
+
+def parse_counts(label: str, text: str, most: int) -> list[int]:
+    """`1, 4, 16` as sorted, unique whole numbers from 1 to `most`. Raises BadInput."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if len(parts) > MOST_COUNTS or not all(PLAIN.fullmatch(part) and 1 <= int(part) <= most for part in parts):
+        raise BadInput(f"{label}: expected comma-separated whole numbers from 1 to {most}, such as 1, 4, 16.")
+    return sorted({int(part) for part in parts})

@@ -16,31 +16,38 @@ import time
 from speculoos import faults, logs, resources
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.redaction import known_secrets, redact
-from speculoos.settings import Settings
-from tracking import db, jobs, leases, reports, rules, shards
+from speculoos.settings import Settings, load
+from tracking import db, jobs, leases, reports, shards
 from tracking.states import JobState
 from workers import identity, joblog, memory
+from workers.celery_app import TASK, app, publish_ready
+from workers.child.context import EXIT_FENCED, EXIT_ORPHANED, SUPERVISOR_PID
 from workers.child.main import PAUSE_SIGNAL, SPACE_HINT, describe_error
-from workers.child.reporter import EXIT_FENCED, EXIT_ORPHANED, SUPERVISOR_PID
-from workers.jobs.publish import publish_ready
-from workers.timing import JobTiming
+from workers.timing import JobTiming, job_timing
 
 log = logging.getLogger(__name__)
-stopping = threading.Event()
-"""Set when this worker is stopping (see workers.supervise.worker)."""
+stopping = threading.Event()  # set when this worker is stopping (see workers.supervise.worker)
 KILLED_REASON = "it was killed, perhaps because memory ran out"
 SIGNALS = {signal.SIGKILL: KILLED_REASON, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
 
 
-def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
-    """Work on a job until it ends, is divided, is taken by another worker, or this worker stops.
+@app.task(name=TASK)
+def run_job(job_id: str) -> None:
+    """The only Celery task: supervise a job if it can be claimed; a second or late message for it does nothing."""
+    try:
+        with logs.with_log_context(job=str(job_id)):
+            supervise_job(load(), str(job_id), job_timing())
+    except SpeculoosError as error:  # the row is unchanged; the reconciler sends a new message
+        log.warning("Job %s was not started: %s", job_id, error)
 
-    If it was the last shard of a divided job, continue with that job immediately instead of queueing it.
-    """
+
+def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
+    """Work on a job until it ends, is divided, is taken by another worker, or this worker stops. If it was the last
+    shard of a divided job, continue with that job immediately instead of queueing it."""
     worked = False
     try:
-        while not stopping.is_set() and not resources.resource_monitor(rules.cached_settings(settings)).look():
+        while not stopping.is_set() and not resources.resource_monitor(settings).look():
             with db.writing(settings) as session:
                 attempt = jobs.claim(session, job_id, identity.worker_id(), timing.lease_seconds)
             if attempt is None:
@@ -49,17 +56,14 @@ def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
             with logs.with_log_context(attempt=attempt):
                 AttemptSupervisor(settings, job_id, attempt, timing).run()
     finally:
-        divided = _ready_divided_job(settings, job_id) if worked else None
+        divided = None
+        if worked:
+            with db.writing(settings) as session:
+                jobs.resume_divided(session)
+                divided = shards.waiting_parent(session, job_id)
         publish_ready(settings)
     if divided and not stopping.is_set():
         supervise_job(settings, divided, timing)
-
-
-def _ready_divided_job(settings: Settings, job_id: str) -> str | None:
-    """Id of the divided job that can continue now that its shard `job_id` has ended, if any."""
-    with db.writing(settings) as session:
-        jobs.resume_divided(session)
-        return shards.waiting_parent(session, job_id)
 
 
 class AttemptSupervisor:
@@ -87,25 +91,22 @@ class AttemptSupervisor:
         except Fenced:
             log.info("This worker no longer owns the attempt.")
         except Unavailable as error:
-            self._retry_later(error)
+            # a process of an earlier attempt does not end, or the database cannot be reached
+            log.warning("%s", error)
+            with contextlib.suppress(SpeculoosError), db.writing(self.settings) as session:
+                jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
+            stopping.wait(self.timing.kill_seconds)
         except SpeculoosError as error:
             log.warning("%s", error)
         except OSError as error:
             self._fail_start(error)
-
-    def _retry_later(self, error: Unavailable) -> None:
-        """Interrupt the job: a process of an earlier attempt does not end, or the database is not reachable."""
-        log.warning("%s", error)
-        with contextlib.suppress(SpeculoosError), db.writing(self.settings) as session:
-            jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
-        stopping.wait(self.timing.kill_seconds)
 
     def _fail_start(self, error: OSError) -> None:
         """The log file or the process could not be created: store the reason, as the worker itself still runs."""
         log.warning("%s", error)
         try:
             with db.writing(self.settings) as session:
-                if shortage := resources.find_shortage(rules.cached_settings(self.settings)):
+                if shortage := resources.find_shortage(self.settings):
                     jobs.interrupt(session, self.job_id, self.attempt, shortage.note, hint=SPACE_HINT)
                 else:
                     jobs.fail(session, self.job_id, self.attempt, *describe_error(error))
@@ -143,7 +144,6 @@ class AttemptSupervisor:
         return child
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Return when the child has ended, the job is lost, or the child exceeds the timeout for stopping."""
         while not _wait_for_exit(child, self.timing.poll_seconds):
             joblog.rotate_if_full(self._log)
             if not self._renew() or self._exceeds_memory(child):
@@ -152,29 +152,26 @@ class AttemptSupervisor:
             if stopping.is_set() and self._stop_sent_at is None:
                 self._stop_sent_at = time.monotonic()
                 identity.signal_group(child.pid, signal.SIGTERM)
-            if self._stop_sent_at is not None and time.monotonic() - self._stop_sent_at > self._stop_timeout():
+            timeout = self.timing.stop_seconds if stopping.is_set() else self.timing.grace_seconds
+            if self._stop_sent_at is not None and time.monotonic() - self._stop_sent_at > timeout:
                 return
 
     def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
         """If disk space or memory is short, ask the child to stop at its next safe point; the job resumes later."""
-        if self._stop_sent_at is None and (
-            shortage := resources.resource_monitor(rules.cached_settings(self.settings)).look()
-        ):
+        if self._stop_sent_at is None and (shortage := resources.resource_monitor(self.settings).look()):
             self._shortage, self._stop_sent_at = shortage, time.monotonic()
             log.warning("%s.", shortage.note)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, PAUSE_SIGNAL)  # not the group: its children would end before it can save
 
     def _exceeds_memory(self, child: subprocess.Popen[bytes]) -> bool:
-        """Whether the job exceeds its memory limit; if so, it is set to FAILED."""
-        if not (message := memory.memory_limit_error(rules.cached_settings(self.settings), child.pid)):
+        if not (message := memory.memory_limit_error(self.settings, child.pid)):
             return False
         with db.writing(self.settings) as session:
             jobs.fail(session, self.job_id, self.attempt, "out_of_memory", message, memory.MEMORY_LIMIT_HINT)
         return True
 
     def _renew(self) -> bool:
-        """Renew the lease and check for a stop request; False if the job has ended or is lost."""
         try:
             with db.writing(self.settings) as session:
                 stop_requested = jobs.renew(session, self.job_id, self.attempt, self.timing.lease_seconds)
@@ -188,11 +185,7 @@ class AttemptSupervisor:
             self._stop_sent_at = self._renewed_at
         return True
 
-    def _stop_timeout(self) -> float:
-        return self.timing.stop_seconds if stopping.is_set() else self.timing.grace_seconds
-
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """End the child and everything it started: wait, SIGTERM, SIGKILL."""
         if not _wait_for_exit(child, 0 if self._stop_sent_at else self.timing.kill_seconds):
             identity.signal_group(child.pid, signal.SIGTERM)
             _wait_for_exit(child, self.timing.kill_seconds)
@@ -238,7 +231,6 @@ def failure_hint(reason: str) -> str:
 
 
 def _wait_for_exit(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait at most `seconds` for the child; returns whether it has ended."""
     try:
         child.wait(seconds)
     except subprocess.TimeoutExpired:

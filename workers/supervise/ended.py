@@ -22,8 +22,6 @@ from tracking.tables import Job, Preference, now
 
 log = logging.getLogger(__name__)
 WATCHED = "webhook:watched"
-WAITING = 100
-"""Maximum number of queued messages; more are dropped."""
 WORDS = {JobState.SUCCEEDED: "is done", JobState.FAILED: "has failed"}
 
 
@@ -52,7 +50,7 @@ class WebhookNotifier:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self._queue: queue.Queue[Job] = queue.Queue(WAITING)
+        self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._last_error, self._watching = "", True
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
@@ -68,22 +66,16 @@ class WebhookNotifier:
                 else:
                     session.execute(delete(Preference).where(Preference.key == WATCHED))
         self._watching = enabled
-        try:
-            for job in jobs:
-                self._queue.put_nowait(job)
-        except queue.Full:
-            log.warning("%d messages about ended jobs are queued already; further ones are dropped.", WAITING)
+        for job in jobs:
+            self._queue.put(job)
 
     def _run(self) -> None:
-        """Send the messages. A repeated error is logged only once."""
         while job := self._queue.get():
             error = ""
             try:
                 webhook.post_to_webhook(self.settings, message_of(job, self.settings.url))
-            except SpeculoosError as problem:
-                error = str(problem)
             except Exception as problem:  # the thread must survive for later messages
-                error = type(problem).__name__
+                error = str(problem) if isinstance(problem, SpeculoosError) else type(problem).__name__
             if error not in ("", self._last_error):
                 log.warning("The webhook was not notified that %s ended: %s", job.name, error)
             self._last_error = error

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
-from datetime import timedelta
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
@@ -24,16 +24,42 @@ from speculoos.settings import Settings, load
 from tracking import db, jobs, leases, processes, reports, workload
 from tracking.tables import Job, now
 from workers import identity
-from workers.jobs.publish import publish
+from workers.celery_app import publish
 from workers.supervise.ended import WebhookNotifier
-from workers.supervise.silence import LeaseMonitor
 from workers.timing import JobTiming, job_timing
 
 log = logging.getLogger(__name__)
-CLEANUP_SECONDS = 300.0
-"""Interval at which it checks whether the hourly cleanup is due (see ops.retention)."""
+CLEANUP_SECONDS = 300.0  # interval at which it checks whether the hourly cleanup is due (see ops.retention)
 GONE = "Its worker has died."
 SILENT = "Its worker has not renewed the lease in time."
+
+
+LeaseState = tuple[int, datetime | None]  # (attempt, lease_until) of a job
+
+
+class LeaseMonitor:
+    """Stores the lease of each running job and for how long it has been unchanged, by the observer's monotonic clock. A
+    worker changes its job's `lease_until` with every renewal. The date itself is not compared with the current time:
+    clocks of machines differ and can be set (as in the leader election of Kubernetes). Call `expired` frequently. At
+    most `longest_step` seconds count between two calls, so that leases do not expire because the observer, or the whole
+    machine, was suspended."""
+
+    def __init__(self, lease_seconds: float, longest_step: float, clock: Callable[[], float] = time.monotonic):
+        self._lease_seconds, self._longest_step, self._clock = lease_seconds, longest_step, clock
+        self._checked_at = clock()
+        self._seen: dict[str, tuple[LeaseState, float]] = {}  # {job id: (lease, seconds unchanged)}
+
+    def expired(self, running: Iterable[Job]) -> set[str]:
+        """Ids of jobs whose lease has been unchanged for longer than its duration."""
+        now = self._clock()
+        elapsed, self._checked_at = min(now - self._checked_at, self._longest_step), now
+        self._seen = {job.id: self._observe(job, elapsed) for job in running}
+        return {job_id for job_id, (_, seconds) in self._seen.items() if seconds > self._lease_seconds}
+
+    def _observe(self, job: Job, elapsed: float) -> tuple[LeaseState, float]:
+        lease = job.attempt, job.lease_until
+        before, seconds = self._seen.get(job.id, (None, 0.0))
+        return lease, (seconds + elapsed if lease == before else 0.0)
 
 
 def reconcile(
@@ -46,7 +72,11 @@ def reconcile(
         lost = interrupt_lost(session, silent)
         jobs.cancel_stranded(session)
         jobs.resume_divided(session)
-    kill_lost_attempts(lost, timing)
+    for job in lost:  # a child may outlive its worker and still use the device, but cannot write any more
+        if identity.end_group(job.child, timing.kill_seconds):
+            log.warning("Job %s: ended process %s of attempt %d.", job.id, job.child["pid"], job.attempt)
+        if pids := identity.end_attempts(job.id, job.attempt, timing.kill_seconds):
+            log.warning("Job %s: processes %s of attempt %d do not end.", job.id, pids, job.attempt)
     with db.reading(settings) as session:
         waiting = jobs.publishable(session)
         to_publish = waiting if republish_all else jobs_without_message(session, waiting, timing)
@@ -72,29 +102,18 @@ def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
     return lost
 
 
-def kill_lost_attempts(lost: Collection[Job], timing: JobTiming) -> None:
-    """End processes of lost attempts on this machine: a child may outlive its worker and still use the device. It
-    cannot write any more."""
-    for job in lost:
-        if identity.end_group(job.child, timing.kill_seconds):
-            log.warning("Job %s: ended process %s of attempt %d.", job.id, job.child["pid"], job.attempt)
-        if pids := identity.end_attempts(job.id, job.attempt, timing.kill_seconds):
-            log.warning("Job %s: processes %s of attempt %d do not end.", job.id, pids, job.attempt)
-
-
 def jobs_without_message(session: Session, waiting: list[Job], timing: JobTiming) -> list[Job]:
     """Waiting jobs that need a message: none was sent yet, or the last one is old and workers are idle."""
     capacity, busy = processes.capacities(session), Counter(job.queue for job in jobs.running(session))
-    return [
-        job
-        for job in waiting
-        if job.published_at is None or (not _is_recent(job, timing) and busy[job.queue] < capacity.get(job.queue, 0))
-    ]
+    recent = timedelta(seconds=timing.republish_seconds)
 
+    def needs_message(job: Job) -> bool:
+        if job.published_at is None:
+            return True
+        was_sent = timedelta(0) <= now() - job.published_at < recent  # in the future: the clock was set back
+        return not was_sent and busy[job.queue] < capacity.get(job.queue, 0)
 
-def _is_recent(job: Job, timing: JobTiming) -> bool:
-    """Whether the job's message was sent recently. A time in the future means the clock was set back."""
-    return timedelta(0) <= now() - job.published_at < timedelta(seconds=timing.republish_seconds)
+    return list(filter(needs_message, waiting))
 
 
 def main() -> int:

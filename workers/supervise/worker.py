@@ -12,7 +12,7 @@ from celery.signals import setup_logging, worker_ready, worker_shutting_down
 from speculoos import logs, machine, resources
 from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
-from tracking import processes, rules
+from tracking import processes
 from workers.celery_app import QUEUES, app
 from workers.supervise import attempt
 from workers.supervise.reconcile import recover
@@ -54,7 +54,7 @@ def main() -> int:
 
 def worker_status(settings: Settings) -> dict[str, str]:
     """Status of this worker for the pages: why it starts no jobs, if disk space or memory is short."""
-    shortage = resources.resource_monitor(rules.cached_settings(settings)).look()
+    shortage = resources.resource_monitor(settings).look()
     return {"paused": shortage.note + "."} if shortage else {}
 
 

@@ -20,8 +20,8 @@ from tests.tools.homes import add_base
 from tracking import db, jobs, queries
 from tracking.tables import Base, Checkpoint
 from workers.child.context import JobContext
-from workers.child.work import import_draft
-from workers.jobs.command_line import command_for
+from workers.child.work import models as work
+from workers.jobs.request import command_for
 from workers.jobs.requests import ImportDraft
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
@@ -88,7 +88,7 @@ def test_the_row_says_what_it_is_before_and_after(asked: tuple[ImportDraft, JobC
     pending = row(context, request.checkpoint_id)
     assert (pending.name, pending.state, pending.method) == ("published", "pending", "")
     writers.write(tmp_path / "published", writers.medusa(), "medusa_lm_head.pt", medusa_num_heads=2)
-    result = import_draft.run(request, context)
+    result = work.run_import_draft(request, context)
     ready = row(context, request.checkpoint_id)
     assert (ready.state, ready.method, result["format"]) == ("ready", "medusa", "medusa")
     assert ready.base_sha256 == pending.base_sha256 and ready.size_bytes > 0
@@ -103,7 +103,7 @@ def test_a_refused_draft_leaves_no_files(asked: tuple[ImportDraft, JobContext], 
     request, context = asked
     writers.write(tmp_path / "published", writers.medusa(), medusa_num_heads=9)
     with pytest.raises(BadInput, match="published/config.json: medusa_num_heads is 9"):
-        import_draft.run(request, context)
+        work.run_import_draft(request, context)
     left = [path for path in (context.settings.home / "checkpoints").rglob("*") if path.is_file()]
     assert left == [] and row(context, request.checkpoint_id).state == "pending"
 

@@ -1,15 +1,23 @@
-"""Job `evaluate`: acceptance and speed of a base with a checkpoint or another drafter, on the leased device; or of an
-endpoint."""
+"""Jobs `evaluate`: acceptance and speed of a base with a checkpoint or another drafter, on the leased device, or of an
+endpoint; and `matrix`, whose cells become evaluation jobs. After they have ended, the matrix runs again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sqlalchemy import select
+
+from evaluation.questions import built_in, read_questions
+from speculoos.errors import Cancelled
 from speculoos.redaction import known_secrets, redact
+from tracking import db
 from tracking.evaluations import THIS_INSTALLATION, columns_of
-from tracking.tables import Base, Checkpoint, Evaluation
+from tracking.shards import Division, Shard
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation
 from workers.child.context import JobContext
-from workers.child.work.questions import asked_questions
-from workers.jobs.requests import Evaluate
+from workers.jobs import sizes
+from workers.jobs.estimates import of_cells
+from workers.jobs.matrix import cell_name, cells
+from workers.jobs.requests import Evaluate, Matrix, PlanRequest, Tune
 
 OF_CHECKPOINT = (
     "mean_accepted_length",
@@ -71,7 +79,7 @@ def _begin(request: Evaluate, context: JobContext) -> dict[str, Any]:
 
 def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
     from evaluation.acceptance import AcceptanceSampling, evaluate
-    from workers.child.work.devices import load_models
+    from workers.child.work.measure import load_models
 
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
     for notice in getattr(loaded.draft, "notices", []):
@@ -91,9 +99,8 @@ def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict
 
 def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[dict[str, Any]]) -> dict[str, Any]:
     from evaluation.served import ServedRequest, evaluate_served
-    from workers.child.work.answers import endpoints_of
 
-    endpoint = endpoints_of(request, context)[0]
+    endpoint = context.endpoints(request.endpoint)[0]
     options = ServedRequest(request.max_tokens, request.temperature, request.top_p, request.seed)
     context.log(f"Sending {len(questions)} questions to {endpoint.name}, one after the other.")
     result = evaluate_served(
@@ -101,3 +108,45 @@ def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[d
     )
     secrets = known_secrets(context.settings)
     return {**result, "failed": [{**row, "reason": redact(row["reason"], secrets)} for row in result["failed"]]}
+
+
+def asked_questions(
+    request: Evaluate | PlanRequest | Tune, context: JobContext, last: bool = False
+) -> list[dict[str, Any]]:
+    """At most `request.limit` questions; with `last` the last of the built-in ones. Raises NotFound or Conflict if the
+    data set cannot be used."""
+    if not request.dataset_id:
+        return built_in()[-request.limit :] if last else built_in(request.limit)
+    return read_questions(context.input_with_files(Dataset, request.dataset_id).path, request.limit, context)
+
+
+def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | Division:
+    """The cells to measure, or the result if all are measured. Raises JobFailed if cells failed, Cancelled after a
+    cancel; measured cells are kept."""
+    with context.session() as session:
+        planned = cells(session, request, context.job_id)
+        query = select(Evaluation).where(Evaluation.matrix_id == context.job_id, Evaluation.state == "ready")
+        results = {row.id: brief(row.id, row.result) for row in session.scalars(query)}
+    measured = [cell for cell in planned if cell.evaluation_id in results]
+    if context.cancel_requested():
+        raise Cancelled(f"Stopped at your request; {len(measured)} of {len(planned)} evaluations are kept.")
+    context.check_shards("evaluations failed")
+    if len(measured) == len(planned):
+        return {"cells": len(planned), "matrix_id": context.job_id}
+    return Division(Evaluate.kind, Evaluate.queue, "questions", _shards(context, planned, results))
+
+
+def _shards(context: JobContext, planned: Sequence[Evaluate], results: Mapping[str, dict[str, Any]]) -> list[Shard]:
+    with db.reading(context.settings) as session:  # many cells take long, and the database has one writer
+        estimates = of_cells(session, planned, context.settings.home)
+        return [
+            Shard(
+                cell.to_json(),
+                sizes.questions(session, cell.dataset_id, cell.limit) * cell.most_passes,  # like the cell's progress
+                results.get(cell.evaluation_id),
+                f"Evaluate {cell_name(session, cell)}"[:200],
+                estimate.seconds,
+                estimate.work,
+            )
+            for cell, estimate in zip(planned, estimates, strict=True)
+        ]

@@ -1,66 +1,257 @@
-"""Job `generate_data`: answers to a prompt set, by the local base or through endpoints.
+"""Jobs `generate_data` and `generate_shard`: answers to a prompt set, by the local base or through endpoints.
 
-A small set is answered in this job. A larger one is divided into shards, each a job of its own; when all have ended,
-this job runs again and merges them.
+A small set is answered in its job. A larger one is divided into shards, each a job of its own; when all have ended, the
+generation runs again and merges them.
 """
 
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from corpus.conversations import count_answers
-from corpus.sharding import has_unsharded_rows
-from corpus.shards import begin_extension, count_rows, finish_extension, read_summary
-from speculoos.errors import Cancelled
-from tracking.shards import Division
-from tracking.tables import Dataset
+from corpus.conversations import GenerateOptions, count_answers
+from corpus.labels import ServedBase
+from corpus.shard_storage import ShardFolder
+from corpus.sharding import (
+    ShardPart,
+    add_unfinished,
+    assemble,
+    drop_duplicates,
+    finished_reports,
+    plan_shards,
+    store_shard,
+    total_report,
+)
+from corpus.shards import count_lengths, count_rows, write_summary
+from speculoos.errors import BadInput, Cancelled, SpeculoosError
+from speculoos.files import write_json
+from speculoos.store import Store
+from tracking import jobs, reports, stored
+from tracking.shards import Division, Shard
+from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
-from workers.child.work import generate_divided
-from workers.child.work.answers import PARTS, answer, must_have_rows, options_of, publish
-from workers.jobs.generate_data import SHARD_ROWS, GenerateData
+from workers.jobs.generate_data import SHARD_ROWS
+from workers.jobs.requests import GenerateData, GenerateShard
+
+Reports = Mapping[str, Mapping[str, Any]]
+PREVIEW_ROWS = 20
+PARTS = "parts"  # subfolder of a data set with shards that have not been merged yet
+MOST = 10_000  # maximum number of shards; each is a row and a square on the job's page
 
 
 def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division:
     """Generate the missing answers and fill the data set's row. Finished rows can be used after a cancel."""
-    source, folder = (
-        context.input_with_files(Dataset, request.source_id).path,
-        context.dataset_folder(request.dataset_id),
-    )
+    if isinstance(request, GenerateShard):
+        return _run_shard(request, context)
+    source = context.input_with_files(Dataset, request.source_id).path
+    folder, options = context.dataset_folder(request.dataset_id), _options(request)
     context.files.bring_output(Dataset, request.dataset_id, folder)
-    extends = extends_usable(request, context, folder)
-    if is_divided(request, source, folder):
-        return generate_divided.run(request, context, source, extends)
-    work = begin_extension(folder, folder / PARTS / f"{context.job_id}.more") if extends else folder
+    if request.max_minutes is None and count_answers(source, options) > (request.shard_rows or SHARD_ROWS):
+        return _run_divided(request, context, source, options)
     try:
-        report = answer(request, context, source, work, options_of(request))
+        report = _answer(request, context, source, folder, options)
     except Cancelled as error:
-        if context.cancel_requested() and extends:
-            raise Cancelled(generate_divided.UNCHANGED) from error
         if context.cancel_requested() and (rows := count_rows(folder)):
-            publish(request, context, rows, {"complete": False})
-            raise Cancelled(f"Stopped at your request; the {rows} finished rows can be used.") from error
+            raise _stopped(request, context, rows, {}) from error
         raise
-    must_have_rows(report)
-    if extends:
-        finish_extension(work, folder)
+    _must_have_rows(report)
     if report.get("complete", True):
         context.progress(report["rows"], report["rows"], "rows")  # also if nothing was left to do
-    publish(request, context, report["rows"], report)
+    _publish(request, context, report["rows"], report)
     return {"dataset_id": request.dataset_id, **report}
 
 
-def extends_usable(request: GenerateData, context: JobContext, folder: Path) -> bool:
-    """Whether the data set has usable rows, which then stay unchanged until all new rows exist: it was finished, or the
-    request has more samples or prompts than it was made with."""
+def _run_divided(
+    request: GenerateData, context: JobContext, source: str, options: GenerateOptions
+) -> dict[str, Any] | Division:
+    place, author, folder = _place(request, context), _author(request, context), _folder(request, context)
+    parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
+    if len(parts) > MOST:
+        raise BadInput(f"This would be {len(parts):,} shards, the maximum is {MOST:,}; use more prompts per shard.")
+    finished = finished_reports(parts, place, folder)
+    context.flush()
+    if context.cancel_requested():
+        raise _merge_stopped(request, context, parts, finished)
+    context.check_shards()
+    if len(finished) < len(parts):
+        return _division(request, parts, finished)
+    if damaged := assemble(parts, finished, place, folder):
+        context.log(f"{len(damaged)} finished shards are damaged and are generated again.", "warning")
+        return _division(request, parts, finished_reports(parts, place, folder))
+    if request.unique:
+        finished = drop_duplicates(parts, finished, folder)
+    report = total_report(parts, finished)
+    _must_have_rows(report)
+    write_summary(
+        folder,
+        kind="conversations",
+        source=Path(source).name,
+        base_sha256=author.get("weights_sha256", ""),
+        tokenizer_sha256=author.get("tokenizer_sha256", ""),
+        config={**asdict(options), "endpoint": request.endpoint, "model": request.endpoint_model},
+        **report,
+    )
+    report["shards"] = len(parts)
+    _publish(request, context, report["rows"], report)
+    place.clear()
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    context.progress(report["prompts"], report["prompts"], "rows")
+    return {"dataset_id": request.dataset_id, **report}
+
+
+def _run_shard(request: GenerateShard, context: JobContext) -> dict[str, Any]:
+    """Answer the shard's prompts and store it with the other shards, unless it is stored already. Finished rows of a
+    failed attempt are kept for the next."""
+    place = _place(request, context)
+    report = place.report(request.key)
+    if report is None:
+        source, options = context.input_with_files(Dataset, request.source_id).path, _options(request)
+        work = _work_folder(request, context, request.key)
+        summary = _answer(request, context, source, work, options)
+        context.check_owned()  # an outdated attempt must not store the shard
+        report = store_shard(work, source, options, summary, request.key, place)
+        shutil.rmtree(work, ignore_errors=True)
+        _log_to_parent(context, report)
+    context.progress(report["prompts"], report["prompts"], "rows")
+    return report
+
+
+def _division(request: GenerateData, parts: Sequence[ShardPart], finished: Reports) -> Division:
+    whole = {**request.to_json(), "samples": 1, "shard_rows": None, "unique": False}
+    shards = []
+    for part in parts:
+        own = {"limit": part.rows, "key": part.key, "first": part.first, "first_sample": part.sample}
+        shards.append(Shard(GenerateShard(**{**whole, **own}).to_json(), part.rows, finished.get(part.key)))
+    return Division(GenerateShard.kind, request.runs_on, "rows", shards)
+
+
+def _merge_stopped(
+    request: GenerateData, context: JobContext, parts: Sequence[ShardPart], finished: Reports
+) -> Cancelled:
+    """Merge the finished rows, including those of unfinished shards; returns the error to raise."""
+    folder, place = _folder(request, context), _place(request, context)
+    if damaged := assemble(parts, finished, place, folder):
+        finished = {key: report for key, report in finished.items() if key not in {part.key for part in damaged}}
+        assemble(parts, finished, place, folder)
+    works = {part.key: _work_folder(request, context, part.key) for part in parts if part.key not in finished}
+    add_unfinished(parts, works, folder)
+    if rows := count_rows(folder):
+        return _stopped(request, context, rows, {**total_report(parts, finished), "shards": len(parts)})
+    return Cancelled("Stopped at your request.")
+
+
+def _stopped(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> Cancelled:
+    _publish(request, context, rows, {**report, "rows": rows, "complete": False})
+    return Cancelled(f"Stopped at your request; the {rows} finished rows can be used.")
+
+
+def _log_to_parent(context: JobContext, report: dict[str, Any]) -> None:
+    failed = len(report["failed"])
+    skipped = f", {failed} skipped" if failed else ""
     with context.session() as session:
-        data = session.get_one(Dataset, request.dataset_id)
-        rows, config = data.rows, data.config or {}
-    changed = any(config.get(key) != getattr(request, key) for key in ("samples", "limit"))
-    return rows > 0 and (changed or bool(read_summary(folder)))
+        shard = jobs.get(session, context.job_id)
+        if shard.parent_id:
+            parent = jobs.get(session, shard.parent_id)
+            counts = f"{report['rows']:,} rows, {report['tokens']:,} tokens{skipped}"
+            message = f"Shard {shard.number + 1} of {parent.shards}: {counts}."
+            reports.add_log(session, parent.id, parent.attempt, message)
 
 
-def is_divided(request: GenerateData, source: str, folder: Path) -> bool:
-    """Whether there are more answers than fit in a shard. A time limit, or unsharded rows in `folder` to continue, keep
-    the work in one job."""
-    answers = count_answers(source, options_of(request))
-    large = request.max_minutes is None and answers > (request.shard_rows or SHARD_ROWS)
-    return large and not has_unsharded_rows(folder)
+def _must_have_rows(report: dict[str, Any]) -> None:
+    if not report["rows"] and report["left_out"]:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in report["left_out"].items())
+        raise BadInput(
+            f"Every conversation was skipped: {kinds}.",
+            "The log has the reasons for the first ones; allow longer responses, keep cut ones, or use another model.",
+        )
+
+
+def _publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
+    folder = _folder(request, context)
+    if request.base_id:
+        write_preview(context, folder, context.input_with_files(Base, request.base_id).path)
+    counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
+    report = {**report, **count_lengths(folder)}
+    values = {"path": str(folder), "report": report, "config": request.to_json(), **counts}
+    context.publish(Dataset, request.dataset_id, state="ready", **values)
+
+
+def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
+    """Write `preview.json` in a data set folder: the tokens of the first conversations with their loss mask, as the web
+    server has no tokenizer. An error is logged and does not fail the job."""
+    from training.preview import preview
+
+    try:
+        write_json(folder / "preview.json", {"rows": preview(folder, base_path, PREVIEW_ROWS)})
+    except (SpeculoosError, OSError, ValueError) as error:
+        context.log(f"The preview of the loss mask could not be created: {error}", "warning")
+
+
+def _author(request: GenerateData, context: JobContext) -> dict[str, str]:
+    """Identity of the answering model: checksums of the base (also if an endpoint serves it), names of endpoint and
+    model. Equal identities give equal answers."""
+    author = {}
+    if request.endpoint:
+        models = {request.endpoint_model or endpoint.model for endpoint in context.endpoints(request.endpoint)}
+        author = {"endpoint": request.endpoint, "model": ",".join(sorted(models))}
+    if request.base_id:
+        base = context.input_row(Base, request.base_id)
+        author |= {"weights_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
+    return author
+
+
+def _folder(request: GenerateData, context: JobContext) -> Path:
+    return context.dataset_folder(request.dataset_id)
+
+
+def _place(request: GenerateData, context: JobContext) -> ShardFolder:
+    """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
+    if store := context.files.store:
+        return ShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
+    return ShardFolder(Store(f"file://{_folder(request, context)}"), PARTS)
+
+
+def _work_folder(request: GenerateData, context: JobContext, key: str) -> Path:
+    """Folder for the rows of shard `key` until the shard is complete, shared by all attempts."""
+    return _folder(request, context) / PARTS / f"{key}.work"
+
+
+def _options(request: GenerateData) -> GenerateOptions:
+    names = (f.name for f in fields(GenerateOptions) if hasattr(request, f.name))
+    return GenerateOptions(**{name: getattr(request, name) for name in names})
+
+
+def _answer(
+    request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
+) -> dict[str, Any]:
+    if request.endpoint:
+        return _answer_remotely(request, context, source, folder, options)
+    from corpus.generate_local import generate_local, generation_dtype
+    from models.base import load_base
+    from training.hidden_states.states_store import StatesStore
+    from workers.child.work.measure import take_device
+
+    row = context.input_with_files(Base, request.base_id)
+    device = take_device(context)
+    base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
+    states = None
+    if store := request.hidden_states_store:
+        folder_of_states = context.settings.hidden_states_folder / store
+        states = StatesStore(folder_of_states, row.weights_sha256, base.dtype, base.hidden_size)
+    return generate_local(base, source, folder, options, context, row.card or None, states)
+
+
+def _answer_remotely(
+    request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
+) -> dict[str, Any]:
+    from corpus.generate_remote import generate_remote
+
+    endpoints, served = context.endpoints(request.endpoint), None
+    if request.base_id:
+        from models.tokenizer import load_tokenizer, read_eos_ids
+
+        base = context.input_with_files(Base, request.base_id)
+        tokenizer = load_tokenizer(base.path)
+        served = ServedBase(tokenizer, read_eos_ids(base.path, tokenizer), base.weights_sha256, base.tokenizer_sha256)
+    return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, served)

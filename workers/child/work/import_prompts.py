@@ -1,43 +1,86 @@
-"""Job `import_prompts`: imports a prompt file or a suite as a data set."""
+"""Jobs `import_prompts` and `import_answered`: import a file of prompts, a suite, or conversations as a data set."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from corpus.import_answered import import_answered
 from corpus.importing import import_prompts
+from corpus.rows import Files
 from evaluation.suites import check_suite, import_suite
-from models.hub_data import fetch, look_up_file
+from models.hub_data import Location, fetch, look_up, look_up_file
+from models.tokenizer import load_tokenizer, read_eos_ids
 from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
 from speculoos.suites import SUITES
-from tracking.tables import Dataset
+from tracking.tables import Base, Dataset
+from training.masks import mask_conversation
 from workers.child.context import JobContext
-from workers.child.work.input_files import InputFile, given_files, remove_upload
+from workers.child.work.generate_data import write_preview
+from workers.jobs import builtin
 from workers.jobs.requests import ImportAnswered, ImportPrompts
+from workers.jobs.transfers import BUILT_IN_PREFIX, HUB, ImportFile
 from workers.memory import IMPORT_HINT
 
+COUNTED = ("tokens", "answer_tokens", "cut_answers")
 
-def run(request: ImportPrompts, context: JobContext) -> dict[str, Any]:
-    """Read the file into the data set's folder and fill its row; returns the counts."""
+
+@dataclass(frozen=True)
+class InputFile:
+    """Files to read; `size` in bytes unless they are one local file; `origin` for the report."""
+
+    files: Files
+    size: int | None = None
+    origin: dict[str, Any] | None = None
+
+
+def run(request: ImportPrompts | ImportAnswered, context: JobContext) -> dict[str, Any]:
+    """Read the file into the data set's folder, fill its row and delete an upload; returns the counts."""
     folder = context.dataset_folder(request.dataset_id)
-    read = _suite if request.suite else _prompts
-    with readable(request):
+    read = _answered if isinstance(request, ImportAnswered) else _suite if request.suite else _prompts
+    try:
         report, source = read(request, context, folder)
-    return publish(request, context, folder, report, source)
+    except MemoryError:
+        name = request.original_name or Path(request.path).name
+        raise OutOfMemory(f"The memory was not enough to read {name}.", IMPORT_HINT) from None
+    if source.origin is not None:
+        report = {**report, "hub": source.origin}
+    counts = {"rows": report["rows"], "bad_rows": report["bad_rows"]}
+    context.publish(Dataset, request.dataset_id, state="ready", path=str(folder), report=report, **counts)
+    if isinstance(source.files, str):
+        if request.delete_after:
+            Path(source.files).unlink(missing_ok=True)
+        context.files.forget_path(request.path, source.files)
+    more = {key: report[key] for key in COUNTED} if isinstance(request, ImportAnswered) else {}
+    return {"dataset_id": request.dataset_id, "rows_read": report["rows_read"], **counts, **more}
 
 
 def _prompts(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
-    with given_files(request, context) as source:
-        return import_prompts(source.files, folder, context, **options(request, source, context)), source
+    with _given_files(request, context) as source:
+        return import_prompts(source.files, folder, context, **_options(request, source, context)), source
+
+
+def _answered(request: ImportAnswered, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
+    base = context.input_with_files(Base, request.base_id)
+    tokenizer = load_tokenizer(base.path)
+    masking = partial(mask_conversation, tokenizer=tokenizer, eos_ids=read_eos_ids(base.path, tokenizer))
+    with _given_files(request, context) as source:
+        options = _options(request, source, context)
+        sums = {"base_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
+        report = import_answered(source.files, folder, masking, context, **options, **sums)
+    write_preview(context, folder, base.path)
+    return report, source
 
 
 def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
-    """Import a suite in its own format, from the file or from the Hub."""
     check_suite(request.suite)
     name, limit = request.original_name, request.limit
     if request.path:
-        with given_files(request, context) as source:
+        with _given_files(request, context) as source:
             path = str(source.files)
             return import_suite(path, folder, context, request.suite, original_name=name, limit=limit), source
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +91,6 @@ def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[d
 
 
 def _download_suite(suite_name: str, context: JobContext, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The suite's file from the Hub, and its origin."""
     suite = SUITES[suite_name]
     hint = f"Use its file instead: {suite.form}."
     if suite.hub is None:
@@ -63,8 +105,7 @@ def _download_suite(suite_name: str, context: JobContext, folder: Path) -> tuple
         raise Unavailable(f"{suite.title} could not be downloaded. {error}", hint) from None
 
 
-def options(request: ImportPrompts | ImportAnswered, source: InputFile, context: JobContext) -> dict[str, Any]:
-    """Keyword arguments of `corpus.importing.import_prompts` and `import_answered`."""
+def _options(request: ImportFile, source: InputFile, context: JobContext) -> dict[str, Any]:
     return {
         "original_name": request.original_name,
         "size": source.size,
@@ -75,25 +116,22 @@ def options(request: ImportPrompts | ImportAnswered, source: InputFile, context:
 
 
 @contextmanager
-def readable(request: ImportPrompts | ImportAnswered) -> Iterator[None]:
-    """Turns MemoryError into OutOfMemory with the name of the file."""
+def _given_files(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
+    """The files of a request. Those of the Hub are downloaded when they are read, and deleted after it or if they are
+    invalid; an interrupted attempt leaves them for the next one."""
+    if request.path.startswith(BUILT_IN_PREFIX):
+        yield InputFile(builtin.find_built_in(request.path.removeprefix(BUILT_IN_PREFIX)).file)
+        return
+    if not request.path.startswith(HUB):
+        yield InputFile(context.files.download_path(request.path))
+        return
+    token, target = context.settings.hf_token, context.dataset_folder(request.dataset_id)
+    listing = look_up(Location.parse(request.path), token)
+    folder = target.with_name(f".{target.name}.partial")
+    origin = {"repo": listing.repo, "revision": listing.revision, "files": len(listing.files)}
     try:
-        yield
-    except MemoryError:
-        name = request.original_name or Path(request.path).name
-        raise OutOfMemory(f"The memory was not enough to read {name}.", IMPORT_HINT) from None
-
-
-def publish(
-    request: ImportPrompts | ImportAnswered,
-    context: JobContext,
-    folder: Path,
-    report: dict[str, Any],
-    source: InputFile,
-) -> dict[str, Any]:
-    """Fill the data set's row and delete an upload; returns the counts."""
-    report = report if source.origin is None else {**report, "hub": source.origin}
-    counts = {"rows": report["rows"], "bad_rows": report["bad_rows"]}
-    context.publish(Dataset, request.dataset_id, state="ready", path=str(folder), report=report, **counts)
-    remove_upload(request, source, context)
-    return {"dataset_id": request.dataset_id, "rows_read": report["rows_read"], **counts}
+        yield InputFile(fetch(listing, folder, context, token), listing.size, origin)
+    except BadInput:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,28 +1,29 @@
 """Job `train`: trains a draft. Each attempt has its own folder and resumes from the last saved training state."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
 
+from evaluation.questions import built_in
+from evaluation.tuning import can_be_tuned, tune
 from formats.refusals import no_server_reason
+from models.base import decoding_dtype, load_base
+from models.checkpoints import load_draft, update_draft_config
 from models.methods.recipes import config_for
-from models.methods.settings import TrainConfig
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.connect import StatesLocation
-from training.loop import TrainResult, train
+from training.loop import train
 from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_facts
 from workers.child.context import JobContext
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
 from workers.child.trackers import tracking_metrics
-from workers.child.work.devices import take_device
+from workers.child.work.measure import take_device, tuning_figures
 from workers.jobs.train import Train, find_server, fit_length, require_method
 
 TUNING_NOTE = "tuning the tree"
-TUNING_QUESTIONS = 6
-"""Taken from the end of the built-in set; evaluations use its start."""
+TUNING_QUESTIONS = 6  # taken from the end of the built-in set; evaluations use its start
 
 
 def run(request: Train, context: JobContext) -> dict[str, Any]:
@@ -31,15 +32,20 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     datasets = [context.input_with_files(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
     settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
-    config = fitted(config_for(request.method, request.recipe, settings), request, base, context)
-    store = config.hidden_states_store
+    config = config_for(request.method, request.recipe, settings)
+    fitted = fit_length(config, request.settings, base)
+    if fitted is not config:
+        context.log(f"max_length: {fitted.max_length} tokens instead of {config.max_length}, the maximum of this base.")
+    store = fitted.hidden_states_store
     store_folder = context.settings.hidden_states_folder / store if store else None
-    states = StatesLocation(find_server(context.settings, config), store_folder)
+    states = StatesLocation(find_server(context.settings, fitted), store_folder)
     folder = context.checkpoint_folder(request.checkpoint_id)
     download_checkpoints(context, request.checkpoint_id, folder.parent)
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
-    config = batches_of(config, resume)
+    config = fitted
+    if resume and config.batch_tokens is None:  # earlier versions had other defaults
+        config = config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
     if reason := no_server_reason(request.method, base.path):
         context.log(reason, "warning")
     take_device(context)
@@ -51,31 +57,17 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
         result = train(config, base.path, paths, folder, resume, context, info, known, context.sums, states)
     note = "" if config.hidden_states else TUNING_NOTE
     context.progress(result.step, result.step, "steps", note)  # also if the attempt resumed at the last step
-    publish(context, request.checkpoint_id, base, result)
+    facts = {"step": result.step, "base_sha256": base.weights_sha256}
+    context.publish_checkpoint(request.checkpoint_id, Path(result.folder), figures=result.figures, **facts)
     if config.hidden_states:
         context.log("The tree was not tuned: this training does not load the base model.")
     else:
         figures = {**result.figures, **tune_tree(context, base, config.device, result.folder)}
-        publish(context, request.checkpoint_id, base, replace(result, figures=figures))
+        context.publish_checkpoint(request.checkpoint_id, Path(result.folder), figures=figures, **facts)
     for path in earlier:
         shutil.rmtree(path, ignore_errors=True)
     delete_uploaded_checkpoints(context, request.checkpoint_id)
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
-
-
-def fitted(config: TrainConfig, request: Train, base: Base, context: JobContext) -> TrainConfig:
-    """The settings with the default `max_length` reduced to the base's maximum, with a log line."""
-    fit = fit_length(config, request.settings, base)
-    if fit is not config:
-        context.log(f"max_length: {fit.max_length} tokens instead of {config.max_length}, the maximum of this base.")
-    return fit
-
-
-def batches_of(config: TrainConfig, resume: Path | None) -> TrainConfig:
-    """The settings with the `batch_tokens` of the resumed checkpoint, as earlier versions had other defaults."""
-    if resume is None or config.batch_tokens is not None:
-        return config
-    return config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
 
 
 def given_draft(request: Train, context: JobContext) -> dict[str, str]:
@@ -84,11 +76,9 @@ def given_draft(request: Train, context: JobContext) -> dict[str, str]:
         return {}
     with context.session() as session:
         row_id = session.scalar(select(Checkpoint.id).where(Checkpoint.path == str(path)))
-    return {
-        "draft_path": context.input_with_files(Checkpoint, row_id).path
-        if row_id
-        else context.files.download_path(str(path))
-    }
+    if row_id:
+        return {"draft_path": context.input_with_files(Checkpoint, row_id).path}
+    return {"draft_path": context.files.download_path(str(path))}
 
 
 def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
@@ -101,12 +91,6 @@ def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
 
 def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dict[str, Any]:
     """Find the fastest tree on this machine and store it in the checkpoint; returns the figures for its row."""
-    from evaluation.questions import built_in
-    from evaluation.tuning import can_be_tuned, tune
-    from models.base import decoding_dtype, load_base
-    from models.checkpoints import load_draft, update_draft_config
-    from workers.child.work.tune import figures_of
-
     context.log("Tuning the tree for the most tokens per second on this machine.")
     dtype = decoding_dtype(context.settings.dtype, device)
     loaded = load_base(base.path, dtype, device, context.known(base), context.sums)
@@ -116,15 +100,4 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
-    return figures_of(tuned, kept=bool(tuned.drafting), job_id=context.job_id)
-
-
-def publish(context: JobContext, checkpoint_id: str, base: Base, result: TrainResult) -> None:
-    """Fill the checkpoint's row, fenced."""
-    context.publish_checkpoint(
-        checkpoint_id,
-        Path(result.folder),
-        step=result.step,
-        figures=result.figures,
-        base_sha256=base.weights_sha256,
-    )
+    return tuning_figures(tuned, kept=bool(tuned.drafting), job_id=context.job_id)

@@ -1,0 +1,122 @@
+"""Jobs `plan`, `replay` and `tune`, and the loading of models onto the leased device."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from corpus.recordings import read_recordings
+from evaluation.costs import Costs
+from evaluation.drafts import open_with_base
+from evaluation.planner import PlanOptions, plan
+from evaluation.replay import playground_answer, project_times, replay, replay_figures
+from evaluation.tuning import TunedDraft, can_be_tuned, tune
+from models.base import decoding_dtype, load_base, pick_device
+from models.checkpoints import load_draft, update_draft_config
+from speculoos.errors import Unsupported
+from speculoos.files import total_bytes
+from speculoos.priority import lower_priority
+from tracking import evaluations, queries
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, now
+from workers.child.context import JobContext
+from workers.child.work.evaluate import asked_questions
+from workers.jobs.requests import PlanRequest, ReplayRequest, Tune
+
+
+@dataclass(frozen=True)
+class LoadedModels:
+    """A base model on the leased device; with a checkpoint also its draft and its row."""
+
+    device: str
+    dtype: str
+    base: Any
+    draft: Any = None
+    checkpoint: Any = None
+
+
+def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtype: str = "") -> LoadedModels:
+    """Download the files, take the device, then load; `dtype` "" uses the settings. Raises NotFound or Conflict if a
+    row cannot be used, Damaged if files have changed."""
+    base_row = context.input_with_files(Base, base_id)
+    row = context.input_with_files(Checkpoint, checkpoint_id) if checkpoint_id else None
+    device = take_device(context)
+    dtype = decoding_dtype(dtype or context.settings.dtype, device)
+    base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
+    draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.sums) if row else None
+    return LoadedModels(device, dtype, base, draft, row)
+
+
+def take_device(context: JobContext) -> str:
+    """Take the lease of the device in the settings (SPECULOOS_DEVICE) and return its name, such as `cuda:0`."""
+    device = pick_device(context.settings.device)
+    name = f"cuda:{device.index or torch.cuda.current_device()}" if device.type == "cuda" else device.type
+    context.hold_device(name)
+    lower_priority(name)
+    return name
+
+
+def run_plan(request: PlanRequest, context: JobContext) -> dict[str, Any]:
+    """Predict the speed of drafting from the cost of steps on this or on another machine; returns the plan."""
+    costs = Costs.from_json(request.costs, "The figures of the other machine") if request.costs else None
+    questions = asked_questions(request, context)
+    loaded = load_models(context, request.base_id, request.checkpoint_id)
+    choices = PlanOptions(
+        tuple(request.batches),
+        tuple(request.layers),
+        max_tokens=request.max_tokens,
+        draft_hidden_size=request.draft_hidden_size,
+    )
+    context.log(f"Planning on {loaded.device} with {len(questions)} questions.")
+    result = plan(loaded.base, loaded.draft, questions, context, costs=costs, choices=choices)
+    context.log(result["verdict"])
+    return result
+
+
+def run_replay(request: ReplayRequest, context: JobContext) -> dict[str, Any]:
+    """Evaluate a checkpoint on the recorded answers of a data set; the first `request.show` are stored as chats."""
+    data = context.input_with_files(Dataset, request.dataset_id)
+    loaded = load_models(context, request.base_id, request.checkpoint_id)
+    opened = open_with_base(loaded.base, loaded.draft, request.drafting)
+    recordings = read_recordings(data.path, limit=request.limit)
+    done = replay(recordings, opened.target, opened.make, context, request.limit)
+    done, speed = project_times(done, opened.costs())
+    result = replay_figures(done, loaded.base.tokenizer) | speed
+    result[evaluations.REPLAYED] = {"file": data.name, "rows": len(done.rows), "drafting": request.drafting}
+    answers = [playground_answer(row, loaded.base.tokenizer, data.name) for row in done.rows[: request.show]]
+    with context.fenced() as session:
+        evaluation = session.get_one(Evaluation, request.evaluation_id)
+        evaluation.state, evaluation.result = "ready", result
+        model = queries.model_name(session, request.base_id, request.checkpoint_id)
+        chats = [run.group_id for run in evaluations.save_responses(session, model, answers)]
+    return {"evaluation_id": request.evaluation_id, "chats": chats, **speed, "tau": result["mean_accepted_length"]}
+
+
+def run_tune(request: Tune, context: JobContext) -> dict[str, Any]:
+    """Find the fastest tree of a checkpoint on this device. The figures are stored in the checkpoint's row, a tree that
+    is faster also in its files, unless they are shared by all homes. A killed attempt measures again."""
+    questions = asked_questions(request, context, last=True)  # evaluations use the first ones
+    loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
+    if not can_be_tuned(loaded.draft):
+        raise Unsupported(f"Drafts of the method {loaded.draft.method} have no tree to tune.")
+    context.log(f"Tuning on {loaded.device} in {loaded.dtype} with {len(questions)} questions.")
+    tuned = tune(loaded.base, loaded.draft, questions, context, max_tokens=request.max_tokens, counts=True)
+    context.log(tuned.plan.verdict)
+    folder = Path(loaded.checkpoint.path)
+    faster = request.keep and bool(tuned.drafting)
+    kept = faster and folder.resolve().is_relative_to(context.settings.home.resolve())
+    if kept:
+        context.check_owned()
+        update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
+        context.publish(Checkpoint, request.checkpoint_id, path=str(folder), size_bytes=total_bytes(folder))
+    elif faster:
+        context.log("The tree is not saved, because the checkpoint's files are outside the home folder.", "warning")
+    figures = tuning_figures(tuned, kept, context.job_id)
+    context.add_figures(request.checkpoint_id, figures)
+    return {"checkpoint_id": request.checkpoint_id, **figures["tuned"]}
+
+
+def tuning_figures(tuned: TunedDraft, kept: bool, job_id: str) -> dict[str, Any]:
+    """Tuning figures of a checkpoint's row: `tuning` is the verdict, `tuned` the numbers."""
+    numbers = {**tuned.finding(), "kept": kept, "at": now().isoformat(timespec="seconds"), "job_id": job_id}
+    return {"tuning": tuned.plan.verdict, "tuned": numbers}

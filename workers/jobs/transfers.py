@@ -1,0 +1,194 @@
+"""Job kinds that read or write files: `fetch_model`, `import_draft`, `import_prompts`, `import_answered`, `export`."""
+
+from pathlib import Path, PurePath
+from typing import Any, ClassVar, Literal
+
+from sqlalchemy.orm import Session
+
+from formats import find_format
+from models.methods.settings import setting
+from speculoos.errors import Conflict
+from speculoos.files import total_bytes
+from tracking import queries
+from tracking.names import STARTER
+from tracking.tables import Base, Checkpoint, Dataset
+from workers.jobs import sizes
+from workers.jobs.request import Namer, Need, Rate, Request
+from workers.jobs.words import Operand, changed_options, option, pairs
+
+HUB = "hub:"  # prefix of the `path` of an import from the Hub: `hub:OWNER/NAME[@REVISION][:PART]`
+BUILT_IN_PREFIX = "builtin:"  # prefix of the `path` of an included data set: `builtin:NAME`
+LIMIT_HELP = "Import only the first rows."
+FIELDS_HELP = "Column of a field, as prompt=COLUMN, answer=COLUMN or messages=COLUMN; may be repeated."
+NO_PATH = ("hub", "starter")  # sources whose location is not a path
+
+
+class FetchModel(Request):
+    """`location` is the hub id, the folder or the GGUF file."""
+
+    kind: ClassVar[str] = "fetch_model"
+    title: ClassVar[str] = "Fetch model"
+    work: ClassVar[str] = "workers.child.work.models:run_fetch_model"
+    queue: ClassVar[Literal["gpu", "io"]] = "io"
+    output: ClassVar = ("base_id", Base)
+    rate: ClassVar[Rate] = Rate(bytes=2e7)
+
+    source: str = setting(..., "hub, folder, gguf or starter; default: detected from the location.")
+    location: str = setting(..., "Hub id, folder, GGUF file, or `starter`.")
+    base_id: str = ""
+
+    def paths(self) -> list[str]:
+        return [self.location] if self.source not in NO_PATH else []
+
+    def default_name(self, session: Session) -> str:
+        location = self.location.rstrip("/")
+        return location if self.source == "hub" else Path(location).name.removesuffix(".gguf")
+
+    def output_name(self, name: str) -> str:
+        """`starter` for the starter model and for no other: the name means the same weights on every machine."""
+        name = name.strip() or (STARTER if self.source == STARTER else "")
+        if (self.source == STARTER) != (name == STARTER):
+            raise Conflict(f"The name {STARTER!r} is reserved for the starter model, which cannot have another name.")
+        return name
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        return {"source": self.source, "location": self.location}
+
+    def command(self, named: Namer) -> list[str]:
+        location = [Operand(self.location)] if self.location else []
+        return ["models", "add", *location, "--source", self.source]
+
+
+class ImportDraft(Request):
+    """`source` is folder, hub, or upload (a folder of uploaded files, which the job removes)."""
+
+    kind: ClassVar[str] = "import_draft"
+    title: ClassVar[str] = "Import draft"
+    work: ClassVar[str] = "workers.child.work.models:run_import_draft"
+    queue: ClassVar[Literal["gpu", "io"]] = "io"
+    output: ClassVar = ("checkpoint_id", Checkpoint)
+    output_in_base: ClassVar[bool] = True
+    rate: ClassVar[Rate] = Rate(bytes=3e7, loading=3.0)
+
+    source: str = setting(..., "folder or hub; default: detected from the location.")
+    location: str = setting(..., "Folder of a published draft, or its Hub id.")
+    base_id: str
+    layout: str = setting("", "Format of the draft, such as vllm-eagle3; default: detected.", label="Format")
+    checkpoint_id: str = ""
+
+    def paths(self) -> list[str]:
+        return [self.location] if self.source not in NO_PATH else []
+
+    def default_name(self, session: Session) -> str:
+        return self.location.rstrip("/").rpartition("/")[2].partition("@")[0]
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        base = queries.find_base(session, self.base_id)
+        return {"method": "", "config": self.to_json(), "base_id": base.id, "base_sha256": base.weights_sha256}
+
+    def command(self, named: Namer) -> list[str]:
+        uploaded = self.source == "upload"  # the user has the folder under its own name
+        location = Operand(f"./{PurePath(self.location).name}" if uploaded else self.location)
+        words = ["models", "add-draft", location, *option("model", named(self.base_id))]
+        return [*words, "--source", "folder" if uploaded else self.source, *option("format", self.layout)]
+
+
+class ImportFile(Request):
+    """Base class of both imports. `path` is a file of this home, a data set on the Hub (`hub:…`), or an included one
+    (`builtin:…`)."""
+
+    queue: ClassVar[Literal["gpu", "io"]] = "io"
+    output: ClassVar = ("dataset_id", Dataset)
+
+    def paths(self) -> list[str]:
+        return [self.path] if self.path else []  # a suite from the Hub has none
+
+    @property
+    def file_name(self) -> str:
+        """Name for messages: the original name of an upload, or the Hub id; "" for a suite from the Hub."""
+        return self.path if self.path.startswith(HUB) else self.original_name or self.path
+
+    def default_name(self, session: Session) -> str:
+        if self.path.startswith(HUB):
+            repo, _, part = self.original_name.partition(":")
+            return "-".join(filter(None, [repo.partition("@")[0].rpartition("/")[2], *part.split("/")]))
+        return Path(self.original_name or self.path).stem
+
+
+class ImportPrompts(ImportFile):
+    """With `suite` (a key of `speculoos.suites.SUITES`) the file is that suite's; without `path` it is downloaded."""
+
+    kind: ClassVar[str] = "import_prompts"
+    title: ClassVar[str] = "Import prompts"
+    rate: ClassVar[Rate] = Rate(bytes=4e6)
+
+    path: str
+    original_name: str = ""
+    limit: int | None = setting(None, LIMIT_HELP, 1, label="Maximum rows")
+    delete_after: bool = False  # an upload
+    suite: str = setting(
+        "",
+        "Import as this suite: mt_bench, humaneval, gsm8k or spec_bench. Without a file it is downloaded from the Hub.",
+    )
+    dataset_id: str = ""
+    fields: dict[str, str] = setting({}, FIELDS_HELP)
+
+    def default_name(self, session: Session) -> str:
+        return self.suite or super().default_name(session)
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        return {"kind": "prompts", "config": self.to_json()}
+
+    def command(self, named: Namer) -> list[str]:
+        if self.path.startswith(BUILT_IN_PREFIX):
+            return ["data", "add-builtin", self.path.removeprefix(BUILT_IN_PREFIX)]
+        file = [Operand(self.file_name)] if self.file_name else []
+        return ["data", "import", *file, *changed_options(self, "suite", "limit"), *pairs("--field", self.fields)]
+
+
+class ImportAnswered(ImportFile):
+    """`base_id` is the base model that generated the responses, or an equal one."""
+
+    kind: ClassVar[str] = "import_answered"
+    title: ClassVar[str] = "Import conversations"
+    work: ClassVar[str] = "workers.child.work.import_prompts"
+    rate: ClassVar[Rate] = Rate(bytes=6.5e5, loading=3.0)
+
+    path: str
+    base_id: str
+    original_name: str = ""
+    limit: int | None = setting(None, LIMIT_HELP, 1, label="Maximum rows")
+    delete_after: bool = False
+    dataset_id: str = ""
+    fields: dict[str, str] = setting({}, FIELDS_HELP)
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        return {"kind": "conversations", "config": self.to_json(), "base_id": self.base_id}
+
+    def command(self, named: Namer) -> list[str]:
+        words = ["data", "import", Operand(self.file_name), "--answered", *option("model", named(self.base_id))]
+        return [*words, *changed_options(self, "limit"), *pairs("--field", self.fields)]
+
+
+class Export(Request):
+    """`format` is a key of `formats.FORMATS`. There is no output row: an export can be repeated at any time."""
+
+    kind: ClassVar[str] = "export"
+    title: ClassVar[str] = "Export"
+    work: ClassVar[str] = "workers.child.work.models:run_export"
+    queue: ClassVar[Literal["gpu", "io"]] = "io"
+    rate: ClassVar[Rate] = Rate(bytes=3e7, loading=2.5)
+
+    checkpoint_id: str
+    format: str = setting(..., "own, or a server's format: see --list. A zip if --out ends with .zip.")
+
+    def default_name(self, session: Session) -> str:
+        return f"{queries.find_checkpoint(session, self.checkpoint_id).name} for {find_format(self.format).title}"
+
+    def need(self, session: Session) -> Need:
+        """The checkpoint's files are read, written and read again."""
+        size = total_bytes(Path(sizes.found(session, Checkpoint, self.checkpoint_id).path))
+        return Need(size, 2 * size, 3e8)
+
+    def command(self, named: Namer) -> list[str]:
+        return ["export", Operand(named(self.checkpoint_id)), "--format", self.format]
