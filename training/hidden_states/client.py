@@ -1,7 +1,6 @@
-"""Common parts of all hidden states clients: base class, threads, and the HTTP connection with its error messages."""
+"""Clients of servers of hidden states: what all have in common, and the client of the project's own server."""
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -14,7 +13,7 @@ from speculoos.bounded import NO_COMPRESSION, read_limited
 from speculoos.errors import BadInput, Unavailable
 from speculoos.redaction import cut_to_words
 from speculoos.settings import HiddenStatesServer
-from training.hidden_states.wire import HiddenStates, StatesRequest
+from training.hidden_states.wire import MAX_VALUE_BYTES, PROTOCOL, HiddenStates, StatesRequest, check_shapes, from_bytes
 
 CONNECT_SECONDS = 10.0
 OVERHEAD_BYTES = 2**20
@@ -27,7 +26,7 @@ class TemporarilyUnavailable(Unavailable):
     """The server is temporarily unavailable; retry."""
 
 
-class StatesClient(ABC):
+class StatesClient:
     """Source of hidden states. Thread-safe; `workers` is the useful number of concurrent calls."""
 
     workers = 2
@@ -37,11 +36,11 @@ class StatesClient(ABC):
         ids that may be sent as a test. Raises TemporarilyUnavailable, or BadInput for another base model."""
         return ""
 
-    @abstractmethod
     def states(self, request: StatesRequest) -> HiddenStates:
         """Raises TemporarilyUnavailable, or BadInput or Unavailable when a retry would not help."""
+        raise NotImplementedError
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Release the connections, if there are any; no further calls."""
 
 
@@ -82,21 +81,16 @@ class StatesConnection:
         headers = NO_COMPRESSION | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
         timeout = httpx.Timeout(server.timeout, connect=CONNECT_SECONDS)
         self._client = httpx.Client(base_url=server.root, headers=headers, timeout=timeout)
+        self.close = self._client.close
 
-    def close(self) -> None:
-        self._client.close()
+    def json(self, verb: str, path: str, max_bytes: int = 0, **body: Any) -> Any:
+        try:
+            return self.request(verb, path, max_bytes, **body).json()
+        except ValueError:
+            raise Unavailable(f"{self._title} did not send JSON; check its url.") from None
 
-    def get(self, path: str) -> Any:
-        return self._json(self._request("GET", path))
-
-    def post(self, path: str, body: dict[str, Any], max_bytes: int) -> httpx.Response:
+    def request(self, verb: str, path: str, max_bytes: int = 0, **body: Any) -> httpx.Response:
         """`max_bytes`: limit for the hidden states in the response body."""
-        return self._request("POST", path, max_bytes, json=body)
-
-    def post_json(self, path: str, body: dict[str, Any], max_bytes: int) -> Any:
-        return self._json(self.post(path, body, max_bytes))
-
-    def _request(self, verb: str, path: str, max_bytes: int = 0, **body: Any) -> httpx.Response:
         max_bytes += OVERHEAD_BYTES
         try:
             with self._client.stream(verb, path, **body) as streamed:
@@ -126,12 +120,6 @@ class StatesConnection:
             raise BadInput(f"{self._title} refuses us ({status}): {message}", self._key_hint)
         raise (BadInput if status < 500 else Unavailable)(f"{self._title} says: {message}")
 
-    def _json(self, response: httpx.Response) -> Any:
-        try:
-            return response.json()
-        except ValueError:
-            raise Unavailable(f"{self._title} did not send JSON; check its url.") from None
-
 
 def _reason(error: httpx.TransportError) -> str:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -149,3 +137,32 @@ def _error_message(response: httpx.Response) -> str:
     error = body.get("error", body) if isinstance(body, dict) else {}
     message = error.get("message") if isinstance(error, dict) else error
     return cut_to_words(str(message or status), 500)
+
+
+class ReferenceClient(StatesClient):
+    """Client of the project's own server (`speculoos features serve`): one request per batch, which names the weights'
+    sha256, so a server restarted with another base model is detected at once. While one batch is computed, another is
+    transferred."""
+
+    def __init__(self, server: HiddenStatesServer, base: Any, sha256: str):
+        self._connection, self._base, self._sha256 = StatesConnection(server), base, sha256
+        self._name, self.close = server.name, self._connection.close
+
+    def check(self, rows: Sequence[Tensor]) -> str:
+        facts = self._connection.json("GET", "/v1/base")
+        if not isinstance(facts, dict) or facts.get("protocol") != PROTOCOL:
+            raise BadInput(f"“{self._name}” is no server of hidden states of this version; check its url.")
+        if (served := str(facts.get("base_sha256"))) != self._sha256:
+            raise BadInput(
+                f"The server of hidden states “{self._name}” runs other weights ({served[:12]}…) than this training's "
+                f"base ({self._sha256[:12]}…).",
+                "Serve the base model of this training, or choose another server.",
+            )
+        return f"Hidden states come from “{self._name}”, which runs {facts['name']} in {facts['dtype']}."
+
+    def states(self, request: StatesRequest) -> HiddenStates:
+        width = self._base.hidden_size
+        max_bytes, body = request.numbers(width) * MAX_VALUE_BYTES, request.to_json(self._sha256)
+        result = from_bytes(self._connection.request("POST", "/v1/hidden_states", max_bytes, json=body).content)
+        check_shapes(result, request, width)
+        return result

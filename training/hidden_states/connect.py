@@ -14,15 +14,8 @@ from models.methods.settings import FROM_STORE, TrainConfig
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import HiddenStatesServer
 from training.batches import Batch, TokenisedConversation
-from training.hidden_states.client import StatesClient
-from training.hidden_states.prefetcher import (
-    LocalPrefetcher,
-    ServerWaitMonitor,
-    StatesPrefetcher,
-    ThreadedPrefetcher,
-)
-from training.hidden_states.reference import ReferenceClient
-from training.hidden_states.sglang import SglangClient
+from training.hidden_states.client import ReferenceClient, StatesClient
+from training.hidden_states.prefetcher import LocalPrefetcher, ServerWaitMonitor, StatesPrefetcher, ThreadedPrefetcher
 from training.hidden_states.states_store import StatesStore
 from training.hidden_states.vllm import VllmClient
 from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states
@@ -86,9 +79,7 @@ def _server(config: TrainConfig, server: HiddenStatesServer | None, base: Any, s
         return StoreOnly()
     if server is None:
         raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
-    if server.kind == "speculoos":
-        return ReferenceClient(server, base, sha256)
-    return {"vllm": VllmClient, "sglang": SglangClient}[server.kind](server, base)
+    return VllmClient(server, base) if server.kind == "vllm" else ReferenceClient(server, base, sha256)
 
 
 def hidden_states_function(base: HeadOnlyBase, prefetcher: StatesPrefetcher) -> Any:
