@@ -135,7 +135,6 @@ class PackedRunner:
         return ids if self._d2t is None else ids + self._d2t[ids]
 
     def _rotation(self, positions: Sequence[int]) -> torch.Tensor:
-        """Rotary factors [n, 1, dim / 2]."""
         table = self._rotations.reach(max(positions) + 1)
         if isinstance(positions, range):
             return table[positions.start : positions.stop]
@@ -151,7 +150,6 @@ class PackedRunner:
 
 
 def _fused_norm(draft: Any, dtype: torch.dtype) -> Norm:
-    """The norm of concatenated features [n, 3H] of an EAGLE-3 draft before `fc`."""
     if draft.fc_norm is None:
         return norm_of(draft.input_norm, dtype=dtype)
     norms = [norm_of(norm, dtype=dtype) for norm in draft.fc_norm]

@@ -102,7 +102,6 @@ def _difference(base: LoadedBase, seed: int) -> float:
 
 
 def _log_prob_difference(tree: torch.Tensor, plain: torch.Tensor) -> float:
-    """Largest difference of log-probability over the ten likeliest tokens of each row."""
     a, b = tree.float().log_softmax(-1), plain.float().log_softmax(-1)
     likely = b.topk(min(10, b.shape[-1]), dim=-1).indices
     return float((a.gather(-1, likely) - b.gather(-1, likely)).abs().max())

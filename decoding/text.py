@@ -48,7 +48,6 @@ class TextStream:
         return map(self.record, steps)
 
     def _set_origins(self, token: dict[str, Any]) -> None:
-        """Set `origins` of all tokens of a character on its last token."""
         self._origins.append(token["origin"])
         if self._unfinished:
             return
@@ -82,7 +81,6 @@ class TextStream:
         return rest
 
     def _filter(self, new_text: str) -> str:
-        """Remove stop texts: hold back a possible beginning of one, drop everything from the first one on."""
         if not self.stop or self._stopped:
             return "" if self._stopped else new_text
         text = self._held + new_text
@@ -99,7 +97,6 @@ class TextStream:
 
 
 def _unfinished(text: str) -> bool:
-    """Whether `text` ends with an incomplete character, joined emoji or flag."""
     if text.endswith((REPLACEMENT, JOINER)):
         return True
     flags = len(text) - len(text.rstrip("".join(map(chr, range(0x1F1E6, 0x1F200)))))

@@ -118,7 +118,6 @@ def _fastest(
     draft_ms: Callable[[int], float],
     other_ms: float,
 ) -> TreePlan:
-    """The fastest of the candidates (expected τ, nodes, depth, choices), or plain decoding."""
     plain_ms = forward_ms[1] + other_ms
     best: dict[int, tuple[SizePlan, tuple[Choice, ...]]] = {}
     for tau, nodes, depth, choices in candidates:
@@ -149,7 +148,6 @@ def lengths_by_size(steps: Iterable[Step], sizes: Sequence[int], max_depth: int 
 
 
 def _score_order(step: Step, max_depth: int | None) -> dict[int, int]:
-    """Index of each node of at most `max_depth` in the order of cumulative log-probability; 0 is the best."""
     score: list[float] = []
     for node, parent in enumerate(step.drafted.parents):
         score.append(step.drafted.logprobs[node] + (score[parent] if parent >= 0 else 0.0))

@@ -84,7 +84,6 @@ class PlainBaselines:
         return figures
 
     def _reference(self, key: Hashable, conditions: Conditions) -> PlainSpeed | None:
-        """The last speed with the same prompt, else the last with about the same length."""
         since = time.monotonic() - RECENT_SECONDS
         speeds = [s for s in self._speeds.get(key, ()) if s.at >= since and s.conditions.are_like(conditions)]
         return max(speeds, key=lambda s: (s.conditions.prompt == conditions.prompt, s.at), default=None)

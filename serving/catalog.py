@@ -77,7 +77,6 @@ def model_entry(session: Session, name: str) -> dict[str, Any]:
 
 
 def _rows(session: Session, name: str) -> tuple[Base, Checkpoint | None]:
-    """The rows of the model named `name`. Raises a 404 ApiError if one is missing or not ready."""
     try:
         base, checkpoint = queries.find_model(session, name)
         for row in (base, checkpoint) if checkpoint else (base,):

@@ -62,7 +62,6 @@ async def respond(engine: Engine, ref: ModelRef, body: RequestBody, request: Req
 
 
 def _no_result(engine: Engine) -> Response:
-    """The response when the server stops or the client has disconnected."""
     if engine.closing:
         return ApiError(503, STOPPING, "unavailable").response()
     return Response(status_code=CLIENT_CLOSED)

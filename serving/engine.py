@@ -137,7 +137,6 @@ class Engine:
 
     @contextmanager
     def _handle_errors(self, ref: ModelRef) -> Iterator[None]:
-        """Convert out-of-memory errors of CPU and GPU to one sentence; renew the model after a panic."""
         try:
             yield
         except SpeculoosError:
@@ -152,7 +151,6 @@ class Engine:
             raise
 
     def _with_heartbeat(self, steps: Iterator[Any], loaded: LoadedModel, prompt_tokens: int) -> Iterator[Any]:
-        """Yield the steps, with a heartbeat after each."""
         parameters = loaded.weight_count
         with self.heartbeat.during("reading a prompt", self._forward_seconds(parameters, prompt_tokens)):
             for step in steps:
@@ -160,7 +158,6 @@ class Engine:
                 self.heartbeat.beat("decoding", self._forward_seconds(parameters, STEP_ROWS))
 
     def _forward_seconds(self, parameters: int, rows: int) -> float:
-        """Seconds that a forward may take before the device counts as stuck."""
         return self.heartbeat.limit + 2 * parameters * rows / SLOWEST_FLOPS
 
     def unload_for_job(self) -> None:
@@ -229,8 +226,6 @@ class Engine:
 
 
 class _Generation:
-    """One generation: prompt, drafter, config and notices for the user."""
-
     def __init__(
         self,
         loaded: LoadedModel,
@@ -320,7 +315,6 @@ class _Generation:
         )
 
     def _drafter(self, loaded: LoadedModel, options: dict[str, Any]) -> Any:
-        """The requested drafter; plain decoding with a notice if this base model does not support drafting."""
         for name in (*ACCEPTANCE_OPTIONS, PROBABILITIES):
             options.pop(name, None)
         try:
@@ -337,7 +331,6 @@ class _Generation:
         return drafter
 
     def _with_draft_tokens(self, loaded: LoadedModel, drafter: Any) -> Any:
-        """Wrap `drafter` to propose the client's draft tokens first, if there are any and they can be verified."""
         from decoding.drafters.client import ClientDrafter
 
         if not self.draft_tokens:

@@ -94,7 +94,6 @@ class LiveRuns:
         return True
 
     def _prepare(self, run: Run, ticket: Ticket) -> None:
-        """On the prompt queue's thread: find the model, render the conversation, queue on the device."""
         with self._failing(run):
             with reading(self.settings) as session:
                 if runs.get_run(session, run.id).state != "QUEUED":
@@ -111,7 +110,6 @@ class LiveRuns:
 
     @contextmanager
     def _failing(self, run: Run) -> Iterator[None]:
-        """Any error fails the run. A BaseException is reraised for the queue, which counts it."""
         try:
             yield
         except BaseException as error:
@@ -120,7 +118,6 @@ class LiveRuns:
                 raise
 
     def _queue_on_device(self, run: Run, ticket: Ticket, work: Callable[[Ticket], None]) -> None:
-        """Move the run from the prompt queue to the device's queue, unless it was cancelled meanwhile."""
         with self._lock:
             if not ticket.cancelled.is_set():
                 self._tickets[run.id] = self.engine.queue.submit(_lane(run), work, lambda: self._dropped(run))
@@ -128,13 +125,11 @@ class LiveRuns:
         self._dropped(run)
 
     def _dropped(self, run: Run) -> None:
-        """End a run that was cancelled, or whose server stops, before it started."""
         self._remove_ticket(run)
         with writing(self.settings) as session:
             runs.fail_run(session, run.id, STOPPED) if self.engine.closing else runs.cancel_run(session, run.id)
 
     def _run(self, run: Run, generate: Callable[..., GenerationResult], ticket: Ticket) -> None:
-        """On the device's thread."""
         with self._failing(run):
             with writing(self.settings) as session:
                 started = runs.start_run(session, run.id)
@@ -157,7 +152,6 @@ class LiveRuns:
                 runs.cancel_run(session, run.id, result.text, result.summary)
 
     def _fail(self, run: Run, error: BaseException) -> None:
-        """Fail a run; if the database is unavailable, `fail_forgotten` stores the error later."""
         self._remove_ticket(run)
         try:
             self._store_error(run.id, error)
@@ -226,7 +220,6 @@ class RunWriter:
                 time.sleep(BATCH_SECONDS)
 
     def _batch(self) -> list[dict[str, Any] | None]:
-        """Wait for at least one record; None at the end marks the last batch."""
         batch = [self._records.get()]
         while batch[-1] is not None and not self._records.empty():
             batch.append(self._records.get())

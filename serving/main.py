@@ -118,7 +118,6 @@ def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
 
 
 def _database_error(settings: Settings) -> str:
-    """Why the database cannot be queried, or ""."""
     try:
         with reading(settings) as session:
             session.execute(text("SELECT 1 FROM runs LIMIT 1"))
@@ -196,7 +195,6 @@ def server_config(app: Any) -> uvicorn.Config:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """A listening socket. Raises Unavailable if the address is in use or not local."""
     host, port = settings.inference_host, settings.inference_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -157,7 +157,6 @@ class ModelPool:
                 _free(self.device)
 
     def _drop_outdated(self, ref: ModelRef) -> None:
-        """Unload older weights of the same paths."""
         for key in [k for k in self._bases if k[0] == ref.base_path and k != ref.base_key]:
             del self._bases[key]
         for base in self._bases.values():
@@ -233,7 +232,6 @@ def loading_seconds(limit: float, size: int) -> float:
 
 
 def _probe(base: Any) -> str:
-    """Why this base model cannot verify trees, or "". Call it before the weights are packed."""
     from decoding.probe import probe
 
     try:
@@ -253,7 +251,6 @@ def default_budget(device: str) -> int:
 
 
 def _sizes(folder: str, itemsize: int) -> tuple[int, int]:
-    """(parameters, bytes of the weights and of the KV cache that the first generation allocates) of a model."""
     from models.identity import read_json
 
     count = _weight_count(folder)
@@ -272,7 +269,6 @@ def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
 
 
 def _weight_count(folder: str) -> int:
-    """Parameters in the safetensors files of `folder`, from their headers. Raises NotFound without any file."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(Path(folder).glob("*.safetensors"))

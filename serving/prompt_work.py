@@ -48,7 +48,6 @@ def encode(path: str, sha256: str, text: str, templated: bool) -> list[int]:
 
 
 def _read(path: str) -> Any:
-    """Like `models.base.load_tokenizer`, which imports torch."""
     try:
         with foreign.sanitised_folder(path, weights=False) as view:
             return AutoTokenizer.from_pretrained(view, trust_remote_code=False, local_files_only=True)

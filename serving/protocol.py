@@ -116,7 +116,6 @@ class GenerationRequest(BaseModel):
     @field_validator("draft_tokens", mode="before")
     @classmethod
     def _ids(cls, ids: Any) -> Any:
-        """The engine checks the ids against the model's vocabulary."""
         if ids is not None and not is_token_ids(ids):
             raise ValueError("expected a list of token ids")
         if ids is not None and len(ids) > MAX_DRAFT_TOKENS:
@@ -192,7 +191,6 @@ class CompletionRequest(GenerationRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one_prompt(cls, prompt: Any) -> Any:
-        """Unwrap a list of one prompt, which some clients send."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if not prompt or not (isinstance(prompt, str) or is_token_ids(prompt)):

@@ -142,7 +142,6 @@ class DeviceQueue:
             raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own >= self.depth)
 
     def _drop(self, ticket: Ticket) -> bool:
-        """Remove a waiting ticket from its lane. False if it is not waiting."""
         with self._ready:
             waiting = self._lanes.get(ticket.lane, ())
             if ticket not in waiting:
@@ -165,7 +164,6 @@ class DeviceQueue:
             self._current = None
 
     def _call(self, work: Callable[[], None]) -> None:
-        """Call `work` and log any error, so that the thread goes on. A panic in Rust code is a BaseException."""
         try:
             work()
         except BaseException as error:
@@ -174,7 +172,6 @@ class DeviceQueue:
                 self._on_panic()
 
     def _next(self) -> Ticket | None:
-        """Wait for the next ticket, lanes taking turns; sends heartbeats meanwhile. None once closed."""
         with self._ready:
             while not (self._closed or self._lanes):
                 self.heartbeat.beat("idle", IDLE_LIMIT)

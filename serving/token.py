@@ -86,7 +86,6 @@ class ApiKeyRequired:
         await app(scope, receive, send)
 
     async def _client(self, scope: Scope) -> str:
-        """The client: a key, or an address if it used the home's token. Raises ApiError."""
         scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
         secret = secret.strip() if scheme.lower() == "bearer" else ""
         if secret and hmac.compare_digest(secret.encode(), self._token):

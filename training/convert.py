@@ -200,14 +200,12 @@ class TrainableDraft(PreTrainedModel):
         return {"base": path.name if path.is_dir() else str(path), **field, **known, **info}
 
     def _named_as_stored(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of this module's state dict, under their names in a checkpoint."""
         names = {value.data_ptr(): name for name, value in stored_tensors(self.draft).items()}
         own = self.state_dict()
         return {names[own[n].data_ptr()]: value for n, value in state_dict.items() if own[n].data_ptr() in names}
 
 
 def _copy_base(base: LoadedBase, folder: Path) -> None:
-    """Copy the files that loading a base reads; without such a folder, save the base with transformers."""
     source = Path(base.path)
     if not source.is_dir():
         base.model.save_pretrained(folder)
@@ -220,7 +218,6 @@ def _copy_base(base: LoadedBase, folder: Path) -> None:
 
 
 def _named_base(folder: Path, config: dict[str, Any], settings: TrainConfig) -> LoadedBase:
-    """The base that a draft's folder holds or names; without a name, the installed starter base with these weights."""
     path = config.get("base_path", "")
     base_folder = folder / path if path else installed(config.get("base_sha256", ""))
     if base_folder is None or not base_folder.is_dir():

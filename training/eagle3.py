@@ -134,7 +134,6 @@ class Eagle3Method(nn.Module):
         return unrolled_hits(self.draft, features, self._fused(features), self.steps, self.draft.logits)
 
     def _own_head(self) -> Head:
-        """The draft's head. A frozen copy of the base's head is multiplied in the base's precision."""
         return self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias)
 
     def _fused(self, features: dict[str, Tensor]) -> Tensor:

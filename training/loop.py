@@ -217,7 +217,6 @@ class Trainer:
         self._report(lr, norm, numbers)
 
     def _features(self, number: int) -> dict[str, Tensor]:
-        """Features of micro-batch `number`; the next ones of this process are prefetched if a server computes them."""
         world = self.accelerator.num_processes
         end = self.total_steps * self.config.accumulate * world or number + len(self.stream) * world
         upcoming = (self.stream.index(later) for later in range(number + world, end, world))
@@ -257,7 +256,6 @@ class Trainer:
             self.reporter.progress(self.step, self._expected_steps(), "steps", f"loss {values['train/loss']:.3f}")
 
     def _evaluate(self, last: bool = False) -> Acceptance | None:
-        """Acceptance on held-out conversations, computed by every process; the best draft so far is saved."""
         if not self.held_out.conversations:
             return None
         self.wrapped.eval()
@@ -328,7 +326,6 @@ class Trainer:
         return TrainResult(self.out_dir / "final", self.step, figures)
 
     def _log_cache_size(self, features: dict[str, Tensor]) -> None:
-        """Log how much caching the features takes, extrapolated from the first batch."""
         total = len(self.stream) * feature_bytes(features)
         share = min((self.config.cache_features_mb * 2**20 + self.config.cache_disk_gb * 1e9) / max(total, 1), 1)
         self.reporter.log(
@@ -337,7 +334,6 @@ class Trainer:
         )
 
     def _feature_store(self, fraction: float) -> FeatureStore:
-        """A store with `fraction` of the config's memory and disk, which all processes share."""
         folder = self.out_dir / f".features-{self.accelerator.process_index}-{fraction}"
         shutil.rmtree(folder, ignore_errors=True)
         fraction /= self.accelerator.num_processes
@@ -375,11 +371,9 @@ class Trainer:
         return self.elapsed + (time.monotonic() - self.started - self.watch.seconds) / 60
 
     def _chart_axes(self) -> dict[str, float]:
-        """Values for the x axis of charts, besides the step."""
         return {"train/tokens": self.tokens_seen + self.step_metrics.tokens, "train/minutes": self._elapsed_minutes()}
 
     def _progress(self, ahead: float = 0.0) -> float:
-        """Completed fraction of the run, by steps or by time, whichever is larger."""
         by_steps = (self.step + ahead) / self.total_steps if self.total_steps else 0.0
         return max(by_steps, self._elapsed_minutes() / self.config.total_minutes)
 
@@ -389,7 +383,6 @@ class Trainer:
         return bool(self._all_reduce_sum(finished))
 
     def _total_steps(self) -> int:
-        """Steps allowed by epochs and max_steps; 0 when only the time is limited."""
         each = self.config.accumulate * self.accelerator.num_processes
         by_epochs = math.ceil(self.config.epochs * len(self.stream) / each)
         limits = [n for n in (by_epochs, self.config.max_steps) if n]
@@ -399,7 +392,6 @@ class Trainer:
         return max(self.step, round(self.step / max(self._progress(), 1e-9)))
 
     def _fit_max_length(self, config: TrainConfig, base: Any) -> TrainConfig:
-        """Cut a default `max_length` to the base model's. Raises BadInput when a larger one was set explicitly."""
         if config.max_length <= base.max_length:
             return config
         if "max_length" in config.model_fields_set:
@@ -407,7 +399,6 @@ class Trainer:
         return config.model_copy(update={"max_length": base.max_length})
 
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
-        """Training and held-out conversations of all data sets, and their joint report."""
         config, eos_ids, sha256 = self.config, sorted(base.eos_ids), tokenizer_sha256(base_path)
         folders = [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path
         with self.accelerator.main_process_first():  # it tokenises and caches, the others read
@@ -444,7 +435,6 @@ class Trainer:
         save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype, tensors)
 
     def _adopt_best(self, best: Path) -> None:
-        """Keep the earlier attempt's best draft, unless it is damaged, or newer than the state and trained again."""
         figures = {}
         try:
             if best.exists():

@@ -51,14 +51,12 @@ def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[
 
 
 def _cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
-    """0-based numbers of the row's answers that were truncated by a limit."""
     finish = row.get("finish") or ()
     reasons = [finish] if isinstance(finish, str) else finish
     return frozenset(i for i, reason in enumerate(reasons) if reason == "length")
 
 
 def _from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> MaskedTokens:
-    """Mask from half-open [start, end) spans of `token_ids`."""
     mask = [False] * len(token_ids)
     for span in spans:
         if len(span) != 2 or not 0 <= span[0] <= span[1] <= len(token_ids):
@@ -119,7 +117,6 @@ def _from_prefixes(
 
 
 def _from_plain(tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int]) -> MaskedTokens:
-    """Without a chat template: one prompt, one answer, and the tokenizer's EOS token unless the answer was `cut`."""
     if [m["role"] for m in messages] != ["user", "assistant"]:
         raise BadInput("the base has no chat template, so a row needs exactly one prompt and one answer")
     prompt = list(tokenizer(messages[0]["content"])["input_ids"])
@@ -131,7 +128,6 @@ def _from_plain(tokenizer: Any, messages: list[Message], eos: frozenset[int], cu
 
 
 def _messages(row: Mapping[str, Any]) -> list[Message]:
-    """Role and content of each message, and other fields that templates render."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise BadInput("no messages")

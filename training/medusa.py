@@ -103,7 +103,6 @@ class MedusaMethod(nn.Module):
 
 
 def _new_heads(config: TrainConfig, base: Any, ids: Tensor | None) -> MedusaHeads:
-    """Heads of the config's shape, over all tokens or over `ids`."""
     shape = MedusaConfig(
         base.hidden_size,
         base.vocab_size,
@@ -116,7 +115,6 @@ def _new_heads(config: TrainConfig, base: Any, ids: Tensor | None) -> MedusaHead
 
 
 def _loss_weights(config: TrainConfig, heads: int) -> list[float]:
-    """coefficient · decay^i for head i, or 1 for each."""
     if config.medusa_loss == "sum":
         return [1.0] * heads
     return [config.medusa_coefficient * config.medusa_decay**i for i in range(heads)]
@@ -136,7 +134,6 @@ def medusa_labels(input_ids: Tensor, mask: Tensor, heads: int) -> Tensor:
 
 
 def _shift(mask: Tensor, offset: int) -> Tensor:
-    """mask[:, t + offset] at t, False beyond the end."""
     shifted = torch.zeros_like(mask)
     shifted[:, :-offset] = mask[:, offset:]
     return shifted

@@ -171,7 +171,6 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def _check_disk_space(folder: Path, needed: int) -> None:
-    """Raise Unavailable unless the disk has 1.1 × `needed` bytes free."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < needed * 1.1:

@@ -47,7 +47,6 @@ class FeatureSource:
         return self._method.features(batch, pad_states(self._prefetcher.result(pending), batch, wanted, self._base))
 
     def _prefetch(self, upcoming: Iterable[Batch], current: int) -> None:
-        """Begin requests for the next batches, up to `ahead`."""
         for batch in upcoming if len(self._begun) < self._ahead else ():
             if batch.index not in (current, *self._begun) and (started := self._begin(batch)):
                 self._begun[batch.index] = started

@@ -128,7 +128,6 @@ class TokenFile:
 
 
 def _array(values: Any, dtype: str) -> Any:
-    """A numpy array that shares the memory of `values`."""
     import numpy
 
     return numpy.frombuffer(values, dtype) if len(values) else numpy.zeros(0, dtype)

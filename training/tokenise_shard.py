@@ -27,7 +27,6 @@ def token_cache_key(tokenizer: Any, eos_ids: Iterable[int]) -> str:
 
 
 def _vocabulary(tokenizer: Any) -> Any:
-    """Everything that determines how a text is tokenised."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
@@ -79,6 +78,5 @@ def _tokenizer_in_child(model: str, eos_ids: tuple[int, ...]) -> tuple[Any, str]
 
 
 def _line_number(shard: Path, offset: int) -> int:
-    """1-based number of the line that begins at byte `offset`."""
     with open(shard, "rb") as handle:
         return handle.read(offset).count(b"\n") + 1

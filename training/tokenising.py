@@ -85,7 +85,6 @@ def tokenise_dataset(
 
 
 def _first(all_pieces: Iterable[Piece], rows: int) -> list[Piece]:
-    """The first pieces, which contain the first `rows` rows."""
     first: list[Piece] = []
     for piece in all_pieces:
         if rows > 0:
@@ -148,7 +147,6 @@ def _tokenise_parallel(
 
 
 def _processes(missing: Sequence[Piece]) -> int:
-    """Number of processes: one per core, limited by work and memory; 1 means this process."""
     if sum(piece.end - piece.start for piece in missing) < PARALLEL_BYTES:
         return 1
     by_memory = psutil.virtual_memory().available // (512 << 20)
@@ -156,7 +154,6 @@ def _processes(missing: Sequence[Piece]) -> int:
 
 
 def _cache_root(folder: Path) -> Path:
-    """Cache folder: in the data set, or in the user's cache folder if that is not writable."""
     if os.access(folder, os.W_OK):
         return folder / FOLDER
     return platformdirs.user_cache_path("speculoos") / FOLDER / folder.resolve().as_posix().strip("/")
@@ -173,7 +170,6 @@ def _is_valid(file: Path) -> bool:
 
 
 def _remove_stale(root: Path, digests: set[str]) -> None:
-    """Delete token files of shards that are no longer in the data set."""
     with suppress(OSError):
         for folder in root.iterdir():
             for file in folder.glob("*.safetensors"):

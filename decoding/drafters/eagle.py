@@ -134,7 +134,6 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def _compute_pending(self) -> None:
-        """Compute the rows of pending features; `last` is the output of the last row."""
         features = torch.cat(self.pending)
         start = len(self.text) - len(features)
         self.cache.crop(start)

@@ -57,7 +57,6 @@ def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: Samp
 def _best_children(
     shape: TreeShape, level: list[int], logits: torch.Tensor, expander: Expander
 ) -> dict[int, tuple[int, float]]:
-    """The children of all nodes of a level: their parent's best tokens by rank."""
     children, ranks = shape.children, shape.ranks
     count = max(ranks[c] for node in level for c in children[node]) + 1
     best = logits.float().log_softmax(-1).topk(count, dim=-1)

@@ -70,7 +70,6 @@ class NgramDrafter(Drafter):
 
 
 def _merge(nodes: list[int], parents: list[int], text: Sequence[int]) -> None:
-    """Add `text` below the root, sharing existing nodes. Mutates both lists."""
     node = 0
     for token in text:
         parent = node

@@ -128,7 +128,6 @@ def _reason(error: httpx.TransportError) -> str:
 
 
 def _error_message(response: httpx.Response) -> str:
-    """The error message in a response body; supports the shapes that different servers use."""
     status = f"{response.status_code} {response.reason_phrase}"
     try:
         body = response.json()

@@ -134,7 +134,6 @@ class VllmClient(StatesClient):
         return states
 
     def _wait(self, lock: Path, path: Path) -> None:
-        """Wait until the server releases the lock, which also happens when it exits."""
         try:
             handle = os.open(lock, os.O_RDONLY)
         except OSError:
@@ -149,7 +148,6 @@ class VllmClient(StatesClient):
             os.close(handle)
 
     def _check_columns(self, shape: list[int], layers: tuple[int, ...]) -> None:
-        """Raise BadInput for hidden states of another base model, or of more layers than any training requests."""
         columns, width = (*shape[1:], 0, 0)[:2]
         max_columns = max(self.base.num_layers, MIN_LAYER_LIMIT) + 1
         if len(shape) != 3 or not 0 < columns <= max_columns or width != self.base.hidden_size:
