@@ -49,9 +49,7 @@ class ModuleRunner:
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Features [n, H] of positions t and tokens t+1 → features [n, H]; their rows are committed to the cache.
-
-        `mask` bool [n, length + n] is the attention mask; None is causal.
-        """
+        `mask` bool [n, length + n] is the attention mask; None is causal."""
         rows = torch.tensor([ids, positions], device=features.device)
         out = self.draft(features[None], rows[:1], rows[1:], CacheMemory(cache, mask))[0]
         cache.stage(len(ids))

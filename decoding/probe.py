@@ -33,11 +33,8 @@ _passed: WeakSet[LoadedBase] = WeakSet()
 
 def probe(base: LoadedBase, seed: int = 0) -> float:
     """The largest difference between log-probabilities of a tree and of plain decoding, on random tokens: two short
-    forwards, no weights are changed.
-
-    Raises Unsupported with the difference if they differ, or with the error if the family cannot run. Must be called
-    before a fast forward moves the weights.
-    """
+    forwards, no weights are changed. Raises Unsupported with the difference if they differ, or with the error if the
+    family cannot run. Must be called before a fast forward moves the weights."""
     worst = _compare(base, seed)
     if any(layer_windows(base.config).values()):
         with with_sliding_window(base, NARROW_WINDOW):
@@ -46,10 +43,8 @@ def probe(base: LoadedBase, seed: int = 0) -> float:
 
 
 def require_trees(target: Target) -> None:
-    """Raise Unsupported if the target cannot verify draft trees. A base model is probed once.
-
-    The fast forward supports only families it was tested with and needs no probe.
-    """
+    """Raise Unsupported if the target cannot verify draft trees. A base model is probed once. The fast forward supports
+    only families it was tested with and needs no probe."""
     if isinstance(target.forward, TransformersForward) and target.base not in _passed:
         probe(target.base)
         _passed.add(target.base)

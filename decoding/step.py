@@ -41,12 +41,10 @@ class DraftRecord:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One verification (or prefill, or plain forward). Tokens are final once yielded.
-
-    `counted`: whether the step counts towards τ (tokens emitted per verification); False for the prefill and for a step
-    truncated by EOS, a stop text or the length limit. `finish`: the reason why the generation ended with this step:
-    stop, length or cancelled; else None. Times are milliseconds.
-    """
+    """One verification (or prefill, or plain forward). Tokens are final once yielded. `counted`: whether the step
+    counts towards τ (tokens emitted per verification); False for the prefill and for a step truncated by EOS, a stop
+    text or the length limit. `finish`: the reason why the generation ended with this step: stop, length or cancelled;
+    else None. Times are milliseconds."""
 
     index: int
     kind: Literal["prefill", "verify", "plain"]

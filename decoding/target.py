@@ -126,10 +126,7 @@ class Target:
 
 def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
     """A Target on the base model's fastest forward: the fast runtime, or transformers' own (then `target.notice` gives
-    the reason).
-
-    The first call moves the base model's weights; further targets of the same base model share them.
-    """
+    the reason). The first call moves the base model's weights; further targets of the same base model share them."""
     disable_tf32(base.device)
     target = Target(base, max_length, fastest_forward(base))
     if isinstance(target.forward, TransformersForward):

@@ -82,10 +82,9 @@ def plan_tree(
     other_ms: float = 0.0,
     max_nodes: int = 64,
 ) -> TreePlan:
-    """The static tree with the most expected tokens per second.
-
-    `forward_ms`: cost of a forward by node count, interpolated; `draft_ms(depth)`: cost of drafting; `other_ms`: the
-    rest of a step. Every size is tried with every depth, because deeper drafts may cost more."""
+    """The static tree with the most expected tokens per second. `forward_ms`: cost of a forward by node count,
+    interpolated; `draft_ms(depth)`: cost of drafting; `other_ms`: the rest of a step. Every size is tried with every
+    depth, because deeper drafts may cost more."""
     sizes = range(2, min(max_nodes, len(values) + 1) + 1)
     depths = range(1, max(map(len, values), default=0) + 1)
     trees = (best_choices(values, nodes, depth) for nodes in sizes for depth in depths)
@@ -134,10 +133,8 @@ def _fastest(
 
 
 def lengths_by_size(steps: Iterable[Step], sizes: Sequence[int], max_depth: int | None = None) -> dict[int, float]:
-    """Expected τ of EAGLE-2's dynamic tree for each size (and maximum depth), from traces of a larger tree.
-
-    A smaller tree consists of the nodes with the best cumulative log-probability; the trace has the accepted ones.
-    """
+    """Expected τ of EAGLE-2's dynamic tree for each size (and maximum depth), from traces of a larger tree. A smaller
+    tree consists of the nodes with the best cumulative log-probability; the trace has the accepted ones."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     totals = dict.fromkeys(sizes, 0)
     for step in counted:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from speculoos.other_work import are_loads_comparable
 
@@ -35,23 +35,23 @@ class Conditions:
     def of(
         cls, prompt_ids: Sequence[int], steps: Sequence[Any], shared_with: str, other_load: float | None
     ) -> "Conditions":
-        """Conditions of a response to `prompt_ids`."""
         return cls(hash(tuple(prompt_ids)), len(prompt_ids) + _tokens(steps) / 2, shared_with, other_load)
 
     def are_like(self, other: "Conditions") -> bool:
         """Whether the load is the same, and either the prompt or (about) the text length."""
-        same_load = self.shared_with == other.shared_with and are_loads_comparable(self.other_load, other.other_load)
-        return same_load and (self.prompt == other.prompt or _close(self.length, other.length))
+        if self.shared_with != other.shared_with or not are_loads_comparable(self.other_load, other.other_load):
+            return False
+        shorter, longer = sorted((self.length, other.length))
+        close = longer - shorter <= MAX_LENGTH_DIFFERENCE or longer <= MAX_LENGTH_RATIO * shorter
+        return close or self.prompt == other.prompt
 
 
-@dataclass(frozen=True)
-class PlainSpeed:
-    """Speed of a plain generation. `at` is monotonic time."""
-
+class PlainSpeed(NamedTuple):
     tokens_per_second: float
     tokens: int
     conditions: Conditions
     at: float
+    """Monotonic time."""
 
 
 class PlainBaselines:
@@ -94,10 +94,6 @@ def decode_speed(steps: Sequence[Any]) -> float | None:
     later = [step for step in steps if step.kind != "prefill"]
     seconds = sum(step.ms_draft + step.ms_verify + step.ms_other for step in later) / 1000
     return _tokens(steps) / seconds if _tokens(steps) and seconds > 0 else None
-
-
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= MAX_LENGTH_DIFFERENCE or max(one, other) <= MAX_LENGTH_RATIO * min(one, other)
 
 
 def _tokens(steps: Sequence[Any]) -> int:

@@ -1,5 +1,6 @@
 """One generation from request to summary, on the device's thread. Independent of HTTP."""
 
+import importlib
 import logging
 import threading
 import time
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from serving.ahead import preload_modules
 from serving.baseline import Conditions, PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
@@ -27,6 +27,19 @@ from speculoos.settings import Settings
 from tracking import device_lease
 
 log = logging.getLogger(__name__)
+PRELOADED = (
+    "models.base",
+    "models.checkpoints",
+    "decoding.probe",
+    "decoding.target",
+    "decoding.drafters",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.generation.utils",
+)
+"""Modules imported at startup, so that the first request does not wait for them. Model code of the starter's family
+(Llama) only; other families are imported when loaded."""
 IDLE_SECONDS = 30.0
 SLOWEST_FLOPS = 2e9
 """Lowest speed of a forward in FLOPS; a slower device counts as stuck."""
@@ -51,16 +64,12 @@ class GenerationResult:
 
     @property
     def finish(self) -> str:
-        """stop, length or cancelled."""
         return self.summary["finish"]
 
 
 class Engine:
-    """A device with its queue and its loaded models.
-
-    `dtype` defaults to that of the settings. `budget` is the memory of loaded models in bytes. `depth` and `total`
-    limit the waiting requests of one client and of all clients.
-    """
+    """A device with its queue and its loaded models. `dtype` defaults to that of the settings. `budget` is the memory
+    of loaded models in bytes. `depth` and `total` limit the waiting requests of one client and of all clients."""
 
     def __init__(
         self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = DEPTH, total: int = TOTAL
@@ -113,12 +122,10 @@ class Engine:
         compared: str = "",
     ) -> GenerationResult:
         """Generate the continuation of `prompt_ids` (see Prompts) and of `written`, the tokens of the response that
-        exist already. Call it on the device's thread.
-
-        `on_start` is called before the first step, after the prompt was checked; `on_step` gets each step's trace
-        record. Neither may block for long. `compared` is the id of a run of a comparison: it holds the device's lease
-        and reuses no cached prefix, so that every column does the same work. Raises SpeculoosError or ApiError.
-        """
+        exist already. Call it on the device's thread. `on_start` is called before the first step, after the prompt was
+        checked; `on_step` gets each step's trace record. Neither may block for long. `compared` is the id of a run of a
+        comparison: it holds the device's lease and reuses no cached prefix, so that every column does the same work.
+        Raises SpeculoosError or ApiError."""
         with self._handle_errors(ref):
             loaded = self.pool.get(ref)
             self._set_threads()
@@ -130,8 +137,7 @@ class Engine:
             with lease as sharing:
                 generation = _Generation(loaded, request, prompt_ids, cancelled, written)
                 other_work = OtherCpuLoad()
-                generated = generation.run(on_start, on_step)
-                steps = list(self._with_heartbeat(generated, loaded, len(generation.prompt_ids)))
+                steps = list(self._with_heartbeat(generation.run(on_start, on_step), loaded, generation.prompt_ids))
                 load = other_work.share()
             return self._finish(ref, generation, steps, sharing.shared_with, load)
 
@@ -150,29 +156,25 @@ class Engine:
             self.pool.renew(ref)
             raise
 
-    def _with_heartbeat(self, steps: Iterator[Any], loaded: LoadedModel, prompt_tokens: int) -> Iterator[Any]:
-        parameters = loaded.weight_count
-        with self.heartbeat.during("reading a prompt", self._forward_seconds(parameters, prompt_tokens)):
+    def _with_heartbeat(self, steps: Iterator[Any], loaded: LoadedModel, prompt_ids: list[int]) -> Iterator[Any]:
+        limit, seconds_per_row = self.heartbeat.limit, 2 * loaded.weight_count / SLOWEST_FLOPS
+        with self.heartbeat.during("reading a prompt", limit + len(prompt_ids) * seconds_per_row):
             for step in steps:
                 yield step
-                self.heartbeat.beat("decoding", self._forward_seconds(parameters, STEP_ROWS))
-
-    def _forward_seconds(self, parameters: int, rows: int) -> float:
-        return self.heartbeat.limit + 2 * parameters * rows / SLOWEST_FLOPS
+                self.heartbeat.beat("decoding", limit + STEP_ROWS * seconds_per_row)
 
     def unload_for_job(self) -> None:
-        """Unload all models from a GPU that a job holds, after IDLE_SECONDS without requests. No effect on a CPU."""
+        """Unload all models from a GPU that a job holds, after IDLE_SECONDS without requests."""
         idle = time.monotonic() - self.queue.idle_since > IDLE_SECONDS
-        if self.device != "cpu" and len(self.pool) and idle and not self.queue.busy:
-            job = device_lease.job_on(self.settings, self.device)
-            if job:
-                log.info("Unloading models: %s holds %s", job, self.device)
-                self.queue.submit(UPKEEP, lambda _: self.pool.clear())
+        if self.device == "cpu" or not len(self.pool) or not idle or self.queue.busy:
+            return
+        if job := device_lease.job_on(self.settings, self.device):
+            log.info("Unloading models: %s holds %s", job, self.device)
+            self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
     def _set_threads(self) -> None:
-        """Use half of the CPU threads while a job holds the CPU. Two programs that each use every core wait for each
-        other at the end of every matmul: with the starter on two cores next to a training, 0.4 tokens per second
-        against 4.6 with one thread."""
+        """Half of the CPU threads while a job holds the CPU. Two programs that each use every core wait for each other
+        after every matmul: the starter on two cores next to a training, 0.4 tokens per second; with one thread 4.6."""
         import torch
 
         if self.device == "cpu":
@@ -183,7 +185,11 @@ class Engine:
 
     def _import(self) -> None:
         with self.heartbeat.during("importing libraries", START_SECONDS + self.heartbeat.limit):
-            preload_modules()
+            for name in PRELOADED:
+                try:
+                    importlib.import_module(name)
+                except ImportError as error:  # another version of transformers may have moved it
+                    log.debug("%s was not imported at startup: %s", name, error)
 
     def _add_gauges(self) -> None:
         watch, queue, prompts = self.metrics.watch, self.queue, self.prompts.queue
@@ -201,6 +207,7 @@ class Engine:
         self, ref: ModelRef, generation: "_Generation", steps: list[Any], shared_with: str, load: float | None
     ) -> GenerationResult:
         from decoding.stats import summarize
+        from decoding.target import common_prefix
 
         summary = summarize(steps).to_json()
         conditions = Conditions.of(generation.prompt_ids, steps, shared_with, load)
@@ -208,7 +215,9 @@ class Engine:
             self.baselines.offer(ref.base_key, steps, conditions)
         summary |= self.baselines.compare(ref.base_key, steps, conditions)
         token_ids = [token.id for step in steps for token in step.tokens]
-        summary |= generation.verified(token_ids)
+        if drafted := generation.draft_tokens:
+            accepted = common_prefix(drafted, token_ids)
+            summary |= {"draft_tokens": len(drafted), "accepted_draft_tokens": accepted}
         summary |= {
             "finish": generation.finish,
             "model": ref.name,
@@ -234,6 +243,8 @@ class _Generation:
         cancelled: threading.Event,
         written: Sequence[int],
     ):
+        from decoding.drafters.base import ClientDrafter
+
         self.target = loaded.target
         self.written = written
         self.notices = loaded.notices
@@ -243,7 +254,11 @@ class _Generation:
         self._check_ids("draft_tokens", self.draft_tokens)
         self._check_ids(request.INPUT, self.prompt_ids)
         self.config = self._config(request, cancelled.is_set)
-        self.drafter = self._with_draft_tokens(loaded, self._drafter(loaded, dict(request.speculation or {})))
+        self.drafter = self._drafter(loaded, request.speculation or {})
+        if self.draft_tokens and loaded.base.refusal:
+            self.notices.append(f"draft_tokens were not used: {loaded.base.refusal}")
+        elif self.draft_tokens:
+            self.drafter = ClientDrafter(self.drafter, self.draft_tokens)
         if self.config.probabilities and not self.is_plain:
             self.notices.append(RECORDED)
         self.cached_tokens = self.target.reused(self.prompt_ids, self.drafter.reusable(self.prompt_ids))
@@ -266,15 +281,6 @@ class _Generation:
             self.finish = step.finish or self.finish
             on_step(record)
             yield step
-
-    def verified(self, token_ids: list[int]) -> dict[str, int]:
-        """Counts of the client's draft tokens and of those that the response starts with; {} without draft tokens."""
-        from decoding.target import common_prefix
-
-        if not self.draft_tokens:
-            return {}
-        accepted = common_prefix(self.draft_tokens, token_ids)
-        return {"draft_tokens": len(self.draft_tokens), "accepted_draft_tokens": accepted}
 
     def _check_length(self, param: str) -> None:
         limit = self.target.max_length
@@ -314,9 +320,8 @@ class _Generation:
             should_stop=should_stop,
         )
 
-    def _drafter(self, loaded: LoadedModel, options: dict[str, Any]) -> Any:
-        for name in (*ACCEPTANCE_OPTIONS, PROBABILITIES):
-            options.pop(name, None)
+    def _drafter(self, loaded: LoadedModel, speculation: dict[str, Any]) -> Any:
+        options = {k: v for k, v in speculation.items() if k not in (*ACCEPTANCE_OPTIONS, PROBABILITIES)}
         try:
             drafter = loaded.drafter(options)
         except Unsupported as error:
@@ -329,13 +334,3 @@ class _Generation:
         if drafter.name == "none" and loaded.draft is None and "drafter" not in options and not self.draft_tokens:
             self.notices.append(NO_DRAFT)
         return drafter
-
-    def _with_draft_tokens(self, loaded: LoadedModel, drafter: Any) -> Any:
-        from decoding.drafters.client import ClientDrafter
-
-        if not self.draft_tokens:
-            return drafter
-        if loaded.base.refusal:
-            self.notices.append(f"draft_tokens were not used: {loaded.base.refusal}")
-            return drafter
-        return ClientDrafter(drafter, self.draft_tokens)

@@ -42,10 +42,8 @@ class LiveRuns:
         self._lock = threading.RLock()
 
     def start(self, run_id: str) -> list[str]:
-        """Queue a run, or all QUEUED columns of its comparison. Returns the ids queued by this call.
-
-        Raises NotFound, Conflict if the run has ended, Busy if the queue is full.
-        """
+        """Queue a run, or all QUEUED columns of its comparison. Returns the ids queued by this call. Raises NotFound,
+        Conflict if the run has ended, Busy if the queue is full."""
         with reading(self.settings) as session:
             run = runs.get_run(session, run_id)
             if run.state in runs.ENDED:
@@ -86,15 +84,13 @@ class LiveRuns:
         with self._lock:
             if run.id in self._tickets:
                 return False
-            lane = _lane(run)
-            self.engine.queue.check_room(lane)
-            self._tickets[run.id] = self.engine.prompts.queue.submit(
-                lane, lambda ticket: self._prepare(run, ticket), lambda: self._dropped(run)
-            )
+            self.engine.queue.check_room(_lane(run))
+            prepare, on_dropped = partial(self._prepare, run), partial(self._dropped, run)
+            self._tickets[run.id] = self.engine.prompts.queue.submit(_lane(run), prepare, on_dropped)
         return True
 
     def _prepare(self, run: Run, ticket: Ticket) -> None:
-        with self._failing(run):
+        with self._failing(run):  # on the prompt queue's thread
             with reading(self.settings) as session:
                 if runs.get_run(session, run.id).state != "QUEUED":
                     self._remove_ticket(run)
@@ -106,23 +102,12 @@ class LiveRuns:
             prompt_ids = self.engine.prompts.render(ref, request.chat())
             compared = run.id if run.kind == "compare" else ""
             generate = partial(self.engine.answer, ref, request, prompt_ids, written=written, compared=compared)
-            self._queue_on_device(run, ticket, lambda device_ticket: self._run(run, generate, device_ticket))
-
-    @contextmanager
-    def _failing(self, run: Run) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self._fail(run, error)
-            if not isinstance(error, Exception):
-                raise
-
-    def _queue_on_device(self, run: Run, ticket: Ticket, work: Callable[[Ticket], None]) -> None:
-        with self._lock:
-            if not ticket.cancelled.is_set():
-                self._tickets[run.id] = self.engine.queue.submit(_lane(run), work, lambda: self._dropped(run))
-                return
-        self._dropped(run)
+            with self._lock:
+                if not ticket.cancelled.is_set():
+                    work, on_dropped = partial(self._run, run, generate), partial(self._dropped, run)
+                    self._tickets[run.id] = self.engine.queue.submit(_lane(run), work, on_dropped)
+                    return
+            self._dropped(run)
 
     def _dropped(self, run: Run) -> None:
         self._remove_ticket(run)
@@ -130,7 +115,7 @@ class LiveRuns:
             runs.fail_run(session, run.id, STOPPED) if self.engine.closing else runs.cancel_run(session, run.id)
 
     def _run(self, run: Run, generate: Callable[..., GenerationResult], ticket: Ticket) -> None:
-        with self._failing(run):
+        with self._failing(run):  # on the device's thread
             with writing(self.settings) as session:
                 started = runs.start_run(session, run.id)
             if started:
@@ -151,13 +136,20 @@ class LiveRuns:
             else:
                 runs.cancel_run(session, run.id, result.text, result.summary)
 
-    def _fail(self, run: Run, error: BaseException) -> None:
-        self._remove_ticket(run)
+    @contextmanager
+    def _failing(self, run: Run) -> Iterator[None]:
+        """Any error fails the run; if the database is unavailable, `fail_forgotten` stores the error later."""
         try:
-            self._store_error(run.id, error)
-        except SpeculoosError as unavailable:
-            log.warning("The error of run %s cannot be stored now: %s", run.id, unavailable)
-            self._unstored_errors[run.id] = error
+            yield
+        except BaseException as error:
+            self._remove_ticket(run)
+            try:
+                self._store_error(run.id, error)
+            except SpeculoosError as unavailable:
+                log.warning("The error of run %s cannot be stored now: %s", run.id, unavailable)
+                self._unstored_errors[run.id] = error
+            if not isinstance(error, Exception):  # a panic, which the queue counts
+                raise
 
     def _store_error(self, run_id: str, error: BaseException) -> None:
         with writing(self.settings) as session:
@@ -180,10 +172,8 @@ def parse_request(run: Run) -> ChatRequest:
 
 
 class RunWriter:
-    """Stores step records from its own thread, so that commits do not delay decoding.
-
-    The first record is written at once, later ones in batches, at most BATCH_SECONDS apart.
-    """
+    """Stores step records from its own thread, so that commits do not delay decoding. The first record is written at
+    once, later ones in batches, at most BATCH_SECONDS apart."""
 
     def __init__(self, settings: Settings, run_id: str):
         self._settings, self._run_id = settings, run_id

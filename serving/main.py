@@ -25,11 +25,10 @@ from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
-from serving.maintenance import Upkeep
+from serving.metrics import RequestTimer
 from serving.protocol import ChatRequest, CompletionRequest
-from serving.timing import RequestTimer
 from serving.token import ApiKeyRequired, ApiKeys, with_token
-from serving.watch import DeviceWatch, end_process
+from serving.watch import DeviceWatch, Upkeep, end_process
 from speculoos import logs
 from speculoos.connections import BoundedConnection, raise_open_file_limit
 from speculoos.errors import SpeculoosError, Unavailable
@@ -55,7 +54,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(_end_leftovers, settings)
+        await run_in_threadpool(_fail_leftovers, settings)
         engine.prompts.warm_up()
         upkeep = Upkeep(settings, engine, live, keys)
         watch = DeviceWatch(lambda: engine.failure, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
@@ -72,19 +71,14 @@ def create_app(
     _add_chat(app, settings, engine)
     _add_runs(app, live)
     app.add_middleware(ApiKeyRequired, token=settings.inference_token, keys=keys)
-    app.add_middleware(
-        RequestGuard,
-        port=settings.inference_port,
-        allowed_hosts=settings.inference_hosts,
-        max_body_bytes=MAX_BODY_BYTES,
-    )
-    app.add_middleware(
-        RequestTimer, observe=lambda route, status: engine.metrics.requests.labels(route, status).observe
-    )
+    hosts = {"port": settings.inference_port, "allowed_hosts": settings.inference_hosts}
+    app.add_middleware(RequestGuard, **hosts, max_body_bytes=MAX_BODY_BYTES)
+    requests = engine.metrics.requests
+    app.add_middleware(RequestTimer, observe=lambda route, status: requests.labels(route, status).observe)
     return app
 
 
-def _end_leftovers(settings: Settings) -> None:
+def _fail_leftovers(settings: Settings) -> None:
     with writing(settings) as session:
         if count := runs.fail_leftovers(session):
             log.warning("%d runs of an earlier server were marked as failed", count)

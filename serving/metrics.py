@@ -1,5 +1,7 @@
-"""Prometheus metrics of the server: GET /metrics."""
+"""Prometheus metrics of the server (GET /metrics), and the middleware that times its requests."""
 
+import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +14,17 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.errors import STOPPING, ApiError
 
 disable_created_metrics()  # they would add an unused series per metric
 PREFIX = "speculoos_inference"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+OTHER = "other"
+"""Label of all unknown paths, whose number is unbounded."""
+CLOSED = "closed"
+"""Status of a request whose client disconnected before the response."""
 
 
 class InferenceMetrics:
@@ -64,3 +73,32 @@ class InferenceMetrics:
 
     def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
         return Gauge(f"{PREFIX}_{name}", help_text, labels, registry=self.registry)
+
+
+class RequestTimer:
+    """Pure ASGI middleware: measures each request up to the last byte of its response, also if the server stops before.
+    `observe(route, status)` returns a function that takes the seconds."""
+
+    def __init__(self, app: ASGIApp, observe: Callable[[str, str], Callable[[float], None]]):
+        self.app, self._observe = app, observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.monotonic(), CLOSED
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_note)
+        except CancelledError:  # uvicorn stops; it would send a 500 and log a traceback for every request
+            if status == CLOSED:
+                await ApiError(503, STOPPING, "unavailable").response()(scope, receive, send_and_note)
+        finally:
+            route = getattr(scope.get("route"), "path", OTHER)
+            self._observe(route, status)(time.monotonic() - start)

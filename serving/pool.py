@@ -7,17 +7,17 @@ memory budget would be exceeded, the least recently used model is unloaded first
 import gc
 import json
 import logging
-import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from models.checkpoints import read_config
+from models.identity import read_json, tensors, weight_files
 from serving.catalog import ModelRef
-from serving.heartbeat import Heartbeat
+from serving.queueing import Heartbeat
 from speculoos.checksums import ChecksumCache
-from speculoos.errors import NotFound, SpeculoosError, Unavailable, Unsupported
+from speculoos.errors import NotFound, SpeculoosError, Unsupported
 from speculoos.resources import available_memory
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ MAX_CONTEXT = 8192
 
 @dataclass
 class WarmDraft:
-    """A draft network and its drafters by options (as JSON). Drafters keep their cache of the last text, because the
-    next turn of a chat starts with it. `nbytes`: bytes of weights and cache, as for WarmBase."""
+    """A draft network and its drafters by options (as JSON), which keep their cache of the last text, because the next
+    turn of a chat starts with it."""
 
     network: Any
     weight_count: int
@@ -41,9 +41,8 @@ class WarmDraft:
 
 @dataclass
 class WarmBase:
-    """A loaded base model. `drafts` is keyed by the checkpoint's (path, sha256), least recently used first. `refusal`
-    is the reason why this base model does not support drafting, or "". `nbytes`: bytes of its weights and KV cache,
-    from its files and config."""
+    """A loaded base model. `drafts` by the checkpoint's (path, sha256), least recently used first. `refusal`: why it
+    does not support drafting, or "". `nbytes`: of its weights and KV cache, from its files and config."""
 
     key: tuple[str, str]
     target: Any
@@ -82,10 +81,8 @@ class LoadedModel:
         return [*filter(None, [self.target.notice]), *getattr(self.draft and self.draft.network, "notices", ())]
 
     def drafter(self, options: dict[str, Any]) -> Any:
-        """The drafter for these options, reused if still cached.
-
-        Raises BadInput for unknown options, Unsupported if this base model does not support drafting.
-        """
+        """The drafter for these options, reused if still cached. Raises BadInput for unknown options, Unsupported if
+        this base model does not support drafting."""
         from decoding.drafters import make_drafter
 
         if self.base.refusal and options.get("drafter") != "none":
@@ -164,11 +161,12 @@ class ModelPool:
                 del base.drafts[key]
 
     def _load_base(self, ref: ModelRef) -> WarmBase:
+        from decoding.probe import probe
         from decoding.target import fast_target
         from models.base import load_base
         from models.damage import check_base
 
-        stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
+        stored = sum(file.stat().st_size for file in weight_files(ref.base_path))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
             check_base(ref.base_path, ref.base_known, self.sums)  # before other models are unloaded
         count, needed = _sizes(ref.base_path, self._itemsize)
@@ -177,31 +175,32 @@ class ModelPool:
         with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, needed)):
             loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
             loaded.sha256 = ref.base_sha256
-            refusal = _probe(loaded)
+            refusal = ""
+            try:
+                probe(loaded)  # before the weights are packed
+            except Unsupported as error:
+                refusal = str(error)
             target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
         base = WarmBase(ref.base_key, target, count, needed, refusal)
         self._bases[ref.base_key] = base
         return base
 
     def _draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
-        assert ref.draft_key is not None
-        if ref.draft_key not in base.drafts:
-            base.drafts[ref.draft_key] = self._load_draft(base, ref)
-        else:
-            _refresh_config(base.drafts[ref.draft_key], ref.checkpoint_path)
-        base.drafts.move_to_end(ref.draft_key)
-        return base.drafts[ref.draft_key]
-
-    def _load_draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
         from models.checkpoints import load_draft
 
+        assert ref.draft_key is not None
+        if draft := base.drafts.get(ref.draft_key):
+            _refresh_config(draft, ref.checkpoint_path)
+            base.drafts.move_to_end(ref.draft_key)
+            return draft
         count, needed = _sizes(ref.checkpoint_path, self._itemsize)
         self._evict(needed, keep=base)
         log.info("Loading draft %s", ref.name)
         with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):
             sha256s = (ref.base_sha256, ref.checkpoint_sha256)
-            draft = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
-        return WarmDraft(draft, count, needed)
+            network = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
+        base.drafts[ref.draft_key] = WarmDraft(network, count, needed)
+        return base.drafts[ref.draft_key]
 
     def _evict(self, needed: int, keep: WarmBase | None) -> None:
         """Unload other base models, then drafts of `keep`, until `needed` more bytes fit; least recently used first."""
@@ -231,16 +230,6 @@ def loading_seconds(limit: float, size: int) -> float:
     return 2 * limit + size / SLOWEST_DISK
 
 
-def _probe(base: Any) -> str:
-    from decoding.probe import probe
-
-    try:
-        probe(base)
-    except Unsupported as error:
-        return str(error)
-    return ""
-
-
 def default_budget(device: str) -> int:
     """Bytes: half of the memory of the machine or container (`cpu`), or 70 % of the GPU's."""
     if device.startswith("cuda"):
@@ -251,9 +240,9 @@ def default_budget(device: str) -> int:
 
 
 def _sizes(folder: str, itemsize: int) -> tuple[int, int]:
-    from models.identity import read_json
-
-    count = _weight_count(folder)
+    if not weight_files(folder):
+        raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
+    count = sum(tensor.count for tensor in tensors(folder))
     return count, count * itemsize + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
 
 
@@ -266,22 +255,6 @@ def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
         return 0
     kv_heads = config.get("num_key_value_heads") or heads
     return 2 * layers * kv_heads * dim * min(length, config.get("max_position_embeddings") or length) * itemsize
-
-
-def _weight_count(folder: str) -> int:
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
-    count = 0
-    try:
-        for file in files:
-            with safe_open(file, framework="pt") as tensors:
-                count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise Unavailable(f"{folder}: its weights cannot be read ({error}).") from None
-    return count
 
 
 def _free(device: str) -> None:

@@ -4,8 +4,7 @@ program and a tokenizer's regular expressions may never end. Does not import tor
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from serving.catalog import ModelRef
@@ -49,26 +48,19 @@ class Prompts:
         self.queue.close(timeout)
 
     def render(self, ref: ModelRef, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, as from `models.chat.render`. Call it on the queue's thread.
-
-        Raises ApiError `prompt_failed` if the template or tokenizer fails or exceeds its time or memory limit.
-        """
-        with self._measured():
-            self._call(ref, TOKENIZER, "load", LOAD_SECONDS)
-            text, templated = self._call(ref, TEMPLATE, "write", SECONDS, messages)
-            return self._call(ref, TOKENIZER, "encode", SECONDS, text, templated)
+        """Token ids of a conversation, as from `models.chat.render`. Call it on the queue's thread. Raises ApiError
+        `prompt_failed` if the template or tokenizer fails or exceeds its time or memory limit."""
+        return self._encode(ref, lambda: self._call(ref, TEMPLATE, "write", SECONDS, messages))
 
     def encode(self, ref: ModelRef, text: str) -> list[int]:
-        """Token ids of a text without chat template, with the tokenizer's special tokens. Otherwise like `render`."""
-        with self._measured():
-            self._call(ref, TOKENIZER, "load", LOAD_SECONDS)
-            return self._call(ref, TOKENIZER, "encode", SECONDS, text, False)
+        """Like `render`, for a text without chat template, with the tokenizer's special tokens."""
+        return self._encode(ref, lambda: (text, False))
 
-    @contextmanager
-    def _measured(self) -> Iterator[None]:
+    def _encode(self, ref: ModelRef, text_and_templated: Callable[[], tuple[str, bool]]) -> list[int]:
         start = time.monotonic()
         try:
-            yield
+            self._call(ref, TOKENIZER, "load", LOAD_SECONDS)
+            return self._call(ref, TOKENIZER, "encode", SECONDS, *text_and_templated())
         except ApiError:
             self._on_failed()
             raise

@@ -8,11 +8,11 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
-from serving.heartbeat import Heartbeat
 from speculoos.priority import lower_priority
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,54 @@ DEPTH, TOTAL = 64, 256
 LONGEST_RETRY = 300
 UPKEEP = "upkeep"
 """The lane of the server's own work, which is never rejected."""
+
+
+class Beat(NamedTuple):
+    at: float
+    doing: str
+    limit: float
+
+
+class Heartbeat:
+    """What a thread does, since when (monotonic seconds), and until when the next beat is due; other threads use it to
+    detect hangs. `limit` is the default time limit in seconds between two beats."""
+
+    def __init__(self, limit: float = inf):
+        self.limit = limit
+        self._last = Beat(time.monotonic(), "starting", limit)
+
+    def beat(self, doing: str = "", limit: float | None = None) -> None:
+        """Record a heartbeat; with `doing`, the start of new work that may take `limit` seconds."""
+        last = Beat(0.0, doing, self.limit if limit is None else limit) if doing else self._last
+        self._last = last._replace(at=time.monotonic())
+
+    @contextmanager
+    def during(self, doing: str, limit: float) -> Iterator[None]:
+        """A phase with its own limit; the previous work and limit are restored at its end."""
+        before = self._last
+        self.beat(doing, limit)
+        try:
+            yield
+        finally:
+            self.beat(before.doing, before.limit)
+
+    @property
+    def doing(self) -> str:
+        return self._last.doing
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last beat."""
+        return time.monotonic() - self._last.at
+
+    @property
+    def overdue(self) -> str:
+        """Why the thread counts as stuck, in a few words, or ""."""
+        last = self._last
+        age = time.monotonic() - last.at
+        if age <= last.limit:
+            return ""
+        return f"no sign of life for {age:.0f} s while {last.doing} ({last.limit:.0f} s allowed)"
 
 
 class Busy(Exception):

@@ -5,11 +5,13 @@ t + run + 1. When the data are the base model's own greedy answers, walking over
 Steps truncated by the end of an answer are excluded, as in the engine's figure.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -37,10 +39,8 @@ class Acceptance:
         return self.emitted / self.steps if self.steps else 1.0
 
     def tree_tau(self, nodes: int = TREE_NODES) -> float:
-        """Mean tokens per verification with the best static tree of `nodes` (root included) for these positions.
-
-        All positions have equal weight here, while a walk has more positions after a miss: slightly overestimated.
-        """
+        """Mean tokens per verification with the best static tree of `nodes` (root included) for these positions. All
+        positions have equal weight here, while a walk has more positions after a miss: slightly overestimated."""
         total = max(float(self.valid[0]), 1)
         values = {path: count / total for path, count in self.paths.items()}
         return expected_tau(values, best_choices(values, nodes))
@@ -63,14 +63,11 @@ class Acceptance:
 
 
 def simulate_steps(runs: list[int], positions: list[tuple[int, int]]) -> tuple[int, int]:
-    """(complete steps, tokens emitted) over all answers.
-
-    runs[n]: draft tokens accepted at positions[n] = (row, position); each has at least one true token to draft.
-    A step at t emits t+2 … t+2+run; it is complete when its last token is in the answer, i.e. t+run is in positions.
-
-    Answer tokens 3…8: positions 2…6. Runs 2, –, –, 0, 1: the step at 2 emits 4, 5, 6; the one at 5 emits 7; the one at
-    6 would emit 8 and 9, but 9 is not in the answer: truncated, not counted. So 2 steps, 4 tokens, τ = 2.
-    """
+    """(complete steps, tokens emitted) over all answers. runs[n]: draft tokens accepted at positions[n] = (row,
+    position); each has at least one true token to draft. A step at t emits t+2 … t+2+run; it is complete when its last
+    token is in the answer, i.e. t+run is in positions. Answer tokens 3…8: positions 2…6. Runs 2, –, –, 0, 1: the step
+    at 2 emits 4, 5, 6; the one at 5 emits 7; the one at 6 would emit 8 and 9, but 9 is not in the answer: truncated,
+    not counted. So 2 steps, 4 tokens, τ = 2."""
     index = {key: n for n, key in enumerate(positions)}
     steps = emitted = 0
     for row, position in positions:
@@ -99,3 +96,55 @@ def measure_acceptance(method: object, features: list[dict[str, Tensor]]) -> Acc
         outcome = method.drafted(batch)
         total.add(outcome, batch["row"], batch["position"])
     return total
+
+
+@dataclass
+class StepMetrics:
+    """Metrics of training steps since the last log point."""
+
+    loss: Tensor | float = 0.0
+    hits: Tensor | None = None
+    valid: Tensor | None = None
+    tokens: int = 0
+    steps: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    def add(self, loss: Tensor, hits: Tensor, valid: Tensor) -> None:
+        self.loss = self.loss + loss
+        self.hits = hits if self.hits is None else self.hits + hits
+        self.valid = valid if self.valid is None else self.valid + valid
+
+    @classmethod
+    def restored(cls, totals: list[float], steps: int, tokens: int, main: bool, device: torch.device) -> "StepMetrics":
+        """Restored from the sum of `packed` over all processes, which the main process takes over."""
+        values = torch.tensor(totals, device=device) * main
+        return cls(values[0], *values[1:].long().chunk(2), tokens, steps)
+
+    def packed(self, device: torch.device) -> Tensor:
+        """[1 + 2·depths] float64: loss, hits, valid, for a sum over processes."""
+        parts = [torch.as_tensor(self.loss).reshape(1), self.hits, self.valid]
+        return torch.cat([p.to(device, torch.float64) for p in parts])
+
+    def values(self, totals: Tensor, depth_name: str, device: torch.device) -> dict[str, float]:
+        hits, valid = totals[1:].chunk(2)
+        rates = (hits / valid.clamp(min=1)).tolist()
+        top1 = {f"train/top1_{depth_name}{i}": rate for i, rate in enumerate(rates, 1)}
+        seconds = max(time.monotonic() - self.since, 1e-9)
+        return {
+            "train/loss": float(totals[0]) / self.steps,
+            **top1,
+            "train/tokens_per_second": self.tokens / seconds,
+            "train/memory_mb": memory_mb(device),
+        }
+
+
+def eval_values(acceptance: "Acceptance", depth_name: str) -> dict[str, float]:
+    top1 = {f"eval/top1_{depth_name}{i + 1}": value for i, value in enumerate(acceptance.top1())}
+    return {**top1, "eval/tau": acceptance.tau, "eval/tau_tree": acceptance.tree_tau()}
+
+
+def memory_mb(device: torch.device) -> float:
+    """Peak GPU memory in MiB on CUDA, else this process's resident size."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return psutil.Process().memory_info().rss / 2**20

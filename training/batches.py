@@ -64,10 +64,8 @@ class DataReport:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Right-padded rows. `input_ids` int64 [B, L], `mask` bool [B, L], `lengths` int64 [B]; `index` of the batch.
-
-    A causal model needs no attention mask: padding comes after all real tokens.
-    """
+    """Right-padded rows. `input_ids` int64 [B, L], `mask` bool [B, L], `lengths` int64 [B]; `index` of the batch. A
+    causal model needs no attention mask: padding comes after all real tokens."""
 
     input_ids: Tensor
     mask: Tensor
@@ -88,10 +86,8 @@ def load_conversations(
     reporter: Reporter | None = None,
 ) -> tuple[list[TokenisedConversation], DataReport]:
     """All usable conversations, truncated to `max_length` tokens, and a report. Their ids and masks are views of the
-    memory-mapped token files (`training.tokenising`).
-
-    Raises BadInput when the data's token ids come from another tokenizer, or when no conversation is usable.
-    """
+    memory-mapped token files (`training.tokenising`). Raises BadInput when the data's token ids come from another
+    tokenizer, or when no conversation is usable."""
     data_tokenizer = read_json(Path(folder) / "dataset.json").get("tokenizer_sha256", "")
     other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
     result = tokenise_dataset(folder, tokenizer, eos_ids, reporter)
@@ -117,10 +113,8 @@ def load_conversations(
 def split_held_out(
     conversations: Sequence[TokenisedConversation], fraction: float, most: int, seed: int
 ) -> tuple[list[TokenisedConversation], list[TokenisedConversation]]:
-    """(training, held out), split by prompt; depends on the seed but not on the order of the rows.
-
-    At least one prompt is held out when fraction > 0 and there are two or more prompts.
-    """
+    """(training, held out), split by prompt; depends on the seed but not on the order of the rows. At least one prompt
+    is held out when fraction > 0 and there are two or more prompts."""
     groups = sorted({c.group for c in conversations}, key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
     count = min(round(len(groups) * fraction), most, len(groups) - 1)
     if fraction and most and len(groups) > 1:
@@ -130,10 +124,8 @@ def split_held_out(
 
 
 def make_batches(conversations: Sequence[TokenisedConversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
-    """Indices grouped so that rows of similar length share a batch and rows × longest ≤ batch_tokens.
-
-    A conversation longer than batch_tokens gets its own batch. Ties in length are shuffled by the seed.
-    """
+    """Indices grouped so that rows of similar length share a batch and rows × longest ≤ batch_tokens. A conversation
+    longer than batch_tokens gets its own batch. Ties in length are shuffled by the seed."""
     rng = random.Random(seed)
     order = sorted(range(len(conversations)), key=lambda i: (len(conversations[i]), rng.random()))
     batches: list[list[int]] = []

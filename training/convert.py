@@ -79,11 +79,9 @@ def load(
     device: str = "auto",
 ) -> "TrainableDraft":
     """Restore a draft written by `TrainableDraft.save` or `Trainer.save_model`, or any other checkpoint, to generate or
-    to train it further.
-
-    `base`: replaces the base that the folder holds or names. `conversations`: training data, to which EAGLE-3 scales
-    its features. Raises NotFound when the base does not exist here, Damaged when a file does not match its checksum.
-    """
+    to train it further. `base`: replaces the base that the folder holds or names. `conversations`: training data, to
+    which EAGLE-3 scales its features. Raises NotFound when the base does not exist here, Damaged when a file does not
+    match its checksum."""
     folder, config = Path(folder), read_config(folder)
     stored = config.get("training", {}).get("settings")
     settings = {**stored, "device": device} if isinstance(stored, Mapping) else {"device": device}

@@ -167,10 +167,8 @@ def target_positions(mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[TokenisedConversation]) -> Tensor | None:
-    """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any.
-
-    A row's first token is excluded: in many models it is an attention sink with a norm of thousands.
-    """
+    """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any. A row's
+    first token is excluded: in many models it is an attention sink with a norm of thousands."""
     total, count = torch.zeros(()), 0
     for conversation in conversations[:MEASURED_CONVERSATIONS]:
         ids = conversation.token_ids[None, :MEASURED_LENGTH].long().to(base.device)
@@ -181,10 +179,8 @@ def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[Tokeni
 
 
 def pad_positions_by_row(row: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Positions (row, position) [N], ascending, as a table [rows, m] padded with 0, and the column of each.
-
-    Rows 0, 0, 2 at positions 3, 4, 7 of 3 rows: [[3, 4], [0, 0], [7, 0]] and columns 0, 1, 0.
-    """
+    """Positions (row, position) [N], ascending, as a table [rows, m] padded with 0, and the column of each. Rows 0, 0,
+    2 at positions 3, 4, 7 of 3 rows: [[3, 4], [0, 0], [7, 0]] and columns 0, 1, 0."""
     counts = torch.bincount(row, minlength=rows)
     column = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
     table = position.new_zeros(rows, max(int(counts.max()), 1))

@@ -29,36 +29,17 @@ from models.runtime.weights import pack_supported
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, SilentReporter
-from training.acceptance import Acceptance, measure_acceptance
+from training import resume_points
+from training.acceptance import Acceptance, StepMetrics, eval_values, measure_acceptance
 from training.batches import DataReport, load_conversations, split_held_out
-from training.feature_store import FeatureStore, feature_bytes
 from training.hidden_states.connect import StatesLocation, connect_prefetcher
 from training.hidden_states.prefetcher import ServerWaitMonitor
 from training.method import make_method
-from training.resume_points import (
-    check_resumable,
-    latest_resume_point,
-    latest_undamaged_resume_point,
-    load_resume_point,
-    optimizer_tensors,
-    read_facts,
-    remove_damaged,
-    remove_scratch,
-    save_resume_point,
-)
 from training.samples import can_be_sampled, sample
-from training.setup import (
-    lr_factor,
-    make_accelerator,
-    micro_seed,
-    nonfinite_loss_error,
-    prepare,
-    translate_errors,
-)
+from training.setup import lr_factor, make_accelerator, micro_seed, nonfinite_loss_error, prepare, translate_errors
 from training.sharding import fsdp_switch, full_tensor, full_tensors, unsharded
 from training.source import FeatureSource
-from training.step_metrics import StepMetrics, eval_values
-from training.stream import Stream
+from training.stream import FeatureStore, Stream, feature_bytes
 
 SAMPLING_SHARE = 0.1
 """Maximum share of the training time spent on sample generations."""
@@ -87,15 +68,13 @@ def train(
     sums: ChecksumCache = NO_SUMS,
     states_location: StatesLocation | None = None,
 ) -> TrainResult:
-    """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
-
-    Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder
-    with states, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the run
-    starts from the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint.
-    `known`: checksums that the base's files are verified against, cached in `sums`. `states_location`: the server
-    and the folder that `config` names for hidden states. Raises Cancelled, with the state saved, when the reporter
-    requests a stop; Damaged when the base's or the data's files do not match their checksums.
-    """
+    """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together. Writes
+    `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder with states,
+    such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the run starts from the
+    beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. `known`: checksums that
+    the base's files are verified against, cached in `sums`. `states_location`: the server and the folder that `config`
+    names for hidden states. Raises Cancelled, with the state saved, when the reporter requests a stop; Damaged when the
+    base's or the data's files do not match their checksums."""
     if known is not None:
         check_base(base_path, known, sums)
     with translate_errors(), fsdp_switch(pick_device(config.device)) as sharded:
@@ -125,7 +104,10 @@ class Trainer:
         load = load_head_only_base if config.hidden_states else load_base
         self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
-        self.config = config = self._fit_max_length(config, base)
+        if config.max_length > base.max_length:
+            if "max_length" in config.model_fields_set:
+                raise max_length_error(base.max_length, config.max_length)
+            self.config = config = config.model_copy(update={"max_length": base.max_length})
         training, held_out, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
         self.watch = ServerWaitMonitor(reporter, config.hidden_states)
@@ -138,15 +120,24 @@ class Trainer:
             pack_supported(base, head=False)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
         ahead = config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0
-        source, held_source = (FeatureSource(self.method, base, self.prefetcher, ahead) for _ in range(2))
-        self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._feature_store(0.8))
-        self.held_out = Stream(
-            held_out, config.batch_tokens, config.seed, held_source, device, self._feature_store(0.2)
+        self.stream, self.held_out = (
+            Stream(
+                rows,
+                config.batch_tokens,
+                config.seed,
+                FeatureSource(self.method, base, self.prefetcher, ahead),
+                device,
+                self._feature_store(fraction),
+            )
+            for rows, fraction in ((training, 0.8), (held_out, 0.2))
         )
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
         self.loss: float | None = None
         self.best: dict[str, Any] = NO_BEST
-        self.total_steps = self._total_steps()
+        each = config.accumulate * self.accelerator.num_processes
+        limits = [n for n in (math.ceil(config.epochs * len(self.stream) / each), config.max_steps) if n]
+        self.total_steps = min(limits, default=0)
+        """Steps allowed by epochs and max_steps; 0 when only the time is limited."""
         self.config = config.for_steps(self.total_steps, sum(map(len, held_out)) / config.step_tokens)
         self.step_metrics = StepMetrics()
 
@@ -173,16 +164,16 @@ class Trainer:
             self.held_out.store.clear()
 
     def _resume(self, resume_from: str | Path | None) -> None:
-        state = latest_undamaged_resume_point([resume_from], self._warn)
-        if state is None and latest_resume_point(resume_from):
+        state = resume_points.latest_undamaged_resume_point([resume_from], self._warn)
+        if state is None and resume_points.latest_resume_point(resume_from):
             self._warn("No intact training state is left, so the training starts from the beginning.")
         if self.main:
-            remove_damaged(self.out_dir)
+            resume_points.remove_damaged(self.out_dir)
         if state is None:
             return
-        facts = read_facts(state)
-        check_resumable(facts, self._fingerprint(), state)
-        load_resume_point(state, self.method.draft, self.optimizer)
+        facts = resume_points.read_facts(state)
+        resume_points.check_resumable(facts, self._fingerprint(), state)
+        resume_points.load_resume_point(state, self.method.draft, self.optimizer)
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
@@ -191,7 +182,7 @@ class Trainer:
         self.best = facts["best"]
         self._adopt_best(state.parent / "best")
         if self.main and state.parent.resolve() != self.out_dir.resolve():
-            remove_scratch(state.parent)
+            resume_points.remove_scratch(state.parent)
         self.reporter.log(f"Resumed from step {self.step}.")
 
     def _train_step(self) -> None:
@@ -202,7 +193,7 @@ class Trainer:
         numbers = self._batch_numbers()
         features = [self._features(number) for number in numbers]
         if self.step == 0:
-            self._log_cache_size(features[0])
+            self._log_cache_size(len(self.stream) * feature_bytes(features[0]))
         counts = self._all_reduce_sum(torch.stack([self.method.counts(f) for f in features]).sum(0))
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         self.wrapped.train()
@@ -290,7 +281,8 @@ class Trainer:
         self.sampling_seconds += time.monotonic() - began
 
     def _save_resume_point(self) -> None:
-        tensors, moments = self._draft_tensors(), full_tensors(optimizer_tensors(self.optimizer), self.main)
+        tensors = self._draft_tensors()
+        moments = full_tensors(resume_points.optimizer_tensors(self.optimizer), self.main)
         metrics = self.step_metrics
         totals = self._all_reduce_sum(metrics.packed(self.accelerator.device)).tolist() if metrics.steps else []
         if not self.main or not self.reporter.keep():  # a run resumed from here would not report these steps again
@@ -304,7 +296,7 @@ class Trainer:
             **self._fingerprint(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
-        save_resume_point(self.out_dir, tensors, moments, facts, self.config.keep_last)
+        resume_points.save_resume_point(self.out_dir, tensors, moments, facts, self.config.keep_last)
 
     def _stop_if_requested(self) -> None:
         stop = self._all_reduce_sum(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
@@ -321,12 +313,13 @@ class Trainer:
                 tensors = load_file(self.out_dir / "best" / "model.safetensors")
             self._save_draft("final", figures, tensors)
             self.reporter.progress(self.step, self.step, "steps", "done")
-            self.reporter.log(self._end_message(figures))
+            tau = figures.get("mean_accepted_length")
+            measured = f", held-out mean accepted length {tau:.2f} (step {figures['best_step']})" if tau else ""
+            self.reporter.log(f"Trained {self.step} steps in {figures['minutes']:g} minutes{measured}.")
         self.accelerator.wait_for_everyone()
         return TrainResult(self.out_dir / "final", self.step, figures)
 
-    def _log_cache_size(self, features: dict[str, Tensor]) -> None:
-        total = len(self.stream) * feature_bytes(features)
+    def _log_cache_size(self, total: int) -> None:
         share = min((self.config.cache_features_mb * 2**20 + self.config.cache_disk_gb * 1e9) / max(total, 1), 1)
         self.reporter.log(
             f"Hidden states of all batches take {total / 1e9:.2f} GB; {share:.0%} of them fit in the cache "
@@ -382,21 +375,8 @@ class Trainer:
         finished = torch.tensor(int(self._progress() >= 1 or not patience_left), device=self.accelerator.device)
         return bool(self._all_reduce_sum(finished))
 
-    def _total_steps(self) -> int:
-        each = self.config.accumulate * self.accelerator.num_processes
-        by_epochs = math.ceil(self.config.epochs * len(self.stream) / each)
-        limits = [n for n in (by_epochs, self.config.max_steps) if n]
-        return min(limits) if limits else 0
-
     def _expected_steps(self) -> int:
         return max(self.step, round(self.step / max(self._progress(), 1e-9)))
-
-    def _fit_max_length(self, config: TrainConfig, base: Any) -> TrainConfig:
-        if config.max_length <= base.max_length:
-            return config
-        if "max_length" in config.model_fields_set:
-            raise max_length_error(base.max_length, config.max_length)
-        return config.model_copy(update={"max_length": base.max_length})
 
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
         config, eos_ids, sha256 = self.config, sorted(base.eos_ids), tokenizer_sha256(base_path)
@@ -461,8 +441,3 @@ class Trainer:
             + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
             + (f" {note}" if note else "")
         )
-
-    def _end_message(self, figures: dict[str, Any]) -> str:
-        tau = figures.get("mean_accepted_length")
-        measured = f", held-out mean accepted length {tau:.2f} (step {figures['best_step']})" if tau else ""
-        return f"Trained {self.step} steps in {figures['minutes']:g} minutes{measured}."

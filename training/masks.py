@@ -91,11 +91,9 @@ def _from_prefixes(
     tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int], tools: Sequence[Any] | None
 ) -> MaskedTokens:
     """Mask from rendered texts: an answer is what rendering its turn adds to the rendered prompt; of a truncated answer
-    (`cut`), only its content.
-
-    Turns whose prompt is not a prefix of the whole text (templates that rewrite earlier turns) are not in the loss. Nor
-    is an answer that opens the conversation: it has no prompt, and the engine never drafts there.
-    """
+    (`cut`), only its content. Turns whose prompt is not a prefix of the whole text (templates that rewrite earlier
+    turns) are not in the loss. Nor is an answer that opens the conversation: it has no prompt, and the engine never
+    drafts there."""
     text = _render(tokenizer, messages, False, tools)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]

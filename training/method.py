@@ -27,10 +27,8 @@ NO_RANK = 1 << 30
 
 class Outcome(NamedTuple):
     """`loss` = Σ scale·sums, with gradient; `sums` [K] of each loss term over its positions, without; `hits`, `valid`
-    bool [N, D]: top token correct, position counted.
-
-    `ranks` int64 [N, D], from `drafted` only: the number of tokens the draft ranked above the correct one.
-    """
+    bool [N, D]: top token correct, position counted. `ranks` int64 [N, D], from `drafted` only: the number of tokens
+    the draft ranked above the correct one."""
 
     loss: Tensor
     sums: Tensor

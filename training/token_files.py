@@ -1,26 +1,31 @@
-"""Tokenised conversations on disk: one memory-mapped safetensors file per piece of a shard.
+"""Tokenises the rows of one piece of a shard into a memory-mapped safetensors file. Imports torch only to read it.
 
 Tensors: `ids` int32 [T], `mask` bool [T] (in the loss), `starts` int64 [N + 1], and `words`, JSON in bytes: `rows` (see
 `row_info`, with the row's number in the piece), `dropped` (unusable rows with their reasons) and `largest_id` (of the
-token ids stored in the data; -1 without any). Writing needs no torch.
+token ids stored in the data; -1 without any).
 """
 
 import hashlib
 import json
+import sys
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from speculoos.errors import BadInput
 from speculoos.files import new_path
-from training.masks import MaskedTokens
+from training.masks import MaskedTokens, mask_conversation
 
 PIECE_BYTES = 8 << 20
 """Bytes of a shard's text per piece, the unit that one process tokenises and holds in memory."""
 SUM = "crc32"
+RULES = 2
+"""Version of the tokenisation here and in `training.masks`; increase it to invalidate caches."""
 
 
 @dataclass(frozen=True)
@@ -138,3 +143,64 @@ def _sum(arrays: Mapping[str, Any]) -> str:
     for name in sorted(arrays):
         total = zlib.crc32(arrays[name].view("uint8"), total)
     return str(total)
+
+
+def token_cache_key(tokenizer: Any, eos_ids: Iterable[int]) -> str:
+    """Cache key of tokens, besides the shard's sha256: tokenizer, chat template, EOS ids, RULES and the versions of the
+    libraries that render and tokenise."""
+    versions = [version(name) for name in ("transformers", "tokenizers", "jinja2")]
+    template, eos_id = getattr(tokenizer, "chat_template", None), tokenizer.eos_token_id
+    parts = [_vocabulary(tokenizer), template, eos_id, sorted(eos_ids), RULES, versions]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _vocabulary(tokenizer: Any) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    return {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
+
+
+def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
+    """Write the piece's tokens to `file`; returns their number. Raises BadInput that names the line for broken JSON;
+    rows that the template rejects are recorded in the file with the reason."""
+    writer, eos = TokenWriter(), tuple(eos_ids)
+    for number, (offset, line) in enumerate(piece.lines()):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            with open(piece.shard, "rb") as handle:
+                number = handle.read(offset).count(b"\n") + 1
+            raise BadInput(
+                f"{piece.shard} line {number}: broken JSON ({error}); generate or import the data set again."
+            ) from None
+        try:
+            writer.add(number, row, mask_conversation(row, tokenizer, eos))
+        except BadInput as error:
+            writer.dropped.append((number, str(error)))
+    writer.write(file)
+    return len(writer.ids)
+
+
+def tokenise_in_child(
+    shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], key: str, file: str
+) -> int | None:
+    """For child processes: write the tokens of a piece to `file`. Returns their number, or None when the tokenizer in
+    `model` has another cache key than `key`."""
+    tokenizer, own_key = _tokenizer_in_child(model, tuple(eos_ids))
+    return (
+        tokenise_piece(Piece(Path(shard), digest, start, end), tokenizer, eos_ids, Path(file))
+        if own_key == key
+        else None
+    )
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_in_child(model: str, eos_ids: tuple[int, ...]) -> tuple[Any, str]:
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # tokenizers do not need it
+    from models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    return tokenizer, token_cache_key(tokenizer, eos_ids)

@@ -1,11 +1,12 @@
 """Tokenise a data set's conversations once, with one process per core, and cache the result next to the data set.
 
 The cache key consists of the shards' checksums and everything that affects tokenisation
-(`training.tokenise_shard.token_cache_key`): all attempts, processes and bases with the same tokenisation share the
+(`training.token_files.token_cache_key`): all attempts, processes and bases with the same tokenisation share the
 files, and only new shards are tokenised. Small data sets are tokenised in this process. Files of removed shards are
 deleted.
 """
 
+import json
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,16 +23,16 @@ import platformdirs
 import psutil
 
 from models.damage import check_dataset
+from models.tokenizer import load_tokenizer, read_eos_ids
 from speculoos.checksums import file_sha256, read_checksums
 from speculoos.errors import NotFound, Unavailable
 from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, SilentReporter, check_stop
-from training.token_files import Piece, TokenFile, split_shard
-from training.tokenise_shard import token_cache_key, tokenise_piece
+from training.token_files import Piece, TokenFile, split_shard, token_cache_key, tokenise_piece
 
 FOLDER = ".tokens"
 """Subfolder of the data set; the leading dot excludes it from backups."""
-WORK = "training.tokenise_shard"
+WORK = "training.token_files"
 MEMORY, SECONDS = 3 << 30, 3600.0
 """Limits of a child process, and of one piece in it."""
 PARALLEL_BYTES = 4 << 20
@@ -64,11 +65,9 @@ def tokenise_dataset(
     rows: int | None = None,
 ) -> TokenisedDataset:
     """The tokens of data set `folder` (or of the pieces with its first `rows` rows), tokenising what is not cached.
-
     Raises NotFound for a folder without shards, Damaged when checksums do not match, BadInput for a broken line,
     Unavailable when a tokenizer fails or exceeds its limits, Cancelled when the reporter requests a stop (finished
-    pieces stay cached).
-    """
+    pieces stay cached)."""
     folder, eos = Path(folder), sorted(eos_ids)
     shards = sorted(folder.glob("shard-*.jsonl"))
     if not shards:
@@ -177,3 +176,37 @@ def _remove_stale(root: Path, digests: set[str]) -> None:
                     file.unlink(missing_ok=True)
             if not any(folder.iterdir()):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[dict[str, Any]]:
+    """For the Data page: the first `limit` rows as {"id", "pieces": [{"text", "in_loss"}…], "tokens", "loss_tokens",
+    "mask_source", "problem"}. `problem` is the reason why a row is not trained on, or "". Fills the token cache."""
+    tokenizer = load_tokenizer(base_path)
+    result = tokenise_dataset(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
+    records = (
+        _preview_record(json.loads(line), number, tokens, tokenizer)
+        for piece, tokens in zip(result.pieces, result.read(), strict=True)
+        for number, (_, line) in enumerate(piece.lines())
+    )
+    return list(islice(records, limit))
+
+
+def _preview_record(row: dict[str, Any], number: int, file: TokenFile, tokenizer: Any) -> dict[str, Any]:
+    record = {"id": str(row.get("id", "")), "pieces": [], "tokens": 0, "loss_tokens": 0, "mask_source": ""}
+    if problem := file.dropped.get(number):
+        text = "\n".join(f"{m.get('role')}: {m.get('content')}" for m in row.get("messages") or [])
+        return {**record, "pieces": [{"text": text, "in_loss": False}], "problem": problem}
+    index = next(index for index, info in enumerate(file.rows) if info["number"] == number)
+    ids, mask = (values.tolist() for values in file.tokens(index))
+    runs = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
+    return {
+        **record,
+        "pieces": [
+            {"text": tokenizer.decode([token for token, _ in run], skip_special_tokens=False), "in_loss": in_loss}
+            for in_loss, run in runs
+        ],
+        "tokens": len(mask),
+        "loss_tokens": sum(mask),
+        "mask_source": file.rows[index]["mask_source"],
+        "problem": "" if any(mask) and not all(mask) else "the mask is all ones or all zeros",
+    }

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from decoding.drafters.base import Drafter, PlainDrafter
+from decoding.drafters.base import MAX_OPTION, Drafter, PlainDrafter
 from decoding.drafters.ngram import NgramDrafter
-from decoding.drafters.parts import MAX_OPTION
 from decoding.probe import require_trees
 from decoding.target import Target
 from models.methods import METHODS, trees

@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from decoding.drafters.base import Drafter, DrafterStart, Sampling
+from decoding.drafters.base import (
+    MAX_TUNING_DEPTH,
+    WIDEST_TREE,
+    Drafter,
+    DrafterStart,
+    Sampling,
+    TuningSpace,
+    check_columns,
+    is_fast,
+)
 from decoding.drafters.expansion import grow_dynamic, grow_static
-from decoding.drafters.parts import MAX_TUNING_DEPTH, WIDEST_TREE, TuningSpace, check_columns, is_fast
 from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.target import PREFILL_ROWS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices

@@ -80,11 +80,9 @@ def _sampled_children(
 
 def grow_dynamic(token: int, expander: Expander, depth: int, top_k: int, nodes: int) -> DraftTree:
     """EAGLE-2's tree: the best `nodes` (including the root) by score, the log-probability of the path from the root.
-
     The root gets `top_k` children; then, `depth` times, the `top_k` best nodes of the last level get `top_k` children
     each, so there are at most depth + 1 levels. A node's score is at most its parent's, so the best nodes form a tree.
-    Source: Li et al. 2024 (EAGLE-2), section 4; defaults of its code: depth 7, top_k 10, 60 nodes.
-    """
+    Source: Li et al. 2024 (EAGLE-2), section 4; defaults of its code: depth 7, top_k 10, 60 nodes."""
     tokens, parents, scores, logprobs = [token], [-1], [0.0], [0.0]
     number = {0: 0}  # the expander's number of a candidate
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import Drafter, DrafterStart
-from decoding.drafters.parts import WIDEST_TREE, TuningSpace, check_columns, is_fast
+from decoding.drafters.base import WIDEST_TREE, Drafter, DrafterStart, TuningSpace, check_columns, is_fast
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices

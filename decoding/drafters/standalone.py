@@ -5,20 +5,17 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import Drafter, DrafterStart, Sampling
+from decoding.drafters.base import MAX_TUNING_DEPTH, Drafter, DrafterStart, Sampling, TuningSpace, is_fast
 from decoding.drafters.expansion import grow_static
-from decoding.drafters.parts import MAX_TUNING_DEPTH, TuningSpace, is_fast
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
 from models.runtime.interface import ForwardOutput
 
 
 class StandaloneDrafter(Drafter):
-    """Fills a static shape (a chain by default) level by level with the draft's tokens.
-
-    If the generation samples, the drafter samples with the same temperature, top-k and top-p; with `sample=False` it
-    always proposes its best tokens, which is also lossless but has a lower acceptance rate at high temperature.
-    """
+    """Fills a static shape (a chain by default) level by level with the draft's tokens. If the generation samples, the
+    drafter samples with the same temperature, top-k and top-p; with `sample=False` it always proposes its best tokens,
+    which is also lossless but has a lower acceptance rate at high temperature."""
 
     name = "draft"
 

@@ -49,10 +49,8 @@ def connect_prefetcher(
     watch: ServerWaitMonitor,
 ) -> StatesPrefetcher | None:
     """Connect and check the source of hidden states, and register it with a base without layers. None when the base
-    model runs in this process and no store is used.
-
-    Waits for an unavailable server. Raises BadInput for a server of another base model, Cancelled.
-    """
+    model runs in this process and no store is used. Waits for an unavailable server. Raises BadInput for a server of
+    another base model, Cancelled."""
     if not (config.hidden_states or config.hidden_states_store):
         return None
     location = location or StatesLocation()
