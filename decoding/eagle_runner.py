@@ -35,8 +35,7 @@ class ModuleRunner:
         return KVCache(len(self.draft.layers), UNLIMITED, grows=True)
 
     def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        """Input features [n, H] from the base model's last hidden states [n, H] (EAGLE-1) or the concatenated outputs
-        of `layers_wanted` (EAGLE-3)."""
+        """Input features [n, H] from the base's last hidden states (EAGLE-1) or the outputs of `layers_wanted`."""
         outputs = () if aux is None else tuple(output[None] for output in aux.chunk(len(self.layers_wanted), dim=-1))
         return self.draft.fuse(hidden[None], outputs)[0]
 
@@ -82,8 +81,10 @@ class PackedRunner:
         self._norm = norm_of(draft.norm, dtype=dtype)
         self._norms_output = not self.eagle3 or draft.config.norm_output
         self._fused_norm = _fused_norm(draft, dtype) if self.eagle3 and draft.norms_features else None
-        self._head, self._head_dtype = self._take_head(draft, dtype)
-        self._d2t = draft.d2t if self.eagle3 else None
+        if self.eagle3:
+            self._head, self._head_dtype, self._d2t = take_linear(draft, "lm_head", dtype), dtype, draft.d2t
+        else:  # the base model's, in its precision, because a fast base model's lm_head computes the final logits
+            self._head, self._head_dtype, self._d2t = draft._base[0].lm_head, draft._base[0].dtype, None
         shape, device = draft.config, self._embedding.weight.device
         self._rotations = draft_rotations(self._heads.dim, shape.rope_theta, device, shape.rope_scaling)
 
@@ -91,7 +92,6 @@ class PackedRunner:
         return KVCache(len(self._layers), UNLIMITED, grows=True)
 
     def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        """Features from three layers aux [n, 3H] (EAGLE-3), or `hidden` [n, H] itself (EAGLE-1)."""
         if not self.eagle3:
             return hidden.to(self.dtype)
         aux = aux.to(self.dtype)
@@ -115,7 +115,11 @@ class PackedRunner:
         if mask is None and n > 1:
             mask = causal_mask(n, cache.length + n, device)
         view = SequenceView(cache, n, {None: None if mask is None else mask.repeat(self._heads.group, 1)})
-        rotation = self._rotation(positions)
+        rotation = self._rotations.reach(max(positions) + 1)  # [positions, 1, dim / 2]
+        if isinstance(positions, range):
+            rotation = rotation[positions.start : positions.stop]
+        else:
+            rotation = rotation.index_select(0, torch.tensor(positions, device=rotation.device))
         if not self.eagle3:
             x = self._fc(torch.cat([embedded, x], -1))
         for index, layer in enumerate(self._layers):
@@ -131,20 +135,6 @@ class PackedRunner:
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
         """Draft ids as token ids of the base model."""
         return ids if self._d2t is None else ids + self._d2t[ids]
-
-    def _rotation(self, positions: Sequence[int]) -> torch.Tensor:
-        table = self._rotations.reach(max(positions) + 1)
-        if isinstance(positions, range):
-            return table[positions.start : positions.stop]
-        return table.index_select(0, torch.tensor(positions, device=table.device))
-
-    def _take_head(self, draft: Any, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
-        """EAGLE-1 uses the base model's lm_head in the base model's precision, because a fast base model's lm_head
-        computes the final logits."""
-        if self.eagle3:
-            return take_linear(draft, "lm_head", dtype), dtype
-        base = draft._base[0]
-        return base.lm_head, base.dtype
 
 
 def _fused_norm(draft: Any, dtype: torch.dtype) -> Norm:

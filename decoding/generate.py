@@ -1,5 +1,4 @@
-"""The decoding loop for every drafter and acceptance rule, for trees and chains. Plain decoding is a tree of one
-node."""
+"""The decoding loop for all drafters and acceptance rules. Plain decoding is a tree of one node."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,7 @@ __all__ = ["GenerateConfig", "generate"]
 def generate(
     target: Target, drafter: Drafter, prompt_ids: Sequence[int], config: GenerateConfig | None = None
 ) -> Iterator[Step]:
-    """Yield the Step of the prefill, then one Step per verification. Tokens are final; the caller may stop at any
-    time."""
+    """Yield the Step of the prefill, then one Step per verification. Tokens are final; the caller may stop anytime."""
     config = config or GenerateConfig()
     generator = seeded_generator(config.seed)
     rule = make_rule(config, generator)

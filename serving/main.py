@@ -67,9 +67,7 @@ def create_app(
     app.state.engine, app.state.live = engine, live
     errors.install(app)
     _add_health(app, settings, engine)
-    _add_models(app, settings)
-    _add_chat(app, settings, engine)
-    _add_runs(app, live)
+    _add_api(app, settings, engine, live)
     app.add_middleware(ApiKeyRequired, token=settings.inference_token, keys=keys)
     hosts = {"port": settings.inference_port, "allowed_hosts": settings.inference_hosts}
     app.add_middleware(RequestGuard, **hosts, max_body_bytes=MAX_BODY_BYTES)
@@ -120,7 +118,7 @@ def _database_error(settings: Settings) -> str:
     return ""
 
 
-def _add_models(app: FastAPI, settings: Settings) -> None:
+def _add_api(app: FastAPI, settings: Settings, engine: Engine, live: LiveRuns) -> None:
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         with reading(settings) as session:
@@ -131,8 +129,6 @@ def _add_models(app: FastAPI, settings: Settings) -> None:
         with reading(settings) as session:
             return model_entry(session, name)
 
-
-def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
     @app.post("/v1/chat/completions")
     async def complete(body: ChatRequest, request: Request) -> Response:
         ref = await run_in_threadpool(local_model, settings, body.model)
@@ -143,8 +139,6 @@ def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
         ref = await run_in_threadpool(local_model, settings, body.model)
         return await chat.respond(engine, ref, body, request)
 
-
-def _add_runs(app: FastAPI, live: LiveRuns) -> None:
     @app.post("/v1/runs/{run_id}", status_code=202)
     def start(run_id: str) -> dict[str, Any]:
         return {"id": run_id, "queued": live.start(run_id)}

@@ -34,7 +34,6 @@ class WarmDraft:
     turn of a chat starts with it."""
 
     network: Any
-    weight_count: int
     nbytes: int
     drafters: "OrderedDict[str, Any]" = field(default_factory=OrderedDict)
 
@@ -46,7 +45,6 @@ class WarmBase:
 
     key: tuple[str, str]
     target: Any
-    weight_count: int
     nbytes: int
     refusal: str = ""
     drafts: "OrderedDict[tuple[str, str], WarmDraft]" = field(default_factory=OrderedDict)
@@ -71,9 +69,8 @@ class LoadedModel:
         return self.base.target
 
     @property
-    def weight_count(self) -> int:
-        """Approximate parameters of base model and draft, for estimating the time of a forward."""
-        return self.base.weight_count + (self.draft.weight_count if self.draft else 0)
+    def nbytes(self) -> int:
+        return self.base.nbytes + (self.draft.nbytes if self.draft else 0)
 
     @property
     def notices(self) -> list[str]:
@@ -117,7 +114,9 @@ class ModelPool:
 
     def get(self, ref: ModelRef) -> LoadedModel:
         """The models of `ref`, loaded if necessary. Raises NotFound, Unsupported or Unavailable."""
-        self._drop_outdated(ref)
+        _drop_outdated(self._bases, ref.base_path, ref.base_key)
+        for base in self._bases.values():
+            _drop_outdated(base.drafts, ref.checkpoint_path, ref.draft_key)
         base = self._bases.get(ref.base_key) or self._load_base(ref)
         self._bases.move_to_end(ref.base_key)
         return LoadedModel(base, self._draft(base, ref) if ref.draft_key else None)
@@ -153,13 +152,6 @@ class ModelPool:
                 del self._bases[ref.base_key]
                 _free(self.device)
 
-    def _drop_outdated(self, ref: ModelRef) -> None:
-        for key in [k for k in self._bases if k[0] == ref.base_path and k != ref.base_key]:
-            del self._bases[key]
-        for base in self._bases.values():
-            for key in [k for k in base.drafts if k[0] == ref.checkpoint_path and k != ref.draft_key]:
-                del base.drafts[key]
-
     def _load_base(self, ref: ModelRef) -> WarmBase:
         from decoding.probe import probe
         from decoding.target import fast_target
@@ -169,7 +161,7 @@ class ModelPool:
         stored = sum(file.stat().st_size for file in weight_files(ref.base_path))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
             check_base(ref.base_path, ref.base_known, self.sums)  # before other models are unloaded
-        count, needed = _sizes(ref.base_path, self._itemsize)
+        needed = _needed_bytes(ref.base_path, self._itemsize)
         self._evict(needed, keep=None)
         log.info("Loading base %s", ref.base_name)
         with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, needed)):
@@ -181,9 +173,8 @@ class ModelPool:
             except Unsupported as error:
                 refusal = str(error)
             target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
-        base = WarmBase(ref.base_key, target, count, needed, refusal)
-        self._bases[ref.base_key] = base
-        return base
+        self._bases[ref.base_key] = WarmBase(ref.base_key, target, needed, refusal)
+        return self._bases[ref.base_key]
 
     def _draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
         from models.checkpoints import load_draft
@@ -193,13 +184,13 @@ class ModelPool:
             _refresh_config(draft, ref.checkpoint_path)
             base.drafts.move_to_end(ref.draft_key)
             return draft
-        count, needed = _sizes(ref.checkpoint_path, self._itemsize)
+        needed = _needed_bytes(ref.checkpoint_path, self._itemsize)
         self._evict(needed, keep=base)
         log.info("Loading draft %s", ref.name)
         with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):
             sha256s = (ref.base_sha256, ref.checkpoint_sha256)
             network = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
-        base.drafts[ref.draft_key] = WarmDraft(network, count, needed)
+        base.drafts[ref.draft_key] = WarmDraft(network, needed)
         return base.drafts[ref.draft_key]
 
     def _evict(self, needed: int, keep: WarmBase | None) -> None:
@@ -212,6 +203,12 @@ class ModelPool:
             else:
                 break
             _free(self.device)
+
+
+def _drop_outdated(models: OrderedDict[tuple[str, str], Any], path: str, key: tuple[str, str] | None) -> None:
+    """Remove older weights of the same path."""
+    for old in [old for old in models if old[0] == path and old != key]:
+        del models[old]
 
 
 def _refresh_config(draft: WarmDraft, folder: str) -> None:
@@ -239,11 +236,12 @@ def default_budget(device: str) -> int:
     return available_memory()[1] // 2
 
 
-def _sizes(folder: str, itemsize: int) -> tuple[int, int]:
+def _needed_bytes(folder: str, itemsize: int) -> int:
+    """Bytes of a model's weights and of the KV cache that the first generation allocates."""
     if not weight_files(folder):
         raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
-    count = sum(tensor.count for tensor in tensors(folder))
-    return count, count * itemsize + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
+    weights = sum(tensor.count for tensor in tensors(folder)) * itemsize
+    return weights + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
 
 
 def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:

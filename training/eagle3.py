@@ -61,25 +61,24 @@ class Eagle3Method(nn.Module):
             raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
         if draft:
             draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
-        self.draft = draft or self._new_draft(config, base, conversations)
+            self.draft = draft
+        else:
+            ids = None
+            if conversations:
+                ids, self.start_note = choose_vocabulary(conversations, config, base)
+            self.draft = Eagle3Draft.from_base(
+                base,
+                ids,
+                feature_rms=feature_rms(base, config.aux_layers, conversations),
+                aux_layers=config.aux_layers,
+                norm_before_residual=config.norm_before_residual,
+            )
         self.draft.float()
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
         whole = self.draft.config.draft_vocab_size == base.vocab_size
         self._head = base.head.to(base.dtype) if whole else base.head.to(base.dtype).rows(self.draft.draft_ids)
         self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
         self.draft.lm_head.requires_grad_(config.train_lm_head)
-
-    def _new_draft(self, config: TrainConfig, base: Any, conversations: Sequence[TokenisedConversation]) -> Eagle3Draft:
-        ids = None
-        if conversations:
-            ids, self.start_note = choose_vocabulary(conversations, config, base)
-        return Eagle3Draft.from_base(
-            base,
-            ids,
-            feature_rms=feature_rms(base, config.aux_layers, conversations),
-            aux_layers=config.aux_layers,
-            norm_before_residual=config.norm_before_residual,
-        )
 
     def wanted(self, batch: Batch) -> RequiredStates:
         """The fused layers at every position, the head's input only where it gives a target distribution."""
@@ -118,7 +117,7 @@ class Eagle3Method(nn.Module):
         scale = torch.ones(self.steps, device=row.device) if scale is None else scale
         loss, sums, step_hits = unrolled_loss(
             xs,
-            self._own_head(),
+            self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias),
             hidden.flatten(0, 1)[targets],
             self._head,
             list(inverse.split([len(indices) for indices in target_indices])),
@@ -132,9 +131,6 @@ class Eagle3Method(nn.Module):
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
         return unrolled_hits(self.draft, features, self._fused(features), self.steps, self.draft.logits)
-
-    def _own_head(self) -> Head:
-        return self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias)
 
     def _fused(self, features: dict[str, Tensor]) -> Tensor:
         return self.draft.fuse(features["hidden"], (features["aux"].float(),))

@@ -29,8 +29,7 @@ from training.vocabulary import choose_vocabulary
 
 
 class MedusaMethod(nn.Module):
-    """Medusa heads with their loss. The base model's parameters are not registered. A new draft's vocabulary is counted
-    over `conversations`."""
+    """Medusa heads with their loss. A new draft's vocabulary is counted over `conversations`."""
 
     depth_name = "head"
     needs_conversations = True
@@ -47,9 +46,19 @@ class MedusaMethod(nn.Module):
         self.start_note, ids = "", None
         if draft is None and (config.draft_vocab_size or config.draft_vocab_coverage):
             ids, self.start_note = choose_vocabulary(conversations, config, base)
-        self.draft = draft or _new_heads(config, base, ids)
+        shape = MedusaConfig(
+            base.hidden_size,
+            base.vocab_size,
+            config.medusa_num_heads,
+            config.medusa_num_layers,
+            config.medusa_tie_lm_head,
+            0 if ids is None else len(ids),
+        )
+        self.draft = draft or MedusaHeads.from_base(shape, base, ids)
         self.draft.float()
-        self.weights = _loss_weights(config, self.draft.num_heads)
+        heads = range(self.draft.num_heads)
+        modelopt = [config.medusa_coefficient * config.medusa_decay**i for i in heads]
+        self.weights = [1.0 for _ in heads] if config.medusa_loss == "sum" else modelopt
         columns = torch.full((base.vocab_size,), -100)
         columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
         self._columns = (columns.to(base.device),)
@@ -100,24 +109,6 @@ class MedusaMethod(nn.Module):
     def _head(self, i: int) -> Head:
         """The output head of head i, in fp32 even if it is a half-precision base's."""
         return self._shared[0] if self._shared else self.draft.head(i)
-
-
-def _new_heads(config: TrainConfig, base: Any, ids: Tensor | None) -> MedusaHeads:
-    shape = MedusaConfig(
-        base.hidden_size,
-        base.vocab_size,
-        config.medusa_num_heads,
-        config.medusa_num_layers,
-        config.medusa_tie_lm_head,
-        0 if ids is None else len(ids),
-    )
-    return MedusaHeads.from_base(shape, base, ids)
-
-
-def _loss_weights(config: TrainConfig, heads: int) -> list[float]:
-    if config.medusa_loss == "sum":
-        return [1.0] * heads
-    return [config.medusa_coefficient * config.medusa_decay**i for i in range(heads)]
 
 
 def medusa_labels(input_ids: Tensor, mask: Tensor, heads: int) -> Tensor:

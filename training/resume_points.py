@@ -82,7 +82,13 @@ def save_resume_point(
     from safetensors.torch import save_file
 
     final = out_dir / f"state-{facts['step']}"
-    _check_disk_space(out_dir, sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()]))
+    out_dir.mkdir(parents=True, exist_ok=True)
+    needed = 1.1 * sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()])
+    if (free := shutil.disk_usage(out_dir).free) < needed:
+        raise Unavailable(
+            f"The disk of {out_dir} has {free / 1e6:,.1f} MB free, this checkpoint needs {needed / 1e6:,.1f} MB.",
+            "Free some space, then retry: training resumes from the last saved state. A lower keep_last needs less.",
+        )
     with new_folder(final, replace=True) as building:
         for tensors, name in ((draft, DRAFT), (moments, OPTIMIZER)):
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, building / name)
@@ -141,17 +147,12 @@ def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> 
         )
     before, expected = {**before, **facts.get("made_of", {})}, {**config, **now["made_of"]}
     for name, value in expected.items():
-        if name not in CHANGEABLE and not _same_value(name, before.get(name, value), value):
-            raise BadInput(
-                f"{name}: {state} was made with {before[name]!r}, not {value!r}; start a new training for that."
-            )
-
-
-def _same_value(name: str, before: Any, value: Any) -> bool:
-    """Paths are compared by their last three parts: the others change when a home is moved."""
-    if name != "draft_path":
-        return before == value
-    return Path(before).parts[-3:] == Path(value).parts[-3:]
+        old = before.get(name, value)
+        same = old == value
+        if name == "draft_path":  # its other parts change when a home is moved
+            same = Path(old).parts[-3:] == Path(value).parts[-3:]
+        if name not in CHANGEABLE and not same:
+            raise BadInput(f"{name}: {state} was made with {old!r}, not {value!r}; start a new training for that.")
 
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
@@ -168,13 +169,3 @@ def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _check_disk_space(folder: Path, needed: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < needed * 1.1:
-        raise Unavailable(
-            f"The disk of {folder} has {free / 1e6:,.1f} MB free, this checkpoint needs {needed * 1.1 / 1e6:,.1f} MB.",
-            "Free some space, then retry: training resumes from the last saved state. A lower keep_last needs less.",
-        )

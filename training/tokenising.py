@@ -75,11 +75,14 @@ def tokenise_dataset(
     check_dataset(folder)
     digests, key = read_checksums(folder), token_cache_key(tokenizer, eos)  # data of earlier versions has no digests
     all_pieces = [p for shard in shards for p in split_shard(shard, digests.get(shard.name) or file_sha256(shard))]
-    result = TokenisedDataset(all_pieces if rows is None else _first(all_pieces, rows), _cache_root(folder) / key)
+    root = folder / FOLDER
+    if not os.access(folder, os.W_OK):
+        root = platformdirs.user_cache_path("speculoos") / FOLDER / folder.resolve().as_posix().strip("/")
+    result = TokenisedDataset(all_pieces if rows is None else _first(all_pieces, rows), root / key)
     missing = [piece for piece in result.pieces if not _is_valid(result.file(piece))]
     if missing:
         _fill(result, missing, tokenizer, eos, key, reporter or SilentReporter())
-        _remove_stale(result.folder.parent, {piece.digest[:32] for piece in all_pieces})
+        _remove_stale(root, {piece.digest[:32] for piece in all_pieces})
     return result
 
 
@@ -150,12 +153,6 @@ def _processes(missing: Sequence[Piece]) -> int:
         return 1
     by_memory = psutil.virtual_memory().available // (512 << 20)
     return max(1, min(len(os.sched_getaffinity(0)), len(missing), by_memory))
-
-
-def _cache_root(folder: Path) -> Path:
-    if os.access(folder, os.W_OK):
-        return folder / FOLDER
-    return platformdirs.user_cache_path("speculoos") / FOLDER / folder.resolve().as_posix().strip("/")
 
 
 def _is_valid(file: Path) -> bool:

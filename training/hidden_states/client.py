@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -95,8 +96,12 @@ class StatesConnection:
         try:
             with self._client.stream(verb, path, **body) as streamed:
                 content = read_limited(streamed, max_bytes)
-        except httpx.TransportError as error:
-            raise TemporarilyUnavailable(_reason(error)) from None
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise TemporarilyUnavailable("it cannot be reached") from None
+        except httpx.TimeoutException:
+            raise TemporarilyUnavailable("it takes too long") from None
+        except httpx.TransportError:
+            raise TemporarilyUnavailable("the connection broke") from None
         except httpx.HTTPError as error:
             raise Unavailable(f"{self._title}: invalid response ({error}).") from None
         if content is None:
@@ -113,29 +118,17 @@ class StatesConnection:
         status = response.status_code
         if status < 400:
             return
-        message = _error_message(response)
+        message = f"{status} {response.reason_phrase}"
+        with suppress(ValueError):
+            body = response.json()
+            error = body.get("error", body) if isinstance(body, dict) else {}  # servers use different shapes
+            reported = error.get("message") if isinstance(error, dict) else error
+            message = cut_to_words(str(reported or message), 500)
         if status in RETRYABLE_STATUSES:
             raise TemporarilyUnavailable(message)
         if status in (401, 403):
             raise BadInput(f"{self._title} refuses us ({status}): {message}", self._key_hint)
         raise (BadInput if status < 500 else Unavailable)(f"{self._title} says: {message}")
-
-
-def _reason(error: httpx.TransportError) -> str:
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return "it cannot be reached"
-    return "it takes too long" if isinstance(error, httpx.TimeoutException) else "the connection broke"
-
-
-def _error_message(response: httpx.Response) -> str:
-    status = f"{response.status_code} {response.reason_phrase}"
-    try:
-        body = response.json()
-    except ValueError:
-        return status
-    error = body.get("error", body) if isinstance(body, dict) else {}
-    message = error.get("message") if isinstance(error, dict) else error
-    return cut_to_words(str(message or status), 500)
 
 
 class ReferenceClient(StatesClient):

@@ -79,19 +79,7 @@ def parse_request(body: bytes, base: Any, sha256: str, limits: RequestLimits) ->
             f"This server runs a base with weights {sha256[:12]}…, the request is for {request.base_sha256[:12]}….",
             "Serve the base model of this training.",
         )
-    _check_rows(request.rows, base, limits)
-    _check_layers(request.layers, base)
-    if request.places is not None:
-        _check_positions(request.places, request.rows)
-    rows, positions = (
-        values and tuple(torch.tensor(row, dtype=torch.int32) for row in values)
-        for values in (request.rows, request.places)
-    )
-    return StatesRequest(rows, tuple(request.layers), positions)
-
-
-def _check_rows(rows: list[list[int]], base: Any, limits: RequestLimits) -> None:
-    lengths = [*map(len, rows)]
+    lengths, places = [*map(len, request.rows)], request.places
     if len(lengths) > limits.rows or max(lengths) * len(lengths) > limits.tokens:
         raise BadInput(
             f"rows: {len(lengths)} rows of up to {max(lengths)} tokens are more than the {limits.rows} rows and "
@@ -100,24 +88,22 @@ def _check_rows(rows: list[list[int]], base: Any, limits: RequestLimits) -> None
         )
     if max(lengths) > base.max_length or not min(lengths):
         raise BadInput(f"rows: each takes 1 to {base.max_length} tokens, got {min(lengths)} to {max(lengths)}.")
-    if (highest := max(map(max, rows))) >= base.vocab_size:
+    if (highest := max(map(max, request.rows))) >= base.vocab_size:
         raise BadInput(f"rows: token id {highest} is not of this base, which has {base.vocab_size}.")
-
-
-def _check_layers(layers: list[int], base: Any) -> None:
-    """The number of layers is limited too: each adds one hidden state per token to the response."""
-    if wrong := [layer for layer in layers if layer >= base.num_layers]:
+    if wrong := [layer for layer in request.layers if layer >= base.num_layers]:
         raise BadInput(f"layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
-    if len(layers) > (max_layers := max(base.num_layers, MIN_LAYER_LIMIT)):
-        raise BadInput(f"layers: at most {max_layers} at once, got {len(layers)}.")
-
-
-def _check_positions(places: list[list[int]], rows: list[list[int]]) -> None:
-    if len(places) != len(rows):
-        raise BadInput(f"places: expected a list for each of {len(rows)} rows, got {len(places)}.")
-    for positions, row in zip(places, rows, strict=True):
-        if positions != sorted(set(positions)) or (positions and positions[-1] >= len(row)):
-            raise BadInput(f"places: expected ascending positions of a row of {len(row)} tokens.")
+    if len(request.layers) > (max_layers := max(base.num_layers, MIN_LAYER_LIMIT)):  # each adds to the response
+        raise BadInput(f"layers: at most {max_layers} at once, got {len(request.layers)}.")
+    if places is not None and len(places) != len(lengths):
+        raise BadInput(f"places: expected a list for each of {len(lengths)} rows, got {len(places)}.")
+    for row_places, length in zip(places or (), lengths, strict=False):
+        if row_places != sorted(set(row_places)) or (row_places and row_places[-1] >= length):
+            raise BadInput(f"places: expected ascending positions of a row of {length} tokens.")
+    rows, positions = (
+        values and tuple(torch.tensor(row, dtype=torch.int32) for row in values)
+        for values in (request.rows, request.places)
+    )
+    return StatesRequest(rows, tuple(request.layers), positions)
 
 
 class StatesEngine:
