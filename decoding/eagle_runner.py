@@ -57,8 +57,7 @@ class ModuleRunner:
 
 
 def packed_runner(draft: Any) -> "PackedRunner":
-    """The draft's runner on the fast runtime. The first call moves the weights, after which the draft's own forward can
-    no longer run; later calls return the same runner."""
+    """The draft's runner on the fast runtime. The first call moves the weights, so that the draft itself cannot run."""
     if draft.runner is None:
         draft.runner = PackedRunner(draft, drafting_dtype(draft))
     return draft.runner

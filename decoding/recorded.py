@@ -59,8 +59,7 @@ class UnloadedBase:
 
 
 class RecordedTarget(ForcedTarget):
-    """A recording instead of a base model, for drafts that need no hidden states: prompt lookup and standalone
-    drafts. Its cache counts rows and stores nothing."""
+    """A recording instead of a base model, for drafts that need no hidden states. Its cache only counts rows."""
 
     def __init__(self, base: UnloadedBase, max_length: int):
         self.base, self.max_length = base, max_length

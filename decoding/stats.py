@@ -67,8 +67,8 @@ def summarize(steps: Iterable[Step]) -> Summary:
 
 
 def acceptance_by_rank(steps: Iterable[Step], ranks: int = 8) -> tuple[tuple[float | None, ...], ...]:
-    """By depth, then by rank: of the accepted parents with a drafted child of this rank, the share for which this child
-    was accepted. None if no such child was drafted. Only ranks below `ranks`."""
+    """By depth, then by rank (below `ranks`): of the accepted parents with a drafted child of this rank, the share for
+    which this child was accepted; None without such a parent."""
     tried: Counter[tuple[int, int]] = Counter()
     accepted: Counter[tuple[int, int]] = Counter()
     for step in (step for step in steps if step.counted):

@@ -14,9 +14,8 @@ Origin = Literal["draft", "target", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class EmittedToken:
-    """One emitted token. Origin `draft`: an accepted draft token at `depth` ≥ 1 with the 0-based `rank` among its
-    siblings. `target`: the base model's bonus or correction token. `plain`: no speculation. Depth is 0 for the last
-    two."""
+    """Origin `draft`: an accepted draft token at `depth` ≥ 1 with the 0-based `rank` among its siblings. `target`: the
+    base model's bonus or correction token. `plain`: no speculation."""
 
     id: int
     origin: Origin
@@ -26,8 +25,7 @@ class EmittedToken:
 
 @dataclass(frozen=True, slots=True)
 class DraftRecord:
-    """The scored tree without its root (the last emitted token). Node i has the token id tokens[i]; parents[i] is the
-    index of its parent in this list, -1 for children of the root."""
+    """The scored tree without its root. parents[i] is the index of node i's parent, -1 for children of the root."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
@@ -73,8 +71,7 @@ class Step:
             raise BadInput(f"This is not a step record of a trace ({error!r}).") from None
 
     def record(self) -> dict[str, Any]:
-        """The JSON form in files, rows, streams and pages. `text` and `texts` are filled in by decoding.text, which
-        needs the whole stream, because a token may contain a part of a character."""
+        """The JSON form in files, rows, streams and pages; decoding.text fills in `text` and `texts`."""
         d = self.drafted
         return {
             "index": self.index,

@@ -57,11 +57,14 @@ class Target:
             self.extend(rest[start : start + PREFILL_ROWS], layers, last_only=True, best_only=best_only)
             for start in range(0, len(rest), PREFILL_ROWS)
         ]
-        return _joined(parts)
+        if len(parts) == 1:
+            return parts[0]
+        features = None if parts[0].features is None else torch.cat([p.features for p in parts])
+        return replace(parts[-1], hidden=torch.cat([p.hidden for p in parts]), features=features)
 
     def reused(self, prompt_ids: Sequence[int], reusable: int | None = None) -> int:
-        """Number of prompt tokens that are reused from the cache: the longest common prefix, at most `reusable` (a
-        drafter may need features of earlier tokens), and never the last token."""
+        """Number of prompt tokens reused from the cache: the common prefix, at most `reusable`, without the last
+        token."""
         shared = min(common_prefix(self.ids, prompt_ids), len(prompt_ids) - 1)
         return shared if reusable is None else min(shared, reusable)
 
@@ -81,8 +84,7 @@ class Target:
         del self.ids[length:]
 
     def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> ForwardOutput:
-        """Logits [n, V], or best tokens, after every node of `tree`, in one forward. Its rows are staged in the
-        cache."""
+        """Logits [n, V], or best tokens, after every node of `tree`, in one forward that stages its cache rows."""
         start = len(self.ids)
         positions = [start + depth for depth in tree.shape.depths]
         mask = None if len(tree) == 1 else tree.shape.mask.to(self.base.device)
@@ -125,8 +127,8 @@ class Target:
 
 
 def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
-    """A Target on the base model's fastest forward: the fast runtime, or transformers' own (then `target.notice` gives
-    the reason). The first call moves the base model's weights; further targets of the same base model share them."""
+    """A Target on the base model's fastest forward, shared by its later targets; `target.notice` says why it is only
+    transformers' own. The first call moves the base model's weights."""
     disable_tf32(base.device)
     target = Target(base, max_length, fastest_forward(base))
     if isinstance(target.forward, TransformersForward):
@@ -135,8 +137,8 @@ def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
 
 
 def usable_length(base: LoadedBase) -> int:
-    """Largest number of positions in one cache. Rotary scalings that depend on the length (longrope, dynamic) rescale
-    cached keys, so these models are limited to their original length."""
+    """Largest number of positions in one cache. Rotary scalings that depend on the length (longrope, dynamic) would
+    rescale cached keys, so these models are limited to their original length."""
     scaling = getattr(base.config, "rope_parameters", None) or {}
     if scaling.get("rope_type") in ("longrope", "dynamic"):
         original = getattr(base.config, "original_max_position_embeddings", None)
@@ -148,10 +150,3 @@ def usable_length(base: LoadedBase) -> int:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _joined(parts: list[ForwardOutput]) -> ForwardOutput:
-    if len(parts) == 1:
-        return parts[0]
-    features = None if parts[0].features is None else torch.cat([p.features for p in parts])
-    return replace(parts[-1], hidden=torch.cat([p.hidden for p in parts]), features=features)

@@ -37,7 +37,11 @@ class TextStream:
         record = step.record()
         for token in record["tokens"]:
             token["text"] = self._push(token["id"])
-            self._set_origins(token)
+            self._origins.append(token["origin"])
+            if not self._unfinished:
+                if len(self._origins) > 1:
+                    token["origins"] = self._origins
+                self._origins = []
         if step.finish is not None and record["tokens"]:  # a cancelled step has no token for the held text
             record["tokens"][-1]["text"] += self._flush()
         self.text += "".join(t["text"] for t in record["tokens"])
@@ -46,14 +50,6 @@ class TextStream:
 
     def records(self, steps: Iterable[Step]) -> Iterable[dict[str, Any]]:
         return map(self.record, steps)
-
-    def _set_origins(self, token: dict[str, Any]) -> None:
-        self._origins.append(token["origin"])
-        if self._unfinished:
-            return
-        if len(self._origins) > 1:
-            token["origins"] = self._origins
-        self._origins = []
 
     def _push(self, token: int) -> str:
         self._window.append(token)

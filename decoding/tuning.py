@@ -26,8 +26,7 @@ SIZES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True)
 class SizePlan:
-    """The best tree of one size: nodes including the root, expected τ, milliseconds per step, and speedup over plain
-    decoding."""
+    """The best tree of one size: nodes including the root, and speedup over plain decoding."""
 
     nodes: int
     depth: int
@@ -38,8 +37,8 @@ class SizePlan:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """The chosen tree and the best tree of every size. `nodes` (including the root) is 0 if plain decoding is faster;
-    `choices` are Medusa choices, empty for trees without a fixed shape."""
+    """The chosen tree and the best of every size. `nodes` (including the root) is 0 if plain decoding is faster;
+    `choices` is empty for trees without a fixed shape."""
 
     nodes: int
     depth: int
@@ -100,7 +99,7 @@ def plan_dynamic(
     sizes: Sequence[int] = SIZES,
 ) -> TreePlan:
     """The size and depth of EAGLE-2's dynamic tree with the most expected tokens per second, from traces of a larger
-    tree. `choices` is empty, because the tree has no fixed shape."""
+    one."""
     deepest = max((max(step.drafted.depths, default=0) for step in steps), default=0)
     candidates = (
         (tau, nodes, depth, ())
@@ -138,19 +137,15 @@ def lengths_by_size(steps: Iterable[Step], sizes: Sequence[int], max_depth: int 
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     totals = dict.fromkeys(sizes, 0)
     for step in counted:
-        order = _score_order(step, max_depth)
+        score: list[float] = []
+        for node, parent in enumerate(step.drafted.parents):
+            score.append(step.drafted.logprobs[node] + (score[parent] if parent >= 0 else 0.0))
+        allowed = [n for n in range(len(score)) if max_depth is None or step.drafted.depths[n] <= max_depth]
+        ordered = sorted(allowed, key=lambda node, score=score: (-score[node], node))
+        order = {node: index for index, node in enumerate(ordered)}
         for size in sizes:
             totals[size] += sum(order.get(node, size) < size - 1 for node in step.accepted)
     return {size: 1.0 + total / len(counted) for size, total in totals.items()} if counted else {}
-
-
-def _score_order(step: Step, max_depth: int | None) -> dict[int, int]:
-    score: list[float] = []
-    for node, parent in enumerate(step.drafted.parents):
-        score.append(step.drafted.logprobs[node] + (score[parent] if parent >= 0 else 0.0))
-    allowed = [n for n in range(len(score)) if max_depth is None or step.drafted.depths[n] <= max_depth]
-    order = sorted(allowed, key=lambda node: (-score[node], node))
-    return {node: index for index, node in enumerate(order)}
 
 
 def wide_choices(depth: int, nodes: int = 64, width: int = 10) -> tuple[Choice, ...]:
@@ -168,8 +163,7 @@ def wide_choices(depth: int, nodes: int = 64, width: int = 10) -> tuple[Choice, 
 
 def measure_forward(target: Target, sizes: Sequence[int] = SIZES, rounds: int = 7) -> dict[int, float]:
     """Median milliseconds of one greedy verification by node count, at the target's present length. Sizes alternate, so
-    that a disturbance affects all of them. Nodes are tokens of the present text, because random tokens would give
-    nearly equal logits. The cache is restored."""
+    that a disturbance affects all; nodes are tokens of the text, since random ones give nearly equal logits."""
     length, tokens = len(target.ids), (target.ids or [0]) * max(sizes)
     times: dict[int, list[float]] = {size: [] for size in sizes if size <= target.free_positions}
     for _ in range(rounds):

@@ -46,8 +46,8 @@ class ModelRef:
 
 
 def local_model(settings: Settings, name: str) -> ModelRef:
-    """The model named `name`, with its files on this machine. Raises a 404 ApiError `model_not_found`, or Unavailable
-    if neither this machine nor the store has the files."""
+    """The model named `name`, with its files on this machine. Raises a 404 ApiError `model_not_found`, or
+    Unavailable."""
     with reading(settings) as session:
         base, checkpoint = _rows(session, name)
     files = RowFiles(settings, installed)

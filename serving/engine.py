@@ -68,8 +68,8 @@ class GenerationResult:
 
 
 class Engine:
-    """A device with its queue and its loaded models. `dtype` defaults to that of the settings. `budget` is the memory
-    of loaded models in bytes. `depth` and `total` limit the waiting requests of one client and of all clients."""
+    """A device with its queue and its loaded models. `budget`: bytes of loaded models; `depth` and `total` limit the
+    waiting requests of one client and of all."""
 
     def __init__(
         self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = DEPTH, total: int = TOTAL

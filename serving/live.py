@@ -42,8 +42,8 @@ class LiveRuns:
         self._lock = threading.RLock()
 
     def start(self, run_id: str) -> list[str]:
-        """Queue a run, or all QUEUED columns of its comparison. Returns the ids queued by this call. Raises NotFound,
-        Conflict if the run has ended, Busy if the queue is full."""
+        """Queue a run, or all QUEUED columns of its comparison; returns their ids. Raises NotFound, Conflict or
+        Busy."""
         with reading(self.settings) as session:
             run = runs.get_run(session, run_id)
             if run.state in runs.ENDED:

@@ -46,8 +46,8 @@ STOP_SECONDS = 1
 def create_app(
     settings: Settings, engine: Engine | None = None, on_stuck: Callable[[str], None] | None = None
 ) -> FastAPI:
-    """The server as an ASGI app. `settings` must have a token; the app closes the engine at shutdown. `on_stuck` is
-    called with the reason when the device's thread hangs or died; by default only /healthz reports it."""
+    """The server as an ASGI app; it closes the engine at shutdown. `on_stuck` is called with the reason when the
+    device's thread hangs or died; by default only /healthz reports it."""
     assert settings.inference_token, "call with_token() first"
     engine = engine or Engine(settings)
     live, keys = LiveRuns(settings, engine), ApiKeys(settings)

@@ -30,8 +30,8 @@ MAX_CONTEXT = 8192
 
 @dataclass
 class WarmDraft:
-    """A draft network and its drafters by options (as JSON), which keep their cache of the last text, because the next
-    turn of a chat starts with it."""
+    """A draft network and its drafters by options (as JSON), which keep their cache of the last text for a next
+    turn."""
 
     network: Any
     nbytes: int
@@ -96,8 +96,7 @@ class LoadedModel:
 
 
 class ModelPool:
-    """Loaded models on `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base model is always allowed).
-    `heartbeat` is the heartbeat of the device's thread, `sums` the cache of file checksums."""
+    """Loaded models on `device` (cpu, cuda:0) within `budget` bytes; one base model is always allowed."""
 
     def __init__(
         self,

@@ -31,8 +31,7 @@ class Prompts:
     def __init__(
         self, on_done: Callable[[float], Any] = float, on_failed: Callable[[], Any] = lambda: None, **queue: Any
     ):
-        """`on_done` gets the seconds that each conversation took; `on_failed` is called when a template or tokenizer
-        failed or was stopped. `queue`: options of DeviceQueue."""
+        """`on_done` gets the seconds of each conversation; `on_failed` is called for a failed or stopped one."""
         self._child = LimitedChild(MEMORY, (WORK,))
         self._on_done, self._on_failed = on_done, on_failed
         self.queue = DeviceQueue("prompts", limit=START_SECONDS + LOAD_SECONDS + 3 * SECONDS + 60, **queue)

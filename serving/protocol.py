@@ -63,8 +63,8 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """Parameters of both routes. Extensions of OpenAI's API are `speculation` (options of `decoding.drafters`, such as
-    drafter and depth) and `draft_tokens` (token ids that the response is expected to start with)."""
+    """Parameters of both routes. Our extensions are `speculation` (options of `decoding.drafters`), `draft_tokens`
+    (which the response is expected to start with) and `return_token_ids`."""
 
     model_config = ConfigDict(extra="forbid")
     INPUT: ClassVar[str]
@@ -230,8 +230,8 @@ def _can_be_encoded(value: Any) -> bool:
 
 @dataclass
 class Completion:
-    """Builds the JSON of one response, as a chat or a text completion. `prompt_ids` is set if the request asked for
-    token ids, `with_usage` if chunks have a field `usage`."""
+    """Builds the JSON of one response. `prompt_ids`: set if token ids were requested; `with_usage`: chunks have
+    `usage`."""
 
     model: str
     created: int

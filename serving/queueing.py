@@ -84,8 +84,7 @@ class Busy(Exception):
 
 
 class Ticket:
-    """One request in the queue. Cancelling drops waiting work at once and sets `cancelled`, which running work checks
-    to stop."""
+    """One request in the queue. Cancelling drops waiting work and sets `cancelled`, which running work checks."""
 
     def __init__(
         self, queue: "DeviceQueue", lane: str, work: Callable[["Ticket"], None], on_dropped: Callable[[], None]
@@ -113,8 +112,8 @@ class DeviceQueue:
         on_begin: Callable[[float], Any] = float,
         on_panic: Callable[[], Any] = lambda: None,
     ):
-        """`limit`: default time limit in seconds between two heartbeats. `on_begin` gets the seconds that a request
-        has waited; `on_panic` is called when one raised a BaseException that is no Exception."""
+        """`limit`: seconds between two heartbeats. `on_begin` gets the seconds that a request has waited; `on_panic` is
+        called when one raised a BaseException that is no Exception."""
         self.name, self.depth, self.total = name, depth, total
         self.heartbeat = Heartbeat(limit)
         self._on_begin, self._on_panic = on_begin, on_panic

@@ -26,8 +26,7 @@ CLIENT_SCOPE_KEY = "speculoos.client"
 
 
 def with_token(settings: Settings) -> Settings:
-    """The settings, with a token created in home/secrets if they have none. Raises BadInput if the server listens on
-    another address than loopback without a token, Unavailable if the file cannot be written."""
+    """The settings, with a token created in home/secrets if they have none and listen on loopback only."""
     if settings.inference_token:
         return settings
     if settings.inference_host not in LOOPBACK:

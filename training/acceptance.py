@@ -39,8 +39,8 @@ class Acceptance:
         return self.emitted / self.steps if self.steps else 1.0
 
     def tree_tau(self, nodes: int = TREE_NODES) -> float:
-        """Mean tokens per verification with the best static tree of `nodes` (root included) for these positions. All
-        positions have equal weight here, while a walk has more positions after a miss: slightly overestimated."""
+        """Mean tokens per verification with the best static tree of `nodes` (root included). Slightly overestimated:
+        all positions have equal weight here, while a walk has more positions after a miss."""
         total = max(float(self.valid[0]), 1)
         values = {path: count / total for path, count in self.paths.items()}
         return expected_tau(values, best_choices(values, nodes))
@@ -130,21 +130,16 @@ class StepMetrics:
         rates = (hits / valid.clamp(min=1)).tolist()
         top1 = {f"train/top1_{depth_name}{i}": rate for i, rate in enumerate(rates, 1)}
         seconds = max(time.monotonic() - self.since, 1e-9)
+        on_gpu = device.type == "cuda"
+        used = torch.cuda.max_memory_allocated(device) if on_gpu else psutil.Process().memory_info().rss
         return {
             "train/loss": float(totals[0]) / self.steps,
             **top1,
             "train/tokens_per_second": self.tokens / seconds,
-            "train/memory_mb": memory_mb(device),
+            "train/memory_mb": used / 2**20,
         }
 
 
 def eval_values(acceptance: "Acceptance", depth_name: str) -> dict[str, float]:
     top1 = {f"eval/top1_{depth_name}{i + 1}": value for i, value in enumerate(acceptance.top1())}
     return {**top1, "eval/tau": acceptance.tau, "eval/tau_tree": acceptance.tree_tau()}
-
-
-def memory_mb(device: torch.device) -> float:
-    """Peak GPU memory in MiB on CUDA, else this process's resident size."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return psutil.Process().memory_info().rss / 2**20

@@ -85,9 +85,8 @@ def load_conversations(
     tokenizer_sha256: str = "",
     reporter: Reporter | None = None,
 ) -> tuple[list[TokenisedConversation], DataReport]:
-    """All usable conversations, truncated to `max_length` tokens, and a report. Their ids and masks are views of the
-    memory-mapped token files (`training.tokenising`). Raises BadInput when the data's token ids come from another
-    tokenizer, or when no conversation is usable."""
+    """All usable conversations, truncated to `max_length` tokens and memory-mapped, and a report. Raises BadInput when
+    the data's token ids come from another tokenizer, or when no conversation is usable."""
     data_tokenizer = read_json(Path(folder) / "dataset.json").get("tokenizer_sha256", "")
     other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
     result = tokenise_dataset(folder, tokenizer, eos_ids, reporter)
@@ -158,8 +157,7 @@ def collate(conversations: Sequence[TokenisedConversation], index: int = 0) -> B
 def make_conversation(
     ids: Tensor, mask: Tensor, info: Mapping[str, str], max_length: int, report: DataReport
 ) -> TokenisedConversation | None:
-    """A row (`info`: `training.token_files.row_info`) as a conversation truncated to `max_length`, counted in `report`;
-    None when no token is in the loss."""
+    """A row as a conversation truncated to `max_length`, counted in `report`; None when no token is in the loss."""
     if bool(mask.all()):
         report.dropped["every token counts, so there is no prompt"] += 1
         return None

@@ -39,8 +39,7 @@ MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
 
 
 class Eagle3Method(nn.Module):
-    """The EAGLE-3 draft with its loss over `ttt_steps` unrolled steps. The feature scale, and a new draft's vocabulary,
-    are measured on `conversations`."""
+    """The EAGLE-3 draft. The feature scale, and a new draft's vocabulary, are measured on `conversations`."""
 
     depth_name = "depth"
     needs_conversations = True

@@ -36,7 +36,7 @@ from training.hidden_states.connect import StatesLocation, connect_prefetcher
 from training.hidden_states.prefetcher import ServerWaitMonitor
 from training.method import make_method
 from training.samples import can_be_sampled, sample
-from training.setup import lr_factor, make_accelerator, micro_seed, nonfinite_loss_error, prepare, translate_errors
+from training.setup import lr_factor, make_accelerator, nonfinite_loss_error, prepare, translate_errors
 from training.sharding import fsdp_switch, full_tensor, full_tensors, unsharded
 from training.source import FeatureSource
 from training.stream import FeatureStore, Stream, feature_bytes
@@ -144,7 +144,15 @@ class Trainer:
     def run(self, resume_from: str | Path | None = None) -> TrainResult:
         self._resume(resume_from)
         self.reporter.begin()
-        self.reporter.log(self._start_message())
+        note = getattr(self.method, "start_note", "")
+        count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
+        self.reporter.log(
+            f"{self.data.sentence()} {len(self.held_out.conversations)} conversations held out, "
+            f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
+            f"{self.total_steps or 'any number of'} steps of {self.config.batch_tokens} tokens"
+            + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
+            + (f" {note}" if note else "")
+        )
         self.watch.progress = lambda: (self.step, self._expected_steps())
         if self.accelerator.num_processes == 1:  # several processes wait at different points
             self.watch.before_stop = self._save_resume_point
@@ -186,11 +194,15 @@ class Trainer:
         self.reporter.log(f"Resumed from step {self.step}.")
 
     def _train_step(self) -> None:
-        progress = self._broadcast_progress(self._progress(0.5))
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        each = self.config.accumulate * world
+        progress = self._progress(0.5)
+        if self.config.max_minutes and world > 1:  # clocks differ, but all processes must take the same step
+            progress = float(self._all_reduce_sum(torch.tensor(progress * self.main, device=self.accelerator.device)))
         lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        numbers = self._batch_numbers()
+        numbers = list(range(self.step * each + rank, (self.step + 1) * each, world))
         features = [self._features(number) for number in numbers]
         if self.step == 0:
             self._log_cache_size(len(self.stream) * feature_bytes(features[0]))
@@ -201,7 +213,11 @@ class Trainer:
             for number, batch in zip(numbers[:-1], features[:-1], strict=True):
                 self._backward(number, batch, scale)
         self._backward(numbers[-1], features[-1], scale)
-        norm = self._clip(lr)
+        norm = float(
+            full_tensor(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
+        )
+        if not math.isfinite(norm) and self.config.mixed_precision != "fp16":  # with fp16 such steps are skipped
+            raise nonfinite_loss_error(self.step + 1, lr, self.config.mixed_precision)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -215,20 +231,12 @@ class Trainer:
 
     def _backward(self, number: int, features: dict[str, Tensor], scale: Tensor) -> None:
         """Gradient of Σ_k scale_k · sum_k. DDP and FSDP take the mean over processes, hence the factor."""
-        seed = micro_seed(self.config.seed, number)
+        seed = (self.config.seed * 1_000_003 + number) % 2**63
         torch.manual_seed(seed)  # for draft models with dropout
         with self.accelerator.autocast():
             outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
         self.accelerator.backward(outcome.loss)
         self.step_metrics.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
-
-    def _clip(self, lr: float) -> float:
-        """Global gradient norm before clipping. With fp16 it may be infinite: such steps are skipped."""
-        norm = self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf)
-        norm = float(full_tensor(norm))
-        if not math.isfinite(norm) and self.config.mixed_precision != "fp16":
-            raise nonfinite_loss_error(self.step + 1, lr, self.config.mixed_precision)
-        return norm
 
     def _report(self, lr: float, norm: float, numbers: list[int]) -> None:
         tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in numbers))
@@ -269,8 +277,8 @@ class Trainer:
         return acc
 
     def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
-        """Log greedy answers to the first held-out prompts, generated with the current draft: at the first and the last
-        evaluation, and between them within SAMPLING_SHARE. Nothing when the base model's layers are not loaded."""
+        """Log greedy answers to the first held-out prompts with the current draft: at the first and the last
+        evaluation, and between them within SAMPLING_SHARE."""
         due = last or self.sampling_seconds <= SAMPLING_SHARE * self._elapsed_minutes() * 60
         if isinstance(self.base, HeadOnlyBase) or not due:
             return
@@ -333,11 +341,6 @@ class Trainer:
         memory, disk = self.config.cache_features_mb * 2**20, self.config.cache_disk_gb * 1e9
         return FeatureStore(int(memory * fraction), int(disk * fraction), folder)
 
-    def _batch_numbers(self) -> list[int]:
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        first = self.step * self.config.accumulate * world
-        return list(range(first + rank, first + self.config.accumulate * world, world))
-
     def _fingerprint(self) -> dict[str, Any]:
         """Everything that determines the batches and the computation of a step; must match to resume."""
         data = f"{self.data.conversations} conversations with {self.data.tokens} tokens"
@@ -349,12 +352,6 @@ class Trainer:
 
     def _all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor
-
-    def _broadcast_progress(self, progress: float) -> float:
-        """The first process's value of `progress`: clocks differ, but all processes must take the same step."""
-        if not self.config.max_minutes or self.accelerator.num_processes == 1:
-            return progress
-        return float(self._all_reduce_sum(torch.tensor(progress * self.main, device=self.accelerator.device)))
 
     def _is_due(self, n: int) -> bool:
         return n > 0 and self.step % n == 0
@@ -430,14 +427,3 @@ class Trainer:
     def _warn(self, message: str) -> None:
         if self.main:
             self.reporter.log(message, "warning")
-
-    def _start_message(self) -> str:
-        count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
-        note = getattr(self.method, "start_note", "")
-        return (
-            f"{self.data.sentence()} {len(self.held_out.conversations)} conversations held out, "
-            f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
-            f"{self.total_steps or 'any number of'} steps of {self.config.batch_tokens} tokens"
-            + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
-            + (f" {note}" if note else "")
-        )

@@ -54,10 +54,9 @@ def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: st
 def unrolled_loss(
     xs: list[Tensor], head: Head, target: Tensor, target_head: Head, target_indices: list[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Soft cross-entropy of several unrolled steps that share targets: (scalar, sums [T], hits by step). xs[j] [N_j, H]
-    are the rows of step j, target_indices[j] [N_j] ascending indices into target [S, H']; the weights of head [V, H]
-    and target_head [V, H']. The scalar is Σ_j scale[j]·sums[j]; sums carry no gradient. Each target's distribution is
-    computed once for all steps, with a single gradient buffer for the head. Products are in the dtype of its weight."""
+    """Soft cross-entropy of several unrolled steps: (scalar Σ_j scale[j]·sums[j], sums [T] without gradient, hits by
+    step). xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into the shared targets [S,
+    H'], whose distributions are computed once; weights of head [V, H], target_head [V, H']."""
     starts = [0, *accumulate(map(len, xs))]
 
     def parts() -> Iterator[_Part]:
@@ -103,7 +102,7 @@ class _ChunkedLoss(Function):
             sums[part.term] += _in_blocks(part.distance, logits, part.target, part.own).sum()
             if grads.needed:
                 grads.add(part.rows, logits, rule_slope, scale[part.term])
-        grads.save()
+        ctx.gradients = (grads.by_x, grads.by_weight, grads.by_bias)  # save_for_backward would make autograd copy them
         ctx.mark_non_differentiable(sums, hits)
         return (sums * scale).sum(), sums, hits
 
@@ -221,10 +220,6 @@ class _Gradients:
             self.by_weight.addmm_(d_logits.T, (self.x[part] * scale).to(self.weight.dtype))
         if self.by_bias is not None:
             self.by_bias.add_(d_logits.sum(0).mul_(scale))
-
-    def save(self) -> None:
-        """Store them on ctx itself: with save_for_backward's second reference, autograd would copy them."""
-        self.ctx.gradients = (self.by_x, self.by_weight, self.by_bias)
 
     @staticmethod
     def scaled(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

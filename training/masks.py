@@ -41,19 +41,15 @@ def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[
     eos = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
     if row.get("token_ids") and row.get("loss_spans") is not None:
         return _from_spans(row["token_ids"], row["loss_spans"])
-    messages, cut, tools = _messages(row), _cut_answers(row), row.get("tools") or None
+    messages, tools, finish = _messages(row), row.get("tools") or None, row.get("finish") or ()
+    reasons = [finish] if isinstance(finish, str) else finish
+    cut = frozenset(i for i, reason in enumerate(reasons) if reason == "length")  # numbers of truncated answers
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         return _from_plain(tokenizer, messages, eos, cut)
     if isinstance(template, str) and GENERATION_MARK.search(template):
         return _from_marks(tokenizer, messages, eos, cut, tools)
     return _from_prefixes(tokenizer, messages, eos, cut, tools)
-
-
-def _cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
-    finish = row.get("finish") or ()
-    reasons = [finish] if isinstance(finish, str) else finish
-    return frozenset(i for i, reason in enumerate(reasons) if reason == "length")
 
 
 def _from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> MaskedTokens:
@@ -151,8 +147,7 @@ def _apply_template(tokenizer: Any, messages: list[Message], **options: Any) -> 
 
 
 def _end_of_content(text: str, message: Message, start: int) -> int:
-    """End of an answer's content in the rendered `text`, searched from `start`; `start` itself when the template
-    rewrote the content, which then cannot be separated from the template's text."""
+    """End of an answer's content in the rendered `text`; `start` itself when the template rewrote the content."""
     content = (message["content"] or str(message.get("reasoning_content", ""))).strip()
     begin = text.find(content, start)
     return begin + len(content) if begin >= 0 else start

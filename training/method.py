@@ -62,8 +62,8 @@ def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def make_method(config: Any, base: Any, conversations: Any) -> Any:
-    """The method named by `config.method`, with a new draft for `base` or the one in `config.draft_path`, which keeps
-    its shape. Raises Unsupported or BadInput when it does not fit the base."""
+    """The method named by `config.method`, with a new draft for `base` or the one in `config.draft_path`. Raises
+    Unsupported or BadInput when it does not fit the base."""
     if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"{base.path} cannot be trained for: {reason}")
     cls = find_method(config.method).load("trainer")

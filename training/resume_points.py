@@ -43,8 +43,7 @@ def latest_resume_point(folder: str | Path | None) -> Path | None:
 
 
 def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
-    """The newest undamaged state of the first folder that has one; None without any. `log` is called for each damaged
-    state that is skipped."""
+    """The newest undamaged state of the first folder that has one; `log` is called for each damaged one skipped."""
     for folder in folders:
         for state in reversed(all_resume_points(folder)):
             if not (problems := resume_point_damage(state)):
@@ -77,8 +76,7 @@ def remove_damaged(folder: Path) -> None:
 def save_resume_point(
     out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int
 ) -> Path:
-    """Write state-<facts["step"]> and remove all but the newest `keep`; `moments` are `optimizer_tensors`, gathered.
-    Raises Unavailable when the disk is full."""
+    """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full."""
     from safetensors.torch import save_file
 
     final = out_dir / f"state-{facts['step']}"
@@ -135,9 +133,8 @@ def load_resume_point(state: Path, draft: Any, optimizer: Any) -> None:
 
 
 def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
-    """Verify that a state was made with the same `config` and `made_of` (base, data); settings for duration and
-    reporting may change, and so may the number of `processes` if `accumulate` compensates. Raises BadInput that names
-    the difference."""
+    """Verify that a state was made with the same `config` and `made_of` (base, data), except CHANGEABLE settings; the
+    number of processes may change if `accumulate` compensates. Raises BadInput that names the difference."""
     before, config = facts["config"], now["config"]
     old_processes, processes = facts.get("processes", now["processes"]), now["processes"]
     if before["accumulate"] * old_processes != config["accumulate"] * processes:
@@ -156,8 +153,7 @@ def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> 
 
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's moments as {"<parameter number>.<name>": tensor}, sharded if the parameters are; parameters in
-    the order of its groups."""
+    """The optimizer's moments as {"<parameter number>.<name>": tensor}, sharded if the parameters are."""
     import torch
 
     return {

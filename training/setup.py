@@ -64,10 +64,6 @@ def lr_factor(progress: float, warmup: float, schedule: str) -> float:
     return {"cosine": (1 + math.cos(math.pi * rest)) / 2, "linear": 1 - rest, "constant": 1.0}[schedule]
 
 
-def micro_seed(seed: int, number: int) -> int:
-    return (seed * 1_000_003 + number) % 2**63
-
-
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Convert out-of-memory and full-disk errors to SpeculoosErrors with a hint."""

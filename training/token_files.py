@@ -58,50 +58,11 @@ def split_shard(shard: Path, digest: str) -> list[Piece]:
 
 
 def row_info(row: Mapping[str, Any], masked: MaskedTokens) -> dict[str, str]:
-    """`id`, `category`, `mask_source`, and `group`: the hash of the first prompt. Rows with the same prompt are on the
-    same side of the held-out split."""
+    """`id`, `category`, `mask_source`, and `group`, the hash of the first prompt (see TokenisedConversation)."""
     users = [m.get("content", "") for m in row.get("messages") or [] if m.get("role") == "user"]
     group = hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).hexdigest()
     names = {"id": str(row.get("id", "")), "category": str(row.get("category", ""))}
     return {**names, "group": group, "mask_source": masked.source}
-
-
-class TokenWriter:
-    """Collects the rows of one piece; `dropped` are unusable rows with their reasons."""
-
-    def __init__(self) -> None:
-        self.ids, self.mask, self.starts = array("i"), bytearray(), array("q", [0])
-        self.rows: list[dict[str, Any]] = []
-        self.dropped: list[tuple[int, str]] = []
-        self.largest_id = -1
-
-    def add(self, number: int, row: Mapping[str, Any], masked: MaskedTokens) -> None:
-        """Add row `number` of the piece. Raises BadInput for invalid token ids."""
-        try:
-            ids = array("i", masked.token_ids)
-        except OverflowError:
-            raise BadInput("token_ids: holds a number that is no token id") from None
-        if row.get("token_ids"):
-            self.largest_id = max(self.largest_id, *ids)
-        self.ids.extend(ids)
-        self.mask.extend(masked.mask)
-        self.starts.append(len(self.ids))
-        self.rows.append({"number": number, **row_info(row, masked)})
-
-    def write(self, file: Path) -> None:
-        """Write the file atomically."""
-        from safetensors.numpy import save_file
-
-        words = {"rows": self.rows, "dropped": self.dropped, "largest_id": self.largest_id}
-        arrays = {
-            "ids": _array(self.ids, "int32"),
-            "mask": _array(self.mask, "bool"),
-            "starts": _array(self.starts, "int64"),
-            "words": _array(json.dumps(words).encode(), "uint8"),
-        }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with new_path(file) as temporary:
-            save_file(arrays, temporary, {SUM: _sum(arrays)})
 
 
 class TokenFile:
@@ -146,8 +107,7 @@ def _sum(arrays: Mapping[str, Any]) -> str:
 
 
 def token_cache_key(tokenizer: Any, eos_ids: Iterable[int]) -> str:
-    """Cache key of tokens, besides the shard's sha256: tokenizer, chat template, EOS ids, RULES and the versions of the
-    libraries that render and tokenise."""
+    """Cache key of tokens, besides the shard's sha256: everything that affects rendering and tokenising."""
     versions = [version(name) for name in ("transformers", "tokenizers", "jinja2")]
     template, eos_id = getattr(tokenizer, "chat_template", None), tokenizer.eos_token_id
     parts = [_vocabulary(tokenizer), template, eos_id, sorted(eos_ids), RULES, versions]
@@ -162,9 +122,14 @@ def _vocabulary(tokenizer: Any) -> Any:
 
 
 def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
-    """Write the piece's tokens to `file`; returns their number. Raises BadInput that names the line for broken JSON;
-    rows that the template rejects are recorded in the file with the reason."""
-    writer, eos = TokenWriter(), tuple(eos_ids)
+    """Write the piece's tokens to `file`, atomically; returns their number. Raises BadInput that names the line for
+    broken JSON; rows that the template rejects are recorded in the file with the reason."""
+    from safetensors.numpy import save_file
+
+    eos, ids, mask, starts = tuple(eos_ids), array("i"), bytearray(), array("q", [0])
+    rows: list[dict[str, Any]] = []
+    dropped: list[tuple[int, str]] = []
+    largest_id = -1
     for number, (offset, line) in enumerate(piece.lines()):
         try:
             row = json.loads(line)
@@ -172,23 +137,42 @@ def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: P
                 raise ValueError("no object")
         except ValueError as error:
             with open(piece.shard, "rb") as handle:
-                number = handle.read(offset).count(b"\n") + 1
+                line_number = handle.read(offset).count(b"\n") + 1
             raise BadInput(
-                f"{piece.shard} line {number}: broken JSON ({error}); generate or import the data set again."
+                f"{piece.shard} line {line_number}: broken JSON ({error}); generate or import the data set again."
             ) from None
         try:
-            writer.add(number, row, mask_conversation(row, tokenizer, eos))
+            masked = mask_conversation(row, tokenizer, eos)
+            own = array("i", masked.token_ids)
         except BadInput as error:
-            writer.dropped.append((number, str(error)))
-    writer.write(file)
-    return len(writer.ids)
+            dropped.append((number, str(error)))
+            continue
+        except OverflowError:
+            dropped.append((number, "token_ids: holds a number that is no token id"))
+            continue
+        if row.get("token_ids"):
+            largest_id = max(largest_id, *own)
+        ids.extend(own)
+        mask.extend(masked.mask)
+        starts.append(len(ids))
+        rows.append({"number": number, **row_info(row, masked)})
+    words = json.dumps({"rows": rows, "dropped": dropped, "largest_id": largest_id}).encode()
+    arrays = {
+        "ids": _array(ids, "int32"),
+        "mask": _array(mask, "bool"),
+        "starts": _array(starts, "int64"),
+        "words": _array(words, "uint8"),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with new_path(file) as temporary:
+        save_file(arrays, temporary, {SUM: _sum(arrays)})
+    return len(ids)
 
 
 def tokenise_in_child(
     shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], key: str, file: str
 ) -> int | None:
-    """For child processes: write the tokens of a piece to `file`. Returns their number, or None when the tokenizer in
-    `model` has another cache key than `key`."""
+    """For child processes. None when the tokenizer in `model` has another cache key than `key`."""
     tokenizer, own_key = _tokenizer_in_child(model, tuple(eos_ids))
     return (
         tokenise_piece(Piece(Path(shard), digest, start, end), tokenizer, eos_ids, Path(file))

@@ -65,9 +65,8 @@ def tokenise_dataset(
     rows: int | None = None,
 ) -> TokenisedDataset:
     """The tokens of data set `folder` (or of the pieces with its first `rows` rows), tokenising what is not cached.
-    Raises NotFound for a folder without shards, Damaged when checksums do not match, BadInput for a broken line,
-    Unavailable when a tokenizer fails or exceeds its limits, Cancelled when the reporter requests a stop (finished
-    pieces stay cached)."""
+    Raises NotFound, Damaged, BadInput for a broken line, Unavailable when a tokenizer fails or exceeds its limits,
+    Cancelled when the reporter requests a stop (finished pieces stay cached)."""
     folder, eos = Path(folder), sorted(eos_ids)
     shards = sorted(folder.glob("shard-*.jsonl"))
     if not shards:
@@ -114,8 +113,7 @@ def _fill(
 def _tokenise_parallel(
     result: TokenisedDataset, missing: Sequence[Piece], model: Path, eos: list[int], key: str, reporter: Reporter
 ) -> list[Piece]:
-    """Tokenise pieces in child processes. Returns the pieces they could not, because the tokenizer loaded from `model`
-    differs from ours."""
+    """Tokenise pieces in child processes; returns those whose tokenizer, loaded from `model`, differs from ours."""
     remaining: list[Piece] = []
     free: SimpleQueue[LimitedChild] = SimpleQueue()
 

@@ -20,9 +20,8 @@ COUNTED_TOGETHER = 512
 def choose_vocabulary(
     conversations: Sequence[TokenisedConversation], config: TrainConfig, base: Any
 ) -> tuple[Tensor, str]:
-    """Ascending token ids of the base, int64 [size], and a sentence on their coverage. Chosen by `draft_vocab_size`, by
-    `draft_vocab_coverage`, or all tokens. Ties in frequency go to the lower id; end-of-turn tokens are always included.
-    """
+    """Ascending token ids of the base, int64 [size], and a sentence on their coverage. Ties in frequency go to the
+    lower id; end-of-turn tokens are always included."""
     vocab_size = base.vocab_size
     if config.draft_vocab_size > vocab_size:
         limit = f"this base has {vocab_size} tokens"

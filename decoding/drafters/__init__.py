@@ -43,13 +43,6 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
     known = WITHOUT_DRAFT[name][0] if name in WITHOUT_DRAFT else METHODS[name].drafting
     if draft is not None and name == draft.method and not (set(options) & set(known)) - {"sample"}:
         options = {**getattr(draft, "drafting", {}), **options}
-    _check(name, options, known)
-    if name in WITHOUT_DRAFT:
-        return WITHOUT_DRAFT[name][1](**options)
-    return METHODS[name].load("drafter").make(target, draft, options)
-
-
-def _check(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
     for option, value in options.items():
         if option not in known:
             raise BadInput(f"Drafter {name!r} has no option {option!r}; it takes {', '.join(known) or 'none'}.")
@@ -59,3 +52,6 @@ def _check(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
             raise BadInput(f"{option}: expected a whole number of at most {MAX_OPTION}, got {value!r}.")
     if "tree" in options and {"depth", "top_k", "nodes"} & set(options):
         raise BadInput("tree: cannot be combined with depth, top_k or nodes; remove one or the others.")
+    if name in WITHOUT_DRAFT:
+        return WITHOUT_DRAFT[name][1](**options)
+    return METHODS[name].load("drafter").make(target, draft, options)

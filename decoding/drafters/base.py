@@ -25,8 +25,7 @@ Sampling = tuple[Warp, torch.Generator, int]
 
 @dataclass(frozen=True)
 class DrafterStart:
-    """The state after the prefill: `token` follows the prompt; `scored` has the rows of the last `len(hidden)` prompt
-    tokens."""
+    """The state after the prefill: `token` follows the prompt; `scored` has the last `len(hidden)` prompt tokens."""
 
     prompt_ids: Sequence[int]
     token: int
@@ -64,8 +63,8 @@ class Drafter:
         return DraftTree((token,))
 
     def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
-        """Receive the emitted `tokens`. `rows` are the rows of `scored` that were committed to the cache, the old root
-        first; tokens[i] follows row rows[i]."""
+        """Receive the emitted `tokens`; tokens[i] follows row rows[i] of `scored`, and these rows are in the cache
+        now."""
 
 
 class PlainDrafter(Drafter):

@@ -35,8 +35,7 @@ MAX_CANDIDATES = 65_536
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """EAGLE-2's settings: `depth` expansions after the first level, `top_k` candidates each, `nodes` including the
-    root."""
+    """EAGLE-2's settings: `depth` expansions after the first level, `top_k` candidates each, `nodes` with the root."""
 
     depth: int = 7
     top_k: int = 10
@@ -60,8 +59,7 @@ CPU_TREE = DynamicTree(depth=3, top_k=3, nodes=8)
 
 
 class EagleDrafter(Drafter):
-    """`tree`: a static shape or a dynamic tree. `sample`: children of a static shape are sampled if the generation
-    samples."""
+    """`tree`: static or dynamic. `sample`: children of a static shape are sampled if the generation samples."""
 
     def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, vocab_size: int, sample: bool = False):
         self.draft, self.tree, self.vocab_size, self.sample = draft, tree, vocab_size, sample
@@ -84,7 +82,7 @@ class EagleDrafter(Drafter):
         self._depths: list[int] = []
 
     def reusable(self, prompt_ids: Sequence[int]) -> int:
-        """One token less than the common prefix with the present text: its last feature must be computed again."""
+        """One less than the common prefix with the present text: its last feature must be computed again."""
         computed = len(self.text) - sum(map(len, self.pending))  # later rows are predictions of the last tree
         return max(common_prefix([self.first, *self.text[:computed]], prompt_ids) - 1, 0)
 
@@ -159,8 +157,7 @@ class EagleDrafter(Drafter):
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
-    """The drafter of an EAGLE-1 or EAGLE-3 draft. For a fast target the draft's weights are moved to a packed
-    runner."""
+    """The drafter of an EAGLE draft. For a fast target the draft's weights are moved to a packed runner."""
     sample = bool(options.pop("sample", False))
     if "tree" in options:
         tree = shape_from_choices(options["tree"])

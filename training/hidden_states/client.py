@@ -33,8 +33,8 @@ class StatesClient:
     workers = 2
 
     def check(self, rows: Sequence[Tensor]) -> str:
-        """Verify that the server runs the base model of this training; returns a line for the log. `rows` are token
-        ids that may be sent as a test. Raises TemporarilyUnavailable, or BadInput for another base model."""
+        """Verify that the server runs the base model of this training; returns a line for the log. `rows` may be sent
+        as a test. Raises TemporarilyUnavailable, or BadInput for another base model."""
         return ""
 
     def states(self, request: StatesRequest) -> HiddenStates:
@@ -132,9 +132,8 @@ class StatesConnection:
 
 
 class ReferenceClient(StatesClient):
-    """Client of the project's own server (`speculoos features serve`): one request per batch, which names the weights'
-    sha256, so a server restarted with another base model is detected at once. While one batch is computed, another is
-    transferred."""
+    """Client of the project's own server: one request per batch, with the weights' sha256, so that another base model
+    is detected at once. While one batch is computed, another is transferred."""
 
     def __init__(self, server: HiddenStatesServer, base: Any, sha256: str):
         self._connection, self._base, self._sha256 = StatesConnection(server), base, sha256

@@ -48,9 +48,8 @@ def connect_prefetcher(
     conversations: Sequence[TokenisedConversation],
     watch: ServerWaitMonitor,
 ) -> StatesPrefetcher | None:
-    """Connect and check the source of hidden states, and register it with a base without layers. None when the base
-    model runs in this process and no store is used. Waits for an unavailable server. Raises BadInput for a server of
-    another base model, Cancelled."""
+    """Connect and check the source of hidden states, waiting for an unavailable server, and register it with a base
+    without layers. None when the base runs here and no store is used. Raises BadInput for another base, Cancelled."""
     if not (config.hidden_states or config.hidden_states_store):
         return None
     location = location or StatesLocation()

@@ -66,8 +66,7 @@ class StatesBody(BaseModel):
 
 
 def parse_request(body: bytes, base: Any, sha256: str, limits: RequestLimits) -> StatesRequest:
-    """The request in a body, validated against the base model and the limits. Raises Conflict for another base, or
-    BadInput that names the first invalid field."""
+    """The validated request. Raises Conflict for another base, or BadInput that names the first invalid field."""
     try:
         request = StatesBody.model_validate_json(body)
     except ValidationError as error:

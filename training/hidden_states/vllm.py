@@ -110,8 +110,8 @@ class VllmClient(StatesClient):
         return path, chosen[0] if reported else None
 
     def _read_file(self, path: Path, ids: list[int], layers: tuple[int, ...]) -> Tensor:
-        """Wait for the file, return its hidden states and delete it. Shapes are checked before anything is loaded,
-        since the server may name any file."""
+        """Wait for the file, return its hidden states and delete it. The server may name any file: shapes are checked
+        first."""
         lock = path.with_name(path.name + ".lock")
         self._wait(lock, path)
         try:

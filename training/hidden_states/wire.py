@@ -28,8 +28,8 @@ MIN_LAYER_LIMIT = 3
 
 @dataclass(frozen=True, eq=False)
 class StatesRequest:
-    """A request for hidden states of rows of token ids, each [n]: the outputs of 0-based `layers` at every token, and
-    the head's input at the ascending `positions` [m] of each row (None: at every token)."""
+    """Hidden states of rows of token ids, each [n]: the outputs of 0-based `layers` at every token, and the head's
+    input at the ascending `positions` [m] of each row (None: at every token)."""
 
     rows: tuple[Tensor, ...]
     layers: tuple[int, ...] = ()
