@@ -20,8 +20,7 @@ from models.runtime.linear import packing_works
 from models.runtime.rotary import draft_rotations
 from models.runtime.weights import take_draft_layer, take_linear
 
-UNLIMITED = 1 << 40
-"""Maximum length of a draft's cache; the target's cache is full before."""
+UNLIMITED = 1 << 40  # maximum length of a draft's cache; the target's cache is full before
 
 
 class ModuleRunner:
@@ -143,5 +142,4 @@ def _fused_norm(draft: Any, dtype: torch.dtype) -> Norm:
     return lambda aux: torch.cat([norm(x) for norm, x in zip(norms, aux.chunk(len(norms), -1), strict=True)], -1)
 
 
-EagleRunner = ModuleRunner | PackedRunner
-"""An EAGLE draft without the batch dimension."""
+EagleRunner = ModuleRunner | PackedRunner  # an EAGLE draft without the batch dimension

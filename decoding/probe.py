@@ -20,12 +20,9 @@ from models.runtime.transformers import TransformersForward
 from speculoos.errors import Unsupported
 
 SHAPE = shape_from_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
-TEXT_TOKENS = 12
-"""Number of tokens before the tree."""
-NARROW_WINDOW = 6
-"""Sliding window for the second comparison: shorter than the text, longer than a branch."""
-TOLERANCE = 2e-3
-"""Largest difference of a likely token's log-probability that rounding in float32 can cause."""
+TEXT_TOKENS = 12  # number of tokens before the tree
+NARROW_WINDOW = 6  # sliding window for the second comparison: shorter than the text, longer than a branch
+TOLERANCE = 2e-3  # largest difference of a likely token's log-probability that rounding in float32 can cause
 
 
 _passed: WeakSet[LoadedBase] = WeakSet()

@@ -18,8 +18,7 @@ from models.runtime.forward import fastest_forward
 from models.runtime.interface import ForwardOutput
 from models.runtime.precision import disable_tf32
 
-END = -1
-"""The token after the end of a recording; no drafter proposes it."""
+END = -1  # the token after the end of a recording; no drafter proposes it
 
 
 class ForcedTarget(Target):

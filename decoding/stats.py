@@ -16,12 +16,9 @@ from decoding.step import Step
 class Summary:
     """Summary of one or more generations. Times are milliseconds."""
 
-    tokens: int
-    """New tokens, including the prefill's."""
-    verifications: int
-    """Number of steps that count towards τ."""
-    mean_accepted_length: float
-    """τ; 1.0 for plain decoding, 0.0 if no step counts."""
+    tokens: int  # new tokens, including the prefill's
+    verifications: int  # number of steps that count towards τ
+    mean_accepted_length: float  # τ; 1.0 for plain decoding, 0.0 if no step counts
     acceptance_by_depth: tuple[float, ...]
     """At depth d: of the counted steps whose accepted node at depth d - 1 had drafted children, the share with an
     accepted child."""

@@ -18,8 +18,7 @@ from models.runtime.transformers import TransformersForward
 from models.runtime.weights import not_fast_reason
 from speculoos.errors import BadInput
 
-PREFILL_ROWS = 1024
-"""Prompt rows per forward; limits the memory of attention and activations."""
+PREFILL_ROWS = 1024  # prompt rows per forward; limits the memory of attention and activations
 
 
 class Target:
@@ -31,10 +30,8 @@ class Target:
         self.max_length = min(max_length, usable_length(base))
         self.forward = forward or TransformersForward(base)
         self.cache = KVCache(base.num_layers, self.max_length)
-        self.notice = ""
-        """One sentence why this target is slower than possible, or ""."""
-        self.ids: list[int] = []
-        """Token ids in the cache, in order."""
+        self.notice = ""  # one sentence why this target is slower than possible, or ""
+        self.ids: list[int] = []  # token ids in the cache, in order
 
     @property
     def free_positions(self) -> int:

@@ -12,8 +12,7 @@ from decoding.step import Step
 
 JOINER = "\u200d"
 REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = 8
-"""Number of earlier tokens that are decoded again when a response is continued."""
+CONTEXT_TOKENS = 8  # number of earlier tokens that are decoded again when a response is continued
 
 
 class TextStream:

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 from speculoos.other_work import are_loads_comparable
 
 MIN_TOKENS = 16
-MAX_BASELINES = 16
-"""Number of plain speeds kept per base model."""
+MAX_BASELINES = 16  # number of plain speeds kept per base model
 RECENT_SECONDS = 600.0
-MAX_LENGTH_RATIO = 1.25
-"""Texts whose lengths differ by at most this factor count as equally long."""
+MAX_LENGTH_RATIO = 1.25  # texts whose lengths differ by at most this factor count as equally long
 MAX_LENGTH_DIFFERENCE = 64
 """Tokens by which lengths may always differ, because they hardly change the time of a plain step."""
 
@@ -50,8 +48,7 @@ class PlainSpeed(NamedTuple):
     tokens_per_second: float
     tokens: int
     conditions: Conditions
-    at: float
-    """Monotonic time."""
+    at: float  # monotonic time
 
 
 class PlainBaselines:

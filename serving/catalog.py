@@ -27,8 +27,7 @@ class ModelRef:
     base_sha256: str
     checkpoint_path: str = ""
     checkpoint_sha256: str = ""
-    base_known: BaseChecksums = BaseChecksums()
-    """Checksums to verify the base model's files against before loading."""
+    base_known: BaseChecksums = BaseChecksums()  # checksums to verify the base model's files against before loading
 
     @property
     def base_name(self) -> str:

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -28,10 +28,7 @@ from tracking import device_lease
 
 log = logging.getLogger(__name__)
 PRELOADED = (
-    "models.base",
     "models.checkpoints",
-    "decoding.probe",
-    "decoding.target",
     "decoding.drafters",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
@@ -41,8 +38,7 @@ PRELOADED = (
 """Modules imported at startup, so that the first request does not wait for them. Model code of the starter's family
 (Llama) only; other families are imported when loaded."""
 IDLE_SECONDS = 30.0
-SLOWEST_FLOPS = 2e9
-"""Lowest speed of a forward in FLOPS; a slower device counts as stuck."""
+SLOWEST_FLOPS = 2e9  # lowest speed of a forward in FLOPS; a slower device counts as stuck
 STEP_ROWS = 256
 ACCEPTANCE_OPTIONS = ("acceptance", "epsilon", "alpha")
 """Options of `speculation` for accepting drafts; all others except PROBABILITIES are options of the drafter."""
@@ -217,10 +213,8 @@ class Engine:
     def _import(self) -> None:
         with self.heartbeat.during("importing libraries", START_SECONDS + self.heartbeat.limit):
             for name in PRELOADED:
-                try:
+                with suppress(ImportError):  # another version of transformers may have moved it
                     importlib.import_module(name)
-                except ImportError as error:  # another version of transformers may have moved it
-                    log.debug("%s was not imported at startup: %s", name, error)
 
     def _add_gauges(self) -> None:
         watch, queue, prompts = self.metrics.watch, self.queue, self.prompts.queue

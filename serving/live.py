@@ -25,8 +25,7 @@ from tracking.tables import Run, now
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05
-FETCH_SECONDS = 4 * 3600.0
-"""Time limit for fetching a model from the store; large models on slow networks take long."""
+FETCH_SECONDS = 4 * 3600.0  # time limit for fetching a model from the store; large models on slow networks take long
 PAGE_LANE = "pages"
 STOPPED = "The inference server was stopped during this run; send it again."
 

@@ -100,22 +100,19 @@ def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
 
     @app.get("/readyz")
     def ready() -> JSONResponse:
-        parts = {"device": engine.failure, "database": _database_error(settings)}
+        database_error = ""
+        try:
+            with reading(settings) as session:
+                session.execute(text("SELECT 1 FROM runs LIMIT 1"))
+        except SpeculoosError as error:
+            database_error = str(error)
+        parts = {"device": engine.failure, "database": database_error}
         status = {name: reason or "ok" for name, reason in parts.items()}
         return JSONResponse({"ready": not any(parts.values()), **status}, 503 if any(parts.values()) else 200)
 
     @app.get("/metrics")
     def metrics() -> Response:
         return Response(engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _database_error(settings: Settings) -> str:
-    try:
-        with reading(settings) as session:
-            session.execute(text("SELECT 1 FROM runs LIMIT 1"))
-    except SpeculoosError as error:
-        return str(error)
-    return ""
 
 
 def _add_api(app: FastAPI, settings: Settings, engine: Engine, live: LiveRuns) -> None:

@@ -22,10 +22,8 @@ from speculoos.resources import available_memory
 
 log = logging.getLogger(__name__)
 MAX_DRAFTERS = 4
-SLOWEST_DISK = 10e6
-"""Lowest disk speed that loading allows for, in bytes per second."""
-MAX_CONTEXT = 8192
-"""Maximum KV cache length in tokens; shorter for base models with a shorter context."""
+SLOWEST_DISK = 10e6  # lowest disk speed that loading allows for, in bytes per second
+MAX_CONTEXT = 8192  # maximum KV cache length in tokens; shorter for base models with a shorter context
 
 
 @dataclass
@@ -61,8 +59,7 @@ class LoadedModel:
     """The models of one generation."""
 
     base: WarmBase
-    draft: WarmDraft | None
-    """None for a base model without a draft."""
+    draft: WarmDraft | None  # None for a base model without a draft
 
     @property
     def target(self) -> Any:

@@ -15,9 +15,6 @@ from models.methods import trees
 from speculoos.errors import BadInput
 from tracking.tables import new_id
 
-DEFAULT_MAX_TOKENS = 256
-DEFAULT_TEXT_TOKENS = 16
-"""Default of /v1/completions, as in OpenAI and vLLM."""
 MAX_MESSAGES = 512
 MAX_TEXT = 1_000_000
 MAX_STOPS = 4
@@ -67,8 +64,8 @@ class GenerationRequest(BaseModel):
     (which the response is expected to start with) and `return_token_ids`."""
 
     model_config = ConfigDict(extra="forbid")
-    INPUT: ClassVar[str]
-    """Name of the parameter that holds the prompt."""
+    INPUT: ClassVar[str]  # name of the parameter that holds the prompt
+    DEFAULT_TOKENS: ClassVar[int] = 256
 
     model: Annotated[str, Field(min_length=1, max_length=420)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -84,8 +81,8 @@ class GenerationRequest(BaseModel):
     return_token_ids: bool = False
 
     n: Literal[1] | None = 1
-    frequency_penalty: Literal[0] | None = 0
-    presence_penalty: Literal[0] | None = 0
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = 0
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = 0
 
     user: Any = None
     metadata: Any = None
@@ -122,11 +119,6 @@ class GenerationRequest(BaseModel):
             raise ValueError(f"expected at most {MAX_DRAFT_TOKENS:,} token ids, got {len(ids):,}")
         return ids
 
-    @field_validator("frequency_penalty", "presence_penalty", mode="before")
-    @classmethod
-    def _zero(cls, value: Any) -> Any:
-        return int(value) if isinstance(value, float) and value == 0 else value
-
     @field_validator("speculation")
     @classmethod
     def _check_options(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -151,7 +143,7 @@ class GenerationRequest(BaseModel):
 
     def limit(self) -> int:
         """Maximum number of new tokens."""
-        return self.max_tokens or DEFAULT_MAX_TOKENS
+        return self.max_tokens or self.DEFAULT_TOKENS
 
 
 class ChatRequest(GenerationRequest):
@@ -182,6 +174,7 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions: the model continues a text or a list of token ids, without a chat template."""
 
     INPUT = "prompt"
+    DEFAULT_TOKENS = 16  # as in OpenAI and vLLM
     prompt: str | list[int]
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
@@ -198,9 +191,6 @@ class CompletionRequest(GenerationRequest):
         if isinstance(prompt, str) and len(prompt) > MAX_TEXT:
             raise ValueError(f"longer than {MAX_TEXT:,} characters")
         return prompt
-
-    def limit(self) -> int:
-        return self.max_tokens or DEFAULT_TEXT_TOKENS
 
 
 def is_token_ids(value: Any) -> bool:

@@ -19,11 +19,9 @@ log = logging.getLogger(__name__)
 TYPICAL_SECONDS = 5.0
 IDLE_BEAT = 1.0
 IDLE_LIMIT = 30.0
-DEPTH, TOTAL = 64, 256
-"""Maximum number of waiting requests in one lane and in all lanes together."""
+DEPTH, TOTAL = 64, 256  # maximum number of waiting requests in one lane and in all lanes together
 LONGEST_RETRY = 300
-UPKEEP = "upkeep"
-"""The lane of the server's own work, which is never rejected."""
+UPKEEP = "upkeep"  # the lane of the server's own work, which is never rejected
 
 
 class Beat(NamedTuple):

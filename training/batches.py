@@ -29,8 +29,7 @@ class TokenisedConversation:
     id: str
     token_ids: Tensor
     mask: Tensor
-    group: str
-    """Hash of the first prompt: rows with the same prompt are on the same side of the held-out split."""
+    group: str  # hash of the first prompt: rows with the same prompt are on the same side of the held-out split
     category: str = ""
 
     def __len__(self) -> int:

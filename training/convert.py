@@ -30,10 +30,8 @@ from training.method import make_method
 from training.samples import ModelAnswer, copy_as_loaded, draft_answer
 from training.token_files import row_info
 
-BASE = "base"
-"""Folder of a copied base model, inside the draft's folder."""
-OWN = "method."
-"""Prefix of names in this module's state dict; a checkpoint has the draft's names."""
+BASE = "base"  # folder of a copied base model, inside the draft's folder
+OWN = "method."  # prefix of names in this module's state dict; a checkpoint has the draft's names
 
 
 class IncompatibleKeys(NamedTuple):

@@ -32,19 +32,15 @@ from speculoos.reporting import Reporter, SilentReporter
 from training import resume_points
 from training.acceptance import Acceptance, StepMetrics, eval_values, measure_acceptance
 from training.batches import DataReport, load_conversations, split_held_out
-from training.hidden_states.connect import StatesLocation, connect_prefetcher
-from training.hidden_states.prefetcher import ServerWaitMonitor
+from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, StatesLocation, connect_prefetcher
 from training.method import make_method
 from training.samples import can_be_sampled, sample
 from training.setup import lr_factor, make_accelerator, nonfinite_loss_error, prepare, translate_errors
 from training.sharding import fsdp_switch, full_tensor, full_tensors, unsharded
-from training.source import FeatureSource
 from training.stream import FeatureStore, Stream, feature_bytes
 
-SAMPLING_SHARE = 0.1
-"""Maximum share of the training time spent on sample generations."""
-NO_BEST = {"tau": None, "step": 0, "worse": 0}
-"""The best evaluation so far, and the number of evaluations since: none."""
+SAMPLING_SHARE = 0.1  # maximum share of the training time spent on sample generations
+NO_BEST = {"tau": None, "step": 0, "worse": 0}  # the best evaluation so far, and the number of evaluations since: none
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,8 @@ from models.logits import Head, apply_logit_rule_, logit_rule_derivative
 from models.runtime.argmax import argmax
 from models.runtime.linear import product
 
-CHUNK_FLOATS = 12 << 20
-"""Logits per chunk. Fewer rows make the matrix products less efficient."""
-BLOCK_FLOATS = 3 << 19
-"""Logits per block on a CPU, so that they stay in its cache between two matrix products."""
+CHUNK_FLOATS = 12 << 20  # logits per chunk. Fewer rows make the matrix products less efficient.
+BLOCK_FLOATS = 3 << 19  # logits per block on a CPU, so that they stay in its cache between two matrix products
 
 
 def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:

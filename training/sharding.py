@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from speculoos.errors import Unsupported
 
 SWITCH = "ACCELERATE_USE_FSDP"
-DEVICES = ("cuda",)
-"""Devices with FSDP support in accelerate; on others it would silently use DDP. Tests add "cpu"."""
+DEVICES = ("cuda",)  # devices with FSDP support in accelerate; on others it would silently use DDP. Tests add "cpu".
 
 
 @contextmanager

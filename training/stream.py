@@ -15,7 +15,7 @@ from torch import Tensor
 
 from speculoos.errors import Unavailable
 from training.batches import Batch, TokenisedConversation, collate, epoch_order, make_batches
-from training.source import FeatureSource
+from training.hidden_states.prefetcher import FeatureSource
 
 Features = dict[str, Tensor]
 
@@ -26,8 +26,7 @@ class FeatureStore:
     def __init__(self, memory_bytes: int, disk_bytes: int, folder: Path):
         self._memory_left, self._disk_left, self._folder = memory_bytes, disk_bytes, folder
         self._in_memory: dict[int, Features] = {}
-        self._on_disk: dict[int, str] = {}
-        """{batch: device of its tensors}."""
+        self._on_disk: dict[int, str] = {}  # {batch: device of its tensors}
 
     def __contains__(self, index: int) -> bool:
         return index in self._in_memory or index in self._on_disk

@@ -21,11 +21,9 @@ from speculoos.errors import BadInput
 from speculoos.files import new_path
 from training.masks import MaskedTokens, mask_conversation
 
-PIECE_BYTES = 8 << 20
-"""Bytes of a shard's text per piece, the unit that one process tokenises and holds in memory."""
+PIECE_BYTES = 8 << 20  # bytes of a shard's text per piece, the unit that one process tokenises and holds in memory
 SUM = "crc32"
-RULES = 2
-"""Version of the tokenisation here and in `training.masks`; increase it to invalidate caches."""
+RULES = 2  # version of the tokenisation here and in `training.masks`; increase it to invalidate caches
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,10 @@ from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, SilentReporter, check_stop
 from training.token_files import Piece, TokenFile, split_shard, token_cache_key, tokenise_piece
 
-FOLDER = ".tokens"
-"""Subfolder of the data set; the leading dot excludes it from backups."""
+FOLDER = ".tokens"  # subfolder of the data set; the leading dot excludes it from backups
 WORK = "training.token_files"
-MEMORY, SECONDS = 3 << 30, 3600.0
-"""Limits of a child process, and of one piece in it."""
-PARALLEL_BYTES = 4 << 20
-"""Bytes of text from which on child processes are started."""
+MEMORY, SECONDS = 3 << 30, 3600.0  # limits of a child process, and of one piece in it
+PARALLEL_BYTES = 4 << 20  # bytes of text from which on child processes are started
 POLL_SECONDS = 0.5
 
 

@@ -13,8 +13,7 @@ from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from training.batches import TokenisedConversation
 
-COUNTED_TOGETHER = 512
-"""Conversations per call of bincount, which fills a table of the vocabulary's size each time."""
+COUNTED_TOGETHER = 512  # conversations per call of bincount, which fills a table of the vocabulary's size each time
 
 
 def choose_vocabulary(

@@ -14,11 +14,9 @@ from models.runtime.forward import FastForward
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput
 
-MAX_OPTION = 1024
-"""Largest value of a drafter's numeric option."""
+MAX_OPTION = 1024  # largest value of a drafter's numeric option
 MAX_TUNING_DEPTH = 5
-WIDEST_TREE = {"top_k": 4, "nodes": 32}
-"""The widest tuned tree; its traces also give the results of narrower trees."""
+WIDEST_TREE = {"top_k": 4, "nodes": 32}  # the widest tuned tree; its traces also give the results of narrower trees
 Sampling = tuple[Warp, torch.Generator, int]
 """Sampling of draft tokens: warp, random generator, the target's vocabulary size."""
 
@@ -44,12 +42,10 @@ class DrafterStart:
 class Drafter:
     """Proposes trees of tokens for one sequence and receives the emitted tokens. This one proposes nothing."""
 
-    name = ""
-    """none, ngram, or a method."""
+    name = ""  # none, ngram, or a method
     kind: Literal["verify", "plain"] = "verify"
     """Kind of its steps in the trace; the origin of the base model's tokens is target or plain."""
-    layers: Sequence[int] = ()
-    """0-based layers of the base model whose outputs it needs as features."""
+    layers: Sequence[int] = ()  # 0-based layers of the base model whose outputs it needs as features
 
     def reusable(self, prompt_ids: Sequence[int]) -> int | None:
         """Number of leading prompt tokens whose features it does not need again; None: all."""

@@ -29,8 +29,7 @@ from models.methods import trees
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput, Unsupported
 
-MAX_CANDIDATES = 65_536
-"""Largest number of candidates of a dynamic tree in one step."""
+MAX_CANDIDATES = 65_536  # largest number of candidates of a dynamic tree in one step
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ class DynamicTree:
             )
 
 
-GPU_TREE = DynamicTree()
-"""The default of EAGLE's own code; for a GPU."""
+GPU_TREE = DynamicTree()  # the default of EAGLE's own code; for a GPU
 CPU_TREE = DynamicTree(depth=3, top_k=3, nodes=8)
 """For a CPU, where a forward of eight nodes costs little more than a forward of one."""
 
@@ -66,17 +64,12 @@ class EagleDrafter(Drafter):
         self.name = draft.method
         self.layers = tuple(draft.layers_wanted)
         self.cache = draft.new_cache()
-        self.text: list[int] = []
-        """Tokens 1, 2, … of the text: text[t] is the token of cache row t."""
-        self.first = -1
-        """Token 0 of the text, which has no row."""
-        self.pending: list[torch.Tensor] = []
-        """Features of tokens whose rows are not computed yet."""
-        self.last = torch.empty(0)
-        """The draft's output [1, H] after the text, the root of the next tree."""
+        self.text: list[int] = []  # tokens 1, 2, … of the text: text[t] is the token of cache row t
+        self.first = -1  # token 0 of the text, which has no row
+        self.pending: list[torch.Tensor] = []  # features of tokens whose rows are not computed yet
+        self.last = torch.empty(0)  # the draft's output [1, H] after the text, the root of the next tree
         self.sampling: Sampling | None = None
-        self._outputs = self.last
-        """Outputs [1 + nodes, H] of the current tree; the root's (`last`) is first."""
+        self._outputs = self.last  # outputs [1 + nodes, H] of the current tree; the root's (`last`) is first
         self._visible: list[list[int]] = []
         """For each of these nodes, the tree's rows it attends to: its ancestors' and its own."""
         self._depths: list[int] = []

@@ -11,10 +11,8 @@ from models.methods.trees import MAX_DEPTH, MAX_TREE_NODES
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput
 
-MAX_NGRAM = 16
-"""Largest n: the index stores every position of the text once for each n."""
-MAX_OCCURRENCES = 32
-"""Occurrences tried per n-gram, latest first; limits the cost of a step in long texts."""
+MAX_NGRAM = 16  # largest n: the index stores every position of the text once for each n
+MAX_OCCURRENCES = 32  # occurrences tried per n-gram, latest first; limits the cost of a step in long texts
 
 
 class NgramDrafter(Drafter):

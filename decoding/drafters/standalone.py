@@ -23,8 +23,7 @@ class StandaloneDrafter(Drafter):
         self.draft, self.shape, self.vocab_size, self.sample = draft, shape, vocab_size, sample
         self.sampling: Sampling | None = None
         self.ids: list[int] = []
-        self.synced = 0
-        """Number of leading tokens that the draft's cache and the text have in common."""
+        self.synced = 0  # number of leading tokens that the draft's cache and the text have in common
 
     def prefill(self, start: DrafterStart) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None

@@ -17,8 +17,7 @@ from speculoos.settings import HiddenStatesServer
 from training.hidden_states.wire import MAX_VALUE_BYTES, PROTOCOL, HiddenStates, StatesRequest, check_shapes, from_bytes
 
 CONNECT_SECONDS = 10.0
-OVERHEAD_BYTES = 2**20
-"""Limit for the part of a response body that is not hidden states."""
+OVERHEAD_BYTES = 2**20  # limit for the part of a response body that is not hidden states
 RETRYABLE_STATUSES = (408, 425, 429, 502, 503, 504)
 """HTTP statuses of temporary failures; the same request may succeed later."""
 

@@ -37,8 +37,7 @@ from training.hidden_states.wire import MEDIA_TYPE, MIN_LAYER_LIMIT, PROTOCOL, S
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 * 2**20
-IDLE_SECONDS = 600
-"""Keep-alive timeout: a training step between two requests may take minutes."""
+IDLE_SECONDS = 600  # keep-alive timeout: a training step between two requests may take minutes
 NO_TOKEN = "A valid token is needed: Authorization: Bearer <SPECULOOS_FEATURES_TOKEN of the server>."
 BUSY = "Too many requests are waiting; retry in a moment."
 NonNegativeInt = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -47,11 +46,9 @@ NonNegativeInt = Annotated[int, Field(ge=0, lt=1 << 31)]
 class RequestLimits(BaseModel):
     model_config = ConfigDict(frozen=True)
 
-    tokens: int = 65_536
-    """Maximum rows × longest row of a request."""
+    tokens: int = 65_536  # maximum rows × longest row of a request
     rows: int = 4096
-    waiting: int = 16
-    """Maximum requests in the server, the running one included."""
+    waiting: int = 16  # maximum requests in the server, the running one included
 
 
 class StatesBody(BaseModel):

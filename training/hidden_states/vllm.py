@@ -7,7 +7,6 @@ vLLM reports no checksum: the tokens that it generates are compared with those o
 """
 
 import fcntl
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,8 +23,7 @@ from training.hidden_states.client import DaemonPool, StatesClient, StatesConnec
 from training.hidden_states.wire import MIN_LAYER_LIMIT, HiddenStates, StatesRequest, check_shapes, concat_states
 
 CHECK_ROWS, CHECK_TOKENS = 6, 64
-JSON_NUMBER_CHARS = 32
-"""Maximum characters of one number in JSON, separator included."""
+JSON_NUMBER_CHARS = 32  # maximum characters of one number in JSON, separator included
 WRITE_SECONDS = 60.0
 POLL_SECONDS = 0.02
 
@@ -134,18 +132,18 @@ class VllmClient(StatesClient):
         return states
 
     def _wait(self, lock: Path, path: Path) -> None:
-        try:
-            handle = os.open(lock, os.O_RDONLY)
-        except OSError:
-            return  # use_synchronization_lock is off: the file is complete already
-        try:
+        """Wait until the server releases the lock, which also happens when it exits; without a lock the file is
+        complete already (use_synchronization_lock is off)."""
+        with suppress(OSError), open(lock, "rb") as handle:
             deadline = time.monotonic() + WRITE_SECONDS
-            while not _locked(handle):
-                if time.monotonic() > deadline:
-                    raise TemporarilyUnavailable(f"it has been writing {path.name} for {WRITE_SECONDS:.0f} s")
-                time.sleep(POLL_SECONDS)
-        finally:
-            os.close(handle)
+            while True:
+                try:
+                    return fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        problem = f"it has been writing {path.name} for {WRITE_SECONDS:.0f} s"
+                        raise TemporarilyUnavailable(problem) from None
+                    time.sleep(POLL_SECONDS)
 
     def _check_columns(self, shape: list[int], layers: tuple[int, ...]) -> None:
         columns, width = (*shape[1:], 0, 0)[:2]
@@ -162,11 +160,3 @@ class VllmClient(StatesClient):
                 f"vLLM “{self.server.name}” sends {columns} layers, expected are {len(layers)} and the last.",
                 f"Start it with eagle_aux_hidden_state_layer_ids {ids}.",
             )
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -13,7 +13,7 @@ from speculoos.errors import BadInput
 from tests.training.hidden_states.conftest import Notebook
 from tests.training.hidden_states.stand_ins import StandIn, VllmStandIn
 from tests.training.hidden_states.test_training import SHORT, check_same
-from training.hidden_states.connect import StatesLocation
+from training.hidden_states.prefetcher import StatesLocation
 from training.loop import train
 
 IDS = [2, 2, 1, 4]

@@ -11,7 +11,7 @@ from formats.refusals import no_server_reason
 from models.methods.recipes import config_for
 from models.methods.settings import TrainConfig
 from tracking.tables import Base, Checkpoint, Dataset
-from training.hidden_states.connect import StatesLocation
+from training.hidden_states.prefetcher import StatesLocation
 from training.loop import TrainResult, train
 from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_facts
 from workers.child.context import JobContext
