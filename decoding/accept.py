@@ -61,14 +61,19 @@ def accept_lossless(
     proposals: dict[int, torch.Tensor],
     uniforms: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Walk B trees of one shape at once: (last accepted node [B], next token [B]). `tokens` [B, n]; `rows(nodes [B])`
-    returns the base model's probabilities [B, V] after each node; `proposals` [B, V] by parent; `uniforms` [B, n] in
-    [0, 1): column i decides on node i, column 0 draws the final token. Children are tried in order with the residual
-    distribution p of the children rejected before. A deterministic child x counts as q(x) = 1: accept with p(x), else
-    p(x) = 0 and renormalise. A child sampled from q: accept with min(1, p(x)/q(x)), else p = norm(max(p - q, 0)) and,
-    as siblings are drawn without replacement, q(x) = 0 and renormalise. Sources: Leviathan et al. 2023, appendix A.1;
-    SpecInfer (Miao et al. 2024), multi-step speculative sampling, with the without-replacement form of Jeon et al.
-    2024. On a CPU, nodes that no tree reaches are skipped; on a GPU this would need a synchronisation at every node."""
+    """Walk B trees of one shape at once: (last accepted node [B], next token [B]).
+
+    `tokens` [B, n]; `rows(nodes [B])` returns the base model's probabilities [B, V] after each node; `proposals` [B, V]
+    by parent; `uniforms` [B, n] in [0, 1): column i decides on node i, column 0 draws the final token.
+
+    Children are tried in order with the residual distribution p of the children rejected before. A deterministic child
+    x counts as q(x) = 1: accept with p(x), else p(x) = 0 and renormalise. A child sampled from q: accept with min(1,
+    p(x)/q(x)), else p = norm(max(p - q, 0)) and, as siblings are drawn without replacement, q(x) = 0 and renormalise.
+    Sources: Leviathan et al. 2023, appendix A.1; SpecInfer (Miao et al. 2024), multi-step speculative sampling, with
+    the without-replacement form of Jeon et al. 2024.
+
+    On a CPU, nodes that no tree reaches are skipped; on a GPU this would need a synchronisation at every node.
+    """
     on_cpu = _is_cpu(tokens.device)
     current = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
     p = rows(current)

@@ -35,8 +35,7 @@ class ForcedTarget(Target):
         return replace(super()._run(ids, positions, *args, **options), best_ids=self._recorded_after(positions))
 
     def _recorded_after(self, positions: Sequence[int]) -> torch.Tensor:
-        """The recorded token after each position. Tree nodes off the recorded path also get the token at their depth;
-        verification never reaches them."""
+        """The recorded token after each position; tree nodes off the path get one too, but are never reached."""
         indices = (position + 1 - self.prompt_length for position in positions)
         return torch.tensor([self.recorded[i] if 0 <= i < len(self.recorded) else END for i in indices])
 

@@ -64,8 +64,7 @@ def summarize(steps: Iterable[Step]) -> Summary:
 
 
 def acceptance_by_rank(steps: Iterable[Step], ranks: int = 8) -> tuple[tuple[float | None, ...], ...]:
-    """By depth, then by rank (below `ranks`): of the accepted parents with a drafted child of this rank, the share for
-    which this child was accepted; None without such a parent."""
+    """By depth, then by rank: the share of accepted parents with a drafted child of this rank that was accepted."""
     tried: Counter[tuple[int, int]] = Counter()
     accepted: Counter[tuple[int, int]] = Counter()
     for step in (step for step in steps if step.counted):

@@ -14,8 +14,7 @@ Origin = Literal["draft", "target", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class EmittedToken:
-    """Origin `draft`: an accepted draft token at `depth` ≥ 1 with the 0-based `rank` among its siblings. `target`: the
-    base model's bonus or correction token. `plain`: no speculation."""
+    """draft: accepted at `depth` ≥ 1 with `rank` among its siblings; target: bonus or correction of the base."""
 
     id: int
     origin: Origin

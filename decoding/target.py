@@ -60,8 +60,7 @@ class Target:
         return replace(parts[-1], hidden=torch.cat([p.hidden for p in parts]), features=features)
 
     def reused(self, prompt_ids: Sequence[int], reusable: int | None = None) -> int:
-        """Number of prompt tokens reused from the cache: the common prefix, at most `reusable`, without the last
-        token."""
+        """Number of prompt tokens reused from the cache: the common prefix, at most `reusable`, never the last."""
         shared = min(common_prefix(self.ids, prompt_ids), len(prompt_ids) - 1)
         return shared if reusable is None else min(shared, reusable)
 

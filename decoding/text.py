@@ -61,8 +61,7 @@ class TextStream:
         return self._filter(new_text)
 
     def _shrink(self) -> None:
-        """Drop tokens from the start of the window; two complete ones remain, because the text of a token may depend on
-        the tokens before."""
+        """Drop tokens from the start of the window, but two complete ones, on which the next text may depend."""
         for cut in range(max(len(self._window) - 2, 0), 0, -1):
             head, rest = self._decode(self._window[:cut]), self._decode(self._window[cut:])
             if not _unfinished(head) and self._decode(self._window).endswith(rest):

@@ -37,8 +37,7 @@ class SizePlan:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """The chosen tree and the best of every size. `nodes` (including the root) is 0 if plain decoding is faster;
-    `choices` is empty for trees without a fixed shape."""
+    """The chosen tree and the best of every size. `nodes` is 0 if plain decoding is faster."""
 
     nodes: int
     depth: int
@@ -98,8 +97,7 @@ def plan_dynamic(
     other_ms: float = 0.0,
     sizes: Sequence[int] = SIZES,
 ) -> TreePlan:
-    """The size and depth of EAGLE-2's dynamic tree with the most expected tokens per second, from traces of a larger
-    one."""
+    """The fastest size and depth of EAGLE-2's dynamic tree, from traces of a larger one."""
     deepest = max((max(step.drafted.depths, default=0) for step in steps), default=0)
     candidates = (
         (tau, nodes, depth, ())

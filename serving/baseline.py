@@ -65,8 +65,7 @@ class PlainBaselines:
             speeds.append(PlainSpeed(speed, tokens, conditions, time.monotonic()))
 
     def compare(self, key: Hashable, steps: Sequence[Any], conditions: Conditions) -> dict[str, Any]:
-        """`decode_tokens_per_second` and, with a baseline, `plain_tokens_per_second`, `plain_reference` and
-        `speedup`."""
+        """`decode_tokens_per_second` and, with a baseline, plain tokens per second, its source and `speedup`."""
         own, reference = decode_speed(steps), self._reference(key, conditions)
         figures: dict[str, Any] = {"decode_tokens_per_second": own and round(own, 2)}
         if reference and own:

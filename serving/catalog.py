@@ -45,8 +45,7 @@ class ModelRef:
 
 
 def local_model(settings: Settings, name: str) -> ModelRef:
-    """The model named `name`, with its files on this machine. Raises a 404 ApiError `model_not_found`, or
-    Unavailable."""
+    """The model named `name`, with its files on this machine. Raises a 404 ApiError, or Unavailable."""
     with reading(settings) as session:
         base, checkpoint = _rows(session, name)
     files = RowFiles(settings, installed)

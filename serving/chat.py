@@ -25,8 +25,7 @@ RequestBody = ChatRequest | CompletionRequest
 
 
 class QueuedWork:
-    """Work in a device's queue, whose events pass from its thread to an async caller that iterates them. Leaving the
-    iteration cancels the work. Raises Busy if the queue is full."""
+    """Work in a device's queue, whose events an async caller iterates; leaving the iteration cancels it."""
 
     def __init__(self, queue: DeviceQueue, lane: str, work: Callable[[Ticket, Emit], None]):
         self._events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()

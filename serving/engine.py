@@ -64,8 +64,7 @@ class GenerationResult:
 
 
 class Engine:
-    """A device with its queue and its loaded models. `budget`: bytes of loaded models; `depth` and `total` limit the
-    waiting requests of one client and of all."""
+    """A device with its queue and its loaded models. `budget`: their bytes; `depth`, `total`: see DeviceQueue."""
 
     def __init__(
         self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = DEPTH, total: int = TOTAL

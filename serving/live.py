@@ -41,8 +41,7 @@ class LiveRuns:
         self._lock = threading.RLock()
 
     def start(self, run_id: str) -> list[str]:
-        """Queue a run, or all QUEUED columns of its comparison; returns their ids. Raises NotFound, Conflict or
-        Busy."""
+        """Queue a run, or all QUEUED columns of its comparison; returns their ids. Raises NotFound, Conflict, Busy."""
         with reading(self.settings) as session:
             run = runs.get_run(session, run_id)
             if run.state in runs.ENDED:
@@ -171,8 +170,7 @@ def parse_request(run: Run) -> ChatRequest:
 
 
 class RunWriter:
-    """Stores step records from its own thread, so that commits do not delay decoding. The first record is written at
-    once, later ones in batches, at most BATCH_SECONDS apart."""
+    """Stores step records from its own thread, so that commits do not delay decoding; after the first, in batches."""
 
     def __init__(self, settings: Settings, run_id: str):
         self._settings, self._run_id = settings, run_id
@@ -197,7 +195,9 @@ class RunWriter:
     def _run(self) -> None:
         more = True
         while more:
-            batch = self._batch()
+            batch = [self._records.get()]
+            while batch[-1] is not None and not self._records.empty():
+                batch.append(self._records.get())
             more = batch[-1] is not None
             try:
                 with writing(self._settings) as session:
@@ -207,9 +207,3 @@ class RunWriter:
                 return
             if more:
                 time.sleep(BATCH_SECONDS)
-
-    def _batch(self) -> list[dict[str, Any] | None]:
-        batch = [self._records.get()]
-        while batch[-1] is not None and not self._records.empty():
-            batch.append(self._records.get())
-        return batch

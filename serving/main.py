@@ -166,8 +166,7 @@ def main() -> int:
 
 
 def server_config(app: Any) -> uvicorn.Config:
-    """The uvicorn config. Proxy headers are ignored, because clients that forge them could take turns of other clients
-    in the queue."""
+    """Proxy headers are ignored: clients that forge them could take turns of other clients in the queue."""
     return uvicorn.Config(
         app,
         http=BoundedConnection,

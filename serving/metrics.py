@@ -69,8 +69,7 @@ class InferenceMetrics:
 
 
 class RequestTimer:
-    """Pure ASGI middleware: measures each request up to the last byte of its response, also if the server stops before.
-    `observe(route, status)` returns a function that takes the seconds."""
+    """ASGI middleware. `observe(route, status)` returns a function that takes the seconds to the last byte."""
 
     def __init__(self, app: ASGIApp, observe: Callable[[str, str], Callable[[float], None]]):
         self.app, self._observe = app, observe

@@ -28,8 +28,7 @@ MAX_CONTEXT = 8192  # maximum KV cache length in tokens; shorter for base models
 
 @dataclass
 class WarmDraft:
-    """A draft network and its drafters by options (as JSON), which keep their cache of the last text for a next
-    turn."""
+    """A draft network and its drafters by options (as JSON), which keep the cache of their last text."""
 
     network: Any
     nbytes: int
@@ -75,8 +74,7 @@ class LoadedModel:
         return [*filter(None, [self.target.notice]), *getattr(self.draft and self.draft.network, "notices", ())]
 
     def drafter(self, options: dict[str, Any]) -> Any:
-        """The drafter for these options, reused if still cached. Raises BadInput for unknown options, Unsupported if
-        this base model does not support drafting."""
+        """The drafter for these options, perhaps cached. Raises BadInput for them, Unsupported for the base."""
         from decoding.drafters import make_drafter
 
         if self.base.refusal and options.get("drafter") != "none":

@@ -47,8 +47,7 @@ class Prompts:
         self.queue.close(timeout)
 
     def render(self, ref: ModelRef, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, as from `models.chat.render`. Call it on the queue's thread. Raises ApiError
-        `prompt_failed` if the template or tokenizer fails or exceeds its time or memory limit."""
+        """Token ids of a conversation; call it on the queue's thread. Raises ApiError `prompt_failed`."""
         return self._encode(ref, lambda: self._call(ref, TEMPLATE, "write", SECONDS, messages))
 
     def encode(self, ref: ModelRef, text: str) -> list[int]:

@@ -122,8 +122,7 @@ class GenerationRequest(BaseModel):
     @field_validator("speculation")
     @classmethod
     def _check_options(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Check types and bounds; decoding.drafters checks the names. A `tree` given as text (models.methods.trees) is
-        parsed into options."""
+        """Check types and bounds (decoding.drafters checks the names), and parse a `tree` given as text."""
         try:
             options = trees.read_options(options) if options else options
             if options and options.get("tree") is not None:
@@ -220,8 +219,7 @@ def _can_be_encoded(value: Any) -> bool:
 
 @dataclass
 class Completion:
-    """Builds the JSON of one response. `prompt_ids`: set if token ids were requested; `with_usage`: chunks have
-    `usage`."""
+    """Builds the JSON of one response. `prompt_ids`: if token ids were requested; `with_usage`: chunks have `usage`."""
 
     model: str
     created: int
@@ -270,8 +268,7 @@ class Completion:
 
 
 def _totals(summary: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's usage object and the summary. `cached_tokens` are prompt tokens found in the KV cache. The client's
-    draft tokens are counted like OpenAI's predicted outputs."""
+    """OpenAI's usage object and the summary; draft tokens are counted like OpenAI's predicted outputs."""
     usage = {
         "prompt_tokens": summary["prompt_tokens"],
         "completion_tokens": summary["tokens"],

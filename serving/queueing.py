@@ -31,8 +31,7 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """What a thread does, since when (monotonic seconds), and until when the next beat is due; other threads use it to
-    detect hangs. `limit` is the default time limit in seconds between two beats."""
+    """What a thread does, and until when its next beat is due (`limit` seconds by default), to detect hangs."""
 
     def __init__(self, limit: float = inf):
         self.limit = limit
@@ -110,8 +109,8 @@ class DeviceQueue:
         on_begin: Callable[[float], Any] = float,
         on_panic: Callable[[], Any] = lambda: None,
     ):
-        """`limit`: seconds between two heartbeats. `on_begin` gets the seconds that a request has waited; `on_panic` is
-        called when one raised a BaseException that is no Exception."""
+        """`limit`: seconds between heartbeats. `on_begin` gets the seconds waited; `on_panic`: after a
+        BaseException."""
         self.name, self.depth, self.total = name, depth, total
         self.heartbeat = Heartbeat(limit)
         self._on_begin, self._on_panic = on_begin, on_panic

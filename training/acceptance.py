@@ -63,11 +63,14 @@ class Acceptance:
 
 
 def simulate_steps(runs: list[int], positions: list[tuple[int, int]]) -> tuple[int, int]:
-    """(complete steps, tokens emitted) over all answers. runs[n]: draft tokens accepted at positions[n] = (row,
-    position); each has at least one true token to draft. A step at t emits t+2 … t+2+run; it is complete when its last
-    token is in the answer, i.e. t+run is in positions. Answer tokens 3…8: positions 2…6. Runs 2, –, –, 0, 1: the step
-    at 2 emits 4, 5, 6; the one at 5 emits 7; the one at 6 would emit 8 and 9, but 9 is not in the answer: truncated,
-    not counted. So 2 steps, 4 tokens, τ = 2."""
+    """(complete steps, tokens emitted) over all answers.
+
+    runs[n]: draft tokens accepted at positions[n] = (row, position); each has at least one true token to draft.
+    A step at t emits t+2 … t+2+run; it is complete when its last token is in the answer, i.e. t+run is in positions.
+
+    Answer tokens 3…8: positions 2…6. Runs 2, –, –, 0, 1: the step at 2 emits 4, 5, 6; the one at 5 emits 7; the one at
+    6 would emit 8 and 9, but 9 is not in the answer: truncated, not counted. So 2 steps, 4 tokens, τ = 2.
+    """
     index = {key: n for n, key in enumerate(positions)}
     steps = emitted = 0
     for row, position in positions:

@@ -65,8 +65,7 @@ def collate_rows(rows: Sequence[TokenisedConversation]) -> dict[str, Tensor]:
 def convert(
     base: LoadedBase, method: str, conversations: Sequence[TokenisedConversation] = (), **settings: Any
 ) -> "TrainableDraft":
-    """A new, trainable draft for `base`, with the method's `settings`. A draft vocabulary is counted over
-    `conversations`."""
+    """A new, trainable draft for `base`; a draft vocabulary is counted over `conversations`."""
     return TrainableDraft(base, train_config(method, **settings), conversations)
 
 
@@ -141,8 +140,7 @@ class TrainableDraft(PreTrainedModel):
         return draft_answer(self.base, draft, prompt_ids, config, self.base.max_length)
 
     def save(self, folder: str | Path, copy_base: bool = False, **info: Any) -> Path:
-        """Write a checkpoint for `load(folder)` and `models.checkpoints.load_draft(folder, base)`, replacing `folder`.
-        It names the base's folder, or holds a copy of the base (`copy_base`), so that it can be moved."""
+        """Write a checkpoint for `load(folder)`, which names the base's folder or holds a copy (`copy_base`)."""
         folder = Path(folder)
         within = Path(self.base.path).resolve().is_relative_to(folder.resolve())  # which is replaced
         with new_folder(folder, replace=True) as building:

@@ -28,8 +28,15 @@ from models.methods.settings import TrainConfig
 from training.batches import Batch
 from training.losses import soft_loss
 from training.medusa import medusa_labels
-from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import RequiredStates, States, forward_states
+from training.method import (
+    Outcome,
+    RequiredStates,
+    States,
+    forward_states,
+    label_ranks,
+    outcome_of_ranks,
+    outcome_of_sums,
+)
 
 
 class EagleMethod(nn.Module):

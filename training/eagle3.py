@@ -27,13 +27,11 @@ from models.logits import Head
 from models.methods.settings import TrainConfig
 from models.runtime.argmax import argmax
 from speculoos.errors import BadInput
-from training.batches import Batch, TokenisedConversation
+from training.batches import Batch, TokenisedConversation, choose_vocabulary
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
-from training.method import Outcome
-from training.source import RequiredStates, States, forward_states
-from training.vocabulary import choose_vocabulary
+from training.method import Outcome, RequiredStates, States, forward_states
 
 MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
 
@@ -85,8 +83,7 @@ class Eagle3Method(nn.Module):
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
-        """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of counted
-        positions; known [B, L]: the base's top token after t is in the draft vocabulary."""
+        """aux [B, L, 3H], hidden [B, L, H], labels [B, L, steps]; row, position [N]; known [B, L] (see `_known`)."""
         hidden, aux = states or forward_states(self._base[0], batch, RequiredStates(self.draft.layers_wanted))
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)

@@ -64,13 +64,15 @@ def train(
     sums: ChecksumCache = NO_SUMS,
     states_location: StatesLocation | None = None,
 ) -> TrainResult:
-    """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together. Writes
-    `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder with states,
-    such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the run starts from the
-    beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. `known`: checksums that
-    the base's files are verified against, cached in `sums`. `states_location`: the server and the folder that `config`
-    names for hidden states. Raises Cancelled, with the state saved, when the reporter requests a stop; Damaged when the
-    base's or the data's files do not match their checksums."""
+    """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
+
+    Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder
+    with states, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the run
+    starts from the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint.
+    `known`: checksums that the base's files are verified against, cached in `sums`. `states_location`: the server
+    and the folder that `config` names for hidden states. Raises Cancelled, with the state saved, when the reporter
+    requests a stop; Damaged when the base's or the data's files do not match their checksums.
+    """
     if known is not None:
         check_base(base_path, known, sums)
     with translate_errors(), fsdp_switch(pick_device(config.device)) as sharded:
@@ -273,8 +275,7 @@ class Trainer:
         return acc
 
     def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
-        """Log greedy answers to the first held-out prompts with the current draft: at the first and the last
-        evaluation, and between them within SAMPLING_SHARE."""
+        """Log greedy answers: at the first and the last evaluation, and between them within SAMPLING_SHARE."""
         due = last or self.sampling_seconds <= SAMPLING_SHARE * self._elapsed_minutes() * 60
         if isinstance(self.base, HeadOnlyBase) or not due:
             return

@@ -26,8 +26,7 @@ BLOCK_FLOATS = 3 << 19  # logits per block on a CPU, so that they stay in its ca
 
 
 def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the logits head(x) against labels, summed: (scalar, hits bool [N]). x [N, H], the head's weight
-    [V, H], labels [N] in 0…V-1."""
+    """Cross-entropy of head(x) [N, V] against labels [N], summed: (scalar, hits bool [N]); x [N, H]."""
     chunks = _chunks(len(x), len(head.weight))
     parts = (_Part(0, rows, labels[rows], _to_labels, labels[rows]) for rows in chunks)
     loss, _, hits = _ChunkedLoss.apply(x, head.weight, head.bias, head, parts, torch.ones(1, device=x.device))
@@ -205,8 +204,7 @@ class _Gradients:
         self.by_bias = torch.zeros_like(head.bias) if by_bias else None
 
     def add(self, part: slice, d_logits: Tensor, rule_slope: Tensor | float, scale: Tensor | float = 1.0) -> None:
-        """Accumulate `scale` times the derivative `d_logits` [n, V] of rows `part`, which may be overwritten.
-        `rule_slope`: the derivative of the logits by the head's matrix product, a scalar or elementwise."""
+        """Accumulate `scale` · `d_logits` [n, V] (overwritten) of rows `part`; `rule_slope`: of the logit rule."""
         if isinstance(rule_slope, Tensor):
             d_logits = d_logits.mul_(rule_slope)
         elif rule_slope != 1.0:

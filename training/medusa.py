@@ -21,11 +21,17 @@ from torch import Tensor, nn
 from models.logits import Head
 from models.medusa import MedusaConfig, MedusaHeads
 from models.methods.settings import TrainConfig
-from training.batches import Batch, TokenisedConversation
+from training.batches import Batch, TokenisedConversation, choose_vocabulary
 from training.losses import hard_loss
-from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import RequiredStates, States, forward_states
-from training.vocabulary import choose_vocabulary
+from training.method import (
+    Outcome,
+    RequiredStates,
+    States,
+    forward_states,
+    label_ranks,
+    outcome_of_ranks,
+    outcome_of_sums,
+)
 
 
 class MedusaMethod(nn.Module):

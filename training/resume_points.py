@@ -53,8 +53,7 @@ def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Cal
 
 
 def resume_point_damage(state: Path) -> str:
-    """A description of the damage to a state, "" if none. States of earlier versions have no checksums: their files
-    must exist and have the size given in their headers."""
+    """What is damaged, or "". States of earlier versions have no checksums: their headers must be right."""
     if problems := find_changed_files(state):
         return "; ".join(f"{name} {why}" for name, why in problems.items())
     try:

@@ -33,8 +33,7 @@ def make_accelerator(config: TrainConfig) -> Any:
 
 
 def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
-    """AdamW (or SGD) over the trainable parameters; no weight decay for biases and norms. On a CPU AdamW is fused: one
-    pass over the weights instead of ten."""
+    """AdamW (or SGD); no weight decay for biases and norms. Fused on a CPU: one pass over the weights, not ten."""
     parameters = [p for p in method.parameters() if p.requires_grad]
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)

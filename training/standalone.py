@@ -18,8 +18,16 @@ from models.standalone import StandaloneDraft, base_shape
 from training.batches import Batch
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
-from training.method import NO_RANK, Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import RequiredStates, States, forward_states
+from training.method import (
+    NO_RANK,
+    Outcome,
+    RequiredStates,
+    States,
+    forward_states,
+    label_ranks,
+    outcome_of_ranks,
+    outcome_of_sums,
+)
 
 MEASURED_DEPTH = 4
 

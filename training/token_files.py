@@ -120,8 +120,7 @@ def _vocabulary(tokenizer: Any) -> Any:
 
 
 def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
-    """Write the piece's tokens to `file`, atomically; returns their number. Raises BadInput that names the line for
-    broken JSON; rows that the template rejects are recorded in the file with the reason."""
+    """Write the piece's tokens to `file`; returns their number. Raises BadInput that names the broken line."""
     from safetensors.numpy import save_file
 
     eos, ids, mask, starts = tuple(eos_ids), array("i"), bytearray(), array("q", [0])

@@ -59,8 +59,7 @@ class Drafter:
         return DraftTree((token,))
 
     def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
-        """Receive the emitted `tokens`; tokens[i] follows row rows[i] of `scored`, and these rows are in the cache
-        now."""
+        """Receive the emitted `tokens`; tokens[i] follows row rows[i] of `scored`, which is in the cache now."""
 
 
 class PlainDrafter(Drafter):

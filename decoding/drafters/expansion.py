@@ -67,8 +67,7 @@ def _best_children(
 def _sampled_children(
     children: Sequence[int], logits: torch.Tensor, expander: Expander, sampling: Sampling
 ) -> tuple[dict[int, tuple[int, float]], torch.Tensor]:
-    """Sampled children of one node, fewer if no probability mass remains, and their distribution over the target's
-    vocabulary."""
+    """Sampled children of one node (fewer if no mass remains), and their distribution over the target's vocabulary."""
     warp, generator, vocab_size = sampling
     q = warp(logits)
     all_ids = expander.token_ids(torch.arange(len(q), device=q.device))

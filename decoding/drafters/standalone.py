@@ -55,8 +55,7 @@ class StandaloneDrafter(Drafter):
         return self.add([token], [-1])[0]
 
     def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Tokens of a chain are cached. Nodes of a tree are all scored again, which costs about as much as a forward of
-        one, and the cache stays that of the text."""
+        """Chains are cached; of a tree all nodes are scored again, which costs about as much as a forward of one."""
         if self.shape.is_chain:
             return self.draft.extend(tokens).logits
         self._tokens += tokens

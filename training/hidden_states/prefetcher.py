@@ -21,11 +21,10 @@ from speculoos.errors import BadInput, Cancelled, NotFound
 from speculoos.reporting import Reporter
 from speculoos.settings import HiddenStatesServer
 from training.batches import Batch, TokenisedConversation
-from training.hidden_states.client import DaemonPool, ReferenceClient, StatesClient, TemporarilyUnavailable
+from training.hidden_states.client import DaemonPool, ReferenceClient, StatesClient, TemporarilyUnavailable, VllmClient
 from training.hidden_states.states_store import StatesStore
-from training.hidden_states.vllm import VllmClient
 from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states
-from training.source import RequiredStates, States, make_states_request, pad_states
+from training.method import RequiredStates, States
 
 Compute = Callable[[StatesRequest], HiddenStates]
 POLL_SECONDS = 0.2
@@ -219,3 +218,27 @@ def _server(config: TrainConfig, server: HiddenStatesServer | None, base: Any, s
     if server is None:
         raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
     return VllmClient(server, base) if server.kind == "vllm" else ReferenceClient(server, base, sha256)
+
+
+def make_states_request(batch: Batch, wanted: RequiredStates) -> StatesRequest:
+    """The request for a batch, without padding."""
+    lengths = batch.lengths.tolist()
+    rows = tuple(row[:length].int().cpu() for row, length in zip(batch.input_ids, lengths, strict=True))
+    if wanted.positions is None:
+        return StatesRequest(rows, wanted.layers)
+    positions = (row[:n].nonzero()[:, 0].int().cpu() for row, n in zip(wanted.positions, lengths, strict=True))
+    return StatesRequest(rows, wanted.layers, tuple(positions))
+
+
+def pad_states(states: HiddenStates, batch: Batch, wanted: RequiredStates, base: Any) -> States:
+    """The response as padded tensors [B, L, …] in the base's dtype; unrequested positions are zero and never read."""
+    real = torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
+    mask = real if wanted.positions is None else real & wanted.positions
+    return _scatter(states.hidden, mask, base), (_scatter(states.aux, real, base),) if wanted.layers else ()
+
+
+def _scatter(values: Tensor, mask: Tensor, base: Any) -> Tensor:
+    """Scatter `values` [n, …] to the n True positions of `mask` [B, L], in row-major order."""
+    whole = torch.zeros(*mask.shape, values.shape[-1], dtype=base.dtype, device=mask.device)
+    whole[mask] = values.to(mask.device, base.dtype)
+    return whole

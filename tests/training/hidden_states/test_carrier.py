@@ -13,7 +13,7 @@ from training.batches import Batch
 from training.hidden_states.client import TemporarilyUnavailable
 from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, ThreadedPrefetcher
 from training.hidden_states.wire import HiddenStates, StatesRequest
-from training.source import RequiredStates
+from training.method import RequiredStates
 
 BASE = SimpleNamespace(dtype=torch.float32)
 

@@ -11,8 +11,7 @@ from models.base import LoadedBase, load_base
 from speculoos.errors import BadInput
 from speculoos.settings import HiddenStatesServer
 from tests.tools.endless import Endless
-from training.hidden_states.client import OVERHEAD_BYTES, ReferenceClient
-from training.hidden_states.vllm import VllmClient
+from training.hidden_states.client import OVERHEAD_BYTES, ReferenceClient, VllmClient
 from training.hidden_states.wire import StatesRequest
 
 ASKED = StatesRequest((torch.arange(1, 40),))
