@@ -59,34 +59,31 @@ class PlainBaselines:
 
     def offer(self, key: Hashable, steps: Sequence[Any], conditions: Conditions) -> None:
         """Add the speed of a plain generation if it is long enough."""
-        speed, tokens = decode_speed(steps), _tokens(steps)
+        speed, tokens = _decode_speed(steps), _tokens(steps)
         if speed and tokens >= MIN_TOKENS:
             speeds = self._speeds.setdefault(key, deque(maxlen=MAX_BASELINES))
             speeds.append(PlainSpeed(speed, tokens, conditions, time.monotonic()))
 
     def compare(self, key: Hashable, steps: Sequence[Any], conditions: Conditions) -> dict[str, Any]:
-        """`decode_tokens_per_second` and, with a baseline, plain tokens per second, its source and `speedup`."""
-        own, reference = decode_speed(steps), self._reference(key, conditions)
+        """`decode_tokens_per_second` and, with a baseline, plain tokens per second, its source and `speedup`. The
+        baseline is the last speed with the same prompt, else the last with about the same length."""
+        own, since = _decode_speed(steps), time.monotonic() - RECENT_SECONDS
         figures: dict[str, Any] = {"decode_tokens_per_second": own and round(own, 2)}
-        if reference and own:
-            figures["plain_tokens_per_second"] = round(reference.tokens_per_second, 2)
+        speeds = [s for s in self._speeds.get(key, ()) if s.at >= since and s.conditions.are_like(conditions)]
+        if speeds and own:
+            plain = max(speeds, key=lambda s: (s.conditions.prompt == conditions.prompt, s.at))
+            figures["plain_tokens_per_second"] = round(plain.tokens_per_second, 2)
             figures["plain_reference"] = {
                 "source": "plain run",
-                "same_prompt": reference.conditions.prompt == conditions.prompt,
-                "tokens": reference.tokens,
-                "shared_with": reference.conditions.shared_with,
+                "same_prompt": plain.conditions.prompt == conditions.prompt,
+                "tokens": plain.tokens,
+                "shared_with": plain.conditions.shared_with,
             }
-            figures["speedup"] = round(own / reference.tokens_per_second, 3)
+            figures["speedup"] = round(own / plain.tokens_per_second, 3)
         return figures
 
-    def _reference(self, key: Hashable, conditions: Conditions) -> PlainSpeed | None:
-        since = time.monotonic() - RECENT_SECONDS
-        speeds = [s for s in self._speeds.get(key, ()) if s.at >= since and s.conditions.are_like(conditions)]
-        return max(speeds, key=lambda s: (s.conditions.prompt == conditions.prompt, s.at), default=None)
 
-
-def decode_speed(steps: Sequence[Any]) -> float | None:
-    """Tokens per second of the steps after the prefill; None without such steps."""
+def _decode_speed(steps: Sequence[Any]) -> float | None:
     later = [step for step in steps if step.kind != "prefill"]
     seconds = sum(step.ms_draft + step.ms_verify + step.ms_other for step in later) / 1000
     return _tokens(steps) / seconds if _tokens(steps) and seconds > 0 else None

@@ -119,23 +119,15 @@ class Trainer:
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
         ahead = config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0
         self.stream, self.held_out = (
-            Stream(
-                rows,
-                config.batch_tokens,
-                config.seed,
-                FeatureSource(self.method, base, self.prefetcher, ahead),
-                device,
-                self._feature_store(fraction),
-            )
-            for rows, fraction in ((training, 0.8), (held_out, 0.2))
+            Stream(rows, config, FeatureSource(self.method, base, self.prefetcher, ahead), self._feature_store(share))
+            for rows, share in ((training, 0.8), (held_out, 0.2))
         )
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
         self.loss: float | None = None
         self.best: dict[str, Any] = NO_BEST
         each = config.accumulate * self.accelerator.num_processes
         limits = [n for n in (math.ceil(config.epochs * len(self.stream) / each), config.max_steps) if n]
-        self.total_steps = min(limits, default=0)
-        """Steps allowed by epochs and max_steps; 0 when only the time is limited."""
+        self.total_steps = min(limits, default=0)  # 0 when only the time is limited
         self.config = config.for_steps(self.total_steps, sum(map(len, held_out)) / config.step_tokens)
         self.step_metrics = StepMetrics()
 
@@ -194,9 +186,7 @@ class Trainer:
     def _train_step(self) -> None:
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         each = self.config.accumulate * world
-        progress = self._progress(0.5)
-        if self.config.max_minutes and world > 1:  # clocks differ, but all processes must take the same step
-            progress = float(self._all_reduce_sum(torch.tensor(progress * self.main, device=self.accelerator.device)))
+        progress = self._broadcast_progress(self._progress(0.5))
         lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -349,6 +339,12 @@ class Trainer:
 
     def _all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor
+
+    def _broadcast_progress(self, progress: float) -> float:
+        """The first process's value of `progress`: clocks differ, but all processes must take the same step."""
+        if not self.config.max_minutes or self.accelerator.num_processes == 1:
+            return progress
+        return float(self._all_reduce_sum(torch.tensor(progress * self.main, device=self.accelerator.device)))
 
     def _is_due(self, n: int) -> bool:
         return n > 0 and self.step % n == 0

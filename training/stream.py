@@ -5,14 +5,14 @@ never change. So a resumed run sees the same batches, and cached features are bi
 """
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from models.methods.settings import TrainConfig
 from speculoos.errors import Unavailable
 from training.batches import Batch, TokenisedConversation, collate, epoch_order, make_batches
 from training.hidden_states.prefetcher import FeatureSource
@@ -65,20 +65,14 @@ def feature_bytes(features: Features) -> int:
 
 
 class Stream:
-    """Batches of `conversations`, with features from `source` cached in `store`."""
+    """Batches of conversations, with features from `source` cached in `store`."""
 
     def __init__(
-        self,
-        conversations: Sequence[TokenisedConversation],
-        batch_tokens: int,
-        seed: int,
-        source: FeatureSource,
-        device: Any,
-        store: FeatureStore,
+        self, rows: list[TokenisedConversation], config: TrainConfig, source: FeatureSource, store: FeatureStore
     ):
-        self.conversations, self.groups = conversations, make_batches(conversations, batch_tokens, seed)
-        self._source, self._device, self.store = source, device, store
-        self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(self.groups), epoch, seed))
+        self.conversations, self._source, self.store = rows, source, store
+        self.groups = make_batches(rows, config.batch_tokens, config.seed)
+        self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(self.groups), epoch, config.seed))
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -89,7 +83,7 @@ class Stream:
         return self._order(epoch)[offset]
 
     def batch(self, index: int) -> Batch:
-        return collate([self.conversations[i] for i in self.groups[index]], index)
+        return collate([self.conversations[i] for i in self.groups[index]], index).to(self._source.base.device)
 
     def tokens(self, index: int) -> int:
         return sum(len(self.conversations[i]) for i in self.groups[index])
@@ -98,8 +92,8 @@ class Stream:
         """Features of batch `index`, from the store if cached; `upcoming` are the next indices, for prefetching."""
         features = self.store.get(index)
         if features is None:
-            batches = (self.batch(i).to(self._device) for i in upcoming if i not in self.store)
-            features = self._source.features(self.batch(index).to(self._device), batches)
+            batches = (self.batch(i) for i in upcoming if i not in self.store)
+            features = self._source.features(self.batch(index), batches)
             self.store.put(index, features)
         return features
 

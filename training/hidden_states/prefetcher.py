@@ -125,7 +125,7 @@ class FeatureSource:
     without one, the base model runs in the method's own forward."""
 
     def __init__(self, method: Any, base: Any, prefetcher: StatesPrefetcher | None, ahead: int):
-        self._method, self._base, self._prefetcher, self._ahead = method, base, prefetcher, ahead
+        self._method, self.base, self._prefetcher, self._ahead = method, base, prefetcher, ahead
         self._begun: dict[int, tuple[RequiredStates, Any]] = {}
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ class FeatureSource:
         if started is None:
             return self._method.features(batch)
         wanted, pending = started
-        return self._method.features(batch, pad_states(self._prefetcher.result(pending), batch, wanted, self._base))
+        return self._method.features(batch, pad_states(self._prefetcher.result(pending), batch, wanted, self.base))
 
     def _prefetch(self, upcoming: Iterable[Batch], current: int) -> None:
         for batch in upcoming if len(self._begun) < self._ahead else ():
