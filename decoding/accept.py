@@ -16,26 +16,22 @@ from models.runtime.interface import ForwardOutput
 
 @dataclass(frozen=True)
 class Verification:
-    """Accepted nodes from a child of the root downwards (may be empty), and the base model's token after the last
-    one."""
+    """Accepted nodes from a child of the root downwards (may be none), and the base's token after the last one."""
 
     path: tuple[int, ...]
     token: int
 
 
 def make_rule(config: GenerateConfig, generator: torch.Generator) -> "GreedyRule | LosslessRule | TypicalRule":
-    """The acceptance rule of a config. `rule.first(scored)` is the first token of the response, from the scores [1, V]
-    after the prompt's last token; `rule(tree, scored)` verifies a tree with scores [n, V], whose row i is after node i.
-    With `best_only` the rule needs only the base model's best tokens, no logits."""
+    """The acceptance rule of a config. `rule.first(scored)`: the response's first token, from the scores [1, V] after
+    the prompt; `rule(tree, scored)`: verify a tree with scores [n, V]. `best_only`: it needs only the best tokens, no
+    logits."""
     if config.temperature == 0:
         return GreedyRule()
     warp = Warp(config.temperature, config.top_k, config.top_p)
     if config.acceptance == "typical":
         return TypicalRule(warp, config.epsilon, config.alpha, generator)
     return LosslessRule(warp, generator)
-
-
-# --- exact, temperature 0 ------------------------------------------------------------------------------------------
 
 
 def accept_greedy(shape: TreeShape, tokens: tuple[int, ...], best: list[int]) -> Verification:
@@ -56,9 +52,6 @@ class GreedyRule:
 
     def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
         return accept_greedy(tree.shape, tree.tokens, scored.best.tolist())
-
-
-# --- exact, sampling -----------------------------------------------------------------------------------------------
 
 
 def accept_lossless(
@@ -128,36 +121,27 @@ class LosslessRule:
         return int(draw(self.warp(logits), self._uniforms(1, logits.device)[0]))
 
     def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
-        logits = scored.logits
+        logits, rows = scored.logits, lambda nodes: self.warp(logits[nodes])
+        if not _is_cpu(logits.device):  # for all nodes at once
+            probs = self.warp(logits)
+            rows = probs.__getitem__
         node, token = accept_lossless(
             tree.shape,
             torch.tensor([tree.tokens], device=logits.device),
-            self._rows(logits),
+            rows,
             {parent: q[None].to(logits.device) for parent, q in tree.proposals.items()},
             self._uniforms(len(tree), logits.device)[None],
         )
         last, own = torch.cat([node, token]).tolist()
         return Verification(tree.shape.path(last), own)
 
-    def _rows(self, logits: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Probabilities by node: on a CPU computed for the visited nodes only, on a GPU for all nodes at once."""
-        if _is_cpu(logits.device):
-            return lambda nodes: self.warp(logits[nodes])
-        probs = self.warp(logits)
-        return lambda nodes: probs[nodes]
-
     def _uniforms(self, count: int, device: torch.device) -> torch.Tensor:
         return torch.rand(count, generator=self.generator, dtype=torch.float64).to(device)
 
 
-# --- typical (lossy) -----------------------------------------------------------------------------------------------
-
-
 def typical_threshold(probs: torch.Tensor, epsilon: float, alpha: float) -> torch.Tensor:
-    """min(ε, α·exp(-H(p))) [...] of rows [..., V]: the probability above which a token counts as typical.
-
-    Source: Cai et al. 2024 (Medusa), section 2.3.1; H adds 1e-5 inside the logarithm as the reference code does.
-    """
+    """min(ε, α·exp(-H(p))) [...] of rows [..., V]: the probability above which a token counts as typical. Source: Cai
+    et al. 2024 (Medusa), section 2.3.1; H adds 1e-5 inside the logarithm as the reference code does."""
     entropy = -(probs * (probs + 1e-5).log()).sum(dim=-1)
     return (alpha * (-entropy).exp()).clamp_max(epsilon)
 

@@ -12,31 +12,21 @@ from speculoos.errors import BadInput
 class GenerateConfig:
     """Settings of one generation. Raises BadInput with the name of an invalid field."""
 
-    max_tokens: int = 128
-    """Largest number of new tokens, including end-of-turn."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_k: int = 0
-    """Sample from the k likeliest tokens; 0 means all."""
-    top_p: float = 1.0
-    """Sample from the smallest set of likeliest tokens with this probability mass."""
-    seed: int | None = None
-    """The same seed gives the same tokens; None draws a seed."""
-    stop: tuple[str, ...] = ()
-    """Stop texts: they end the response and are not part of it."""
-    eos_ids: frozenset[int] | None = None
-    """Token ids that end the response; None: the base model's; an empty set: none."""
+    max_tokens: int = 128  # largest number of new tokens, including end-of-turn
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # sample from the k likeliest tokens; 0 means all
+    top_p: float = 1.0  # sample from the smallest set of likeliest tokens with this probability mass
+    seed: int | None = None  # the same seed gives the same tokens; None draws a seed
+    stop: tuple[str, ...] = ()  # stop texts: they end the response and are not part of it
+    eos_ids: frozenset[int] | None = None  # token ids that end the response; None: the base model's; an empty set: none
     acceptance: Literal["exact", "typical"] = "exact"
     """exact keeps the base model's distribution; typical is Medusa's rule, which is lossy."""
-    epsilon: float = 0.09
-    """Typical acceptance: largest threshold."""
-    alpha: float = 0.3
-    """Typical acceptance: factor of exp(-entropy)."""
+    epsilon: float = 0.09  # typical acceptance: largest threshold
+    alpha: float = 0.3  # typical acceptance: factor of exp(-entropy)
     probabilities: bool = False
     """Also record the base model's probability of every draft token. This computes logits that greedy decoding does not
     need, so it takes longer; the emitted tokens stay the same."""
-    should_stop: Callable[[], bool] | None = None
-    """Called between steps; True ends the generation as cancelled."""
+    should_stop: Callable[[], bool] | None = None  # called between steps; True ends the generation as cancelled
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))

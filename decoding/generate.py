@@ -1,5 +1,4 @@
-"""The decoding loop for every drafter and acceptance rule, for trees and chains. Plain decoding is a tree of one
-node."""
+"""The decoding loop for all drafters and acceptance rules. Plain decoding is a tree of one node."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,7 @@ __all__ = ["GenerateConfig", "generate"]
 def generate(
     target: Target, drafter: Drafter, prompt_ids: Sequence[int], config: GenerateConfig | None = None
 ) -> Iterator[Step]:
-    """Yield the Step of the prefill, then one Step per verification. Tokens are final; the caller may stop at any
-    time."""
+    """Yield the Step of the prefill, then one Step per verification. Tokens are final; the caller may stop anytime."""
     config = config or GenerateConfig()
     generator = seeded_generator(config.seed)
     rule = make_rule(config, generator)
@@ -83,8 +81,7 @@ def trace(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
 
 @torch.inference_mode()
 def base_probabilities(tree: DraftTree, scored: ForwardOutput, config: GenerateConfig) -> tuple[float, ...]:
-    """The base model's probability of every node except the root, given its parent, with the sampling settings; at
-    temperature 0 without them."""
+    """The base model's probability of every drafted node given its parent, with the sampling settings if any."""
     if len(tree) == 1:
         return ()
     device = scored.logits.device
@@ -132,30 +129,22 @@ class Limits:
         self.eos_ids = eos_ids if config.eos_ids is None else config.eos_ids
         self.remaining = min(config.max_tokens, free_positions)
         self.should_stop = config.should_stop or (lambda: False)
-        self.stops = StopTexts(tokenizer, config.stop) if config.stop else None
+        self.stop, self.tokenizer = config.stop, tokenizer
+        self.window = max((len(text.encode()) for text in config.stop), default=0) + 4  # a token has at least one byte
+        self.last_ids: list[int] = []
 
     def cut(self, tokens: Sequence[EmittedToken]) -> tuple[tuple[EmittedToken, ...], str | None]:
         """(tokens to emit, reason why the generation ends with them or None)."""
         for count, token in enumerate(tokens, 1):
             self.remaining -= 1
-            if token.id in self.eos_ids or (self.stops and self.stops.ends_with(token.id)):
+            if token.id in self.eos_ids or (self.stop and self._ends_with_stop(token.id)):
                 return tuple(tokens[:count]), "stop"
             if self.remaining <= 0:
                 return tuple(tokens[:count]), "length"
         return tuple(tokens), None
 
-
-class StopTexts:
-    """Finds stop texts in the response token by token. Decodes only the last tokens, so the cost of a token does not
-    grow with the response."""
-
-    def __init__(self, tokenizer: Any, texts: Sequence[str]):
-        self.tokenizer, self.texts = tokenizer, tuple(texts)
-        self.window = max(len(t.encode()) for t in texts) + 4  # a token has at least one byte
-        self.ids: list[int] = []
-
-    def ends_with(self, token: int) -> bool:
-        """Add a token; True if the response now contains a stop text."""
-        self.ids = [*self.ids[-self.window :], token]
-        text = self.tokenizer.decode(self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return any(stop in text for stop in self.texts)
+    def _ends_with_stop(self, token: int) -> bool:
+        """Decodes only the last tokens, so the cost of a token does not grow with the response."""
+        self.last_ids = [*self.last_ids[-self.window :], token]
+        text = self.tokenizer.decode(self.last_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return any(stop in text for stop in self.stop)

@@ -1,4 +1,4 @@
-"""Test whether a base model supports tree attention masks, before a run begins.
+"""Tests whether a base model supports tree attention masks, before a run begins.
 
 Compares the logits of a tree, scored in one forward with the KV cache, with those of transformers' own forward without
 a cache, path by path; for a sliding window again, with a window so narrow that the tree crosses its edge. Both forwards
@@ -20,24 +20,17 @@ from models.runtime.transformers import TransformersForward
 from speculoos.errors import Unsupported
 
 SHAPE = shape_from_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
-TEXT_TOKENS = 12
-"""Number of tokens before the tree."""
-NARROW_WINDOW = 6
-"""Sliding window for the second comparison: shorter than the text, longer than a branch."""
-TOLERANCE = 2e-3
-"""Largest difference of a likely token's log-probability that rounding in float32 can cause."""
+TEXT_TOKENS = 12  # number of tokens before the tree
+NARROW_WINDOW = 6  # sliding window for the second comparison: shorter than the text, longer than a branch
+TOLERANCE = 2e-3  # largest difference of a likely token's log-probability that rounding in float32 can cause
 
 
 _passed: WeakSet[LoadedBase] = WeakSet()
 
 
 def probe(base: LoadedBase, seed: int = 0) -> float:
-    """The largest difference between log-probabilities of a tree and of plain decoding, on random tokens: two short
-    forwards, no weights are changed.
-
-    Raises Unsupported with the difference if they differ, or with the error if the family cannot run. Must be called
-    before a fast forward moves the weights.
-    """
+    """The largest difference between log-probabilities of a tree and of plain decoding, on random tokens. Raises
+    Unsupported if they differ or the family cannot run. Call it before a fast forward moves the weights."""
     worst = _compare(base, seed)
     if any(layer_windows(base.config).values()):
         with with_sliding_window(base, NARROW_WINDOW):
@@ -46,10 +39,7 @@ def probe(base: LoadedBase, seed: int = 0) -> float:
 
 
 def require_trees(target: Target) -> None:
-    """Raise Unsupported if the target cannot verify draft trees. A base model is probed once.
-
-    The fast forward supports only families it was tested with and needs no probe.
-    """
+    """Raise Unsupported if the target cannot verify draft trees: probed once, and not for the tested fast forward."""
     if isinstance(target.forward, TransformersForward) and target.base not in _passed:
         probe(target.base)
         _passed.add(target.base)
@@ -97,12 +87,7 @@ def _difference(base: LoadedBase, seed: int) -> float:
     for path in ([0, *path] for path in SHAPE.paths):
         row = torch.tensor([[*text, *(tokens[node] for node in path)]], device=base.device)
         plain = base.model(input_ids=row, use_cache=False).logits[0, -len(path) :]  # transformers' own mask, no cache
-        differences.append(_log_prob_difference(tree[path], plain))
+        ours, theirs = tree[path].float().log_softmax(-1), plain.float().log_softmax(-1)
+        likely = theirs.topk(min(10, theirs.shape[-1]), dim=-1).indices
+        differences.append(float((ours.gather(-1, likely) - theirs.gather(-1, likely)).abs().max()))
     return max(differences)
-
-
-def _log_prob_difference(tree: torch.Tensor, plain: torch.Tensor) -> float:
-    """Largest difference of log-probability over the ten likeliest tokens of each row."""
-    a, b = tree.float().log_softmax(-1), plain.float().log_softmax(-1)
-    likely = b.topk(min(10, b.shape[-1]), dim=-1).indices
-    return float((a.gather(-1, likely) - b.gather(-1, likely)).abs().max())

@@ -18,8 +18,7 @@ from models.runtime.forward import fastest_forward
 from models.runtime.interface import ForwardOutput
 from models.runtime.precision import disable_tf32
 
-END = -1
-"""The token after the end of a recording; no drafter proposes it."""
+END = -1  # the token after the end of a recording; no drafter proposes it
 
 
 class ForcedTarget(Target):
@@ -36,8 +35,7 @@ class ForcedTarget(Target):
         return replace(super()._run(ids, positions, *args, **options), best_ids=self._recorded_after(positions))
 
     def _recorded_after(self, positions: Sequence[int]) -> torch.Tensor:
-        """The recorded token after each position. Tree nodes off the recorded path also get the token at their depth;
-        verification never reaches them."""
+        """The recorded token after each position; tree nodes off the path get one too, but are never reached."""
         indices = (position + 1 - self.prompt_length for position in positions)
         return torch.tensor([self.recorded[i] if 0 <= i < len(self.recorded) else END for i in indices])
 
@@ -59,8 +57,7 @@ class UnloadedBase:
 
 
 class RecordedTarget(ForcedTarget):
-    """A recording instead of a base model, for drafts that need no hidden states: prompt lookup and standalone
-    drafts. Its cache counts rows and stores nothing."""
+    """A recording instead of a base model, for drafts that need no hidden states. Its cache only counts rows."""
 
     def __init__(self, base: UnloadedBase, max_length: int):
         self.base, self.max_length = base, max_length

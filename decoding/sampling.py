@@ -7,8 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class Warp:
-    """Temperature, then the `top_k` largest logits (0: all), then the smallest set with a probability mass of `top_p`.
-    Order and ties are as in transformers' samplers."""
+    """Temperature, `top_k` (0: all), then `top_p`; order and ties are as in transformers' samplers."""
 
     temperature: float = 1.0
     top_k: int = 0

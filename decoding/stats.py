@@ -16,12 +16,9 @@ from decoding.step import Step
 class Summary:
     """Summary of one or more generations. Times are milliseconds."""
 
-    tokens: int
-    """New tokens, including the prefill's."""
-    verifications: int
-    """Number of steps that count towards τ."""
-    mean_accepted_length: float
-    """τ; 1.0 for plain decoding, 0.0 if no step counts."""
+    tokens: int  # new tokens, including the prefill's
+    verifications: int  # number of steps that count towards τ
+    mean_accepted_length: float  # τ; 1.0 for plain decoding, 0.0 if no step counts
     acceptance_by_depth: tuple[float, ...]
     """At depth d: of the counted steps whose accepted node at depth d - 1 had drafted children, the share with an
     accepted child."""
@@ -67,8 +64,7 @@ def summarize(steps: Iterable[Step]) -> Summary:
 
 
 def acceptance_by_rank(steps: Iterable[Step], ranks: int = 8) -> tuple[tuple[float | None, ...], ...]:
-    """By depth, then by rank: of the accepted parents with a drafted child of this rank, the share for which this child
-    was accepted. None if no such child was drafted. Only ranks below `ranks`."""
+    """By depth, then by rank: the share of accepted parents with a drafted child of this rank that was accepted."""
     tried: Counter[tuple[int, int]] = Counter()
     accepted: Counter[tuple[int, int]] = Counter()
     for step in (step for step in steps if step.counted):

@@ -14,9 +14,7 @@ Origin = Literal["draft", "target", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class EmittedToken:
-    """One emitted token. Origin `draft`: an accepted draft token at `depth` ≥ 1 with the 0-based `rank` among its
-    siblings. `target`: the base model's bonus or correction token. `plain`: no speculation. Depth is 0 for the last
-    two."""
+    """draft: accepted at `depth` ≥ 1 with `rank` among its siblings; target: bonus or correction of the base."""
 
     id: int
     origin: Origin
@@ -26,8 +24,7 @@ class EmittedToken:
 
 @dataclass(frozen=True, slots=True)
 class DraftRecord:
-    """The scored tree without its root (the last emitted token). Node i has the token id tokens[i]; parents[i] is the
-    index of its parent in this list, -1 for children of the root."""
+    """The scored tree without its root. parents[i] is the index of node i's parent, -1 for children of the root."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
@@ -41,12 +38,10 @@ class DraftRecord:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One verification (or prefill, or plain forward). Tokens are final once yielded.
-
-    `counted`: whether the step counts towards τ (tokens emitted per verification); False for the prefill and for a step
-    truncated by EOS, a stop text or the length limit. `finish`: the reason why the generation ended with this step:
-    stop, length or cancelled; else None. Times are milliseconds.
-    """
+    """One verification (or prefill, or plain forward). Tokens are final once yielded. `counted`: whether the step
+    counts towards τ (tokens emitted per verification); False for the prefill and for a step truncated by EOS, a stop
+    text or the length limit. `finish`: the reason why the generation ended with this step: stop, length or cancelled;
+    else None. Times are milliseconds."""
 
     index: int
     kind: Literal["prefill", "verify", "plain"]
@@ -75,8 +70,7 @@ class Step:
             raise BadInput(f"This is not a step record of a trace ({error!r}).") from None
 
     def record(self) -> dict[str, Any]:
-        """The JSON form in files, rows, streams and pages. `text` and `texts` are filled in by decoding.text, which
-        needs the whole stream, because a token may contain a part of a character."""
+        """The JSON form in files, rows, streams and pages; decoding.text fills in `text` and `texts`."""
         d = self.drafted
         return {
             "index": self.index,

@@ -18,8 +18,7 @@ from models.runtime.transformers import TransformersForward
 from models.runtime.weights import not_fast_reason
 from speculoos.errors import BadInput
 
-PREFILL_ROWS = 1024
-"""Prompt rows per forward; limits the memory of attention and activations."""
+PREFILL_ROWS = 1024  # prompt rows per forward; limits the memory of attention and activations
 
 
 class Target:
@@ -31,10 +30,8 @@ class Target:
         self.max_length = min(max_length, usable_length(base))
         self.forward = forward or TransformersForward(base)
         self.cache = KVCache(base.num_layers, self.max_length)
-        self.notice = ""
-        """One sentence why this target is slower than possible, or ""."""
-        self.ids: list[int] = []
-        """Token ids in the cache, in order."""
+        self.notice = ""  # one sentence why this target is slower than possible, or ""
+        self.ids: list[int] = []  # token ids in the cache, in order
 
     @property
     def free_positions(self) -> int:
@@ -57,11 +54,13 @@ class Target:
             self.extend(rest[start : start + PREFILL_ROWS], layers, last_only=True, best_only=best_only)
             for start in range(0, len(rest), PREFILL_ROWS)
         ]
-        return _joined(parts)
+        if len(parts) == 1:
+            return parts[0]
+        features = None if parts[0].features is None else torch.cat([p.features for p in parts])
+        return replace(parts[-1], hidden=torch.cat([p.hidden for p in parts]), features=features)
 
     def reused(self, prompt_ids: Sequence[int], reusable: int | None = None) -> int:
-        """Number of prompt tokens that are reused from the cache: the longest common prefix, at most `reusable` (a
-        drafter may need features of earlier tokens), and never the last token."""
+        """Number of prompt tokens reused from the cache: the common prefix, at most `reusable`, never the last."""
         shared = min(common_prefix(self.ids, prompt_ids), len(prompt_ids) - 1)
         return shared if reusable is None else min(shared, reusable)
 
@@ -81,8 +80,7 @@ class Target:
         del self.ids[length:]
 
     def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> ForwardOutput:
-        """Logits [n, V], or best tokens, after every node of `tree`, in one forward. Its rows are staged in the
-        cache."""
+        """Logits [n, V], or best tokens, after every node of `tree`, in one forward that stages its cache rows."""
         start = len(self.ids)
         positions = [start + depth for depth in tree.shape.depths]
         mask = None if len(tree) == 1 else tree.shape.mask.to(self.base.device)
@@ -125,11 +123,8 @@ class Target:
 
 
 def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
-    """A Target on the base model's fastest forward: the fast runtime, or transformers' own (then `target.notice` gives
-    the reason).
-
-    The first call moves the base model's weights; further targets of the same base model share them.
-    """
+    """A Target on the base model's fastest forward, shared by its later targets; `target.notice` says why it is only
+    transformers' own. The first call moves the base model's weights."""
     disable_tf32(base.device)
     target = Target(base, max_length, fastest_forward(base))
     if isinstance(target.forward, TransformersForward):
@@ -138,8 +133,8 @@ def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
 
 
 def usable_length(base: LoadedBase) -> int:
-    """Largest number of positions in one cache. Rotary scalings that depend on the length (longrope, dynamic) rescale
-    cached keys, so these models are limited to their original length."""
+    """Largest number of positions in one cache. Rotary scalings that depend on the length (longrope, dynamic) would
+    rescale cached keys, so these models are limited to their original length."""
     scaling = getattr(base.config, "rope_parameters", None) or {}
     if scaling.get("rope_type") in ("longrope", "dynamic"):
         original = getattr(base.config, "original_max_position_embeddings", None)
@@ -151,10 +146,3 @@ def usable_length(base: LoadedBase) -> int:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _joined(parts: list[ForwardOutput]) -> ForwardOutput:
-    if len(parts) == 1:
-        return parts[0]
-    features = None if parts[0].features is None else torch.cat([p.features for p in parts])
-    return replace(parts[-1], hidden=torch.cat([p.hidden for p in parts]), features=features)

@@ -12,8 +12,7 @@ from decoding.step import Step
 
 JOINER = "\u200d"
 REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = 8
-"""Number of earlier tokens that are decoded again when a response is continued."""
+CONTEXT_TOKENS = 8  # number of earlier tokens that are decoded again when a response is continued
 
 
 class TextStream:
@@ -37,7 +36,11 @@ class TextStream:
         record = step.record()
         for token in record["tokens"]:
             token["text"] = self._push(token["id"])
-            self._set_origins(token)
+            self._origins.append(token["origin"])
+            if not self._unfinished:
+                if len(self._origins) > 1:
+                    token["origins"] = self._origins
+                self._origins = []
         if step.finish is not None and record["tokens"]:  # a cancelled step has no token for the held text
             record["tokens"][-1]["text"] += self._flush()
         self.text += "".join(t["text"] for t in record["tokens"])
@@ -46,15 +49,6 @@ class TextStream:
 
     def records(self, steps: Iterable[Step]) -> Iterable[dict[str, Any]]:
         return map(self.record, steps)
-
-    def _set_origins(self, token: dict[str, Any]) -> None:
-        """Set `origins` of all tokens of a character on its last token."""
-        self._origins.append(token["origin"])
-        if self._unfinished:
-            return
-        if len(self._origins) > 1:
-            token["origins"] = self._origins
-        self._origins = []
 
     def _push(self, token: int) -> str:
         self._window.append(token)
@@ -67,8 +61,7 @@ class TextStream:
         return self._filter(new_text)
 
     def _shrink(self) -> None:
-        """Drop tokens from the start of the window; two complete ones remain, because the text of a token may depend on
-        the tokens before."""
+        """Drop tokens from the start of the window, but two complete ones, on which the next text may depend."""
         for cut in range(max(len(self._window) - 2, 0), 0, -1):
             head, rest = self._decode(self._window[:cut]), self._decode(self._window[cut:])
             if not _unfinished(head) and self._decode(self._window).endswith(rest):
@@ -82,7 +75,6 @@ class TextStream:
         return rest
 
     def _filter(self, new_text: str) -> str:
-        """Remove stop texts: hold back a possible beginning of one, drop everything from the first one on."""
         if not self.stop or self._stopped:
             return "" if self._stopped else new_text
         text = self._held + new_text
@@ -99,7 +91,6 @@ class TextStream:
 
 
 def _unfinished(text: str) -> bool:
-    """Whether `text` ends with an incomplete character, joined emoji or flag."""
     if text.endswith((REPLACEMENT, JOINER)):
         return True
     flags = len(text) - len(text.rstrip("".join(map(chr, range(0x1F1E6, 0x1F200)))))

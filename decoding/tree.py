@@ -18,11 +18,8 @@ from speculoos.errors import BadInput
 
 @dataclass(frozen=True)
 class TreeShape:
-    """The parents of all nodes. Parents come before children, so `parents[i] < i`; `parents[0] == -1`.
-
-    Acceptance rules try a parent's children in the order of their indices. `ranks` is each node's 0-based rank among
-    the drafter's candidates after its parent (Medusa choices may skip some); the default is the rank among its
-    siblings."""
+    """The parents of all nodes; `parents[i] < i`, `parents[0] == -1`. Children are tried in the order of their indices.
+    `ranks`: each node's 0-based rank among the drafter's candidates after its parent; default: among its siblings."""
 
     parents: tuple[int, ...] = (-1,)
     ranks: tuple[int, ...] = ()
@@ -88,11 +85,9 @@ class TreeShape:
 @dataclass(frozen=True)
 class DraftTree:
     """A shape with tokens. `logprobs[i]` is the draft's log-probability of node i given its parent (0 for the root).
-
     `proposals` maps a parent whose children were *sampled* (in order, without replacement) to their distribution q [V],
     after temperature, top-k and top-p. Children of other parents were chosen deterministically, which residual sampling
-    treats as q = 1.
-    """
+    treats as q = 1."""
 
     tokens: tuple[int, ...]
     shape: TreeShape = field(default_factory=TreeShape)
@@ -129,11 +124,9 @@ def chain_shape(depth: int) -> TreeShape:
 
 
 def shape_from_choices(choices: Iterable[Iterable[int]]) -> TreeShape:
-    """The shape of Medusa choices: either all nodes, or root-to-leaf paths only, which describe the same tree.
-
-    The choice [1, 0] is the best token at depth 2 below the second best at depth 1. Nodes are ordered by depth, then by
-    ranks. Ranks may skip candidates. Raises BadInput for an empty path or a negative rank.
-    """
+    """The shape of Medusa choices: all nodes, or root-to-leaf paths only. The choice [1, 0] is the best token at depth
+    2 below the second best at depth 1; ranks may skip candidates. Raises BadInput for an empty path or a negative
+    rank."""
     nodes: set[tuple[int, ...]] = set()
     for choice in choices:
         ranks = tuple(choice)

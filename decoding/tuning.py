@@ -26,8 +26,7 @@ SIZES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True)
 class SizePlan:
-    """The best tree of one size: nodes including the root, expected τ, milliseconds per step, and speedup over plain
-    decoding."""
+    """The best tree of one size: nodes including the root, and speedup over plain decoding."""
 
     nodes: int
     depth: int
@@ -38,8 +37,7 @@ class SizePlan:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """The chosen tree and the best tree of every size. `nodes` (including the root) is 0 if plain decoding is faster;
-    `choices` are Medusa choices, empty for trees without a fixed shape."""
+    """The chosen tree and the best of every size. `nodes` is 0 if plain decoding is faster."""
 
     nodes: int
     depth: int
@@ -82,10 +80,9 @@ def plan_tree(
     other_ms: float = 0.0,
     max_nodes: int = 64,
 ) -> TreePlan:
-    """The static tree with the most expected tokens per second.
-
-    `forward_ms`: cost of a forward by node count, interpolated; `draft_ms(depth)`: cost of drafting; `other_ms`: the
-    rest of a step. Every size is tried with every depth, because deeper drafts may cost more."""
+    """The static tree with the most expected tokens per second. `forward_ms`: cost of a forward by node count,
+    interpolated; `draft_ms(depth)`: cost of drafting; `other_ms`: the rest of a step. Every size is tried with every
+    depth, because deeper drafts may cost more."""
     sizes = range(2, min(max_nodes, len(values) + 1) + 1)
     depths = range(1, max(map(len, values), default=0) + 1)
     trees = (best_choices(values, nodes, depth) for nodes in sizes for depth in depths)
@@ -100,8 +97,7 @@ def plan_dynamic(
     other_ms: float = 0.0,
     sizes: Sequence[int] = SIZES,
 ) -> TreePlan:
-    """The size and depth of EAGLE-2's dynamic tree with the most expected tokens per second, from traces of a larger
-    tree. `choices` is empty, because the tree has no fixed shape."""
+    """The fastest size and depth of EAGLE-2's dynamic tree, from traces of a larger one."""
     deepest = max((max(step.drafted.depths, default=0) for step in steps), default=0)
     candidates = (
         (tau, nodes, depth, ())
@@ -118,7 +114,6 @@ def _fastest(
     draft_ms: Callable[[int], float],
     other_ms: float,
 ) -> TreePlan:
-    """The fastest of the candidates (expected τ, nodes, depth, choices), or plain decoding."""
     plain_ms = forward_ms[1] + other_ms
     best: dict[int, tuple[SizePlan, tuple[Choice, ...]]] = {}
     for tau, nodes, depth, choices in candidates:
@@ -135,27 +130,20 @@ def _fastest(
 
 
 def lengths_by_size(steps: Iterable[Step], sizes: Sequence[int], max_depth: int | None = None) -> dict[int, float]:
-    """Expected τ of EAGLE-2's dynamic tree for each size (and maximum depth), from traces of a larger tree.
-
-    A smaller tree consists of the nodes with the best cumulative log-probability; the trace has the accepted ones.
-    """
+    """Expected τ of EAGLE-2's dynamic tree for each size (and maximum depth), from traces of a larger tree. A smaller
+    tree consists of the nodes with the best cumulative log-probability; the trace has the accepted ones."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     totals = dict.fromkeys(sizes, 0)
     for step in counted:
-        order = _score_order(step, max_depth)
+        score: list[float] = []
+        for node, parent in enumerate(step.drafted.parents):
+            score.append(step.drafted.logprobs[node] + (score[parent] if parent >= 0 else 0.0))
+        allowed = [n for n in range(len(score)) if max_depth is None or step.drafted.depths[n] <= max_depth]
+        ordered = sorted(allowed, key=lambda node, score=score: (-score[node], node))
+        order = {node: index for index, node in enumerate(ordered)}
         for size in sizes:
             totals[size] += sum(order.get(node, size) < size - 1 for node in step.accepted)
     return {size: 1.0 + total / len(counted) for size, total in totals.items()} if counted else {}
-
-
-def _score_order(step: Step, max_depth: int | None) -> dict[int, int]:
-    """Index of each node of at most `max_depth` in the order of cumulative log-probability; 0 is the best."""
-    score: list[float] = []
-    for node, parent in enumerate(step.drafted.parents):
-        score.append(step.drafted.logprobs[node] + (score[parent] if parent >= 0 else 0.0))
-    allowed = [n for n in range(len(score)) if max_depth is None or step.drafted.depths[n] <= max_depth]
-    order = sorted(allowed, key=lambda node: (-score[node], node))
-    return {node: index for index, node in enumerate(order)}
 
 
 def wide_choices(depth: int, nodes: int = 64, width: int = 10) -> tuple[Choice, ...]:
@@ -173,8 +161,7 @@ def wide_choices(depth: int, nodes: int = 64, width: int = 10) -> tuple[Choice, 
 
 def measure_forward(target: Target, sizes: Sequence[int] = SIZES, rounds: int = 7) -> dict[int, float]:
     """Median milliseconds of one greedy verification by node count, at the target's present length. Sizes alternate, so
-    that a disturbance affects all of them. Nodes are tokens of the present text, because random tokens would give
-    nearly equal logits. The cache is restored."""
+    that a disturbance affects all; nodes are tokens of the text, since random ones give nearly equal logits."""
     length, tokens = len(target.ids), (target.ids or [0]) * max(sizes)
     times: dict[int, list[float]] = {size: [] for size in sizes if size <= target.free_positions}
     for _ in range(rounds):

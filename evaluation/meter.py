@@ -14,10 +14,9 @@ import torch
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.drafters.base import Drafter
+from decoding.drafters.base import Drafter, TuningSpace
 from decoding.drafters.eagle import EagleDrafter
 from decoding.drafters.medusa import MedusaDrafter
-from decoding.drafters.parts import TuningSpace
 from decoding.drafters.standalone import StandaloneDrafter
 from decoding.generate import generate
 from decoding.target import Target, fast_target

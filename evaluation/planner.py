@@ -15,7 +15,7 @@ import numpy as np
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.drafters.parts import TuningSpace
+from decoding.drafters.base import TuningSpace
 from decoding.generate import generate
 from decoding.step import Step
 from decoding.target import Target, fast_target

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from decoding.drafters.parts import WIDEST_TREE
+from decoding.drafters.base import WIDEST_TREE
 from decoding.step import Step
 from decoding.tuning import Choice, best_choices, expected_tau, lengths_by_size, values_from_steps
 from speculoos.errors import BadInput

@@ -11,7 +11,7 @@ import numpy as np
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.drafters.parts import WIDEST_TREE, TuningSpace
+from decoding.drafters.base import WIDEST_TREE, TuningSpace
 from decoding.generate import generate
 from decoding.stats import acceptance_by_rank, summarize
 from decoding.step import Step

@@ -49,7 +49,7 @@ class BorrowedParts(nn.Module):
     embed_tokens: nn.Embedding | None
 
     runner: Any = None
-    """The runner that owns this draft's packed weights, once created (`decoding.eagle_runner.packed_runner`)."""
+    """The runner that owns this draft's packed weights, once created (`decoding.drafters.eagle.packed_runner`)."""
 
     def _at(self, base: Any) -> Self:
         """Attach to `base`, in its dtype and on its device."""

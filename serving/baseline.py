@@ -7,16 +7,14 @@ import time
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from speculoos.other_work import are_loads_comparable
 
 MIN_TOKENS = 16
-MAX_BASELINES = 16
-"""Number of plain speeds kept per base model."""
+MAX_BASELINES = 16  # number of plain speeds kept per base model
 RECENT_SECONDS = 600.0
-MAX_LENGTH_RATIO = 1.25
-"""Texts whose lengths differ by at most this factor count as equally long."""
+MAX_LENGTH_RATIO = 1.25  # texts whose lengths differ by at most this factor count as equally long
 MAX_LENGTH_DIFFERENCE = 64
 """Tokens by which lengths may always differ, because they hardly change the time of a plain step."""
 
@@ -35,23 +33,22 @@ class Conditions:
     def of(
         cls, prompt_ids: Sequence[int], steps: Sequence[Any], shared_with: str, other_load: float | None
     ) -> "Conditions":
-        """Conditions of a response to `prompt_ids`."""
         return cls(hash(tuple(prompt_ids)), len(prompt_ids) + _tokens(steps) / 2, shared_with, other_load)
 
     def are_like(self, other: "Conditions") -> bool:
         """Whether the load is the same, and either the prompt or (about) the text length."""
-        same_load = self.shared_with == other.shared_with and are_loads_comparable(self.other_load, other.other_load)
-        return same_load and (self.prompt == other.prompt or _close(self.length, other.length))
+        if self.shared_with != other.shared_with or not are_loads_comparable(self.other_load, other.other_load):
+            return False
+        shorter, longer = sorted((self.length, other.length))
+        close = longer - shorter <= MAX_LENGTH_DIFFERENCE or longer <= MAX_LENGTH_RATIO * shorter
+        return close or self.prompt == other.prompt
 
 
-@dataclass(frozen=True)
-class PlainSpeed:
-    """Speed of a plain generation. `at` is monotonic time."""
-
+class PlainSpeed(NamedTuple):
     tokens_per_second: float
     tokens: int
     conditions: Conditions
-    at: float
+    at: float  # monotonic time
 
 
 class PlainBaselines:
@@ -62,43 +59,34 @@ class PlainBaselines:
 
     def offer(self, key: Hashable, steps: Sequence[Any], conditions: Conditions) -> None:
         """Add the speed of a plain generation if it is long enough."""
-        speed, tokens = decode_speed(steps), _tokens(steps)
+        speed, tokens = _decode_speed(steps), _tokens(steps)
         if speed and tokens >= MIN_TOKENS:
             speeds = self._speeds.setdefault(key, deque(maxlen=MAX_BASELINES))
             speeds.append(PlainSpeed(speed, tokens, conditions, time.monotonic()))
 
     def compare(self, key: Hashable, steps: Sequence[Any], conditions: Conditions) -> dict[str, Any]:
-        """`decode_tokens_per_second` and, if there is a baseline under the same conditions, `plain_tokens_per_second`,
-        `plain_reference` and `speedup`."""
-        own, reference = decode_speed(steps), self._reference(key, conditions)
+        """`decode_tokens_per_second` and, with a baseline, plain tokens per second, its source and `speedup`. The
+        baseline is the last speed with the same prompt, else the last with about the same length."""
+        own, since = _decode_speed(steps), time.monotonic() - RECENT_SECONDS
         figures: dict[str, Any] = {"decode_tokens_per_second": own and round(own, 2)}
-        if reference and own:
-            figures["plain_tokens_per_second"] = round(reference.tokens_per_second, 2)
+        speeds = [s for s in self._speeds.get(key, ()) if s.at >= since and s.conditions.are_like(conditions)]
+        if speeds and own:
+            plain = max(speeds, key=lambda s: (s.conditions.prompt == conditions.prompt, s.at))
+            figures["plain_tokens_per_second"] = round(plain.tokens_per_second, 2)
             figures["plain_reference"] = {
                 "source": "plain run",
-                "same_prompt": reference.conditions.prompt == conditions.prompt,
-                "tokens": reference.tokens,
-                "shared_with": reference.conditions.shared_with,
+                "same_prompt": plain.conditions.prompt == conditions.prompt,
+                "tokens": plain.tokens,
+                "shared_with": plain.conditions.shared_with,
             }
-            figures["speedup"] = round(own / reference.tokens_per_second, 3)
+            figures["speedup"] = round(own / plain.tokens_per_second, 3)
         return figures
 
-    def _reference(self, key: Hashable, conditions: Conditions) -> PlainSpeed | None:
-        """The last speed with the same prompt, else the last with about the same length."""
-        since = time.monotonic() - RECENT_SECONDS
-        speeds = [s for s in self._speeds.get(key, ()) if s.at >= since and s.conditions.are_like(conditions)]
-        return max(speeds, key=lambda s: (s.conditions.prompt == conditions.prompt, s.at), default=None)
 
-
-def decode_speed(steps: Sequence[Any]) -> float | None:
-    """Tokens per second of the steps after the prefill; None without such steps."""
+def _decode_speed(steps: Sequence[Any]) -> float | None:
     later = [step for step in steps if step.kind != "prefill"]
     seconds = sum(step.ms_draft + step.ms_verify + step.ms_other for step in later) / 1000
     return _tokens(steps) / seconds if _tokens(steps) and seconds > 0 else None
-
-
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= MAX_LENGTH_DIFFERENCE or max(one, other) <= MAX_LENGTH_RATIO * min(one, other)
 
 
 def _tokens(steps: Sequence[Any]) -> int:

@@ -27,8 +27,7 @@ class ModelRef:
     base_sha256: str
     checkpoint_path: str = ""
     checkpoint_sha256: str = ""
-    base_known: BaseChecksums = BaseChecksums()
-    """Checksums to verify the base model's files against before loading."""
+    base_known: BaseChecksums = BaseChecksums()  # checksums to verify the base model's files against before loading
 
     @property
     def base_name(self) -> str:
@@ -46,8 +45,7 @@ class ModelRef:
 
 
 def local_model(settings: Settings, name: str) -> ModelRef:
-    """The model named `name`, with its files on this machine. Raises a 404 ApiError `model_not_found`, or Unavailable
-    if neither this machine nor the store has the files."""
+    """The model named `name`, with its files on this machine. Raises a 404 ApiError, or Unavailable."""
     with reading(settings) as session:
         base, checkpoint = _rows(session, name)
     files = RowFiles(settings, installed)
@@ -77,7 +75,6 @@ def model_entry(session: Session, name: str) -> dict[str, Any]:
 
 
 def _rows(session: Session, name: str) -> tuple[Base, Checkpoint | None]:
-    """The rows of the model named `name`. Raises a 404 ApiError if one is missing or not ready."""
     try:
         base, checkpoint = queries.find_model(session, name)
         for row in (base, checkpoint) if checkpoint else (base,):

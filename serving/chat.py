@@ -1,8 +1,9 @@
 """POST /v1/chat/completions and /v1/completions: OpenAI responses, whole or streamed, with the trace of every step."""
 
+import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
@@ -13,13 +14,73 @@ from serving.engine import Engine, GenerationResult
 from serving.errors import STOPPING, ApiError, as_api_error, body
 from serving.prompts import Prompts
 from serving.protocol import ChatRequest, Completion, CompletionRequest
-from serving.queueing import Ticket
-from serving.stream import Emit, QueuedWork, cancel_on_disconnect
-from serving.token import client_of
+from serving.queueing import DeviceQueue, Ticket
+from serving.token import CLIENT_SCOPE_KEY
 
 STARTED = object()
 CLIENT_CLOSED = 499
+DISCONNECT_POLL = 0.2
+Emit = Callable[[Any], None]
 RequestBody = ChatRequest | CompletionRequest
+
+
+class QueuedWork:
+    """Work in a device's queue, whose events an async caller iterates; leaving the iteration cancels it."""
+
+    def __init__(self, queue: DeviceQueue, lane: str, work: Callable[[Ticket, Emit], None]):
+        self._events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._work = work
+        self._ticket = queue.submit(lane, self._run, lambda: self._put("end", None))
+
+    def cancel(self) -> None:
+        """Remove the work from the queue or stop it between steps; no effect if it has ended."""
+        self._ticket.cancel()
+
+    async def events(self) -> AsyncIterator[Any]:
+        """Yield the events as they are emitted. Reraises the work's exception."""
+        try:
+            while True:
+                kind, value = await self._events.get()
+                if kind == "error":
+                    raise value
+                if kind == "end":
+                    return
+                yield value
+        finally:
+            self.cancel()
+
+    def _run(self, ticket: Ticket) -> None:
+        try:
+            self._work(ticket, lambda event: self._put("event", event))
+        except Exception as error:
+            self._put("error", error)
+        except BaseException as error:  # a panic, which must not reach the event loop
+            self._put("error", as_api_error(error))
+            raise
+        else:
+            self._put("end", None)
+
+    def _put(self, kind: str, value: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (kind, value))
+
+
+async def cancel_on_disconnect(
+    disconnected: Callable[[], Awaitable[bool]], result: Awaitable[Any], work: QueuedWork
+) -> Any:
+    """Await `result`. If the client disconnects first, cancel `work` and return None."""
+    task = asyncio.ensure_future(result)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=DISCONNECT_POLL)
+            if not task.done() and await disconnected():
+                return None
+        return task.result()
+    finally:
+        if not task.done():
+            work.cancel()
+            task.cancel()
 
 
 def _prompt_ids(prompts: Prompts, ref: ModelRef, body: RequestBody) -> list[int]:
@@ -30,7 +91,7 @@ def _prompt_ids(prompts: Prompts, ref: ModelRef, body: RequestBody) -> list[int]
 
 async def respond(engine: Engine, ref: ModelRef, body: RequestBody, request: Request) -> Response:
     """The HTTP response. Errors before the first token set its status; later ones are sent as an event."""
-    client, disconnected = client_of(request.scope), request.is_disconnected
+    client, disconnected = request.scope[CLIENT_SCOPE_KEY], request.is_disconnected
     engine.queue.check_room(client)  # fail before the prompt is rendered
     prompts = engine.prompts
     prompt = QueuedWork(prompts.queue, client, lambda _, emit: emit(_prompt_ids(prompts, ref, body)))
@@ -62,7 +123,6 @@ async def respond(engine: Engine, ref: ModelRef, body: RequestBody, request: Req
 
 
 def _no_result(engine: Engine) -> Response:
-    """The response when the server stops or the client has disconnected."""
     if engine.closing:
         return ApiError(503, STOPPING, "unavailable").response()
     return Response(status_code=CLIENT_CLOSED)

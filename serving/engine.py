@@ -1,15 +1,15 @@
 """One generation from request to summary, on the device's thread. Independent of HTTP."""
 
+import importlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from serving.ahead import preload_modules
 from serving.baseline import Conditions, PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
@@ -27,9 +27,18 @@ from speculoos.settings import Settings
 from tracking import leases
 
 log = logging.getLogger(__name__)
+PRELOADED = (
+    "models.checkpoints",
+    "decoding.drafters",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.generation.utils",
+)
+"""Modules imported at startup, so that the first request does not wait for them. Model code of the starter's family
+(Llama) only; other families are imported when loaded."""
 IDLE_SECONDS = 30.0
-SLOWEST_FLOPS = 2e9
-"""Lowest speed of a forward in FLOPS; a slower device counts as stuck."""
+SLOWEST_FLOPS = 2e9  # lowest speed of a forward in FLOPS; a slower device counts as stuck
 STEP_ROWS = 256
 ACCEPTANCE_OPTIONS = ("acceptance", "epsilon", "alpha")
 """Options of `speculation` for accepting drafts; all others except PROBABILITIES are options of the drafter."""
@@ -51,16 +60,11 @@ class GenerationResult:
 
     @property
     def finish(self) -> str:
-        """stop, length or cancelled."""
         return self.summary["finish"]
 
 
 class Engine:
-    """A device with its queue and its loaded models.
-
-    `dtype` defaults to that of the settings. `budget` is the memory of loaded models in bytes. `depth` and `total`
-    limit the waiting requests of one client and of all clients.
-    """
+    """A device with its queue and its loaded models. `budget`: their bytes; `depth`, `total`: see DeviceQueue."""
 
     def __init__(
         self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = DEPTH, total: int = TOTAL
@@ -113,31 +117,65 @@ class Engine:
         compared: str = "",
     ) -> GenerationResult:
         """Generate the continuation of `prompt_ids` (see Prompts) and of `written`, the tokens of the response that
-        exist already. Call it on the device's thread.
+        exist already. Call it on the device's thread. `on_start` is called before the first step, after the prompt was
+        checked; `on_step` gets each step's trace record. Neither may block for long. `compared` is the id of a run of a
+        comparison: it holds the device's lease and reuses no cached prefix, so that every column does the same work.
+        Raises SpeculoosError or ApiError."""
+        from decoding.generate import generate
+        from decoding.stats import summarize
+        from decoding.target import common_prefix
+        from decoding.text import TextStream
 
-        `on_start` is called before the first step, after the prompt was checked; `on_step` gets each step's trace
-        record. Neither may block for long. `compared` is the id of a run of a comparison: it holds the device's lease
-        and reuses no cached prefix, so that every column does the same work. Raises SpeculoosError or ApiError.
-        """
         with self._handle_errors(ref):
             loaded = self.pool.get(ref)
+            target, notices, prompt_ids = loaded.target, loaded.notices, [*prompt_ids, *written]
             self._set_threads()
             if compared:
-                loaded.target.rewind(0)
+                target.rewind(0)
                 lease = leases.exclusive_device(self.settings, self.device, compared)
             else:
                 lease = leases.observed_device(self.settings, self.device)
             with lease as sharing:
-                generation = _Generation(loaded, request, prompt_ids, cancelled, written)
+                _check_ids(target, request, prompt_ids)
+                config = _config(request, target.max_length - len(prompt_ids), cancelled.is_set, notices)
+                drafter = _drafter(loaded, request, notices)
+                if config.probabilities and drafter.name != "none":
+                    notices.append(RECORDED)
+                cached_tokens = target.reused(prompt_ids, drafter.reusable(prompt_ids))
+                stream, steps = TextStream(target.base.tokenizer, config.stop, written), []
                 other_work = OtherCpuLoad()
-                generated = generation.run(on_start, on_step)
-                steps = list(self._with_heartbeat(generated, loaded, len(generation.prompt_ids)))
-                load = other_work.share()
-            return self._finish(ref, generation, steps, sharing.shared_with, load)
+                limit, seconds_per_row = self.heartbeat.limit, loaded.nbytes / SLOWEST_FLOPS  # two for a parameter
+                with self.heartbeat.during("reading a prompt", limit + len(prompt_ids) * seconds_per_row):
+                    on_start()
+                    for step in generate(target, drafter, prompt_ids, config):
+                        on_step(stream.record(step))
+                        steps.append(step)
+                        self.heartbeat.beat("decoding", limit + STEP_ROWS * seconds_per_row)
+                other_load = other_work.share()
+            conditions = Conditions.of(prompt_ids, steps, sharing.shared_with, other_load)
+            if drafter.name == "none":
+                self.baselines.offer(ref.base_key, steps, conditions)
+            token_ids = [token.id for step in steps for token in step.tokens]
+            summary = summarize(steps).to_json() | self.baselines.compare(ref.base_key, steps, conditions)
+            if drafted := request.draft_tokens:
+                accepted = common_prefix(drafted, token_ids)
+                summary |= {"draft_tokens": len(drafted), "accepted_draft_tokens": accepted}
+            summary |= {
+                "model": ref.name,
+                "drafter": drafter.name,
+                "device": self.device,
+                "dtype": self.dtype,
+                "prompt_tokens": len(prompt_ids),
+                "cached_tokens": cached_tokens,
+                "notices": notices,
+                "shared_with": sharing.shared_with,
+                "other_load": other_load,
+            }
+            self.metrics.generated(summary)
+            return GenerationResult(stream.text, token_ids, summary)
 
     @contextmanager
     def _handle_errors(self, ref: ModelRef) -> Iterator[None]:
-        """Convert out-of-memory errors of CPU and GPU to one sentence; renew the model after a panic."""
         try:
             yield
         except SpeculoosError:
@@ -151,31 +189,18 @@ class Engine:
             self.pool.renew(ref)
             raise
 
-    def _with_heartbeat(self, steps: Iterator[Any], loaded: LoadedModel, prompt_tokens: int) -> Iterator[Any]:
-        """Yield the steps, with a heartbeat after each."""
-        parameters = loaded.weight_count
-        with self.heartbeat.during("reading a prompt", self._forward_seconds(parameters, prompt_tokens)):
-            for step in steps:
-                yield step
-                self.heartbeat.beat("decoding", self._forward_seconds(parameters, STEP_ROWS))
-
-    def _forward_seconds(self, parameters: int, rows: int) -> float:
-        """Seconds that a forward may take before the device counts as stuck."""
-        return self.heartbeat.limit + 2 * parameters * rows / SLOWEST_FLOPS
-
     def unload_for_job(self) -> None:
-        """Unload all models from a GPU that a job holds, after IDLE_SECONDS without requests. No effect on a CPU."""
+        """Unload all models from a GPU that a job holds, after IDLE_SECONDS without requests."""
         idle = time.monotonic() - self.queue.idle_since > IDLE_SECONDS
-        if self.device != "cpu" and len(self.pool) and idle and not self.queue.busy:
-            job = leases.job_on(self.settings, self.device)
-            if job:
-                log.info("Unloading models: %s holds %s", job, self.device)
-                self.queue.submit(UPKEEP, lambda _: self.pool.clear())
+        if self.device == "cpu" or not len(self.pool) or not idle or self.queue.busy:
+            return
+        if job := leases.job_on(self.settings, self.device):
+            log.info("Unloading models: %s holds %s", job, self.device)
+            self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
     def _set_threads(self) -> None:
-        """Use half of the CPU threads while a job holds the CPU. Two programs that each use every core wait for each
-        other at the end of every matmul: with the starter on two cores next to a training, 0.4 tokens per second
-        against 4.6 with one thread."""
+        """Half of the CPU threads while a job holds the CPU. Two programs that each use every core wait for each other
+        after every matmul: the starter on two cores next to a training, 0.4 tokens per second; with one thread 4.6."""
         import torch
 
         if self.device == "cpu":
@@ -186,7 +211,9 @@ class Engine:
 
     def _import(self) -> None:
         with self.heartbeat.during("importing libraries", START_SECONDS + self.heartbeat.limit):
-            preload_modules()
+            for name in PRELOADED:
+                with suppress(ImportError):  # another version of transformers may have moved it
+                    importlib.import_module(name)
 
     def _add_gauges(self) -> None:
         watch, queue, prompts = self.metrics.watch, self.queue, self.prompts.queue
@@ -200,149 +227,63 @@ class Engine:
         watch("pool_budget_bytes", "Limit of pool_bytes", lambda: self.pool.budget)
         watch("pool_bases", "Loaded base models", lambda: len(self.pool))
 
-    def _finish(
-        self, ref: ModelRef, generation: "_Generation", steps: list[Any], shared_with: str, load: float | None
-    ) -> GenerationResult:
-        from decoding.stats import summarize
 
-        summary = summarize(steps).to_json()
-        conditions = Conditions.of(generation.prompt_ids, steps, shared_with, load)
-        if generation.is_plain:
-            self.baselines.offer(ref.base_key, steps, conditions)
-        summary |= self.baselines.compare(ref.base_key, steps, conditions)
-        token_ids = [token.id for step in steps for token in step.tokens]
-        summary |= generation.verified(token_ids)
-        summary |= {
-            "finish": generation.finish,
-            "model": ref.name,
-            "drafter": generation.drafter.name,
-            "device": self.device,
-            "dtype": self.dtype,
-            "prompt_tokens": len(generation.prompt_ids),
-            "cached_tokens": generation.cached_tokens,
-            "notices": generation.notices,
-            "shared_with": shared_with,
-            "other_load": load,
-        }
-        self.metrics.generated(summary)
-        return GenerationResult(generation.text, token_ids, summary)
-
-
-class _Generation:
-    """One generation: prompt, drafter, config and notices for the user."""
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        request: GenerationRequest,
-        prompt_ids: list[int],
-        cancelled: threading.Event,
-        written: Sequence[int],
-    ):
-        self.target = loaded.target
-        self.written = written
-        self.notices = loaded.notices
-        self.prompt_ids = [*prompt_ids, *written]
-        self.draft_tokens = request.draft_tokens or []
-        self._check_length(request.INPUT)
-        self._check_ids("draft_tokens", self.draft_tokens)
-        self._check_ids(request.INPUT, self.prompt_ids)
-        self.config = self._config(request, cancelled.is_set)
-        self.drafter = self._with_draft_tokens(loaded, self._drafter(loaded, dict(request.speculation or {})))
-        if self.config.probabilities and not self.is_plain:
-            self.notices.append(RECORDED)
-        self.cached_tokens = self.target.reused(self.prompt_ids, self.drafter.reusable(self.prompt_ids))
-        self.text, self.finish = "", "cancelled"
-
-    @property
-    def is_plain(self) -> bool:
-        return self.drafter.name == "none"
-
-    def run(self, on_start: Callable[[], None], on_step: Callable[[dict[str, Any]], None]) -> Iterator[Any]:
-        """Yield the Steps and pass their records to `on_step`; sets `text` and `finish`."""
-        from decoding.generate import generate
-        from decoding.text import TextStream
-
-        stream = TextStream(self.target.base.tokenizer, self.config.stop, self.written)
-        on_start()
-        for step in generate(self.target, self.drafter, self.prompt_ids, self.config):
-            record = stream.record(step)
-            self.text += "".join(token["text"] for token in record["tokens"])
-            self.finish = step.finish or self.finish
-            on_step(record)
-            yield step
-
-    def verified(self, token_ids: list[int]) -> dict[str, int]:
-        """Counts of the client's draft tokens and of those that the response starts with; {} without draft tokens."""
-        from decoding.target import common_prefix
-
-        if not self.draft_tokens:
-            return {}
-        accepted = common_prefix(self.draft_tokens, token_ids)
-        return {"draft_tokens": len(self.draft_tokens), "accepted_draft_tokens": accepted}
-
-    def _check_length(self, param: str) -> None:
-        limit = self.target.max_length
-        if len(self.prompt_ids) >= limit:
-            chat = param == "messages"
-            message = (
-                f"{'The messages are' if chat else 'The prompt is'} {len(self.prompt_ids)} tokens long and this model "
-                f"takes {limit} tokens with its answer; {'shorten them or begin a new chat' if chat else 'shorten it'}."
-            )
-            raise ApiError(400, message, "context_length_exceeded", param)
-
-    def _check_ids(self, param: str, ids: Sequence[int]) -> None:
-        """Check before the response starts, while an HTTP status can still be set."""
-        last = self.target.base.vocab_size - 1
-        if ids and not 0 <= min(ids) <= max(ids) <= last:
-            raise ApiError(400, f"{param}: token ids of this model are 0 to {last}.", "invalid_value", param)
-
-    def _config(self, request: GenerationRequest, should_stop: Callable[[], bool]) -> Any:
-        from decoding.config import GenerateConfig
-
-        speculation = request.speculation or {}
-        acceptance = {name: speculation[name] for name in ACCEPTANCE_OPTIONS if speculation.get(name) is not None}
-        if acceptance.get("acceptance") == "typical":
-            self.notices.append(LOSSY if request.temperature else EXACT_GREEDY)
-        available = self.target.max_length - len(self.prompt_ids)
-        if request.limit() > available:
-            self.notices.append(f"The answer is cut after {available} tokens, where the model's context is full.")
-        return GenerateConfig(
-            max_tokens=request.limit(),
-            temperature=request.temperature or 0.0,
-            top_k=request.top_k or 0,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            seed=request.seed,
-            stop=tuple(request.stop or ()),
-            **acceptance,
-            probabilities=bool(speculation.get(PROBABILITIES)),
-            should_stop=should_stop,
+def _check_ids(target: Any, request: GenerationRequest, prompt_ids: list[int]) -> None:
+    """Check before the response starts, while an HTTP status can still be set."""
+    limit, last, param = target.max_length, target.base.vocab_size - 1, request.INPUT
+    if len(prompt_ids) >= limit:
+        chat = param == "messages"
+        message = (
+            f"{'The messages are' if chat else 'The prompt is'} {len(prompt_ids)} tokens long and this model "
+            f"takes {limit} tokens with its answer; {'shorten them or begin a new chat' if chat else 'shorten it'}."
         )
+        raise ApiError(400, message, "context_length_exceeded", param)
+    for name, ids in (("draft_tokens", request.draft_tokens), (param, prompt_ids)):
+        if ids and not 0 <= min(ids) <= max(ids) <= last:
+            raise ApiError(400, f"{name}: token ids of this model are 0 to {last}.", "invalid_value", name)
 
-    def _drafter(self, loaded: LoadedModel, options: dict[str, Any]) -> Any:
-        """The requested drafter; plain decoding with a notice if this base model does not support drafting."""
-        for name in (*ACCEPTANCE_OPTIONS, PROBABILITIES):
-            options.pop(name, None)
-        try:
-            drafter = loaded.drafter(options)
-        except Unsupported as error:
-            if options.get("drafter"):
-                raise
-            self.notices.append(f"Speculation is off: {error}")
-            return loaded.drafter({"drafter": "none"})
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"speculation: these options cannot be used together ({error}).") from None
-        if drafter.name == "none" and loaded.draft is None and "drafter" not in options and not self.draft_tokens:
-            self.notices.append(NO_DRAFT)
-        return drafter
 
-    def _with_draft_tokens(self, loaded: LoadedModel, drafter: Any) -> Any:
-        """Wrap `drafter` to propose the client's draft tokens first, if there are any and they can be verified."""
-        from decoding.drafters.client import ClientDrafter
+def _config(request: GenerationRequest, available: int, should_stop: Callable[[], bool], notices: list[str]) -> Any:
+    from decoding.config import GenerateConfig
 
-        if not self.draft_tokens:
-            return drafter
-        if loaded.base.refusal:
-            self.notices.append(f"draft_tokens were not used: {loaded.base.refusal}")
-            return drafter
-        return ClientDrafter(drafter, self.draft_tokens)
+    speculation = request.speculation or {}
+    acceptance = {name: speculation[name] for name in ACCEPTANCE_OPTIONS if speculation.get(name) is not None}
+    if acceptance.get("acceptance") == "typical":
+        notices.append(LOSSY if request.temperature else EXACT_GREEDY)
+    if request.limit() > available:
+        notices.append(f"The answer is cut after {available} tokens, where the model's context is full.")
+    return GenerateConfig(
+        max_tokens=request.limit(),
+        temperature=request.temperature or 0.0,
+        top_k=request.top_k or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        seed=request.seed,
+        stop=tuple(request.stop or ()),
+        **acceptance,
+        probabilities=bool(speculation.get(PROBABILITIES)),
+        should_stop=should_stop,
+    )
+
+
+def _drafter(loaded: LoadedModel, request: GenerationRequest, notices: list[str]) -> Any:
+    """The requested drafter, which proposes the client's draft tokens first."""
+    from decoding.drafters.base import ClientDrafter
+
+    speculation = request.speculation or {}
+    options = {k: v for k, v in speculation.items() if k not in (*ACCEPTANCE_OPTIONS, PROBABILITIES)}
+    try:
+        drafter = loaded.drafter(options)
+        if drafter.name == "none" and loaded.draft is None and "drafter" not in options and not request.draft_tokens:
+            notices.append(NO_DRAFT)
+    except Unsupported as error:
+        if options.get("drafter"):
+            raise
+        notices.append(f"Speculation is off: {error}")
+        drafter = loaded.drafter({"drafter": "none"})
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"speculation: these options cannot be used together ({error}).") from None
+    if request.draft_tokens and loaded.base.refusal:
+        notices.append(f"draft_tokens were not used: {loaded.base.refusal}")
+    elif request.draft_tokens:
+        return ClientDrafter(drafter, request.draft_tokens)
+    return drafter

@@ -25,8 +25,7 @@ from tracking.tables import Run, now
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05
-FETCH_SECONDS = 4 * 3600.0
-"""Time limit for fetching a model from the store; large models on slow networks take long."""
+FETCH_SECONDS = 4 * 3600.0  # time limit for fetching a model from the store; large models on slow networks take long
 PAGE_LANE = "pages"
 STOPPED = "The inference server was stopped during this run; send it again."
 
@@ -42,10 +41,7 @@ class LiveRuns:
         self._lock = threading.RLock()
 
     def start(self, run_id: str) -> list[str]:
-        """Queue a run, or all QUEUED columns of its comparison. Returns the ids queued by this call.
-
-        Raises NotFound, Conflict if the run has ended, Busy if the queue is full.
-        """
+        """Queue a run, or all QUEUED columns of its comparison; returns their ids. Raises NotFound, Conflict, Busy."""
         with reading(self.settings) as session:
             run = runs.get_run(session, run_id)
             if run.state in runs.ENDED:
@@ -86,16 +82,13 @@ class LiveRuns:
         with self._lock:
             if run.id in self._tickets:
                 return False
-            lane = _lane(run)
-            self.engine.queue.check_room(lane)
-            self._tickets[run.id] = self.engine.prompts.queue.submit(
-                lane, lambda ticket: self._prepare(run, ticket), lambda: self._dropped(run)
-            )
+            self.engine.queue.check_room(_lane(run))
+            prepare, on_dropped = partial(self._prepare, run), partial(self._dropped, run)
+            self._tickets[run.id] = self.engine.prompts.queue.submit(_lane(run), prepare, on_dropped)
         return True
 
     def _prepare(self, run: Run, ticket: Ticket) -> None:
-        """On the prompt queue's thread: find the model, render the conversation, queue on the device."""
-        with self._failing(run):
+        with self._failing(run):  # on the prompt queue's thread
             with reading(self.settings) as session:
                 if runs.get_run(session, run.id).state != "QUEUED":
                     self._remove_ticket(run)
@@ -107,35 +100,20 @@ class LiveRuns:
             prompt_ids = self.engine.prompts.render(ref, request.chat())
             compared = run.id if run.kind == "compare" else ""
             generate = partial(self.engine.answer, ref, request, prompt_ids, written=written, compared=compared)
-            self._queue_on_device(run, ticket, lambda device_ticket: self._run(run, generate, device_ticket))
-
-    @contextmanager
-    def _failing(self, run: Run) -> Iterator[None]:
-        """Any error fails the run. A BaseException is reraised for the queue, which counts it."""
-        try:
-            yield
-        except BaseException as error:
-            self._fail(run, error)
-            if not isinstance(error, Exception):
-                raise
-
-    def _queue_on_device(self, run: Run, ticket: Ticket, work: Callable[[Ticket], None]) -> None:
-        """Move the run from the prompt queue to the device's queue, unless it was cancelled meanwhile."""
-        with self._lock:
-            if not ticket.cancelled.is_set():
-                self._tickets[run.id] = self.engine.queue.submit(_lane(run), work, lambda: self._dropped(run))
-                return
-        self._dropped(run)
+            with self._lock:
+                if not ticket.cancelled.is_set():
+                    work, on_dropped = partial(self._run, run, generate), partial(self._dropped, run)
+                    self._tickets[run.id] = self.engine.queue.submit(_lane(run), work, on_dropped)
+                    return
+            self._dropped(run)
 
     def _dropped(self, run: Run) -> None:
-        """End a run that was cancelled, or whose server stops, before it started."""
         self._remove_ticket(run)
         with writing(self.settings) as session:
             runs.fail_run(session, run.id, STOPPED) if self.engine.closing else runs.cancel_run(session, run.id)
 
     def _run(self, run: Run, generate: Callable[..., GenerationResult], ticket: Ticket) -> None:
-        """On the device's thread."""
-        with self._failing(run):
+        with self._failing(run):  # on the device's thread
             with writing(self.settings) as session:
                 started = runs.start_run(session, run.id)
             if started:
@@ -156,14 +134,20 @@ class LiveRuns:
             else:
                 runs.cancel_run(session, run.id, result.text, result.summary)
 
-    def _fail(self, run: Run, error: BaseException) -> None:
-        """Fail a run; if the database is unavailable, `fail_forgotten` stores the error later."""
-        self._remove_ticket(run)
+    @contextmanager
+    def _failing(self, run: Run) -> Iterator[None]:
+        """Any error fails the run; if the database is unavailable, `fail_forgotten` stores the error later."""
         try:
-            self._store_error(run.id, error)
-        except SpeculoosError as unavailable:
-            log.warning("The error of run %s cannot be stored now: %s", run.id, unavailable)
-            self._unstored_errors[run.id] = error
+            yield
+        except BaseException as error:
+            self._remove_ticket(run)
+            try:
+                self._store_error(run.id, error)
+            except SpeculoosError as unavailable:
+                log.warning("The error of run %s cannot be stored now: %s", run.id, unavailable)
+                self._unstored_errors[run.id] = error
+            if not isinstance(error, Exception):  # a panic, which the queue counts
+                raise
 
     def _store_error(self, run_id: str, error: BaseException) -> None:
         with writing(self.settings) as session:
@@ -186,10 +170,7 @@ def parse_request(run: Run) -> ChatRequest:
 
 
 class RunWriter:
-    """Stores step records from its own thread, so that commits do not delay decoding.
-
-    The first record is written at once, later ones in batches, at most BATCH_SECONDS apart.
-    """
+    """Stores step records from its own thread, so that commits do not delay decoding; after the first, in batches."""
 
     def __init__(self, settings: Settings, run_id: str):
         self._settings, self._run_id = settings, run_id
@@ -214,7 +195,9 @@ class RunWriter:
     def _run(self) -> None:
         more = True
         while more:
-            batch = self._batch()
+            batch = [self._records.get()]
+            while batch[-1] is not None and not self._records.empty():
+                batch.append(self._records.get())
             more = batch[-1] is not None
             try:
                 with writing(self._settings) as session:
@@ -224,10 +207,3 @@ class RunWriter:
                 return
             if more:
                 time.sleep(BATCH_SECONDS)
-
-    def _batch(self) -> list[dict[str, Any] | None]:
-        """Wait for at least one record; None at the end marks the last batch."""
-        batch = [self._records.get()]
-        while batch[-1] is not None and not self._records.empty():
-            batch.append(self._records.get())
-        return batch

@@ -25,11 +25,10 @@ from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
-from serving.maintenance import Upkeep
+from serving.metrics import RequestTimer
 from serving.protocol import ChatRequest, CompletionRequest
-from serving.timing import RequestTimer
 from serving.token import ApiKeyRequired, ApiKeys, with_token
-from serving.watch import DeviceWatch, end_process
+from serving.watch import DeviceWatch, Upkeep, end_process
 from speculoos import logs
 from speculoos.connections import BoundedConnection, raise_open_file_limit
 from speculoos.errors import SpeculoosError, Unavailable
@@ -47,15 +46,15 @@ STOP_SECONDS = 1
 def create_app(
     settings: Settings, engine: Engine | None = None, on_stuck: Callable[[str], None] | None = None
 ) -> FastAPI:
-    """The server as an ASGI app. `settings` must have a token; the app closes the engine at shutdown. `on_stuck` is
-    called with the reason when the device's thread hangs or died; by default only /healthz reports it."""
+    """The server as an ASGI app; it closes the engine at shutdown. `on_stuck` is called with the reason when the
+    device's thread hangs or died; by default only /healthz reports it."""
     assert settings.inference_token, "call with_token() first"
     engine = engine or Engine(settings)
     live, keys = LiveRuns(settings, engine), ApiKeys(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(_end_leftovers, settings)
+        await run_in_threadpool(_fail_leftovers, settings)
         engine.prompts.warm_up()
         upkeep = Upkeep(settings, engine, live, keys)
         watch = DeviceWatch(lambda: engine.failure, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
@@ -68,23 +67,16 @@ def create_app(
     app.state.engine, app.state.live = engine, live
     errors.install(app)
     _add_health(app, settings, engine)
-    _add_models(app, settings)
-    _add_chat(app, settings, engine)
-    _add_runs(app, live)
+    _add_api(app, settings, engine, live)
     app.add_middleware(ApiKeyRequired, token=settings.inference_token, keys=keys)
-    app.add_middleware(
-        RequestGuard,
-        port=settings.inference_port,
-        allowed_hosts=settings.inference_hosts,
-        max_body_bytes=MAX_BODY_BYTES,
-    )
-    app.add_middleware(
-        RequestTimer, observe=lambda route, status: engine.metrics.requests.labels(route, status).observe
-    )
+    hosts = {"port": settings.inference_port, "allowed_hosts": settings.inference_hosts}
+    app.add_middleware(RequestGuard, **hosts, max_body_bytes=MAX_BODY_BYTES)
+    requests = engine.metrics.requests
+    app.add_middleware(RequestTimer, observe=lambda route, status: requests.labels(route, status).observe)
     return app
 
 
-def _end_leftovers(settings: Settings) -> None:
+def _fail_leftovers(settings: Settings) -> None:
     with writing(settings) as session:
         if count := runs.fail_leftovers(session):
             log.warning("%d runs of an earlier server were marked as failed", count)
@@ -108,7 +100,13 @@ def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
 
     @app.get("/readyz")
     def ready() -> JSONResponse:
-        parts = {"device": engine.failure, "database": _database_error(settings)}
+        database_error = ""
+        try:
+            with reading(settings) as session:
+                session.execute(text("SELECT 1 FROM runs LIMIT 1"))
+        except SpeculoosError as error:
+            database_error = str(error)
+        parts = {"device": engine.failure, "database": database_error}
         status = {name: reason or "ok" for name, reason in parts.items()}
         return JSONResponse({"ready": not any(parts.values()), **status}, 503 if any(parts.values()) else 200)
 
@@ -117,17 +115,7 @@ def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
         return Response(engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _database_error(settings: Settings) -> str:
-    """Why the database cannot be queried, or ""."""
-    try:
-        with reading(settings) as session:
-            session.execute(text("SELECT 1 FROM runs LIMIT 1"))
-    except SpeculoosError as error:
-        return str(error)
-    return ""
-
-
-def _add_models(app: FastAPI, settings: Settings) -> None:
+def _add_api(app: FastAPI, settings: Settings, engine: Engine, live: LiveRuns) -> None:
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         with reading(settings) as session:
@@ -138,8 +126,6 @@ def _add_models(app: FastAPI, settings: Settings) -> None:
         with reading(settings) as session:
             return model_entry(session, name)
 
-
-def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
     @app.post("/v1/chat/completions")
     async def complete(body: ChatRequest, request: Request) -> Response:
         ref = await run_in_threadpool(local_model, settings, body.model)
@@ -150,8 +136,6 @@ def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
         ref = await run_in_threadpool(local_model, settings, body.model)
         return await chat.respond(engine, ref, body, request)
 
-
-def _add_runs(app: FastAPI, live: LiveRuns) -> None:
     @app.post("/v1/runs/{run_id}", status_code=202)
     def start(run_id: str) -> dict[str, Any]:
         return {"id": run_id, "queued": live.start(run_id)}
@@ -182,8 +166,7 @@ def main() -> int:
 
 
 def server_config(app: Any) -> uvicorn.Config:
-    """The uvicorn config. Proxy headers are ignored, because clients that forge them could take turns of other clients
-    in the queue."""
+    """Proxy headers are ignored: clients that forge them could take turns of other clients in the queue."""
     return uvicorn.Config(
         app,
         http=BoundedConnection,
@@ -196,7 +179,6 @@ def server_config(app: Any) -> uvicorn.Config:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """A listening socket. Raises Unavailable if the address is in use or not local."""
     host, port = settings.inference_host, settings.inference_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -7,47 +7,41 @@ memory budget would be exceeded, the least recently used model is unloaded first
 import gc
 import json
 import logging
-import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from models.checkpoints import read_config
+from models.identity import read_json, tensors, weight_files
 from serving.catalog import ModelRef
-from serving.heartbeat import Heartbeat
+from serving.queueing import Heartbeat
 from speculoos.checksums import ChecksumCache
-from speculoos.errors import NotFound, SpeculoosError, Unavailable, Unsupported
+from speculoos.errors import NotFound, SpeculoosError, Unsupported
 from speculoos.resources import available_memory
 
 log = logging.getLogger(__name__)
 MAX_DRAFTERS = 4
-SLOWEST_DISK = 10e6
-"""Lowest disk speed that loading allows for, in bytes per second."""
-MAX_CONTEXT = 8192
-"""Maximum KV cache length in tokens; shorter for base models with a shorter context."""
+SLOWEST_DISK = 10e6  # lowest disk speed that loading allows for, in bytes per second
+MAX_CONTEXT = 8192  # maximum KV cache length in tokens; shorter for base models with a shorter context
 
 
 @dataclass
 class WarmDraft:
-    """A draft network and its drafters by options (as JSON). Drafters keep their cache of the last text, because the
-    next turn of a chat starts with it. `nbytes`: bytes of weights and cache, as for WarmBase."""
+    """A draft network and its drafters by options (as JSON), which keep the cache of their last text."""
 
     network: Any
-    weight_count: int
     nbytes: int
     drafters: "OrderedDict[str, Any]" = field(default_factory=OrderedDict)
 
 
 @dataclass
 class WarmBase:
-    """A loaded base model. `drafts` is keyed by the checkpoint's (path, sha256), least recently used first. `refusal`
-    is the reason why this base model does not support drafting, or "". `nbytes`: bytes of its weights and KV cache,
-    from its files and config."""
+    """A loaded base model. `drafts` by the checkpoint's (path, sha256), least recently used first. `refusal`: why it
+    does not support drafting, or "". `nbytes`: of its weights and KV cache, from its files and config."""
 
     key: tuple[str, str]
     target: Any
-    weight_count: int
     nbytes: int
     refusal: str = ""
     drafts: "OrderedDict[tuple[str, str], WarmDraft]" = field(default_factory=OrderedDict)
@@ -64,17 +58,15 @@ class LoadedModel:
     """The models of one generation."""
 
     base: WarmBase
-    draft: WarmDraft | None
-    """None for a base model without a draft."""
+    draft: WarmDraft | None  # None for a base model without a draft
 
     @property
     def target(self) -> Any:
         return self.base.target
 
     @property
-    def weight_count(self) -> int:
-        """Approximate parameters of base model and draft, for estimating the time of a forward."""
-        return self.base.weight_count + (self.draft.weight_count if self.draft else 0)
+    def nbytes(self) -> int:
+        return self.base.nbytes + (self.draft.nbytes if self.draft else 0)
 
     @property
     def notices(self) -> list[str]:
@@ -82,10 +74,7 @@ class LoadedModel:
         return [*filter(None, [self.target.notice]), *getattr(self.draft and self.draft.network, "notices", ())]
 
     def drafter(self, options: dict[str, Any]) -> Any:
-        """The drafter for these options, reused if still cached.
-
-        Raises BadInput for unknown options, Unsupported if this base model does not support drafting.
-        """
+        """The drafter for these options, perhaps cached. Raises BadInput for them, Unsupported for the base."""
         from decoding.drafters import make_drafter
 
         if self.base.refusal and options.get("drafter") != "none":
@@ -102,8 +91,7 @@ class LoadedModel:
 
 
 class ModelPool:
-    """Loaded models on `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base model is always allowed).
-    `heartbeat` is the heartbeat of the device's thread, `sums` the cache of file checksums."""
+    """Loaded models on `device` (cpu, cuda:0) within `budget` bytes; one base model is always allowed."""
 
     def __init__(
         self,
@@ -120,7 +108,9 @@ class ModelPool:
 
     def get(self, ref: ModelRef) -> LoadedModel:
         """The models of `ref`, loaded if necessary. Raises NotFound, Unsupported or Unavailable."""
-        self._drop_outdated(ref)
+        _drop_outdated(self._bases, ref.base_path, ref.base_key)
+        for base in self._bases.values():
+            _drop_outdated(base.drafts, ref.checkpoint_path, ref.draft_key)
         base = self._bases.get(ref.base_key) or self._load_base(ref)
         self._bases.move_to_end(ref.base_key)
         return LoadedModel(base, self._draft(base, ref) if ref.draft_key else None)
@@ -156,53 +146,46 @@ class ModelPool:
                 del self._bases[ref.base_key]
                 _free(self.device)
 
-    def _drop_outdated(self, ref: ModelRef) -> None:
-        """Unload older weights of the same paths."""
-        for key in [k for k in self._bases if k[0] == ref.base_path and k != ref.base_key]:
-            del self._bases[key]
-        for base in self._bases.values():
-            for key in [k for k in base.drafts if k[0] == ref.checkpoint_path and k != ref.draft_key]:
-                del base.drafts[key]
-
     def _load_base(self, ref: ModelRef) -> WarmBase:
+        from decoding.probe import probe
         from decoding.target import fast_target
         from models.base import load_base
         from models.damage import check_base
 
-        stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
+        stored = sum(file.stat().st_size for file in weight_files(ref.base_path))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
             check_base(ref.base_path, ref.base_known, self.sums)  # before other models are unloaded
-        count, needed = _sizes(ref.base_path, self._itemsize)
+        needed = _needed_bytes(ref.base_path, self._itemsize)
         self._evict(needed, keep=None)
         log.info("Loading base %s", ref.base_name)
         with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, needed)):
             loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
             loaded.sha256 = ref.base_sha256
-            refusal = _probe(loaded)
+            refusal = ""
+            try:
+                probe(loaded)  # before the weights are packed
+            except Unsupported as error:
+                refusal = str(error)
             target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
-        base = WarmBase(ref.base_key, target, count, needed, refusal)
-        self._bases[ref.base_key] = base
-        return base
+        self._bases[ref.base_key] = WarmBase(ref.base_key, target, needed, refusal)
+        return self._bases[ref.base_key]
 
     def _draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
-        assert ref.draft_key is not None
-        if ref.draft_key not in base.drafts:
-            base.drafts[ref.draft_key] = self._load_draft(base, ref)
-        else:
-            _refresh_config(base.drafts[ref.draft_key], ref.checkpoint_path)
-        base.drafts.move_to_end(ref.draft_key)
-        return base.drafts[ref.draft_key]
-
-    def _load_draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
         from models.checkpoints import load_draft
 
-        count, needed = _sizes(ref.checkpoint_path, self._itemsize)
+        assert ref.draft_key is not None
+        if draft := base.drafts.get(ref.draft_key):
+            _refresh_config(draft, ref.checkpoint_path)
+            base.drafts.move_to_end(ref.draft_key)
+            return draft
+        needed = _needed_bytes(ref.checkpoint_path, self._itemsize)
         self._evict(needed, keep=base)
         log.info("Loading draft %s", ref.name)
         with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):
             sha256s = (ref.base_sha256, ref.checkpoint_sha256)
-            draft = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
-        return WarmDraft(draft, count, needed)
+            network = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
+        base.drafts[ref.draft_key] = WarmDraft(network, needed)
+        return base.drafts[ref.draft_key]
 
     def _evict(self, needed: int, keep: WarmBase | None) -> None:
         """Unload other base models, then drafts of `keep`, until `needed` more bytes fit; least recently used first."""
@@ -214,6 +197,12 @@ class ModelPool:
             else:
                 break
             _free(self.device)
+
+
+def _drop_outdated(models: OrderedDict[tuple[str, str], Any], path: str, key: tuple[str, str] | None) -> None:
+    """Remove older weights of the same path."""
+    for old in [old for old in models if old[0] == path and old != key]:
+        del models[old]
 
 
 def _refresh_config(draft: WarmDraft, folder: str) -> None:
@@ -232,17 +221,6 @@ def loading_seconds(limit: float, size: int) -> float:
     return 2 * limit + size / SLOWEST_DISK
 
 
-def _probe(base: Any) -> str:
-    """Why this base model cannot verify trees, or "". Call it before the weights are packed."""
-    from decoding.probe import probe
-
-    try:
-        probe(base)
-    except Unsupported as error:
-        return str(error)
-    return ""
-
-
 def default_budget(device: str) -> int:
     """Bytes: half of the memory of the machine or container (`cpu`), or 70 % of the GPU's."""
     if device.startswith("cuda"):
@@ -252,12 +230,12 @@ def default_budget(device: str) -> int:
     return available_memory()[1] // 2
 
 
-def _sizes(folder: str, itemsize: int) -> tuple[int, int]:
-    """(parameters, bytes of the weights and of the KV cache that the first generation allocates) of a model."""
-    from models.identity import read_json
-
-    count = _weight_count(folder)
-    return count, count * itemsize + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
+def _needed_bytes(folder: str, itemsize: int) -> int:
+    """Bytes of a model's weights and of the KV cache that the first generation allocates."""
+    if not weight_files(folder):
+        raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
+    weights = sum(tensor.count for tensor in tensors(folder)) * itemsize
+    return weights + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
 
 
 def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
@@ -269,23 +247,6 @@ def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
         return 0
     kv_heads = config.get("num_key_value_heads") or heads
     return 2 * layers * kv_heads * dim * min(length, config.get("max_position_embeddings") or length) * itemsize
-
-
-def _weight_count(folder: str) -> int:
-    """Parameters in the safetensors files of `folder`, from their headers. Raises NotFound without any file."""
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
-    count = 0
-    try:
-        for file in files:
-            with safe_open(file, framework="pt") as tensors:
-                count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise Unavailable(f"{folder}: its weights cannot be read ({error}).") from None
-    return count
 
 
 def _free(device: str) -> None:

@@ -4,8 +4,7 @@ program and a tokenizer's regular expressions may never end. Does not import tor
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from serving.catalog import ModelRef
@@ -32,8 +31,7 @@ class Prompts:
     def __init__(
         self, on_done: Callable[[float], Any] = float, on_failed: Callable[[], Any] = lambda: None, **queue: Any
     ):
-        """`on_done` gets the seconds that each conversation took; `on_failed` is called when a template or tokenizer
-        failed or was stopped. `queue`: options of DeviceQueue."""
+        """`on_done` gets the seconds of each conversation; `on_failed` is called for a failed or stopped one."""
         self._child = LimitedChild(MEMORY, (WORK,))
         self._on_done, self._on_failed = on_done, on_failed
         self.queue = DeviceQueue("prompts", limit=START_SECONDS + LOAD_SECONDS + 3 * SECONDS + 60, **queue)
@@ -49,26 +47,18 @@ class Prompts:
         self.queue.close(timeout)
 
     def render(self, ref: ModelRef, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, as from `models.chat.render`. Call it on the queue's thread.
-
-        Raises ApiError `prompt_failed` if the template or tokenizer fails or exceeds its time or memory limit.
-        """
-        with self._measured():
-            self._call(ref, TOKENIZER, "load", LOAD_SECONDS)
-            text, templated = self._call(ref, TEMPLATE, "write", SECONDS, messages)
-            return self._call(ref, TOKENIZER, "encode", SECONDS, text, templated)
+        """Token ids of a conversation; call it on the queue's thread. Raises ApiError `prompt_failed`."""
+        return self._encode(ref, lambda: self._call(ref, TEMPLATE, "write", SECONDS, messages))
 
     def encode(self, ref: ModelRef, text: str) -> list[int]:
-        """Token ids of a text without chat template, with the tokenizer's special tokens. Otherwise like `render`."""
-        with self._measured():
-            self._call(ref, TOKENIZER, "load", LOAD_SECONDS)
-            return self._call(ref, TOKENIZER, "encode", SECONDS, text, False)
+        """Like `render`, for a text without chat template, with the tokenizer's special tokens."""
+        return self._encode(ref, lambda: (text, False))
 
-    @contextmanager
-    def _measured(self) -> Iterator[None]:
+    def _encode(self, ref: ModelRef, text_and_templated: Callable[[], tuple[str, bool]]) -> list[int]:
         start = time.monotonic()
         try:
-            yield
+            self._call(ref, TOKENIZER, "load", LOAD_SECONDS)
+            return self._call(ref, TOKENIZER, "encode", SECONDS, *text_and_templated())
         except ApiError:
             self._on_failed()
             raise

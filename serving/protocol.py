@@ -15,9 +15,6 @@ from models.methods import trees
 from speculoos.errors import BadInput
 from tracking.tables import new_id
 
-DEFAULT_MAX_TOKENS = 256
-DEFAULT_TEXT_TOKENS = 16
-"""Default of /v1/completions, as in OpenAI and vLLM."""
 MAX_MESSAGES = 512
 MAX_TEXT = 1_000_000
 MAX_STOPS = 4
@@ -63,12 +60,12 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """Parameters of both routes. Extensions of OpenAI's API are `speculation` (options of `decoding.drafters`, such as
-    drafter and depth) and `draft_tokens` (token ids that the response is expected to start with)."""
+    """Parameters of both routes. Our extensions are `speculation` (options of `decoding.drafters`), `draft_tokens`
+    (which the response is expected to start with) and `return_token_ids`."""
 
     model_config = ConfigDict(extra="forbid")
-    INPUT: ClassVar[str]
-    """Name of the parameter that holds the prompt."""
+    INPUT: ClassVar[str]  # name of the parameter that holds the prompt
+    DEFAULT_TOKENS: ClassVar[int] = 256
 
     model: Annotated[str, Field(min_length=1, max_length=420)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -84,8 +81,8 @@ class GenerationRequest(BaseModel):
     return_token_ids: bool = False
 
     n: Literal[1] | None = 1
-    frequency_penalty: Literal[0] | None = 0
-    presence_penalty: Literal[0] | None = 0
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = 0
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = 0
 
     user: Any = None
     metadata: Any = None
@@ -116,23 +113,16 @@ class GenerationRequest(BaseModel):
     @field_validator("draft_tokens", mode="before")
     @classmethod
     def _ids(cls, ids: Any) -> Any:
-        """The engine checks the ids against the model's vocabulary."""
         if ids is not None and not is_token_ids(ids):
             raise ValueError("expected a list of token ids")
         if ids is not None and len(ids) > MAX_DRAFT_TOKENS:
             raise ValueError(f"expected at most {MAX_DRAFT_TOKENS:,} token ids, got {len(ids):,}")
         return ids
 
-    @field_validator("frequency_penalty", "presence_penalty", mode="before")
-    @classmethod
-    def _zero(cls, value: Any) -> Any:
-        return int(value) if isinstance(value, float) and value == 0 else value
-
     @field_validator("speculation")
     @classmethod
     def _check_options(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Check types and bounds; decoding.drafters checks the names. A `tree` given as text (models.methods.trees) is
-        parsed into options."""
+        """Check types and bounds (decoding.drafters checks the names), and parse a `tree` given as text."""
         try:
             options = trees.read_options(options) if options else options
             if options and options.get("tree") is not None:
@@ -152,7 +142,7 @@ class GenerationRequest(BaseModel):
 
     def limit(self) -> int:
         """Maximum number of new tokens."""
-        return self.max_tokens or DEFAULT_MAX_TOKENS
+        return self.max_tokens or self.DEFAULT_TOKENS
 
 
 class ChatRequest(GenerationRequest):
@@ -183,6 +173,7 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions: the model continues a text or a list of token ids, without a chat template."""
 
     INPUT = "prompt"
+    DEFAULT_TOKENS = 16  # as in OpenAI and vLLM
     prompt: str | list[int]
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
@@ -192,7 +183,6 @@ class CompletionRequest(GenerationRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one_prompt(cls, prompt: Any) -> Any:
-        """Unwrap a list of one prompt, which some clients send."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if not prompt or not (isinstance(prompt, str) or is_token_ids(prompt)):
@@ -200,9 +190,6 @@ class CompletionRequest(GenerationRequest):
         if isinstance(prompt, str) and len(prompt) > MAX_TEXT:
             raise ValueError(f"longer than {MAX_TEXT:,} characters")
         return prompt
-
-    def limit(self) -> int:
-        return self.max_tokens or DEFAULT_TEXT_TOKENS
 
 
 def is_token_ids(value: Any) -> bool:
@@ -232,8 +219,7 @@ def _can_be_encoded(value: Any) -> bool:
 
 @dataclass
 class Completion:
-    """Builds the JSON of one response, as a chat or a text completion. `prompt_ids` is set if the request asked for
-    token ids, `with_usage` if chunks have a field `usage`."""
+    """Builds the JSON of one response. `prompt_ids`: if token ids were requested; `with_usage`: chunks have `usage`."""
 
     model: str
     created: int
@@ -282,8 +268,7 @@ class Completion:
 
 
 def _totals(summary: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's usage object and the summary. `cached_tokens` are prompt tokens found in the KV cache. The client's
-    draft tokens are counted like OpenAI's predicted outputs."""
+    """OpenAI's usage object and the summary; draft tokens are counted like OpenAI's predicted outputs."""
     usage = {
         "prompt_tokens": summary["prompt_tokens"],
         "completion_tokens": summary["tokens"],

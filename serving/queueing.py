@@ -8,22 +8,67 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
-from serving.heartbeat import Heartbeat
 from speculoos.priority import lower_priority
 
 log = logging.getLogger(__name__)
 TYPICAL_SECONDS = 5.0
 IDLE_BEAT = 1.0
 IDLE_LIMIT = 30.0
-DEPTH, TOTAL = 64, 256
-"""Maximum number of waiting requests in one lane and in all lanes together."""
+DEPTH, TOTAL = 64, 256  # maximum number of waiting requests in one lane and in all lanes together
 LONGEST_RETRY = 300
-UPKEEP = "upkeep"
-"""The lane of the server's own work, which is never rejected."""
+UPKEEP = "upkeep"  # the lane of the server's own work, which is never rejected
+
+
+class Beat(NamedTuple):
+    at: float
+    doing: str
+    limit: float
+
+
+class Heartbeat:
+    """What a thread does, and until when its next beat is due (`limit` seconds by default), to detect hangs."""
+
+    def __init__(self, limit: float = inf):
+        self.limit = limit
+        self._last = Beat(time.monotonic(), "starting", limit)
+
+    def beat(self, doing: str = "", limit: float | None = None) -> None:
+        """Record a heartbeat; with `doing`, the start of new work that may take `limit` seconds."""
+        last = Beat(0.0, doing, self.limit if limit is None else limit) if doing else self._last
+        self._last = last._replace(at=time.monotonic())
+
+    @contextmanager
+    def during(self, doing: str, limit: float) -> Iterator[None]:
+        """A phase with its own limit; the previous work and limit are restored at its end."""
+        before = self._last
+        self.beat(doing, limit)
+        try:
+            yield
+        finally:
+            self.beat(before.doing, before.limit)
+
+    @property
+    def doing(self) -> str:
+        return self._last.doing
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last beat."""
+        return time.monotonic() - self._last.at
+
+    @property
+    def overdue(self) -> str:
+        """Why the thread counts as stuck, in a few words, or ""."""
+        last = self._last
+        age = time.monotonic() - last.at
+        if age <= last.limit:
+            return ""
+        return f"no sign of life for {age:.0f} s while {last.doing} ({last.limit:.0f} s allowed)"
 
 
 class Busy(Exception):
@@ -36,8 +81,7 @@ class Busy(Exception):
 
 
 class Ticket:
-    """One request in the queue. Cancelling drops waiting work at once and sets `cancelled`, which running work checks
-    to stop."""
+    """One request in the queue. Cancelling drops waiting work and sets `cancelled`, which running work checks."""
 
     def __init__(
         self, queue: "DeviceQueue", lane: str, work: Callable[["Ticket"], None], on_dropped: Callable[[], None]
@@ -65,8 +109,8 @@ class DeviceQueue:
         on_begin: Callable[[float], Any] = float,
         on_panic: Callable[[], Any] = lambda: None,
     ):
-        """`limit`: default time limit in seconds between two heartbeats. `on_begin` gets the seconds that a request
-        has waited; `on_panic` is called when one raised a BaseException that is no Exception."""
+        """`limit`: seconds between heartbeats. `on_begin` gets the seconds waited; `on_panic`: after a
+        BaseException."""
         self.name, self.depth, self.total = name, depth, total
         self.heartbeat = Heartbeat(limit)
         self._on_begin, self._on_panic = on_begin, on_panic
@@ -142,7 +186,6 @@ class DeviceQueue:
             raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own >= self.depth)
 
     def _drop(self, ticket: Ticket) -> bool:
-        """Remove a waiting ticket from its lane. False if it is not waiting."""
         with self._ready:
             waiting = self._lanes.get(ticket.lane, ())
             if ticket not in waiting:
@@ -165,7 +208,6 @@ class DeviceQueue:
             self._current = None
 
     def _call(self, work: Callable[[], None]) -> None:
-        """Call `work` and log any error, so that the thread goes on. A panic in Rust code is a BaseException."""
         try:
             work()
         except BaseException as error:
@@ -174,7 +216,6 @@ class DeviceQueue:
                 self._on_panic()
 
     def _next(self) -> Ticket | None:
-        """Wait for the next ticket, lanes taking turns; sends heartbeats meanwhile. None once closed."""
         with self._ready:
             while not (self._closed or self._lanes):
                 self.heartbeat.beat("idle", IDLE_LIMIT)

@@ -26,11 +26,7 @@ CLIENT_SCOPE_KEY = "speculoos.client"
 
 
 def with_token(settings: Settings) -> Settings:
-    """The settings, with a token created in home/secrets if they have none (loopback only).
-
-    Raises BadInput if the server listens on another address and has no token. Raises Unavailable if the file cannot be
-    written.
-    """
+    """The settings, with a token created in home/secrets if they have none and listen on loopback only."""
     if settings.inference_token:
         return settings
     if settings.inference_host not in LOOPBACK:
@@ -71,7 +67,7 @@ class ApiKeys:
 
 class ApiKeyRequired:
     """Pure ASGI middleware: /metrics and all of /v1 need `Authorization: Bearer <token or key>`, checked before the
-    body is read. Stores the client in the scope (see `client_of`)."""
+    body is read. Stores the client, which is its lane in the queue, in the scope as CLIENT_SCOPE_KEY."""
 
     def __init__(self, app: ASGIApp, token: str, keys: ApiKeys):
         self.app, self._token, self._keys = app, token.encode(), keys
@@ -86,7 +82,6 @@ class ApiKeyRequired:
         await app(scope, receive, send)
 
     async def _client(self, scope: Scope) -> str:
-        """The client: a key, or an address if it used the home's token. Raises ApiError."""
         scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
         secret = secret.strip() if scheme.lower() == "bearer" else ""
         if secret and hmac.compare_digest(secret.encode(), self._token):
@@ -98,8 +93,3 @@ class ApiKeyRequired:
         if not key_id:
             raise ApiError(401, NO_TOKEN, "invalid_api_key")
         return f"key:{key_id}"
-
-
-def client_of(scope: Scope) -> str:
-    """The client of a request, which is its lane in the queue."""
-    return scope.get(CLIENT_SCOPE_KEY, "")

@@ -1,4 +1,7 @@
-"""Ends a server whose device hangs, so that its supervisor restarts it; a stuck thread cannot be stopped."""
+"""Two threads beside the requests. `DeviceWatch` ends a server whose device hangs, so that its supervisor restarts it
+(a stuck thread cannot be stopped). `Upkeep` sends the heartbeat while the device works, frees a GPU that a job needs,
+fails forgotten runs and stores when API keys were used.
+"""
 
 import faulthandler
 import logging
@@ -8,8 +11,16 @@ import threading
 import time
 from collections.abc import Callable
 
+from serving.engine import Engine
+from serving.live import LiveRuns
+from serving.token import ApiKeys
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import processes
+from tracking.db import writing
+
 log = logging.getLogger(__name__)
-EVERY_SECONDS = 1.0
+EVERY_SECONDS, UPKEEP_SECONDS = 1.0, 5.0
 FAILURE_GRACE_SECONDS = 5.0
 """Seconds between detecting the failure, which /healthz then reports, and ending the process."""
 SUSPENDED_SECONDS = 10.0
@@ -58,3 +69,39 @@ def end_process(reason: str) -> None:
     faulthandler.dump_traceback()
     sys.stderr.flush()
     os._exit(EXIT_CODE)
+
+
+class Upkeep:
+    """A thread that works every UPKEEP_SECONDS until `close`."""
+
+    def __init__(self, settings: Settings, engine: Engine, live: LiveRuns, keys: ApiKeys):
+        self.settings, self.engine, self.live, self.keys = settings, engine, live, keys
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._done.set()
+        self._thread.join(timeout=2)
+        try:
+            with writing(self.settings) as session:
+                processes.delete_heartbeat(session, "inference")
+        except SpeculoosError as error:
+            log.warning("%s", error)
+
+    def _run(self) -> None:
+        while True:
+            for work in (self._beat, self.engine.unload_for_job, self.live.fail_forgotten, self.keys.store_uses):
+                try:
+                    work()
+                except SpeculoosError as error:  # such as an unavailable database
+                    log.warning("%s", error)
+                except BaseException:  # the thread must go on
+                    log.exception("Unexpected error in upkeep")
+            if self._done.wait(UPKEEP_SECONDS):
+                return
+
+    def _beat(self) -> None:
+        if not self.engine.failure:
+            with writing(self.settings) as session:
+                processes.beat(session, "inference", device=self.engine.device, warm_models=len(self.engine.pool))

@@ -94,7 +94,7 @@ class HiddenStatesServer:
 
     name: ServerName
     url: Url
-    kind: Literal["speculoos", "vllm", "sglang"] = "speculoos"
+    kind: Literal["speculoos", "vllm"] = "speculoos"
     key_env: Text = ""
     model: Text = ""  # model name in vLLM; empty: the first model it lists
     concurrency: Positive = 8  # concurrent requests to a server that takes one row per request

@@ -5,11 +5,13 @@ t + run + 1. When the data are the base model's own greedy answers, walking over
 Steps truncated by the end of an answer are excluded, as in the engine's figure.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -37,10 +39,8 @@ class Acceptance:
         return self.emitted / self.steps if self.steps else 1.0
 
     def tree_tau(self, nodes: int = TREE_NODES) -> float:
-        """Mean tokens per verification with the best static tree of `nodes` (root included) for these positions.
-
-        All positions have equal weight here, while a walk has more positions after a miss: slightly overestimated.
-        """
+        """Mean tokens per verification with the best static tree of `nodes` (root included). Slightly overestimated:
+        all positions have equal weight here, while a walk has more positions after a miss."""
         total = max(float(self.valid[0]), 1)
         values = {path: count / total for path, count in self.paths.items()}
         return expected_tau(values, best_choices(values, nodes))
@@ -99,3 +99,50 @@ def measure_acceptance(method: object, features: list[dict[str, Tensor]]) -> Acc
         outcome = method.drafted(batch)
         total.add(outcome, batch["row"], batch["position"])
     return total
+
+
+@dataclass
+class StepMetrics:
+    """Metrics of training steps since the last log point."""
+
+    loss: Tensor | float = 0.0
+    hits: Tensor | None = None
+    valid: Tensor | None = None
+    tokens: int = 0
+    steps: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    def add(self, loss: Tensor, hits: Tensor, valid: Tensor) -> None:
+        self.loss = self.loss + loss
+        self.hits = hits if self.hits is None else self.hits + hits
+        self.valid = valid if self.valid is None else self.valid + valid
+
+    @classmethod
+    def restored(cls, totals: list[float], steps: int, tokens: int, main: bool, device: torch.device) -> "StepMetrics":
+        """Restored from the sum of `packed` over all processes, which the main process takes over."""
+        values = torch.tensor(totals, device=device) * main
+        return cls(values[0], *values[1:].long().chunk(2), tokens, steps)
+
+    def packed(self, device: torch.device) -> Tensor:
+        """[1 + 2·depths] float64: loss, hits, valid, for a sum over processes."""
+        parts = [torch.as_tensor(self.loss).reshape(1), self.hits, self.valid]
+        return torch.cat([p.to(device, torch.float64) for p in parts])
+
+    def values(self, totals: Tensor, depth_name: str, device: torch.device) -> dict[str, float]:
+        hits, valid = totals[1:].chunk(2)
+        rates = (hits / valid.clamp(min=1)).tolist()
+        top1 = {f"train/top1_{depth_name}{i}": rate for i, rate in enumerate(rates, 1)}
+        seconds = max(time.monotonic() - self.since, 1e-9)
+        on_gpu = device.type == "cuda"
+        used = torch.cuda.max_memory_allocated(device) if on_gpu else psutil.Process().memory_info().rss
+        return {
+            "train/loss": float(totals[0]) / self.steps,
+            **top1,
+            "train/tokens_per_second": self.tokens / seconds,
+            "train/memory_mb": used / 2**20,
+        }
+
+
+def eval_values(acceptance: "Acceptance", depth_name: str) -> dict[str, float]:
+    top1 = {f"eval/top1_{depth_name}{i + 1}": value for i, value in enumerate(acceptance.top1())}
+    return {**top1, "eval/tau": acceptance.tau, "eval/tau_tree": acceptance.tree_tau()}

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from models.identity import read_json
+from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
 from training.tokenising import tokenise_dataset
 
+COUNTED_TOGETHER = 512  # conversations per call of bincount, which fills a table of the vocabulary's size each time
 HINT = "generate the data with this base, or train the base the data was made with."
 
 
@@ -29,8 +31,7 @@ class TokenisedConversation:
     id: str
     token_ids: Tensor
     mask: Tensor
-    group: str
-    """Hash of the first prompt: rows with the same prompt are on the same side of the held-out split."""
+    group: str  # hash of the first prompt: rows with the same prompt are on the same side of the held-out split
     category: str = ""
 
     def __len__(self) -> int:
@@ -64,10 +65,8 @@ class DataReport:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Right-padded rows. `input_ids` int64 [B, L], `mask` bool [B, L], `lengths` int64 [B]; `index` of the batch.
-
-    A causal model needs no attention mask: padding comes after all real tokens.
-    """
+    """Right-padded rows. `input_ids` int64 [B, L], `mask` bool [B, L], `lengths` int64 [B]; `index` of the batch. A
+    causal model needs no attention mask: padding comes after all real tokens."""
 
     input_ids: Tensor
     mask: Tensor
@@ -87,11 +86,8 @@ def load_conversations(
     tokenizer_sha256: str = "",
     reporter: Reporter | None = None,
 ) -> tuple[list[TokenisedConversation], DataReport]:
-    """All usable conversations, truncated to `max_length` tokens, and a report. Their ids and masks are views of the
-    memory-mapped token files (`training.tokenising`).
-
-    Raises BadInput when the data's token ids come from another tokenizer, or when no conversation is usable.
-    """
+    """All usable conversations, truncated to `max_length` tokens and memory-mapped, and a report. Raises BadInput when
+    the data's token ids come from another tokenizer, or when no conversation is usable."""
     data_tokenizer = read_json(Path(folder) / "dataset.json").get("tokenizer_sha256", "")
     other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
     result = tokenise_dataset(folder, tokenizer, eos_ids, reporter)
@@ -117,10 +113,7 @@ def load_conversations(
 def split_held_out(
     conversations: Sequence[TokenisedConversation], fraction: float, most: int, seed: int
 ) -> tuple[list[TokenisedConversation], list[TokenisedConversation]]:
-    """(training, held out), split by prompt; depends on the seed but not on the order of the rows.
-
-    At least one prompt is held out when fraction > 0 and there are two or more prompts.
-    """
+    """(training, held out), split by prompt; one at least is held out if there are two. Independent of the order."""
     groups = sorted({c.group for c in conversations}, key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
     count = min(round(len(groups) * fraction), most, len(groups) - 1)
     if fraction and most and len(groups) > 1:
@@ -130,10 +123,7 @@ def split_held_out(
 
 
 def make_batches(conversations: Sequence[TokenisedConversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
-    """Indices grouped so that rows of similar length share a batch and rows × longest ≤ batch_tokens.
-
-    A conversation longer than batch_tokens gets its own batch. Ties in length are shuffled by the seed.
-    """
+    """Indices grouped by length with rows × longest ≤ batch_tokens (or one row). The seed shuffles ties."""
     rng = random.Random(seed)
     order = sorted(range(len(conversations)), key=lambda i: (len(conversations[i]), rng.random()))
     batches: list[list[int]] = []
@@ -166,8 +156,7 @@ def collate(conversations: Sequence[TokenisedConversation], index: int = 0) -> B
 def make_conversation(
     ids: Tensor, mask: Tensor, info: Mapping[str, str], max_length: int, report: DataReport
 ) -> TokenisedConversation | None:
-    """A row (`info`: `training.token_files.row_info`) as a conversation truncated to `max_length`, counted in `report`;
-    None when no token is in the loss."""
+    """A row as a conversation truncated to `max_length`, counted in `report`; None when no token is in the loss."""
     if bool(mask.all()):
         report.dropped["every token counts, so there is no prompt"] += 1
         return None
@@ -183,3 +172,33 @@ def make_conversation(
     report.loss_tokens += counted
     report.mask_sources[info["mask_source"]] += 1
     return TokenisedConversation(info["id"], ids, mask, info["group"], info["category"])
+
+
+def choose_vocabulary(
+    conversations: Sequence[TokenisedConversation], config: TrainConfig, base: Any
+) -> tuple[Tensor, str]:
+    """Ascending token ids, int64 [size], and a sentence on their coverage. Ends of turn are always included."""
+    vocab_size = base.vocab_size
+    if config.draft_vocab_size > vocab_size:
+        limit = f"this base has {vocab_size} tokens"
+        raise BadInput(f"draft_vocab_size: {limit}, got {config.draft_vocab_size}; give {vocab_size} or less.")
+    counts = token_counts(conversations, vocab_size)
+    order = torch.sort(counts, descending=True, stable=True).indices
+    total = max(int(counts.sum()), 1)
+    size = config.draft_vocab_size or vocab_size
+    if config.draft_vocab_coverage:
+        covered = counts[order].double().cumsum(0) / total
+        size = int(torch.searchsorted(covered, config.draft_vocab_coverage).clamp(max=vocab_size - 1)) + 1
+        size = min(-(-size // 64) * 64, vocab_size)  # rows fill whole cache lines
+    always = torch.tensor(sorted(i for i in base.eos_ids if i < vocab_size), dtype=torch.int64)
+    ids = torch.cat([always, order[~torch.isin(order, always)]])[:size].sort().values
+    return ids, f"Draft vocabulary of {size} tokens covers {int(counts[ids].sum()) / total:.2%} of the answers."
+
+
+def token_counts(conversations: Sequence[TokenisedConversation], vocab_size: int) -> Tensor:
+    """How often each token counts in the loss: int64 [vocab_size]."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for first in range(0, len(conversations), COUNTED_TOGETHER):
+        some = [c.token_ids[c.mask] for c in conversations[first : first + COUNTED_TOGETHER]]
+        counts += torch.bincount(torch.cat(some).long(), minlength=vocab_size)
+    return counts

@@ -30,10 +30,8 @@ from training.method import make_method
 from training.samples import ModelAnswer, copy_as_loaded, draft_answer
 from training.token_files import row_info
 
-BASE = "base"
-"""Folder of a copied base model, inside the draft's folder."""
-OWN = "method."
-"""Prefix of names in this module's state dict; a checkpoint has the draft's names."""
+BASE = "base"  # folder of a copied base model, inside the draft's folder
+OWN = "method."  # prefix of names in this module's state dict; a checkpoint has the draft's names
 
 
 class IncompatibleKeys(NamedTuple):
@@ -67,8 +65,7 @@ def collate_rows(rows: Sequence[TokenisedConversation]) -> dict[str, Tensor]:
 def convert(
     base: LoadedBase, method: str, conversations: Sequence[TokenisedConversation] = (), **settings: Any
 ) -> "TrainableDraft":
-    """A new, trainable draft for `base`. `settings` are the method's; `conversations` are used to count a draft
-    vocabulary."""
+    """A new, trainable draft for `base`; a draft vocabulary is counted over `conversations`."""
     return TrainableDraft(base, train_config(method, **settings), conversations)
 
 
@@ -78,12 +75,9 @@ def load(
     conversations: Sequence[TokenisedConversation] = (),
     device: str = "auto",
 ) -> "TrainableDraft":
-    """Restore a draft written by `TrainableDraft.save` or `Trainer.save_model`, or any other checkpoint, to generate or
-    to train it further.
-
-    `base`: replaces the base that the folder holds or names. `conversations`: training data, to which EAGLE-3 scales
-    its features. Raises NotFound when the base does not exist here, Damaged when a file does not match its checksum.
-    """
+    """Restore a draft written by `TrainableDraft.save` or `Trainer.save_model`, or any other checkpoint. `base`
+    replaces the base that the folder holds or names; EAGLE-3 scales its features to `conversations`. Raises NotFound
+    without the base, Damaged when a file does not match its checksum."""
     folder, config = Path(folder), read_config(folder)
     stored = config.get("training", {}).get("settings")
     settings = {**stored, "device": device} if isinstance(stored, Mapping) else {"device": device}
@@ -137,8 +131,7 @@ class TrainableDraft(PreTrainedModel):
         return {"loss": self.method(features, seed, scale).loss}
 
     def generate(self, prompt: str | Sequence[dict[str, str]], max_tokens: int = 128, **options: Any) -> ModelAnswer:
-        """Answer a prompt, or messages, with the base and the current draft. `options` are those of
-        `decoding.generate.GenerateConfig`; greedy by default."""
+        """Answer a prompt or messages with the current draft; `options` of `GenerateConfig`, greedy by default."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         draft = copy_as_loaded(self.base, self.draft)
         draft.drafting = self._drafting.get("drafting") or {}
@@ -147,8 +140,7 @@ class TrainableDraft(PreTrainedModel):
         return draft_answer(self.base, draft, prompt_ids, config, self.base.max_length)
 
     def save(self, folder: str | Path, copy_base: bool = False, **info: Any) -> Path:
-        """Write a checkpoint for `load(folder)` and `models.checkpoints.load_draft(folder, base)`, replacing `folder`.
-        It names the base's folder, or holds a copy of the base (`copy_base`), so that it can be moved."""
+        """Write a checkpoint for `load(folder)`, which names the base's folder or holds a copy (`copy_base`)."""
         folder = Path(folder)
         within = Path(self.base.path).resolve().is_relative_to(folder.resolve())  # which is replaced
         with new_folder(folder, replace=True) as building:
@@ -170,7 +162,9 @@ class TrainableDraft(PreTrainedModel):
         """Called by Trainer: write the files of `save` in training precision; other files in the folder remain."""
         if is_main_process:
             Path(save_directory).mkdir(parents=True, exist_ok=True)
-            tensors = self._named_as_stored(state_dict) if state_dict else None
+            names = {value.data_ptr(): name for name, value in stored_tensors(self.draft).items()}
+            own = {name: names.get(value.data_ptr()) for name, value in self.state_dict().items()}
+            tensors = {stored: value for name, value in (state_dict or {}).items() if (stored := own[name])} or None
             write_draft(save_directory, self.draft, self._info({}), tensors=tensors)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -199,15 +193,8 @@ class TrainableDraft(PreTrainedModel):
         field = {"base_path": str(path.resolve())} if path.is_dir() else {}
         return {"base": path.name if path.is_dir() else str(path), **field, **known, **info}
 
-    def _named_as_stored(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of this module's state dict, under their names in a checkpoint."""
-        names = {value.data_ptr(): name for name, value in stored_tensors(self.draft).items()}
-        own = self.state_dict()
-        return {names[own[n].data_ptr()]: value for n, value in state_dict.items() if own[n].data_ptr() in names}
-
 
 def _copy_base(base: LoadedBase, folder: Path) -> None:
-    """Copy the files that loading a base reads; without such a folder, save the base with transformers."""
     source = Path(base.path)
     if not source.is_dir():
         base.model.save_pretrained(folder)
@@ -220,7 +207,6 @@ def _copy_base(base: LoadedBase, folder: Path) -> None:
 
 
 def _named_base(folder: Path, config: dict[str, Any], settings: TrainConfig) -> LoadedBase:
-    """The base that a draft's folder holds or names; without a name, the installed starter base with these weights."""
     path = config.get("base_path", "")
     base_folder = folder / path if path else installed(config.get("base_sha256", ""))
     if base_folder is None or not base_folder.is_dir():

@@ -28,8 +28,15 @@ from models.methods.settings import TrainConfig
 from training.batches import Batch
 from training.losses import soft_loss
 from training.medusa import medusa_labels
-from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import RequiredStates, States, forward_states
+from training.method import (
+    Outcome,
+    RequiredStates,
+    States,
+    forward_states,
+    label_ranks,
+    outcome_of_ranks,
+    outcome_of_sums,
+)
 
 
 class EagleMethod(nn.Module):
@@ -98,10 +105,8 @@ def next_tokens(input_ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
 def unrolled_hits(
     draft: Any, features: dict[str, Tensor], fused: Tensor, depth: int, logits: Callable[[Tensor], Tensor]
 ) -> Outcome:
-    """Greedy hits at depths 1…depth of a chain drafted from every position, each step reading its own features.
-
-    The input tokens are the data's: they equal the drafted ones while the chain is correct; later hits do not matter.
-    """
+    """Greedy hits at depths 1…depth of a chain drafted from every position, each step reading its own features. The
+    input tokens are the data's: they equal the drafted ones while the chain is correct; later hits do not matter."""
     row, position = features["row"], features["position"]
     labels = features["labels"][row, position][:, :depth]
     memory, x, ranks = ChainMemory(), fused, []

@@ -27,20 +27,17 @@ from models.logits import Head
 from models.methods.settings import TrainConfig
 from models.runtime.argmax import argmax
 from speculoos.errors import BadInput
-from training.batches import Batch, TokenisedConversation
+from training.batches import Batch, TokenisedConversation, choose_vocabulary
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
-from training.method import Outcome
-from training.source import RequiredStates, States, forward_states
-from training.vocabulary import choose_vocabulary
+from training.method import Outcome, RequiredStates, States, forward_states
 
 MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
 
 
 class Eagle3Method(nn.Module):
-    """The EAGLE-3 draft with its loss over `ttt_steps` unrolled steps. The feature scale, and a new draft's vocabulary,
-    are measured on `conversations`."""
+    """The EAGLE-3 draft. The feature scale, and a new draft's vocabulary, are measured on `conversations`."""
 
     depth_name = "depth"
     needs_conversations = True
@@ -61,7 +58,18 @@ class Eagle3Method(nn.Module):
             raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
         if draft:
             draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
-        self.draft = draft or self._new_draft(config, base, conversations)
+            self.draft = draft
+        else:
+            ids = None
+            if conversations:
+                ids, self.start_note = choose_vocabulary(conversations, config, base)
+            self.draft = Eagle3Draft.from_base(
+                base,
+                ids,
+                feature_rms=feature_rms(base, config.aux_layers, conversations),
+                aux_layers=config.aux_layers,
+                norm_before_residual=config.norm_before_residual,
+            )
         self.draft.float()
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
         whole = self.draft.config.draft_vocab_size == base.vocab_size
@@ -69,26 +77,13 @@ class Eagle3Method(nn.Module):
         self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
         self.draft.lm_head.requires_grad_(config.train_lm_head)
 
-    def _new_draft(self, config: TrainConfig, base: Any, conversations: Sequence[TokenisedConversation]) -> Eagle3Draft:
-        ids = None
-        if conversations:
-            ids, self.start_note = choose_vocabulary(conversations, config, base)
-        return Eagle3Draft.from_base(
-            base,
-            ids,
-            feature_rms=feature_rms(base, config.aux_layers, conversations),
-            aux_layers=config.aux_layers,
-            norm_before_residual=config.norm_before_residual,
-        )
-
     def wanted(self, batch: Batch) -> RequiredStates:
         """The fused layers at every position, the head's input only where it gives a target distribution."""
         return RequiredStates(self.draft.layers_wanted, target_positions(batch.mask))
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
-        """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of counted
-        positions; known [B, L]: the base's top token after t is in the draft vocabulary."""
+        """aux [B, L, 3H], hidden [B, L, H], labels [B, L, steps]; row, position [N]; known [B, L] (see `_known`)."""
         hidden, aux = states or forward_states(self._base[0], batch, RequiredStates(self.draft.layers_wanted))
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
@@ -118,7 +113,7 @@ class Eagle3Method(nn.Module):
         scale = torch.ones(self.steps, device=row.device) if scale is None else scale
         loss, sums, step_hits = unrolled_loss(
             xs,
-            self._own_head(),
+            self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias),
             hidden.flatten(0, 1)[targets],
             self._head,
             list(inverse.split([len(indices) for indices in target_indices])),
@@ -132,10 +127,6 @@ class Eagle3Method(nn.Module):
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
         return unrolled_hits(self.draft, features, self._fused(features), self.steps, self.draft.logits)
-
-    def _own_head(self) -> Head:
-        """The draft's head. A frozen copy of the base's head is multiplied in the base's precision."""
-        return self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias)
 
     def _fused(self, features: dict[str, Tensor]) -> Tensor:
         return self.draft.fuse(features["hidden"], (features["aux"].float(),))
@@ -168,10 +159,8 @@ def target_positions(mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[TokenisedConversation]) -> Tensor | None:
-    """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any.
-
-    A row's first token is excluded: in many models it is an attention sink with a norm of thousands.
-    """
+    """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any. A row's
+    first token is excluded: in many models it is an attention sink with a norm of thousands."""
     total, count = torch.zeros(()), 0
     for conversation in conversations[:MEASURED_CONVERSATIONS]:
         ids = conversation.token_ids[None, :MEASURED_LENGTH].long().to(base.device)
@@ -182,10 +171,8 @@ def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[Tokeni
 
 
 def pad_positions_by_row(row: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Positions (row, position) [N], ascending, as a table [rows, m] padded with 0, and the column of each.
-
-    Rows 0, 0, 2 at positions 3, 4, 7 of 3 rows: [[3, 4], [0, 0], [7, 0]] and columns 0, 1, 0.
-    """
+    """Positions (row, position) [N], ascending, as a table [rows, m] padded with 0, and the column of each. Rows 0, 0,
+    2 at positions 3, 4, 7 of 3 rows: [[3, 4], [0, 0], [7, 0]] and columns 0, 1, 0."""
     counts = torch.bincount(row, minlength=rows)
     column = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
     table = position.new_zeros(rows, max(int(counts.max()), 1))

@@ -29,41 +29,18 @@ from models.runtime.weights import pack_supported
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, SilentReporter
-from training.acceptance import Acceptance, measure_acceptance
+from training import resume_points
+from training.acceptance import Acceptance, StepMetrics, eval_values, measure_acceptance
 from training.batches import DataReport, load_conversations, split_held_out
-from training.feature_store import FeatureStore, feature_bytes
-from training.hidden_states.connect import StatesLocation, connect_prefetcher
-from training.hidden_states.prefetcher import ServerWaitMonitor
+from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, StatesLocation, connect_prefetcher
 from training.method import make_method
-from training.resume_points import (
-    check_resumable,
-    latest_resume_point,
-    latest_undamaged_resume_point,
-    load_resume_point,
-    optimizer_tensors,
-    read_facts,
-    remove_damaged,
-    remove_scratch,
-    save_resume_point,
-)
 from training.samples import can_be_sampled, sample
-from training.setup import (
-    lr_factor,
-    make_accelerator,
-    micro_seed,
-    nonfinite_loss_error,
-    prepare,
-    translate_errors,
-)
+from training.setup import lr_factor, make_accelerator, nonfinite_loss_error, prepare, translate_errors
 from training.sharding import fsdp_switch, full_tensor, full_tensors, unsharded
-from training.source import FeatureSource
-from training.step_metrics import StepMetrics, eval_values
-from training.stream import Stream
+from training.stream import FeatureStore, Stream, feature_bytes
 
-SAMPLING_SHARE = 0.1
-"""Maximum share of the training time spent on sample generations."""
-NO_BEST = {"tau": None, "step": 0, "worse": 0}
-"""The best evaluation so far, and the number of evaluations since: none."""
+SAMPLING_SHARE = 0.1  # maximum share of the training time spent on sample generations
+NO_BEST = {"tau": None, "step": 0, "worse": 0}  # the best evaluation so far, and the number of evaluations since: none
 
 
 @dataclass(frozen=True)
@@ -125,7 +102,10 @@ class Trainer:
         load = load_head_only_base if config.hidden_states else load_base
         self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
-        self.config = config = self._fit_max_length(config, base)
+        if config.max_length > base.max_length:
+            if "max_length" in config.model_fields_set:
+                raise max_length_error(base.max_length, config.max_length)
+            self.config = config = config.model_copy(update={"max_length": base.max_length})
         training, held_out, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
         self.watch = ServerWaitMonitor(reporter, config.hidden_states)
@@ -138,21 +118,30 @@ class Trainer:
             pack_supported(base, head=False)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
         ahead = config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0
-        source, held_source = (FeatureSource(self.method, base, self.prefetcher, ahead) for _ in range(2))
-        self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._feature_store(0.8))
-        self.held_out = Stream(
-            held_out, config.batch_tokens, config.seed, held_source, device, self._feature_store(0.2)
+        self.stream, self.held_out = (
+            Stream(rows, config, FeatureSource(self.method, base, self.prefetcher, ahead), self._feature_store(share))
+            for rows, share in ((training, 0.8), (held_out, 0.2))
         )
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
         self.loss: float | None = None
         self.best: dict[str, Any] = NO_BEST
-        self.total_steps = self._total_steps()
+        each = config.accumulate * self.accelerator.num_processes
+        limits = [n for n in (math.ceil(config.epochs * len(self.stream) / each), config.max_steps) if n]
+        self.total_steps = min(limits, default=0)  # 0 when only the time is limited
         self.config = config.for_steps(self.total_steps, sum(map(len, held_out)) / config.step_tokens)
         self.step_metrics = StepMetrics()
 
     def run(self, resume_from: str | Path | None = None) -> TrainResult:
         self._resume(resume_from)
-        self.reporter.log(self._start_message())
+        note = getattr(self.method, "start_note", "")
+        count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
+        self.reporter.log(
+            f"{self.data.sentence()} {len(self.held_out.conversations)} conversations held out, "
+            f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
+            f"{self.total_steps or 'any number of'} steps of {self.config.batch_tokens} tokens"
+            + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
+            + (f" {note}" if note else "")
+        )
         self.watch.progress = lambda: (self.step, self._expected_steps())
         if self.accelerator.num_processes == 1:  # several processes wait at different points
             self.watch.before_stop = self._save_resume_point
@@ -172,16 +161,16 @@ class Trainer:
             self.held_out.store.clear()
 
     def _resume(self, resume_from: str | Path | None) -> None:
-        state = latest_undamaged_resume_point([resume_from], self._warn)
-        if state is None and latest_resume_point(resume_from):
+        state = resume_points.latest_undamaged_resume_point([resume_from], self._warn)
+        if state is None and resume_points.latest_resume_point(resume_from):
             self._warn("No intact training state is left, so the training starts from the beginning.")
         if self.main:
-            remove_damaged(self.out_dir)
+            resume_points.remove_damaged(self.out_dir)
         if state is None:
             return
-        facts = read_facts(state)
-        check_resumable(facts, self._fingerprint(), state)
-        load_resume_point(state, self.method.draft, self.optimizer)
+        facts = resume_points.read_facts(state)
+        resume_points.check_resumable(facts, self._fingerprint(), state)
+        resume_points.load_resume_point(state, self.method.draft, self.optimizer)
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
@@ -190,18 +179,20 @@ class Trainer:
         self.best = facts["best"]
         self._adopt_best(state.parent / "best")
         if self.main and state.parent.resolve() != self.out_dir.resolve():
-            remove_scratch(state.parent)
+            resume_points.remove_scratch(state.parent)
         self.reporter.log(f"Resumed from step {self.step}.")
 
     def _train_step(self) -> None:
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        each = self.config.accumulate * world
         progress = self._broadcast_progress(self._progress(0.5))
         lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        numbers = self._batch_numbers()
+        numbers = list(range(self.step * each + rank, (self.step + 1) * each, world))
         features = [self._features(number) for number in numbers]
         if self.step == 0:
-            self._log_cache_size(features[0])
+            self._log_cache_size(len(self.stream) * feature_bytes(features[0]))
         counts = self._all_reduce_sum(torch.stack([self.method.counts(f) for f in features]).sum(0))
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         self.wrapped.train()
@@ -209,14 +200,17 @@ class Trainer:
             for number, batch in zip(numbers[:-1], features[:-1], strict=True):
                 self._backward(number, batch, scale)
         self._backward(numbers[-1], features[-1], scale)
-        norm = self._clip(lr)
+        norm = float(
+            full_tensor(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
+        )
+        if not math.isfinite(norm) and self.config.mixed_precision != "fp16":  # with fp16 such steps are skipped
+            raise nonfinite_loss_error(self.step + 1, lr, self.config.mixed_precision)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._report(lr, norm, numbers)
 
     def _features(self, number: int) -> dict[str, Tensor]:
-        """Features of micro-batch `number`; the next ones of this process are prefetched if a server computes them."""
         world = self.accelerator.num_processes
         end = self.total_steps * self.config.accumulate * world or number + len(self.stream) * world
         upcoming = (self.stream.index(later) for later in range(number + world, end, world))
@@ -224,20 +218,12 @@ class Trainer:
 
     def _backward(self, number: int, features: dict[str, Tensor], scale: Tensor) -> None:
         """Gradient of Σ_k scale_k · sum_k. DDP and FSDP take the mean over processes, hence the factor."""
-        seed = micro_seed(self.config.seed, number)
+        seed = (self.config.seed * 1_000_003 + number) % 2**63
         torch.manual_seed(seed)  # for draft models with dropout
         with self.accelerator.autocast():
             outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
         self.accelerator.backward(outcome.loss)
         self.step_metrics.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
-
-    def _clip(self, lr: float) -> float:
-        """Global gradient norm before clipping. With fp16 it may be infinite: such steps are skipped."""
-        norm = self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf)
-        norm = float(full_tensor(norm))
-        if not math.isfinite(norm) and self.config.mixed_precision != "fp16":
-            raise nonfinite_loss_error(self.step + 1, lr, self.config.mixed_precision)
-        return norm
 
     def _report(self, lr: float, norm: float, numbers: list[int]) -> None:
         tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in numbers))
@@ -256,7 +242,6 @@ class Trainer:
             self.reporter.progress(self.step, self._expected_steps(), "steps", f"loss {values['train/loss']:.3f}")
 
     def _evaluate(self, last: bool = False) -> Acceptance | None:
-        """Acceptance on held-out conversations, computed by every process; the best draft so far is saved."""
         if not self.held_out.conversations:
             return None
         self.wrapped.eval()
@@ -279,8 +264,7 @@ class Trainer:
         return acc
 
     def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
-        """Log greedy answers to the first held-out prompts, generated with the current draft: at the first and the last
-        evaluation, and between them within SAMPLING_SHARE. Nothing when the base model's layers are not loaded."""
+        """Log greedy answers: at the first and the last evaluation, and between them within SAMPLING_SHARE."""
         due = last or self.sampling_seconds <= SAMPLING_SHARE * self._elapsed_minutes() * 60
         if isinstance(self.base, HeadOnlyBase) or not due:
             return
@@ -291,7 +275,8 @@ class Trainer:
         self.sampling_seconds += time.monotonic() - began
 
     def _save_resume_point(self) -> None:
-        tensors, moments = self._draft_tensors(), full_tensors(optimizer_tensors(self.optimizer), self.main)
+        tensors = self._draft_tensors()
+        moments = full_tensors(resume_points.optimizer_tensors(self.optimizer), self.main)
         metrics = self.step_metrics
         totals = self._all_reduce_sum(metrics.packed(self.accelerator.device)).tolist() if metrics.steps else []
         if not self.main or not self.reporter.keep():  # a run resumed from here would not report these steps again
@@ -305,7 +290,7 @@ class Trainer:
             **self._fingerprint(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
-        save_resume_point(self.out_dir, tensors, moments, facts, self.config.keep_last)
+        resume_points.save_resume_point(self.out_dir, tensors, moments, facts, self.config.keep_last)
 
     def _stop_if_requested(self) -> None:
         stop = self._all_reduce_sum(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
@@ -322,13 +307,13 @@ class Trainer:
                 tensors = load_file(self.out_dir / "best" / "model.safetensors")
             self._save_draft("final", figures, tensors)
             self.reporter.progress(self.step, self.step, "steps", "done")
-            self.reporter.log(self._end_message(figures))
+            tau = figures.get("mean_accepted_length")
+            measured = f", held-out mean accepted length {tau:.2f} (step {figures['best_step']})" if tau else ""
+            self.reporter.log(f"Trained {self.step} steps in {figures['minutes']:g} minutes{measured}.")
         self.accelerator.wait_for_everyone()
         return TrainResult(self.out_dir / "final", self.step, figures)
 
-    def _log_cache_size(self, features: dict[str, Tensor]) -> None:
-        """Log how much caching the features takes, extrapolated from the first batch."""
-        total = len(self.stream) * feature_bytes(features)
+    def _log_cache_size(self, total: int) -> None:
         share = min((self.config.cache_features_mb * 2**20 + self.config.cache_disk_gb * 1e9) / max(total, 1), 1)
         self.reporter.log(
             f"Hidden states of all batches take {total / 1e9:.2f} GB; {share:.0%} of them fit in the cache "
@@ -336,17 +321,11 @@ class Trainer:
         )
 
     def _feature_store(self, fraction: float) -> FeatureStore:
-        """A store with `fraction` of the config's memory and disk, which all processes share."""
         folder = self.out_dir / f".features-{self.accelerator.process_index}-{fraction}"
         shutil.rmtree(folder, ignore_errors=True)
         fraction /= self.accelerator.num_processes
         memory, disk = self.config.cache_features_mb * 2**20, self.config.cache_disk_gb * 1e9
         return FeatureStore(int(memory * fraction), int(disk * fraction), folder)
-
-    def _batch_numbers(self) -> list[int]:
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        first = self.step * self.config.accumulate * world
-        return list(range(first + rank, first + self.config.accumulate * world, world))
 
     def _fingerprint(self) -> dict[str, Any]:
         """Everything that determines the batches and the computation of a step; must match to resume."""
@@ -374,11 +353,9 @@ class Trainer:
         return self.elapsed + (time.monotonic() - self.started - self.watch.seconds) / 60
 
     def _chart_axes(self) -> dict[str, float]:
-        """Values for the x axis of charts, besides the step."""
         return {"train/tokens": self.tokens_seen + self.step_metrics.tokens, "train/minutes": self._elapsed_minutes()}
 
     def _progress(self, ahead: float = 0.0) -> float:
-        """Completed fraction of the run, by steps or by time, whichever is larger."""
         by_steps = (self.step + ahead) / self.total_steps if self.total_steps else 0.0
         return max(by_steps, self._elapsed_minutes() / self.config.total_minutes)
 
@@ -387,26 +364,10 @@ class Trainer:
         finished = torch.tensor(int(self._progress() >= 1 or not patience_left), device=self.accelerator.device)
         return bool(self._all_reduce_sum(finished))
 
-    def _total_steps(self) -> int:
-        """Steps allowed by epochs and max_steps; 0 when only the time is limited."""
-        each = self.config.accumulate * self.accelerator.num_processes
-        by_epochs = math.ceil(self.config.epochs * len(self.stream) / each)
-        limits = [n for n in (by_epochs, self.config.max_steps) if n]
-        return min(limits) if limits else 0
-
     def _expected_steps(self) -> int:
         return max(self.step, round(self.step / max(self._progress(), 1e-9)))
 
-    def _fit_max_length(self, config: TrainConfig, base: Any) -> TrainConfig:
-        """Cut a default `max_length` to the base model's. Raises BadInput when a larger one was set explicitly."""
-        if config.max_length <= base.max_length:
-            return config
-        if "max_length" in config.model_fields_set:
-            raise max_length_error(base.max_length, config.max_length)
-        return config.model_copy(update={"max_length": base.max_length})
-
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
-        """Training and held-out conversations of all data sets, and their joint report."""
         config, eos_ids, sha256 = self.config, sorted(base.eos_ids), tokenizer_sha256(base_path)
         folders = [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path
         with self.accelerator.main_process_first():  # it tokenises and caches, the others read
@@ -443,7 +404,6 @@ class Trainer:
         save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype, tensors)
 
     def _adopt_best(self, best: Path) -> None:
-        """Keep the earlier attempt's best draft, unless it is damaged, or newer than the state and trained again."""
         figures = {}
         try:
             if best.exists():
@@ -459,19 +419,3 @@ class Trainer:
     def _warn(self, message: str) -> None:
         if self.main:
             self.reporter.log(message, "warning")
-
-    def _start_message(self) -> str:
-        count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
-        note = getattr(self.method, "start_note", "")
-        return (
-            f"{self.data.sentence()} {len(self.held_out.conversations)} conversations held out, "
-            f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
-            f"{self.total_steps or 'any number of'} steps of {self.config.batch_tokens} tokens"
-            + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
-            + (f" {note}" if note else "")
-        )
-
-    def _end_message(self, figures: dict[str, Any]) -> str:
-        tau = figures.get("mean_accepted_length")
-        measured = f", held-out mean accepted length {tau:.2f} (step {figures['best_step']})" if tau else ""
-        return f"Trained {self.step} steps in {figures['minutes']:g} minutes{measured}."

@@ -8,9 +8,9 @@ With z the logits and q = softmax(z), log Σ exp z = max z − log max q: one pa
 log-softmax and its exponential would need four. Derivatives overwrite the logits they are computed from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,121 +21,97 @@ from models.logits import Head, apply_logit_rule_, logit_rule_derivative
 from models.runtime.argmax import argmax
 from models.runtime.linear import product
 
-CHUNK_FLOATS = 12 << 20
-"""Logits per chunk. Fewer rows make the matrix products less efficient."""
-BLOCK_FLOATS = 3 << 19
-"""Logits per block on a CPU, so that they stay in its cache between two matrix products."""
+CHUNK_FLOATS = 12 << 20  # logits per chunk. Fewer rows make the matrix products less efficient.
+BLOCK_FLOATS = 3 << 19  # logits per block on a CPU, so that they stay in its cache between two matrix products
 
 
 def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the logits head(x) against labels, summed: (scalar, hits bool [N]).
+    """Cross-entropy of head(x) [N, V] against labels [N], summed: (scalar, hits bool [N]); x [N, H]."""
+    chunks = _chunks(len(x), len(head.weight))
+    parts = (_Part(0, rows, labels[rows], _to_labels, labels[rows]) for rows in chunks)
+    loss, _, hits = _ChunkedLoss.apply(x, head.weight, head.bias, head, parts, torch.ones(1, device=x.device))
+    return loss, hits
 
-    x [N, H], the head's weight [V, H], labels [N] in 0…V-1.
-    """
-    return _ChunkedLoss.apply(x, head.weight, head.bias, head, labels.__getitem__, _to_labels, None)
 
+def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: str = "ce") -> tuple[Tensor, Tensor]:
+    """Distance of q = softmax(head(x)) from p = softmax(target_head(target)), summed: (scalar, hits bool [N]). x [N,
+    H], the head's weight [V, H]; target [N, H'], target_head's weight [V, H'] give p and take no gradient. kind: ce −Σ
+    p log q; kl Σ p (log p − log q); reverse_kl Σ q (log q − log p). A hit: the top token of p."""
 
-def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: str = "ce") -> tuple:
-    """Distance of q = softmax(head(x)) from p = softmax(target_head(target)), summed: (scalar, hits bool [N]).
+    def parts() -> Iterator[_Part]:
+        teacher_of = _Logits(target, target_head)
+        for rows in _chunks(len(x), len(head.weight)):
+            teacher = teacher_of(rows)
+            yield _Part(0, rows, argmax(teacher), DISTANCES[kind], teacher)
 
-    x [N, H], the head's weight [V, H]; target [N, H'], target_head's weight [V, H'] give p and take no gradient.
-    kind: ce −Σ p log q; kl Σ p (log p − log q); reverse_kl Σ q (log q − log p). A hit: the top token of p.
-    """
-    teacher_of = _Logits(target, target_head)
-    return _ChunkedLoss.apply(x, head.weight, head.bias, head, teacher_of, DISTANCES[kind], argmax)
+    loss, _, hits = _ChunkedLoss.apply(x, head.weight, head.bias, head, parts(), torch.ones(1, device=x.device))
+    return loss, hits
 
 
 def unrolled_loss(
     xs: list[Tensor], head: Head, target: Tensor, target_head: Head, target_indices: list[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Soft cross-entropy of several unrolled steps that share targets: (scalar, sums [T], hits by step).
+    """Soft cross-entropy of several unrolled steps: (scalar Σ_j scale[j]·sums[j], sums [T] without gradient, hits by
+    step). xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into the shared targets [S,
+    H'], whose distributions are computed once; weights of head [V, H], target_head [V, H']."""
+    starts = [0, *accumulate(map(len, xs))]
 
-    xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into target [S, H']; the weights of
-    head [V, H] and target_head [V, H']. The scalar is Σ_j scale[j]·sums[j]; sums carry no gradient. Each target's
-    distribution is computed once for all steps, with a single gradient buffer for the head. Products are in the dtype
-    of its weight.
-    """
-    sizes = [len(x) for x in xs]
-    x = torch.cat(xs)
-    loss, sums, hits = _UnrolledLoss.apply(x, head.weight, head.bias, head, target, target_head, target_indices, scale)
-    return loss, sums, list(hits.split(sizes))
-
-
-class _ChunkedLoss(Function):
-    """Sum of `distance` of the logits to `target_of(rows)`: labels, or logits whose `best` tokens are the hits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        _w: Tensor,
-        _b: Tensor | None,
-        head: Head,
-        target_of: Callable[[slice], Tensor],
-        distance: Callable[[Tensor, Tensor], Tensor],
-        best: Callable[[Tensor], Tensor] | None,
-    ) -> tuple:
-        grads, logits_of = _Gradients(ctx, x, head), _Logits(x, head)
-        total, hits = x.new_zeros((), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
-        for part in _chunks(len(x), len(head.weight)):
-            logits, target = logits_of(part), target_of(part)
-            rule_slope = logit_rule_derivative(logits, head.rule)
-            hits[part] = _is_best(logits, best(target) if best else target)
-            total += _in_blocks(distance, logits, target).sum()
-            if grads.needed:
-                grads.add(part, logits, rule_slope)
-        grads.save()
-        ctx.mark_non_differentiable(hits)
-        return total, hits
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _hits: Any) -> tuple:
-        return (*_Gradients.scaled(ctx, grad), None, None, None, None)
-
-
-class _UnrolledLoss(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        _w: Tensor,
-        _b: Tensor | None,
-        head: Head,
-        target: Tensor,
-        target_head: Head,
-        target_indices: list[Tensor],
-        scale: Tensor,
-    ) -> tuple:
-        grads, logits_of, teacher_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
-        starts = [0, *accumulate(map(len, target_indices))]
-        sums, hits = x.new_zeros(len(target_indices), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
+    def parts() -> Iterator[_Part]:
+        teacher_of = _Logits(target, target_head)
         for part in _chunks(len(target), len(head.weight)):
             teacher = teacher_of(part)
             best, p = argmax(teacher), torch.softmax(teacher, -1, out=teacher)
-            edges = torch.tensor([part.start, part.stop], device=x.device)
+            edges = torch.tensor([part.start, part.stop], device=target.device)
             for j, indices in enumerate(target_indices):
                 first, last = torch.searchsorted(indices, edges).tolist()
                 own, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
-                logits = logits_of(rows)
-                rule_slope, hits[rows] = logit_rule_derivative(logits, head.rule), _is_best(logits, best[own])
-                sums[j] += _in_blocks(_to_distribution, logits, p, own).sum()
-                if grads.needed:
-                    grads.add(rows, logits, rule_slope, scale[j])
-        grads.save()
+                yield _Part(j, rows, best[own], _to_distribution, p, own)
+
+    loss, sums, hits = _ChunkedLoss.apply(torch.cat(xs), head.weight, head.bias, head, parts(), scale)
+    return loss, sums, list(hits.split([len(x) for x in xs]))
+
+
+class _Part(NamedTuple):
+    """Rows of x in one chunk, for loss term `term`: the tokens that are hits [n], and the distance of the rows' logits
+    to `target`, or to its rows `own`."""
+
+    term: int
+    rows: slice
+    best: Tensor
+    distance: Callable[[Tensor, Tensor], Tensor]
+    target: Tensor
+    own: Tensor | None = None
+
+
+class _ChunkedLoss(Function):
+    """(Σ_k scale_k · sums_k, sums [K], hits [N]); the second and third without gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, _w: Tensor, _b: Tensor | None, head: Head, parts: Iterator[_Part], scale: Tensor
+    ) -> tuple:
+        grads, logits_of = _Gradients(ctx, x, head), _Logits(x, head)
+        sums, hits = x.new_zeros(len(scale), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
+        for part in parts:
+            logits = logits_of(part.rows)
+            rule_slope = logit_rule_derivative(logits, head.rule)
+            hits[part.rows] = _is_best(logits, part.best)
+            sums[part.term] += _in_blocks(part.distance, logits, part.target, part.own).sum()
+            if grads.needed:
+                grads.add(part.rows, logits, rule_slope, scale[part.term])
+        ctx.gradients = (grads.by_x, grads.by_weight, grads.by_bias)  # save_for_backward would make autograd copy them
         ctx.mark_non_differentiable(sums, hits)
         return (sums * scale).sum(), sums, hits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _sums: Any, _hits: Any) -> tuple:
-        return (*_Gradients.scaled(ctx, grad), None, None, None, None, None)
+        return (*_Gradients.scaled(ctx, grad), None, None, None)
 
 
 class _Logits:
     """Chunks of head(x) in fp32, multiplied in the dtype of its weight; each call may overwrite the previous result.
-
     Half-precision products are copied to one buffer: newly allocated memory of this size is mapped page by page, which
-    on a CPU made every pass over it three times as slow. In fp32 the direct product is faster.
-    """
+    on a CPU made every pass over it three times as slow. In fp32 the direct product is faster."""
 
     def __init__(self, x: Tensor, head: Head):
         self.x, self.head, self.weight = x, head, (weight := head.weight)
@@ -152,10 +128,8 @@ class _Logits:
 def _in_blocks(
     distance: Callable[[Tensor, Tensor], Tensor], logits: Tensor, teacher: Tensor, rows: Tensor | None = None
 ) -> Tensor:
-    """`distance` [N] of logits [N, V] to `teacher`, or to its `rows` [N], in blocks of rows.
-
-    A distance function overwrites the logits with its derivative by them.
-    """
+    """`distance` [N] of logits [N, V] to `teacher`, or to its `rows` [N], in blocks of rows. A distance function
+    overwrites the logits with its derivative by them."""
     size = len(logits) if logits.is_cuda else max(BLOCK_FLOATS // logits.shape[1], 1)
     parts = [logits.new_zeros(0)]
     for start in range(0, len(logits), max(size, 1)):
@@ -230,8 +204,7 @@ class _Gradients:
         self.by_bias = torch.zeros_like(head.bias) if by_bias else None
 
     def add(self, part: slice, d_logits: Tensor, rule_slope: Tensor | float, scale: Tensor | float = 1.0) -> None:
-        """Accumulate `scale` times the derivative `d_logits` [n, V] of rows `part`, which may be overwritten.
-        `rule_slope`: the derivative of the logits by the head's matrix product, a scalar or elementwise."""
+        """Accumulate `scale` · `d_logits` [n, V] (overwritten) of rows `part`; `rule_slope`: of the logit rule."""
         if isinstance(rule_slope, Tensor):
             d_logits = d_logits.mul_(rule_slope)
         elif rule_slope != 1.0:
@@ -243,10 +216,6 @@ class _Gradients:
             self.by_weight.addmm_(d_logits.T, (self.x[part] * scale).to(self.weight.dtype))
         if self.by_bias is not None:
             self.by_bias.add_(d_logits.sum(0).mul_(scale))
-
-    def save(self) -> None:
-        """Store them on ctx itself: with save_for_backward's second reference, autograd would copy them."""
-        self.ctx.gradients = (self.by_x, self.by_weight, self.by_bias)
 
     @staticmethod
     def scaled(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -9,13 +9,15 @@ The end-of-turn token is in the loss, a newline after it is not. When an answer 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from speculoos.errors import BadInput
 
 Message = dict[str, Any]
+Render = Callable[..., Any]  # a chat template applied to messages, with options
 OPTIONAL = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 """Optional fields of a message besides role and content."""
 ANSWER_FIELDS = ("content", "reasoning_content", "tool_calls")
@@ -41,24 +43,18 @@ def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[
     eos = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
     if row.get("token_ids") and row.get("loss_spans") is not None:
         return _from_spans(row["token_ids"], row["loss_spans"])
-    messages, cut, tools = _messages(row), _cut_answers(row), row.get("tools") or None
-    template = getattr(tokenizer, "chat_template", None)
+    messages, tools, finish = _messages(row), row.get("tools") or None, row.get("finish") or ()
+    reasons = [finish] if isinstance(finish, str) else finish
+    cut = frozenset(i for i, reason in enumerate(reasons) if reason == "length")  # numbers of truncated answers
+    template, render = getattr(tokenizer, "chat_template", None), partial(_apply_template, tokenizer, tools=tools)
     if not template:
         return _from_plain(tokenizer, messages, eos, cut)
     if isinstance(template, str) and GENERATION_MARK.search(template):
-        return _from_marks(tokenizer, messages, eos, cut, tools)
-    return _from_prefixes(tokenizer, messages, eos, cut, tools)
-
-
-def _cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
-    """0-based numbers of the row's answers that were truncated by a limit."""
-    finish = row.get("finish") or ()
-    reasons = [finish] if isinstance(finish, str) else finish
-    return frozenset(i for i, reason in enumerate(reasons) if reason == "length")
+        return _from_marks(render, messages, eos, cut)
+    return _from_prefixes(tokenizer, render, messages, eos, cut)
 
 
 def _from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> MaskedTokens:
-    """Mask from half-open [start, end) spans of `token_ids`."""
     mask = [False] * len(token_ids)
     for span in spans:
         if len(span) != 2 or not 0 <= span[0] <= span[1] <= len(token_ids):
@@ -67,13 +63,10 @@ def _from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> Mas
     return MaskedTokens([int(i) for i in token_ids], mask, "tokens")
 
 
-def _from_marks(
-    tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int], tools: Sequence[Any] | None
-) -> MaskedTokens:
-    """Mask from the template's marks, extended so that each span ends with its end-of-turn token; truncated answers
-    (`cut`) end before it."""
+def _from_marks(render: Render, messages: list[Message], eos: frozenset[int], cut: frozenset[int]) -> MaskedTokens:
+    """Each span is extended to its end-of-turn token; truncated answers (`cut`) end before it."""
     options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-    out = _apply_template(tokenizer, messages, tools=tools, **options)
+    out = render(messages, **options)
     ids, marked = list(out["input_ids"]), [bool(m) for m in out["assistant_masks"]]
     mask = [False] * len(ids)
     runs = _runs(marked)
@@ -90,15 +83,13 @@ def _from_marks(
 
 
 def _from_prefixes(
-    tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int], tools: Sequence[Any] | None
+    tokenizer: Any, render: Render, messages: list[Message], eos: frozenset[int], cut: frozenset[int]
 ) -> MaskedTokens:
     """Mask from rendered texts: an answer is what rendering its turn adds to the rendered prompt; of a truncated answer
-    (`cut`), only its content.
-
-    Turns whose prompt is not a prefix of the whole text (templates that rewrite earlier turns) are not in the loss. Nor
-    is an answer that opens the conversation: it has no prompt, and the engine never drafts there.
-    """
-    text = _render(tokenizer, messages, False, tools)
+    (`cut`), only its content. Turns whose prompt is not a prefix of the whole text (templates that rewrite earlier
+    turns) are not in the loss. Nor is an answer that opens the conversation: it has no prompt, and the engine never
+    drafts there."""
+    text = render(messages, tokenize=False)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     mask = [False] * len(ids)
@@ -106,8 +97,8 @@ def _from_prefixes(
     for number, turn in enumerate(answers):
         if not turn:
             continue
-        prompt = _render(tokenizer, messages[:turn], True, tools)
-        answered = _render(tokenizer, messages[: turn + 1], False, tools)
+        prompt = render(messages[:turn], tokenize=False, add_generation_prompt=True)
+        answered = render(messages[: turn + 1], tokenize=False)
         if not (text.startswith(prompt) and text.startswith(answered) and answered.startswith(prompt)):
             continue
         stop = _end_of_content(text, messages[turn], len(prompt)) if number in cut else len(answered)
@@ -119,7 +110,6 @@ def _from_prefixes(
 
 
 def _from_plain(tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int]) -> MaskedTokens:
-    """Without a chat template: one prompt, one answer, and the tokenizer's EOS token unless the answer was `cut`."""
     if [m["role"] for m in messages] != ["user", "assistant"]:
         raise BadInput("the base has no chat template, so a row needs exactly one prompt and one answer")
     prompt = list(tokenizer(messages[0]["content"])["input_ids"])
@@ -131,7 +121,6 @@ def _from_plain(tokenizer: Any, messages: list[Message], eos: frozenset[int], cu
 
 
 def _messages(row: Mapping[str, Any]) -> list[Message]:
-    """Role and content of each message, and other fields that templates render."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise BadInput("no messages")
@@ -141,10 +130,6 @@ def _messages(row: Mapping[str, Any]) -> list[Message]:
         {"role": str(m.get("role")), "content": str(m.get("content") or "")} | {k: m[k] for k in OPTIONAL if m.get(k)}
         for m in messages
     ]
-
-
-def _render(tokenizer: Any, messages: list[Message], add_prompt: bool, tools: Sequence[Any] | None) -> str:
-    return _apply_template(tokenizer, messages, tools=tools, tokenize=False, add_generation_prompt=add_prompt)
 
 
 def _apply_template(tokenizer: Any, messages: list[Message], **options: Any) -> Any:
@@ -157,8 +142,7 @@ def _apply_template(tokenizer: Any, messages: list[Message], **options: Any) -> 
 
 
 def _end_of_content(text: str, message: Message, start: int) -> int:
-    """End of an answer's content in the rendered `text`, searched from `start`; `start` itself when the template
-    rewrote the content, which then cannot be separated from the template's text."""
+    """End of an answer's content in the rendered `text`; `start` itself when the template rewrote the content."""
     content = (message["content"] or str(message.get("reasoning_content", ""))).strip()
     begin = text.find(content, start)
     return begin + len(content) if begin >= 0 else start

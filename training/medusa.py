@@ -21,16 +21,21 @@ from torch import Tensor, nn
 from models.logits import Head
 from models.medusa import MedusaConfig, MedusaHeads
 from models.methods.settings import TrainConfig
-from training.batches import Batch, TokenisedConversation
+from training.batches import Batch, TokenisedConversation, choose_vocabulary
 from training.losses import hard_loss
-from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import RequiredStates, States, forward_states
-from training.vocabulary import choose_vocabulary
+from training.method import (
+    Outcome,
+    RequiredStates,
+    States,
+    forward_states,
+    label_ranks,
+    outcome_of_ranks,
+    outcome_of_sums,
+)
 
 
 class MedusaMethod(nn.Module):
-    """Medusa heads with their loss. The base model's parameters are not registered. A new draft's vocabulary is counted
-    over `conversations`."""
+    """Medusa heads with their loss. A new draft's vocabulary is counted over `conversations`."""
 
     depth_name = "head"
     needs_conversations = True
@@ -47,9 +52,19 @@ class MedusaMethod(nn.Module):
         self.start_note, ids = "", None
         if draft is None and (config.draft_vocab_size or config.draft_vocab_coverage):
             ids, self.start_note = choose_vocabulary(conversations, config, base)
-        self.draft = draft or _new_heads(config, base, ids)
+        shape = MedusaConfig(
+            base.hidden_size,
+            base.vocab_size,
+            config.medusa_num_heads,
+            config.medusa_num_layers,
+            config.medusa_tie_lm_head,
+            0 if ids is None else len(ids),
+        )
+        self.draft = draft or MedusaHeads.from_base(shape, base, ids)
         self.draft.float()
-        self.weights = _loss_weights(config, self.draft.num_heads)
+        heads = range(self.draft.num_heads)
+        modelopt = [config.medusa_coefficient * config.medusa_decay**i for i in heads]
+        self.weights = [1.0 for _ in heads] if config.medusa_loss == "sum" else modelopt
         columns = torch.full((base.vocab_size,), -100)
         columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
         self._columns = (columns.to(base.device),)
@@ -102,26 +117,6 @@ class MedusaMethod(nn.Module):
         return self._shared[0] if self._shared else self.draft.head(i)
 
 
-def _new_heads(config: TrainConfig, base: Any, ids: Tensor | None) -> MedusaHeads:
-    """Heads of the config's shape, over all tokens or over `ids`."""
-    shape = MedusaConfig(
-        base.hidden_size,
-        base.vocab_size,
-        config.medusa_num_heads,
-        config.medusa_num_layers,
-        config.medusa_tie_lm_head,
-        0 if ids is None else len(ids),
-    )
-    return MedusaHeads.from_base(shape, base, ids)
-
-
-def _loss_weights(config: TrainConfig, heads: int) -> list[float]:
-    """coefficient · decay^i for head i, or 1 for each."""
-    if config.medusa_loss == "sum":
-        return [1.0] * heads
-    return [config.medusa_coefficient * config.medusa_decay**i for i in range(heads)]
-
-
 def medusa_labels(input_ids: Tensor, mask: Tensor, heads: int) -> Tensor:
     """Labels [B, L, heads]: token t+2+i for head i at t, −100 where tokens t+1 … t+2+i are not all in the loss."""
     length = input_ids.shape[1]
@@ -136,7 +131,6 @@ def medusa_labels(input_ids: Tensor, mask: Tensor, heads: int) -> Tensor:
 
 
 def _shift(mask: Tensor, offset: int) -> Tensor:
-    """mask[:, t + offset] at t, False beyond the end."""
     shifted = torch.zeros_like(mask)
     shifted[:, :-offset] = mask[:, offset:]
     return shifted

@@ -3,7 +3,7 @@
 A method is an `nn.Module` whose parameters are the draft's. It is called with (settings, base, draft or None), and with
 the training conversations if it has `needs_conversations`. It has `draft`, `depth_name`, `weights` of its loss terms,
 `features(batch, states=None)` (frozen base, no gradient, cacheable; `states` are the hidden states of `wanted(batch)`
-computed by another process, see training/source.py), `counts(features)`, `forward(features, seed, scale) -> Outcome`
+computed by another process), `counts(features)`, `forward(features, seed, scale) -> Outcome`
 and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for the accepted length). The loop passes
 scale[k] = weight_k / count_k, with the count over all micro-batches of the step.
 """
@@ -21,22 +21,36 @@ from models.methods import find_method
 from models.runtime.forward import FastForward
 from models.runtime.linear import PackedLinear
 from speculoos.errors import Unsupported
+from training.batches import Batch
 
 NO_RANK = 1 << 30
+States = tuple[Tensor, tuple[Tensor, ...]]
+"""As returned by `LoadedBase.forward_hidden`: the head's input [B, L, H], and outputs of layers, each [B, L, …]."""
+
+
+class RequiredStates(NamedTuple):
+    """Hidden states that a method needs: outputs of 0-based `layers` at every real token, and the head's input where
+    the mask `positions` [B, L] is True (None: at every real token)."""
+
+    layers: tuple[int, ...] = ()
+    positions: Tensor | None = None
 
 
 class Outcome(NamedTuple):
     """`loss` = Σ scale·sums, with gradient; `sums` [K] of each loss term over its positions, without; `hits`, `valid`
-    bool [N, D]: top token correct, position counted.
-
-    `ranks` int64 [N, D], from `drafted` only: the number of tokens the draft ranked above the correct one.
-    """
+    bool [N, D]: top token correct, position counted. `ranks` int64 [N, D], from `drafted` only: the number of tokens
+    the draft ranked above the correct one."""
 
     loss: Tensor
     sums: Tensor
     hits: Tensor
     valid: Tensor
     ranks: Tensor | None = None
+
+
+def forward_states(base: Any, batch: Batch, wanted: RequiredStates) -> States:
+    """Hidden states by one forward of a base model in this process."""
+    return base.forward_hidden(batch.input_ids, layers=wanted.layers, lengths=batch.lengths)
 
 
 def outcome_of_sums(sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
@@ -53,8 +67,7 @@ def outcome_of_ranks(ranks: Tensor, valid: Tensor) -> Outcome:
 
 
 def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
-    """For each of `rows` [N, …], the number of `logits(part)` [n, V] that exceed the one at columns [N]; NO_RANK where
-    the column is −100. Computed in blocks of rows."""
+    """How many of `logits(rows)` [N, V] exceed the one at columns [N]; NO_RANK where that is −100. In blocks."""
     ranks = []
     for part, column in zip(rows.split(256), columns.split(256), strict=True):
         scores = logits(part)
@@ -64,8 +77,7 @@ def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def make_method(config: Any, base: Any, conversations: Any) -> Any:
-    """The method named by `config.method`, with a new draft for `base` or the one in `config.draft_path`, which keeps
-    its shape. Raises Unsupported or BadInput when it does not fit the base."""
+    """The method named by `config.method`. Raises Unsupported or BadInput when it does not fit the base."""
     if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"{base.path} cannot be trained for: {reason}")
     cls = find_method(config.method).load("trainer")

@@ -43,8 +43,7 @@ def latest_resume_point(folder: str | Path | None) -> Path | None:
 
 
 def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
-    """The newest undamaged state of the first folder that has one; None without any. `log` is called for each damaged
-    state that is skipped."""
+    """The newest undamaged state of the first folder that has one; `log` is called for each damaged one skipped."""
     for folder in folders:
         for state in reversed(all_resume_points(folder)):
             if not (problems := resume_point_damage(state)):
@@ -54,8 +53,7 @@ def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Cal
 
 
 def resume_point_damage(state: Path) -> str:
-    """A description of the damage to a state, "" if none. States of earlier versions have no checksums: their files
-    must exist and have the size given in their headers."""
+    """What is damaged, or "". States of earlier versions have no checksums: their headers must be right."""
     if problems := find_changed_files(state):
         return "; ".join(f"{name} {why}" for name, why in problems.items())
     try:
@@ -77,12 +75,17 @@ def remove_damaged(folder: Path) -> None:
 def save_resume_point(
     out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int
 ) -> Path:
-    """Write state-<facts["step"]> and remove all but the newest `keep`; `moments` are `optimizer_tensors`, gathered.
-    Raises Unavailable when the disk is full."""
+    """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full."""
     from safetensors.torch import save_file
 
     final = out_dir / f"state-{facts['step']}"
-    _check_disk_space(out_dir, sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()]))
+    out_dir.mkdir(parents=True, exist_ok=True)
+    needed = 1.1 * sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()])
+    if (free := shutil.disk_usage(out_dir).free) < needed:
+        raise Unavailable(
+            f"The disk of {out_dir} has {free / 1e6:,.1f} MB free, this checkpoint needs {needed / 1e6:,.1f} MB.",
+            "Free some space, then retry: training resumes from the last saved state. A lower keep_last needs less.",
+        )
     with new_folder(final, replace=True) as building:
         for tensors, name in ((draft, DRAFT), (moments, OPTIMIZER)):
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, building / name)
@@ -129,9 +132,8 @@ def load_resume_point(state: Path, draft: Any, optimizer: Any) -> None:
 
 
 def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
-    """Verify that a state was made with the same `config` and `made_of` (base, data); settings for duration and
-    reporting may change, and so may the number of `processes` if `accumulate` compensates. Raises BadInput that names
-    the difference."""
+    """Verify that a state was made with the same `config` and `made_of` (base, data), except CHANGEABLE settings; the
+    number of processes may change if `accumulate` compensates. Raises BadInput that names the difference."""
     before, config = facts["config"], now["config"]
     old_processes, processes = facts.get("processes", now["processes"]), now["processes"]
     if before["accumulate"] * old_processes != config["accumulate"] * processes:
@@ -141,22 +143,16 @@ def check_resumable(facts: dict[str, Any], now: dict[str, Any], state: Path) -> 
         )
     before, expected = {**before, **facts.get("made_of", {})}, {**config, **now["made_of"]}
     for name, value in expected.items():
-        if name not in CHANGEABLE and not _same_value(name, before.get(name, value), value):
-            raise BadInput(
-                f"{name}: {state} was made with {before[name]!r}, not {value!r}; start a new training for that."
-            )
-
-
-def _same_value(name: str, before: Any, value: Any) -> bool:
-    """Paths are compared by their last three parts: the others change when a home is moved."""
-    if name != "draft_path":
-        return before == value
-    return Path(before).parts[-3:] == Path(value).parts[-3:]
+        old = before.get(name, value)
+        same = old == value
+        if name == "draft_path":  # its other parts change when a home is moved
+            same = Path(old).parts[-3:] == Path(value).parts[-3:]
+        if name not in CHANGEABLE and not same:
+            raise BadInput(f"{name}: {state} was made with {old!r}, not {value!r}; start a new training for that.")
 
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's moments as {"<parameter number>.<name>": tensor}, sharded if the parameters are; parameters in
-    the order of its groups."""
+    """The optimizer's moments as {"<parameter number>.<name>": tensor}, sharded if the parameters are."""
     import torch
 
     return {
@@ -168,14 +164,3 @@ def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _check_disk_space(folder: Path, needed: int) -> None:
-    """Raise Unavailable unless the disk has 1.1 × `needed` bytes free."""
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < needed * 1.1:
-        raise Unavailable(
-            f"The disk of {folder} has {free / 1e6:,.1f} MB free, this checkpoint needs {needed * 1.1 / 1e6:,.1f} MB.",
-            "Free some space, then retry: training resumes from the last saved state. A lower keep_last needs less.",
-        )

@@ -34,8 +34,7 @@ def can_be_sampled(base: Any, conversation: TokenisedConversation) -> bool:
 
 
 def sample(base: Any, draft: Any, conversation: TokenisedConversation, tensors: Any = None) -> dict[str, Any]:
-    """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}.
-    `tensors`: the full tensors of `draft` if it is sharded."""
+    """Answer the first prompt greedily. `tensors`: the full tensors of `draft` if it is sharded."""
     start = int(conversation.mask.nonzero()[0])
     prompt = conversation.token_ids[:start].tolist()
     length = start + TOKENS + GPU_TREE.nodes + 4

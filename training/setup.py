@@ -33,10 +33,7 @@ def make_accelerator(config: TrainConfig) -> Any:
 
 
 def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
-    """AdamW (or SGD) over the trainable parameters; no weight decay for biases and norms.
-
-    On a CPU AdamW is fused: one pass over the weights instead of ten.
-    """
+    """AdamW (or SGD); no weight decay for biases and norms. Fused on a CPU: one pass over the weights, not ten."""
     parameters = [p for p in method.parameters() if p.requires_grad]
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)
@@ -59,17 +56,11 @@ def prepare(config: TrainConfig, accelerator: Any, method: Any, sharded: bool) -
 
 def lr_factor(progress: float, warmup: float, schedule: str) -> float:
     """Factor of the peak learning rate at `progress` (0…1) of the run; linear warm-up over the fraction `warmup`.
-
-    cosine: (1 + cos(π·r)) / 2, linear: 1 − r, constant: 1, with r the progress after the warm-up (0…1).
-    """
+    cosine: (1 + cos(π·r)) / 2, linear: 1 − r, constant: 1, with r the progress after the warm-up (0…1)."""
     if progress < warmup:
         return progress / warmup
     rest = min((progress - warmup) / max(1 - warmup, 1e-9), 1.0)
     return {"cosine": (1 + math.cos(math.pi * rest)) / 2, "linear": 1 - rest, "constant": 1.0}[schedule]
-
-
-def micro_seed(seed: int, number: int) -> int:
-    return (seed * 1_000_003 + number) % 2**63
 
 
 @contextmanager

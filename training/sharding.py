@@ -17,18 +17,15 @@ from torch import Tensor, nn
 from speculoos.errors import Unsupported
 
 SWITCH = "ACCELERATE_USE_FSDP"
-DEVICES = ("cuda",)
-"""Devices with FSDP support in accelerate; on others it would silently use DDP. Tests add "cpu"."""
+DEVICES = ("cuda",)  # devices with FSDP support in accelerate; on others it would silently use DDP. Tests add "cpu".
 
 
 @contextmanager
 def fsdp_switch(device: torch.device) -> Iterator[bool]:
-    """Whether the environment enables FSDP. Raises Unsupported for an unsupported device or option.
-
-    Inside the context the variable is unset: otherwise accelerate would shard by itself, and transformers might load
-    the base's weights in the first process only. Operations may mix sharded tensors with plain ones, which are equal in
-    all processes (ScaledLinear's scale).
-    """
+    """Whether the environment enables FSDP. Raises Unsupported for an unsupported device or option. Inside the context
+    the variable is unset: otherwise accelerate would shard by itself, and transformers might load the base's weights in
+    the first process only. Operations may mix sharded tensors with plain ones, which are equal in all processes
+    (ScaledLinear's scale)."""
     enabled, value = _enabled(device), os.environ.pop(SWITCH, None)
     try:
         with ExitStack() as stack:

@@ -18,8 +18,16 @@ from models.standalone import StandaloneDraft, base_shape
 from training.batches import Batch
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
-from training.method import NO_RANK, Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import RequiredStates, States, forward_states
+from training.method import (
+    NO_RANK,
+    Outcome,
+    RequiredStates,
+    States,
+    forward_states,
+    label_ranks,
+    outcome_of_ranks,
+    outcome_of_sums,
+)
 
 MEASURED_DEPTH = 4
 
@@ -33,7 +41,12 @@ class StandaloneMethod(nn.Module):
         self._base = (base,)
         self.kind = config.draft_loss
         self._head = base.head.to(torch.float32) if self.kind != "ce" else None
-        self.draft = draft or _new_draft(config, base)
+        if draft is None and config.draft_path:
+            draft = StandaloneDraft.from_folder(config.draft_path, base)
+        if draft is None:
+            shape = shape_of(config, base_shape(base))
+            draft = StandaloneDraft.from_base(base, config.draft_num_layers, shape, config.draft_init == "random")
+        self.draft = draft
         self._rule = logit_rule(self.draft.to_json())
         self.draft.float().requires_grad_(True)
         if config.gradient_checkpointing:
@@ -88,13 +101,6 @@ class StandaloneMethod(nn.Module):
     def _own_head(self) -> Head:
         linear = self.draft.model.get_output_embeddings()
         return Head(linear.weight, getattr(linear, "bias", None), self._rule)
-
-
-def _new_draft(config: TrainConfig, base: Any) -> StandaloneDraft:
-    if config.draft_path:
-        return StandaloneDraft.from_folder(config.draft_path, base)
-    shape = shape_of(config, base_shape(base))
-    return StandaloneDraft.from_base(base, config.draft_num_layers, shape, config.draft_init == "random")
 
 
 def _counted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:

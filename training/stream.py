@@ -1,37 +1,78 @@
-"""An endless stream of micro-batches, and the frozen base model's features for them.
+"""An endless stream of micro-batches, and the frozen base model's features for them, cached between epochs.
 
 Micro-batch n is a fixed function of (data, seed, n): epoch n // count, reshuffled each epoch, over batches whose rows
-never change. So a resumed run sees the same batches, and features can be cached.
+never change. So a resumed run sees the same batches, and cached features are bit-identical to computed ones.
 """
 
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
 
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from models.methods.settings import TrainConfig
+from speculoos.errors import Unavailable
 from training.batches import Batch, TokenisedConversation, collate, epoch_order, make_batches
-from training.feature_store import FeatureStore
-from training.source import FeatureSource
+from training.hidden_states.prefetcher import FeatureSource
+
+Features = dict[str, Tensor]
+
+
+class FeatureStore:
+    """Features by batch index: up to `memory_bytes` in memory, then up to `disk_bytes` in files in `folder`."""
+
+    def __init__(self, memory_bytes: int, disk_bytes: int, folder: Path):
+        self._memory_left, self._disk_left, self._folder = memory_bytes, disk_bytes, folder
+        self._in_memory: dict[int, Features] = {}
+        self._on_disk: dict[int, str] = {}  # {batch: device of its tensors}
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._in_memory or index in self._on_disk
+
+    def get(self, index: int) -> Features | None:
+        if device := self._on_disk.get(index):
+            return load_file(self._path(index), device=device)
+        return self._in_memory.get(index)
+
+    def put(self, index: int, features: Features) -> None:
+        size = feature_bytes(features)
+        if size <= self._memory_left:
+            self._memory_left -= size
+            self._in_memory[index] = features
+        elif size <= self._disk_left:
+            self._disk_left -= size
+            self._write(index, features, size)
+
+    def clear(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._on_disk.clear()
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"features-{index:06d}.safetensors"
+
+    def _write(self, index: int, features: Features, size: int) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(self._folder).free < 2 * size:
+            raise Unavailable(f"The disk of {self._folder} is full.", "Lower cache_disk_gb, or free space and retry.")
+        save_file({name: t.detach().cpu().contiguous() for name, t in features.items()}, self._path(index))
+        self._on_disk[index] = str(next(iter(features.values())).device)
+
+
+def feature_bytes(features: Features) -> int:
+    return sum(t.numel() * t.element_size() for t in features.values())
 
 
 class Stream:
-    """Batches of `conversations`, with features from `source` cached in `store`."""
+    """Batches of conversations, with features from `source` cached in `store`."""
 
     def __init__(
-        self,
-        conversations: Sequence[TokenisedConversation],
-        batch_tokens: int,
-        seed: int,
-        source: FeatureSource,
-        device: Any,
-        store: FeatureStore,
+        self, rows: list[TokenisedConversation], config: TrainConfig, source: FeatureSource, store: FeatureStore
     ):
-        self.conversations, self.seed = conversations, seed
-        self.groups = make_batches(conversations, batch_tokens, seed)
-        self._source, self._device = source, device
-        self.store = store
-        self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(self.groups), epoch, seed))
+        self.conversations, self._source, self.store = rows, source, store
+        self.groups = make_batches(rows, config.batch_tokens, config.seed)
+        self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(self.groups), epoch, config.seed))
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -42,17 +83,17 @@ class Stream:
         return self._order(epoch)[offset]
 
     def batch(self, index: int) -> Batch:
-        return collate([self.conversations[i] for i in self.groups[index]], index)
+        return collate([self.conversations[i] for i in self.groups[index]], index).to(self._source.base.device)
 
     def tokens(self, index: int) -> int:
         return sum(len(self.conversations[i]) for i in self.groups[index])
 
-    def features(self, index: int, upcoming: Iterable[int] = ()) -> dict[str, Tensor]:
+    def features(self, index: int, upcoming: Iterable[int] = ()) -> Features:
         """Features of batch `index`, from the store if cached; `upcoming` are the next indices, for prefetching."""
         features = self.store.get(index)
         if features is None:
-            batches = (self.batch(i).to(self._device) for i in upcoming if i not in self.store)
-            features = self._source.features(self.batch(index).to(self._device), batches)
+            batches = (self.batch(i) for i in upcoming if i not in self.store)
+            features = self._source.features(self.batch(index), batches)
             self.store.put(index, features)
         return features
 

@@ -1,26 +1,29 @@
-"""Tokenised conversations on disk: one memory-mapped safetensors file per piece of a shard.
+"""Tokenises the rows of one piece of a shard into a memory-mapped safetensors file. Imports torch only to read it.
 
 Tensors: `ids` int32 [T], `mask` bool [T] (in the loss), `starts` int64 [N + 1], and `words`, JSON in bytes: `rows` (see
 `row_info`, with the row's number in the piece), `dropped` (unusable rows with their reasons) and `largest_id` (of the
-token ids stored in the data; -1 without any). Writing needs no torch.
+token ids stored in the data; -1 without any).
 """
 
 import hashlib
 import json
+import sys
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from speculoos.errors import BadInput
 from speculoos.files import new_path
-from training.masks import MaskedTokens
+from training.masks import MaskedTokens, mask_conversation
 
-PIECE_BYTES = 8 << 20
-"""Bytes of a shard's text per piece, the unit that one process tokenises and holds in memory."""
+PIECE_BYTES = 8 << 20  # bytes of a shard's text per piece, the unit that one process tokenises and holds in memory
 SUM = "crc32"
+RULES = 2  # version of the tokenisation here and in `training.masks`; increase it to invalidate caches
 
 
 @dataclass(frozen=True)
@@ -53,50 +56,11 @@ def split_shard(shard: Path, digest: str) -> list[Piece]:
 
 
 def row_info(row: Mapping[str, Any], masked: MaskedTokens) -> dict[str, str]:
-    """`id`, `category`, `mask_source`, and `group`: the hash of the first prompt. Rows with the same prompt are on the
-    same side of the held-out split."""
+    """`id`, `category`, `mask_source`, and `group`, the hash of the first prompt (see TokenisedConversation)."""
     users = [m.get("content", "") for m in row.get("messages") or [] if m.get("role") == "user"]
     group = hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).hexdigest()
     names = {"id": str(row.get("id", "")), "category": str(row.get("category", ""))}
     return {**names, "group": group, "mask_source": masked.source}
-
-
-class TokenWriter:
-    """Collects the rows of one piece; `dropped` are unusable rows with their reasons."""
-
-    def __init__(self) -> None:
-        self.ids, self.mask, self.starts = array("i"), bytearray(), array("q", [0])
-        self.rows: list[dict[str, Any]] = []
-        self.dropped: list[tuple[int, str]] = []
-        self.largest_id = -1
-
-    def add(self, number: int, row: Mapping[str, Any], masked: MaskedTokens) -> None:
-        """Add row `number` of the piece. Raises BadInput for invalid token ids."""
-        try:
-            ids = array("i", masked.token_ids)
-        except OverflowError:
-            raise BadInput("token_ids: holds a number that is no token id") from None
-        if row.get("token_ids"):
-            self.largest_id = max(self.largest_id, *ids)
-        self.ids.extend(ids)
-        self.mask.extend(masked.mask)
-        self.starts.append(len(self.ids))
-        self.rows.append({"number": number, **row_info(row, masked)})
-
-    def write(self, file: Path) -> None:
-        """Write the file atomically."""
-        from safetensors.numpy import save_file
-
-        words = {"rows": self.rows, "dropped": self.dropped, "largest_id": self.largest_id}
-        arrays = {
-            "ids": _array(self.ids, "int32"),
-            "mask": _array(self.mask, "bool"),
-            "starts": _array(self.starts, "int64"),
-            "words": _array(json.dumps(words).encode(), "uint8"),
-        }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with new_path(file) as temporary:
-            save_file(arrays, temporary, {SUM: _sum(arrays)})
 
 
 class TokenFile:
@@ -128,7 +92,6 @@ class TokenFile:
 
 
 def _array(values: Any, dtype: str) -> Any:
-    """A numpy array that shares the memory of `values`."""
     import numpy
 
     return numpy.frombuffer(values, dtype) if len(values) else numpy.zeros(0, dtype)
@@ -139,3 +102,86 @@ def _sum(arrays: Mapping[str, Any]) -> str:
     for name in sorted(arrays):
         total = zlib.crc32(arrays[name].view("uint8"), total)
     return str(total)
+
+
+def token_cache_key(tokenizer: Any, eos_ids: Iterable[int]) -> str:
+    """Cache key of tokens, besides the shard's sha256: everything that affects rendering and tokenising."""
+    versions = [version(name) for name in ("transformers", "tokenizers", "jinja2")]
+    template, eos_id = getattr(tokenizer, "chat_template", None), tokenizer.eos_token_id
+    parts = [_vocabulary(tokenizer), template, eos_id, sorted(eos_ids), RULES, versions]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _vocabulary(tokenizer: Any) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    return {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
+
+
+def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
+    """Write the piece's tokens to `file`; returns their number. Raises BadInput that names the broken line."""
+    from safetensors.numpy import save_file
+
+    eos, ids, mask, starts = tuple(eos_ids), array("i"), bytearray(), array("q", [0])
+    rows: list[dict[str, Any]] = []
+    dropped: list[tuple[int, str]] = []
+    largest_id = -1
+    for number, (offset, line) in enumerate(piece.lines()):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            with open(piece.shard, "rb") as handle:
+                line_number = handle.read(offset).count(b"\n") + 1
+            raise BadInput(
+                f"{piece.shard} line {line_number}: broken JSON ({error}); generate or import the data set again."
+            ) from None
+        try:
+            masked = mask_conversation(row, tokenizer, eos)
+            own = array("i", masked.token_ids)
+        except BadInput as error:
+            dropped.append((number, str(error)))
+            continue
+        except OverflowError:
+            dropped.append((number, "token_ids: holds a number that is no token id"))
+            continue
+        if row.get("token_ids"):
+            largest_id = max(largest_id, *own)
+        ids.extend(own)
+        mask.extend(masked.mask)
+        starts.append(len(ids))
+        rows.append({"number": number, **row_info(row, masked)})
+    words = json.dumps({"rows": rows, "dropped": dropped, "largest_id": largest_id}).encode()
+    arrays = {
+        "ids": _array(ids, "int32"),
+        "mask": _array(mask, "bool"),
+        "starts": _array(starts, "int64"),
+        "words": _array(words, "uint8"),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with new_path(file) as temporary:
+        save_file(arrays, temporary, {SUM: _sum(arrays)})
+    return len(ids)
+
+
+def tokenise_in_child(
+    shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], key: str, file: str
+) -> int | None:
+    """For child processes. None when the tokenizer in `model` has another cache key than `key`."""
+    tokenizer, own_key = _tokenizer_in_child(model, tuple(eos_ids))
+    return (
+        tokenise_piece(Piece(Path(shard), digest, start, end), tokenizer, eos_ids, Path(file))
+        if own_key == key
+        else None
+    )
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_in_child(model: str, eos_ids: tuple[int, ...]) -> tuple[Any, str]:
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # tokenizers do not need it
+    from models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    return tokenizer, token_cache_key(tokenizer, eos_ids)

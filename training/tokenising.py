@@ -1,11 +1,12 @@
 """Tokenise a data set's conversations once, with one process per core, and cache the result next to the data set.
 
 The cache key consists of the shards' checksums and everything that affects tokenisation
-(`training.tokenise_shard.token_cache_key`): all attempts, processes and bases with the same tokenisation share the
+(`training.token_files.token_cache_key`): all attempts, processes and bases with the same tokenisation share the
 files, and only new shards are tokenised. Small data sets are tokenised in this process. Files of removed shards are
 deleted.
 """
 
+import json
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,20 +23,17 @@ import platformdirs
 import psutil
 
 from models.damage import check_dataset
+from models.tokenizer import load_tokenizer, read_eos_ids
 from speculoos.checksums import file_sha256, read_checksums
 from speculoos.errors import NotFound, Unavailable
 from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, SilentReporter, check_stop
-from training.token_files import Piece, TokenFile, split_shard
-from training.tokenise_shard import token_cache_key, tokenise_piece
+from training.token_files import Piece, TokenFile, split_shard, token_cache_key, tokenise_piece
 
-FOLDER = ".tokens"
-"""Subfolder of the data set; the leading dot excludes it from backups."""
-WORK = "training.tokenise_shard"
-MEMORY, SECONDS = 3 << 30, 3600.0
-"""Limits of a child process, and of one piece in it."""
-PARALLEL_BYTES = 4 << 20
-"""Bytes of text from which on child processes are started."""
+FOLDER = ".tokens"  # subfolder of the data set; the leading dot excludes it from backups
+WORK = "training.token_files"
+MEMORY, SECONDS = 3 << 30, 3600.0  # limits of a child process, and of one piece in it
+PARALLEL_BYTES = 4 << 20  # bytes of text from which on child processes are started
 POLL_SECONDS = 0.5
 
 
@@ -64,11 +62,8 @@ def tokenise_dataset(
     rows: int | None = None,
 ) -> TokenisedDataset:
     """The tokens of data set `folder` (or of the pieces with its first `rows` rows), tokenising what is not cached.
-
-    Raises NotFound for a folder without shards, Damaged when checksums do not match, BadInput for a broken line,
-    Unavailable when a tokenizer fails or exceeds its limits, Cancelled when the reporter requests a stop (finished
-    pieces stay cached).
-    """
+    Raises NotFound, Damaged, BadInput for a broken line, Unavailable when a tokenizer fails or exceeds its limits,
+    Cancelled when the reporter requests a stop (finished pieces stay cached)."""
     folder, eos = Path(folder), sorted(eos_ids)
     shards = sorted(folder.glob("shard-*.jsonl"))
     if not shards:
@@ -76,16 +71,18 @@ def tokenise_dataset(
     check_dataset(folder)
     digests, key = read_checksums(folder), token_cache_key(tokenizer, eos)  # data of earlier versions has no digests
     all_pieces = [p for shard in shards for p in split_shard(shard, digests.get(shard.name) or file_sha256(shard))]
-    result = TokenisedDataset(all_pieces if rows is None else _first(all_pieces, rows), _cache_root(folder) / key)
+    root = folder / FOLDER
+    if not os.access(folder, os.W_OK):
+        root = platformdirs.user_cache_path("speculoos") / FOLDER / folder.resolve().as_posix().strip("/")
+    result = TokenisedDataset(all_pieces if rows is None else _first(all_pieces, rows), root / key)
     missing = [piece for piece in result.pieces if not _is_valid(result.file(piece))]
     if missing:
         _fill(result, missing, tokenizer, eos, key, reporter or SilentReporter())
-        _remove_stale(result.folder.parent, {piece.digest[:32] for piece in all_pieces})
+        _remove_stale(root, {piece.digest[:32] for piece in all_pieces})
     return result
 
 
 def _first(all_pieces: Iterable[Piece], rows: int) -> list[Piece]:
-    """The first pieces, which contain the first `rows` rows."""
     first: list[Piece] = []
     for piece in all_pieces:
         if rows > 0:
@@ -113,8 +110,7 @@ def _fill(
 def _tokenise_parallel(
     result: TokenisedDataset, missing: Sequence[Piece], model: Path, eos: list[int], key: str, reporter: Reporter
 ) -> list[Piece]:
-    """Tokenise pieces in child processes. Returns the pieces they could not, because the tokenizer loaded from `model`
-    differs from ours."""
+    """Tokenise pieces in child processes; returns those whose tokenizer, loaded from `model`, differs from ours."""
     remaining: list[Piece] = []
     free: SimpleQueue[LimitedChild] = SimpleQueue()
 
@@ -148,18 +144,10 @@ def _tokenise_parallel(
 
 
 def _processes(missing: Sequence[Piece]) -> int:
-    """Number of processes: one per core, limited by work and memory; 1 means this process."""
     if sum(piece.end - piece.start for piece in missing) < PARALLEL_BYTES:
         return 1
     by_memory = psutil.virtual_memory().available // (512 << 20)
     return max(1, min(len(os.sched_getaffinity(0)), len(missing), by_memory))
-
-
-def _cache_root(folder: Path) -> Path:
-    """Cache folder: in the data set, or in the user's cache folder if that is not writable."""
-    if os.access(folder, os.W_OK):
-        return folder / FOLDER
-    return platformdirs.user_cache_path("speculoos") / FOLDER / folder.resolve().as_posix().strip("/")
 
 
 def _is_valid(file: Path) -> bool:
@@ -173,7 +161,6 @@ def _is_valid(file: Path) -> bool:
 
 
 def _remove_stale(root: Path, digests: set[str]) -> None:
-    """Delete token files of shards that are no longer in the data set."""
     with suppress(OSError):
         for folder in root.iterdir():
             for file in folder.glob("*.safetensors"):
@@ -181,3 +168,37 @@ def _remove_stale(root: Path, digests: set[str]) -> None:
                     file.unlink(missing_ok=True)
             if not any(folder.iterdir()):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[dict[str, Any]]:
+    """For the Data page: the first `limit` rows as {"id", "pieces": [{"text", "in_loss"}…], "tokens", "loss_tokens",
+    "mask_source", "problem"}. `problem` is the reason why a row is not trained on, or "". Fills the token cache."""
+    tokenizer = load_tokenizer(base_path)
+    result = tokenise_dataset(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
+    records = (
+        _preview_record(json.loads(line), number, tokens, tokenizer)
+        for piece, tokens in zip(result.pieces, result.read(), strict=True)
+        for number, (_, line) in enumerate(piece.lines())
+    )
+    return list(islice(records, limit))
+
+
+def _preview_record(row: dict[str, Any], number: int, file: TokenFile, tokenizer: Any) -> dict[str, Any]:
+    record = {"id": str(row.get("id", "")), "pieces": [], "tokens": 0, "loss_tokens": 0, "mask_source": ""}
+    if problem := file.dropped.get(number):
+        text = "\n".join(f"{m.get('role')}: {m.get('content')}" for m in row.get("messages") or [])
+        return {**record, "pieces": [{"text": text, "in_loss": False}], "problem": problem}
+    index = next(index for index, info in enumerate(file.rows) if info["number"] == number)
+    ids, mask = (values.tolist() for values in file.tokens(index))
+    runs = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
+    return {
+        **record,
+        "pieces": [
+            {"text": tokenizer.decode([token for token, _ in run], skip_special_tokens=False), "in_loss": in_loss}
+            for in_loss, run in runs
+        ],
+        "tokens": len(mask),
+        "loss_tokens": sum(mask),
+        "mask_source": file.rows[index]["mask_source"],
+        "problem": "" if any(mask) and not all(mask) else "the mask is all ones or all zeros",
+    }

@@ -28,8 +28,7 @@ def serve(
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a request, including padding.")] = 65_536,
 ) -> None:
     """Serve a base model's hidden states; the setting hidden_states of a training selects the server."""
-    from training.hidden_states.main import ServerAddress, serve
-    from training.hidden_states.request import RequestLimits
+    from training.hidden_states.server import RequestLimits, ServerAddress, serve
 
     settings = load() if is_folder(model) else open_home()
     ref = resolve(settings, model)

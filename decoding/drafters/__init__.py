@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from decoding.drafters.base import Drafter, PlainDrafter
+from decoding.drafters.base import MAX_OPTION, Drafter, PlainDrafter
 from decoding.drafters.ngram import NgramDrafter
-from decoding.drafters.parts import MAX_OPTION
 from decoding.probe import require_trees
 from decoding.target import Target
 from models.methods import METHODS, trees
@@ -44,13 +43,6 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
     known = WITHOUT_DRAFT[name][0] if name in WITHOUT_DRAFT else METHODS[name].drafting
     if draft is not None and name == draft.method and not (set(options) & set(known)) - {"sample"}:
         options = {**getattr(draft, "drafting", {}), **options}
-    _check(name, options, known)
-    if name in WITHOUT_DRAFT:
-        return WITHOUT_DRAFT[name][1](**options)
-    return METHODS[name].load("drafter").make(target, draft, options)
-
-
-def _check(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
     for option, value in options.items():
         if option not in known:
             raise BadInput(f"Drafter {name!r} has no option {option!r}; it takes {', '.join(known) or 'none'}.")
@@ -60,3 +52,6 @@ def _check(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
             raise BadInput(f"{option}: expected a whole number of at most {MAX_OPTION}, got {value!r}.")
     if "tree" in options and {"depth", "top_k", "nodes"} & set(options):
         raise BadInput("tree: cannot be combined with depth, top_k or nodes; remove one or the others.")
+    if name in WITHOUT_DRAFT:
+        return WITHOUT_DRAFT[name][1](**options)
+    return METHODS[name].load("drafter").make(target, draft, options)

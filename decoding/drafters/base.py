@@ -1,24 +1,29 @@
-"""The interface between the decoding loop and drafters."""
+"""The interface between the decoding loop and drafters, and what the modules of all drafters share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from decoding.config import GenerateConfig
 from decoding.sampling import Warp
+from decoding.target import Target
 from decoding.tree import DraftTree
+from models.runtime.forward import FastForward
 from models.runtime.interface import ForwardOutput
+from speculoos.errors import BadInput
 
+MAX_OPTION = 1024  # largest value of a drafter's numeric option
+MAX_TUNING_DEPTH = 5
+WIDEST_TREE = {"top_k": 4, "nodes": 32}  # the widest tuned tree; its traces also give the results of narrower trees
 Sampling = tuple[Warp, torch.Generator, int]
 """Sampling of draft tokens: warp, random generator, the target's vocabulary size."""
 
 
 @dataclass(frozen=True)
 class DrafterStart:
-    """The state after the prefill: `token` follows the prompt; `scored` has the rows of the last `len(hidden)` prompt
-    tokens."""
+    """The state after the prefill: `token` follows the prompt; `scored` has the last `len(hidden)` prompt tokens."""
 
     prompt_ids: Sequence[int]
     token: int
@@ -35,15 +40,12 @@ class DrafterStart:
 
 
 class Drafter:
-    """Proposes trees of tokens for one sequence and receives the emitted tokens. This base class proposes no tokens and
-    needs no features."""
+    """Proposes trees of tokens for one sequence and receives the emitted tokens. This one proposes nothing."""
 
-    name = ""
-    """none, ngram, or a method."""
+    name = ""  # none, ngram, or a method
     kind: Literal["verify", "plain"] = "verify"
     """Kind of its steps in the trace; the origin of the base model's tokens is target or plain."""
-    layers: Sequence[int] = ()
-    """0-based layers of the base model whose outputs it needs as features."""
+    layers: Sequence[int] = ()  # 0-based layers of the base model whose outputs it needs as features
 
     def reusable(self, prompt_ids: Sequence[int]) -> int | None:
         """Number of leading prompt tokens whose features it does not need again; None: all."""
@@ -57,11 +59,60 @@ class Drafter:
         return DraftTree((token,))
 
     def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
-        """Receive the emitted `tokens`. `rows` are the rows of `scored` that were committed to the cache, the old root
-        first; tokens[i] follows row rows[i]."""
+        """Receive the emitted `tokens`; tokens[i] follows row rows[i] of `scored`, which is in the cache now."""
 
 
 class PlainDrafter(Drafter):
     """Plain decoding: proposes trees with only a root."""
 
     name, kind = "none", "plain"
+
+
+class ClientDrafter(Drafter):
+    """Proposes a client's `tokens` once, as one chain after the prefill, and then delegates to `inner`. The prefill
+    emits the first token of the response, so the chain is proposed only if this token is tokens[0]."""
+
+    def __init__(self, inner: Drafter, tokens: Sequence[int]):
+        self.inner, self.tokens = inner, tuple(tokens)
+        self.name = "client" if inner.name == "none" else inner.name
+        self.layers = inner.layers
+        self._chain: tuple[int, ...] = ()
+
+    def reusable(self, prompt_ids: Sequence[int]) -> int | None:
+        return self.inner.reusable(prompt_ids)
+
+    def prefill(self, start: DrafterStart) -> None:
+        self._chain = self.tokens[1:] if self.tokens[:1] == (start.token,) else ()
+        self.inner.prefill(start)
+
+    def propose(self, token: int) -> DraftTree:
+        if self._chain:
+            chain, self._chain = self._chain, ()
+            return DraftTree.chain((token, *chain))
+        self.kind = self.inner.kind
+        return self.inner.propose(token)
+
+    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
+        self.inner.observe(tokens, scored, rows)
+
+
+@dataclass(frozen=True)
+class TuningSpace:
+    """The tunable options of a kind of draft: its greatest depth, and the drafter's options for a depth."""
+
+    deepest: int
+    at_depth: Callable[[int], dict[str, Any]]
+    dynamic: bool = False
+
+
+def check_columns(ranks: Sequence[int], columns: int) -> None:
+    """Raise BadInput for ranks beyond the draft's vocabulary size `columns`."""
+    if max(ranks, default=0) >= columns:
+        raise BadInput(
+            f"The tree needs the {max(ranks) + 1} best tokens, but this draft has {columns}; use a narrower tree."
+        )
+
+
+def is_fast(target: Target) -> bool:
+    """Whether the target uses the fast runtime, so that the draft can use it too."""
+    return isinstance(target.forward, FastForward)

@@ -2,6 +2,10 @@
 
 The draft extrapolates the base model's features. Its cache has a row for every position t of the text except the last:
 the feature of t with token t+1. The rows of the current tree, whose features are predicted, follow and are dropped.
+
+A runner is the draft's network itself, or its layers on the fast runtime: fused, packed, and in bfloat16 if the CPU
+supports it, since a draft's precision affects the acceptance rate but not the output. Shapes: n positions, H hidden
+size of the base model, V' draft vocabulary; no batch dimension.
 """
 
 from collections.abc import Sequence
@@ -11,24 +15,38 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from decoding.drafters.base import Drafter, DrafterStart, Sampling
+from decoding.drafters.base import (
+    MAX_TUNING_DEPTH,
+    WIDEST_TREE,
+    Drafter,
+    DrafterStart,
+    Sampling,
+    TuningSpace,
+    check_columns,
+    is_fast,
+)
 from decoding.drafters.expansion import grow_dynamic, grow_static
-from decoding.drafters.parts import MAX_TUNING_DEPTH, WIDEST_TREE, TuningSpace, check_columns, is_fast
-from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.target import PREFILL_ROWS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
+from models.base import has_bfloat16
+from models.draft_layers import causal_mask
 from models.methods import trees
+from models.runtime.attention import SequenceView
+from models.runtime.cache import CacheMemory, KVCache
 from models.runtime.interface import ForwardOutput
+from models.runtime.layer import Norm, norm_of
+from models.runtime.linear import packing_works
+from models.runtime.rotary import draft_rotations
+from models.runtime.weights import take_draft_layer, take_linear
 from speculoos.errors import BadInput, Unsupported
 
-MAX_CANDIDATES = 65_536
-"""Largest number of candidates of a dynamic tree in one step."""
+UNLIMITED = 1 << 40  # maximum length of a draft's cache; the target's cache is full before
+MAX_CANDIDATES = 65_536  # largest number of candidates of a dynamic tree in one step
 
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """EAGLE-2's settings: `depth` expansions after the first level, `top_k` candidates each, `nodes` including the
-    root."""
+    """EAGLE-2's settings: `depth` expansions after the first level, `top_k` candidates each, `nodes` with the root."""
 
     depth: int = 7
     top_k: int = 10
@@ -45,38 +63,153 @@ class DynamicTree:
             )
 
 
-GPU_TREE = DynamicTree()
-"""The default of EAGLE's own code; for a GPU."""
+GPU_TREE = DynamicTree()  # the default of EAGLE's own code; for a GPU
 CPU_TREE = DynamicTree(depth=3, top_k=3, nodes=8)
 """For a CPU, where a forward of eight nodes costs little more than a forward of one."""
 
 
+class ModuleRunner:
+    """The draft's network, unchanged. Training uses it for samples; other forwards are compared with it."""
+
+    def __init__(self, draft: Any):
+        self.draft, self.method, self.layers_wanted = draft, draft.method, draft.layers_wanted
+        self.logits, self.to_target = draft.logits, draft.to_target
+
+    def new_cache(self) -> KVCache:
+        return KVCache(len(self.draft.layers), UNLIMITED, grows=True)
+
+    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
+        """Input features [n, H] from the base's last hidden states (EAGLE-1) or the outputs of `layers_wanted`."""
+        outputs = () if aux is None else tuple(output[None] for output in aux.chunk(len(self.layers_wanted), dim=-1))
+        return self.draft.fuse(hidden[None], outputs)[0]
+
+    def __call__(
+        self,
+        features: torch.Tensor,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        cache: KVCache,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Features [n, H] of positions t and tokens t+1 → features [n, H]; their rows are committed to the cache.
+        `mask` bool [n, length + n] is the attention mask; None is causal."""
+        rows = torch.tensor([ids, positions], device=features.device)
+        out = self.draft(features[None], rows[:1], rows[1:], CacheMemory(cache, mask))[0]
+        cache.stage(len(ids))
+        cache.commit_all()
+        return out
+
+
+def packed_runner(draft: Any) -> "PackedRunner":
+    """The draft's runner on the fast runtime. The first call moves the weights, so that the draft itself cannot run."""
+    if draft.runner is None:
+        draft.runner = PackedRunner(draft, drafting_dtype(draft))
+    return draft.runner
+
+
+def drafting_dtype(draft: Any) -> torch.dtype:
+    """bfloat16 on CPUs with native support, to halve memory reads; else the draft's own type."""
+    weight = next(draft.parameters())
+    return torch.bfloat16 if has_bfloat16(weight.device) and packing_works(torch.bfloat16) else weight.dtype
+
+
+class PackedRunner:
+    def __init__(self, draft: Any, dtype: torch.dtype):
+        self.method, self.layers_wanted, self.dtype = draft.method, tuple(draft.layers_wanted), dtype
+        self.eagle3 = draft.method == "eagle3"
+        self._embedding = draft.table
+        self._fc = take_linear(draft, "fc", dtype)
+        self._layers = [take_draft_layer(layer, draft.config, dtype) for layer in draft.layers]
+        self._heads = self._layers[0].heads
+        self._norm = norm_of(draft.norm, dtype=dtype)
+        self._norms_output = not self.eagle3 or draft.config.norm_output
+        self._fused_norm = _fused_norm(draft, dtype) if self.eagle3 and draft.norms_features else None
+        if self.eagle3:
+            self._head, self._head_dtype, self._d2t = take_linear(draft, "lm_head", dtype), dtype, draft.d2t
+        else:  # the base model's, in its precision, because a fast base model's lm_head computes the final logits
+            self._head, self._head_dtype, self._d2t = draft._base[0].lm_head, draft._base[0].dtype, None
+        shape, device = draft.config, self._embedding.weight.device
+        self._rotations = draft_rotations(self._heads.dim, shape.rope_theta, device, shape.rope_scaling)
+
+    def new_cache(self) -> KVCache:
+        return KVCache(len(self._layers), UNLIMITED, grows=True)
+
+    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
+        if not self.eagle3:
+            return hidden.to(self.dtype)
+        aux = aux.to(self.dtype)
+        return self._fc(aux if self._fused_norm is None else self._fused_norm(aux))
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        features: torch.Tensor,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        cache: KVCache,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As ModuleRunner."""
+        n, device = len(ids), features.device
+        x = self._fc.filled_up(features)
+        tokens = torch.tensor([*ids, *[0] * (len(x) - n)], device=device)
+        embedded = F.embedding(tokens, self._embedding.weight).to(self.dtype)
+        cache.reserve(self._heads.keys, self._heads.dim, self.dtype, device, n)
+        if mask is None and n > 1:
+            mask = causal_mask(n, cache.length + n, device)
+        view = SequenceView(cache, n, {None: None if mask is None else mask.repeat(self._heads.group, 1)})
+        rotation = self._rotations.reach(max(positions) + 1)  # [positions, 1, dim / 2]
+        if isinstance(positions, range):
+            rotation = rotation[positions.start : positions.stop]
+        else:
+            rotation = rotation.index_select(0, torch.tensor(positions, device=rotation.device))
+        if not self.eagle3:
+            x = self._fc(torch.cat([embedded, x], -1))
+        for index, layer in enumerate(self._layers):
+            x = layer(x, n, rotation, view, index, embedded)
+        cache.stage(n)
+        cache.commit_all()
+        return (self._norm(x) if self._norms_output else x)[:n]
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """[n, H] → [n, V']."""
+        return self._head((features if self._norms_output else self._norm(features)).to(self._head_dtype))
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        """Draft ids as token ids of the base model."""
+        return ids if self._d2t is None else ids + self._d2t[ids]
+
+
+def _fused_norm(draft: Any, dtype: torch.dtype) -> Norm:
+    if draft.fc_norm is None:
+        return norm_of(draft.input_norm, dtype=dtype)
+    norms = [norm_of(norm, dtype=dtype) for norm in draft.fc_norm]
+    return lambda aux: torch.cat([norm(x) for norm, x in zip(norms, aux.chunk(len(norms), -1), strict=True)], -1)
+
+
+EagleRunner = ModuleRunner | PackedRunner  # an EAGLE draft without the batch dimension
+
+
 class EagleDrafter(Drafter):
-    """`tree`: a static shape or a dynamic tree. `sample`: children of a static shape are sampled if the generation
-    samples."""
+    """`tree`: static or dynamic. `sample`: children of a static shape are sampled if the generation samples."""
 
     def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, vocab_size: int, sample: bool = False):
         self.draft, self.tree, self.vocab_size, self.sample = draft, tree, vocab_size, sample
         self.name = draft.method
         self.layers = tuple(draft.layers_wanted)
         self.cache = draft.new_cache()
-        self.text: list[int] = []
-        """Tokens 1, 2, … of the text: text[t] is the token of cache row t."""
-        self.first = -1
-        """Token 0 of the text, which has no row."""
-        self.pending: list[torch.Tensor] = []
-        """Features of tokens whose rows are not computed yet."""
-        self.last = torch.empty(0)
-        """The draft's output [1, H] after the text, the root of the next tree."""
+        self.text: list[int] = []  # tokens 1, 2, … of the text: text[t] is the token of cache row t
+        self.first = -1  # token 0 of the text, which has no row
+        self.pending: list[torch.Tensor] = []  # features of tokens whose rows are not computed yet
+        self.last = torch.empty(0)  # the draft's output [1, H] after the text, the root of the next tree
         self.sampling: Sampling | None = None
-        self._outputs = self.last
-        """Outputs [1 + nodes, H] of the current tree; the root's (`last`) is first."""
+        self._outputs = self.last  # outputs [1 + nodes, H] of the current tree; the root's (`last`) is first
         self._visible: list[list[int]] = []
         """For each of these nodes, the tree's rows it attends to: its ancestors' and its own."""
         self._depths: list[int] = []
 
     def reusable(self, prompt_ids: Sequence[int]) -> int:
-        """One token less than the common prefix with the present text: its last feature must be computed again."""
+        """One less than the common prefix with the present text: its last feature must be computed again."""
         computed = len(self.text) - sum(map(len, self.pending))  # later rows are predictions of the last tree
         return max(common_prefix([self.first, *self.text[:computed]], prompt_ids) - 1, 0)
 
@@ -134,7 +267,6 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def _compute_pending(self) -> None:
-        """Compute the rows of pending features; `last` is the output of the last row."""
         features = torch.cat(self.pending)
         start = len(self.text) - len(features)
         self.cache.crop(start)
@@ -152,8 +284,7 @@ class EagleDrafter(Drafter):
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
-    """The drafter of an EAGLE-1 or EAGLE-3 draft. For a fast target the draft's weights are moved to a packed
-    runner."""
+    """The drafter of an EAGLE draft. For a fast target the draft's weights are moved to a packed runner."""
     sample = bool(options.pop("sample", False))
     if "tree" in options:
         tree = shape_from_choices(options["tree"])

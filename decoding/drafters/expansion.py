@@ -57,7 +57,6 @@ def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: Samp
 def _best_children(
     shape: TreeShape, level: list[int], logits: torch.Tensor, expander: Expander
 ) -> dict[int, tuple[int, float]]:
-    """The children of all nodes of a level: their parent's best tokens by rank."""
     children, ranks = shape.children, shape.ranks
     count = max(ranks[c] for node in level for c in children[node]) + 1
     best = logits.float().log_softmax(-1).topk(count, dim=-1)
@@ -68,8 +67,7 @@ def _best_children(
 def _sampled_children(
     children: Sequence[int], logits: torch.Tensor, expander: Expander, sampling: Sampling
 ) -> tuple[dict[int, tuple[int, float]], torch.Tensor]:
-    """Sampled children of one node, fewer if no probability mass remains, and their distribution over the target's
-    vocabulary."""
+    """Sampled children of one node (fewer if no mass remains), and their distribution over the target's vocabulary."""
     warp, generator, vocab_size = sampling
     q = warp(logits)
     all_ids = expander.token_ids(torch.arange(len(q), device=q.device))
@@ -81,11 +79,9 @@ def _sampled_children(
 
 def grow_dynamic(token: int, expander: Expander, depth: int, top_k: int, nodes: int) -> DraftTree:
     """EAGLE-2's tree: the best `nodes` (including the root) by score, the log-probability of the path from the root.
-
     The root gets `top_k` children; then, `depth` times, the `top_k` best nodes of the last level get `top_k` children
     each, so there are at most depth + 1 levels. A node's score is at most its parent's, so the best nodes form a tree.
-    Source: Li et al. 2024 (EAGLE-2), section 4; defaults of its code: depth 7, top_k 10, 60 nodes.
-    """
+    Source: Li et al. 2024 (EAGLE-2), section 4; defaults of its code: depth 7, top_k 10, 60 nodes."""
     tokens, parents, scores, logprobs = [token], [-1], [0.0], [0.0]
     number = {0: 0}  # the expander's number of a candidate
 

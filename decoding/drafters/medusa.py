@@ -1,13 +1,11 @@
-"""Medusa: heads on the base model's last hidden state predict the tokens after the next one, arranged as a static
-tree."""
+"""Medusa: heads on the base model's last hidden state predict the tokens after the next one, for a static tree."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from decoding.drafters.base import Drafter, DrafterStart
-from decoding.drafters.parts import WIDEST_TREE, TuningSpace, check_columns, is_fast
+from decoding.drafters.base import WIDEST_TREE, Drafter, DrafterStart, TuningSpace, check_columns, is_fast
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices
@@ -26,8 +24,7 @@ class MedusaDrafter(Drafter):
     name = "medusa"
 
     def __init__(self, heads: Any, choices: Sequence[Sequence[int]] | None = None):
-        """`heads` maps hidden [H] to logits [num_heads, V]. `choices` are Medusa choices. Raises BadInput if the
-        choices are deeper than the number of heads."""
+        """`heads` maps hidden [H] to logits [num_heads, V]. Raises BadInput for choices deeper than the heads."""
         self.heads, self.num_heads = heads, heads.config.medusa_num_heads
         if choices is None:
             choices = [c for c in DEFAULT_CHOICES if len(c) <= self.num_heads]
@@ -48,7 +45,7 @@ class MedusaDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
         if len(self.shape) == 1:
-            return DraftTree((token,))  # an empty tree drafts nothing
+            return DraftTree((token,))
         logits = self.heads(self.hidden, self.shape.max_depth).float()
         best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
         logprobs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).tolist()

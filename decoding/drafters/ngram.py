@@ -11,10 +11,8 @@ from models.methods.trees import MAX_DEPTH, MAX_TREE_NODES
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput
 
-MAX_NGRAM = 16
-"""Largest n: the index stores every position of the text once for each n."""
-MAX_OCCURRENCES = 32
-"""Occurrences tried per n-gram, latest first; limits the cost of a step in long texts."""
+MAX_NGRAM = 16  # largest n: the index stores every position of the text once for each n
+MAX_OCCURRENCES = 32  # occurrences tried per n-gram, latest first; limits the cost of a step in long texts
 
 
 class NgramDrafter(Drafter):
@@ -43,10 +41,16 @@ class NgramDrafter(Drafter):
         self._extend(tokens)
 
     def propose(self, token: int) -> DraftTree:
-        nodes = [token]
-        parents = [-1]
+        nodes, parents = [token], [-1]
         for continuation in self._continuations():
-            _merge(nodes, parents, continuation)
+            node = 0
+            for next_token in continuation:  # continuations share existing nodes
+                same = (i for i, parent in enumerate(parents) if parent == node and nodes[i] == next_token)
+                child = next(same, len(nodes))
+                if child == len(nodes):
+                    nodes.append(next_token)
+                    parents.append(node)
+                node = child
         return DraftTree.build(nodes, parents)
 
     def _continuations(self) -> list[list[int]]:
@@ -67,15 +71,3 @@ class NgramDrafter(Drafter):
             for size in self.sizes:
                 if len(self.ids) >= size:
                     self.ends.setdefault(tuple(self.ids[-size:]), []).append(len(self.ids))
-
-
-def _merge(nodes: list[int], parents: list[int], text: Sequence[int]) -> None:
-    """Add `text` below the root, sharing existing nodes. Mutates both lists."""
-    node = 0
-    for token in text:
-        parent = node
-        same = (i for i, p in enumerate(parents) if p == parent and nodes[i] == token)
-        node = next(same, len(nodes))
-        if node == len(nodes):
-            nodes.append(token)
-            parents.append(parent)

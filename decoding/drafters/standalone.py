@@ -5,20 +5,16 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import Drafter, DrafterStart, Sampling
+from decoding.drafters.base import MAX_TUNING_DEPTH, Drafter, DrafterStart, Sampling, TuningSpace, is_fast
 from decoding.drafters.expansion import grow_static
-from decoding.drafters.parts import MAX_TUNING_DEPTH, TuningSpace, is_fast
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
 from models.runtime.interface import ForwardOutput
 
 
 class StandaloneDrafter(Drafter):
-    """Fills a static shape (a chain by default) level by level with the draft's tokens.
-
-    If the generation samples, the drafter samples with the same temperature, top-k and top-p; with `sample=False` it
-    always proposes its best tokens, which is also lossless but has a lower acceptance rate at high temperature.
-    """
+    """Fills a static shape (a chain by default) level by level. If the generation samples, so does the drafter; with
+    `sample=False` it proposes its best tokens, which is also lossless, but fewer are accepted at high temperature."""
 
     name = "draft"
 
@@ -27,8 +23,7 @@ class StandaloneDrafter(Drafter):
         self.draft, self.shape, self.vocab_size, self.sample = draft, shape, vocab_size, sample
         self.sampling: Sampling | None = None
         self.ids: list[int] = []
-        self.synced = 0
-        """Number of leading tokens that the draft's cache and the text have in common."""
+        self.synced = 0  # number of leading tokens that the draft's cache and the text have in common
 
     def prefill(self, start: DrafterStart) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
@@ -60,8 +55,7 @@ class StandaloneDrafter(Drafter):
         return self.add([token], [-1])[0]
 
     def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Tokens of a chain are cached. Nodes of a tree are not: all nodes so far are scored again, because a forward
-        of a few nodes costs about as much as a forward of one, and the cache stays that of the text."""
+        """Chains are cached; of a tree all nodes are scored again, which costs about as much as a forward of one."""
         if self.shape.is_chain:
             return self.draft.extend(tokens).logits
         self._tokens += tokens
@@ -73,8 +67,7 @@ class StandaloneDrafter(Drafter):
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> StandaloneDrafter:
-    """The drafter of a standalone draft. For a fast target the small model uses the fast runtime too, if it is
-    supported."""
+    """The drafter of a standalone draft. For a fast target the small model uses the fast runtime if supported."""
     shape = shape_from_choices(options["tree"]) if "tree" in options else chain_shape(options.get("depth", 4))
     small = (fast_target if is_fast(target) else Target)(draft.as_base(target.base), target.max_length)
     return StandaloneDrafter(small, shape, target.base.vocab_size, bool(options.get("sample", True)))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoding import eagle_runner
+from decoding.drafters import eagle as eagle_runner
 from decoding.drafters import make_drafter
 from decoding.target import Target, fast_target
 from models.base import LoadedBase, load_base

@@ -16,7 +16,7 @@ import uvicorn
 from serving import main
 from serving.errors import STOPPING
 from serving.main import server_config
-from serving.timing import RequestTimer
+from serving.metrics import RequestTimer
 from speculoos import connections
 from tests.serving.conftest import until
 

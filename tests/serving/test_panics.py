@@ -15,7 +15,7 @@ from models.identity import weights_sha256
 from serving import maintenance
 from serving.errors import UNEXPECTED
 from serving.live import RunWriter
-from serving.maintenance import Upkeep
+from serving.watch import Upkeep
 from tests.serving.conftest import SAYING, Served, ready_base, serve, until
 from tests.serving.test_live import ended, look, make_run, post
 from tracking import leases, runs

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from decoding.config import GenerateConfig
-from decoding.drafters.client import ClientDrafter
+from decoding.drafters.base import ClientDrafter
 from decoding.generate import generate
 from decoding.step import Step
 from models.base import load_base

@@ -12,10 +12,8 @@ import httpx
 import pytest
 
 from serving import watch
-from serving.heartbeat import Heartbeat
-from serving.maintenance import Upkeep
-from serving.queueing import DeviceQueue
-from serving.watch import EXIT_CODE, DeviceWatch
+from serving.queueing import DeviceQueue, Heartbeat
+from serving.watch import EXIT_CODE, DeviceWatch, Upkeep
 from speculoos.errors import BadInput
 from speculoos.settings import PROJECT_ROOT, Settings, load
 from tests.serving.conftest import Served, serve, until

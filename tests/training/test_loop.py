@@ -23,10 +23,10 @@ from models.tiny import GRANITE, make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import SilentReporter
 from tests.training.conftest import answer, write_dataset
-from training.feature_store import FeatureStore
 from training.loop import Trainer, train
 from training.resume_points import all_resume_points, latest_resume_point
 from training.setup import make_accelerator
+from training.stream import FeatureStore
 
 SHORT = {"max_length": 256, "batch_tokens": 128, "max_steps": 12, "epochs": 0, "held_out": 0.2, "lr": 2e-3}
 SHORT |= {"eval_every": 4, "save_every": 5, "samples": 0, "draft_num_layers": 2, "device": "cpu"}

@@ -14,8 +14,7 @@ from tests.training.conftest import write_dataset
 from training import token_files, tokenising
 from training.batches import load_conversations
 from training.masks import mask_conversation
-from training.preview import preview
-from training.tokenising import tokenise_dataset
+from training.tokenising import preview, tokenise_dataset
 
 EOS = [2]
 

@@ -1,21 +1,34 @@
-"""Prefetch hidden states on background threads while the training computes. Requests are retried while the server is
-unavailable; the wait is reported and can be stopped."""
+"""Features of batches whose hidden states come from a server or from disk, requested in advance on background threads,
+so that base and draft run in parallel with bounded memory. Requests are retried while the server is unavailable; the
+wait is reported and can be stopped.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from speculoos.errors import Cancelled
+import torch
+from torch import Tensor
+
+from models.frame import HeadOnlyBase
+from models.methods.settings import FROM_STORE, TrainConfig
+from speculoos.errors import BadInput, Cancelled, NotFound
 from speculoos.reporting import Reporter
-from training.hidden_states.client import DaemonPool, StatesClient, TemporarilyUnavailable
-from training.hidden_states.wire import HiddenStates, StatesRequest
+from speculoos.settings import HiddenStatesServer
+from training.batches import Batch, TokenisedConversation
+from training.hidden_states.client import DaemonPool, ReferenceClient, StatesClient, TemporarilyUnavailable, VllmClient
+from training.hidden_states.states_store import StatesStore
+from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states
+from training.method import RequiredStates, States
 
 Compute = Callable[[StatesRequest], HiddenStates]
 POLL_SECONDS = 0.2
-FIRST_DELAY, MAX_DELAY = 0.5, 5.0
-"""Seconds between retries while the server is unavailable; doubled after each one."""
+FIRST_DELAY, MAX_DELAY = 0.5, 5.0  # seconds between retries while the server is unavailable; doubled after each one
 
 
 class ServerWaitMonitor:
@@ -23,11 +36,9 @@ class ServerWaitMonitor:
 
     def __init__(self, reporter: Reporter, name: str):
         self.reporter, self.name = reporter, name
-        self.progress: Callable[[], tuple[int, int | None]] = lambda: (0, None)
-        """(steps done, total steps or None)."""
+        self.progress: Callable[[], tuple[int, int | None]] = lambda: (0, None)  # (steps done, total steps or None)
         self.before_stop: Callable[[], None] = lambda: None
-        self.seconds = 0.0
-        """Total time spent waiting for an unavailable server."""
+        self.seconds = 0.0  # total time spent waiting for an unavailable server
         self._since = 0.0
 
     def poll(self, error: str) -> None:
@@ -107,3 +118,127 @@ class LocalPrefetcher:
 
 
 StatesPrefetcher = ThreadedPrefetcher | LocalPrefetcher
+
+
+class FeatureSource:
+    """Features of batches. With a prefetcher, hidden states are requested `ahead` batches before they are needed;
+    without one, the base model runs in the method's own forward."""
+
+    def __init__(self, method: Any, base: Any, prefetcher: StatesPrefetcher | None, ahead: int):
+        self._method, self.base, self._prefetcher, self._ahead = method, base, prefetcher, ahead
+        self._begun: dict[int, tuple[RequiredStates, Any]] = {}
+
+    def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
+        """Features of `batch`; `upcoming` are the next batches, in order."""
+        if self._prefetcher is None or not hasattr(self._method, "wanted"):  # a plugin calls base.forward_hidden itself
+            return self._method.features(batch)
+        started = self._begun.pop(batch.index, None) or self._begin(batch)
+        self._prefetch(upcoming, batch.index)
+        if started is None:
+            return self._method.features(batch)
+        wanted, pending = started
+        return self._method.features(batch, pad_states(self._prefetcher.result(pending), batch, wanted, self.base))
+
+    def _prefetch(self, upcoming: Iterable[Batch], current: int) -> None:
+        for batch in upcoming if len(self._begun) < self._ahead else ():
+            if batch.index not in (current, *self._begun) and (started := self._begin(batch)):
+                self._begun[batch.index] = started
+            if len(self._begun) >= self._ahead:
+                return
+
+    def _begin(self, batch: Batch) -> tuple[RequiredStates, Any] | None:
+        """None when the method needs no hidden states."""
+        wanted = self._method.wanted(batch)
+        return wanted and (wanted, self._prefetcher.begin(make_states_request(batch, wanted)))
+
+
+@dataclass(frozen=True)
+class StatesLocation:
+    """The server and the folder that the settings `hidden_states` and `hidden_states_store` refer to."""
+
+    server: HiddenStatesServer | None = None
+    folder: Path | None = None
+
+
+class StoreOnly(StatesClient):
+    """In place of a server when all hidden states are read from the store."""
+
+    def states(self, request: StatesRequest) -> HiddenStates:
+        raise NotFound(
+            f"The store lacks the hidden states of {len(request.rows)} conversations that this training reads.",
+            "Train once with a server and this store, or name a server in hidden_states.",
+        )
+
+
+def connect_prefetcher(
+    config: TrainConfig,
+    location: StatesLocation | None,
+    base: Any,
+    sha256: str,
+    conversations: Sequence[TokenisedConversation],
+    watch: ServerWaitMonitor,
+) -> StatesPrefetcher | None:
+    """Connect and check the source of hidden states, waiting for an unavailable server, and register it with a base
+    without layers. None when the base runs here and no store is used. Raises BadInput for another base, Cancelled."""
+    if not (config.hidden_states or config.hidden_states_store):
+        return None
+    location = location or StatesLocation()
+    client = _server(config, location.server, base, sha256) if isinstance(base, HeadOnlyBase) else None
+    compute = client.states if client else partial(compute_states, base)
+    if config.hidden_states_store:
+        if location.folder is None:
+            raise BadInput("hidden_states_store: it has no folder.")
+        store = StatesStore(location.folder, sha256, base.dtype, base.hidden_size)
+        compute = partial(store.read_through, compute)
+        watch.reporter.log(f"Hidden states are stored in {location.folder}.")
+    if client is None:
+        return LocalPrefetcher(compute)
+    prefetcher = ThreadedPrefetcher(client, watch, compute)
+    rows = [conversation.token_ids for conversation in conversations]
+    if message := prefetcher.result(prefetcher.call(lambda: client.check(rows))):
+        watch.reporter.log(message)
+
+    def compute_hidden(input_ids: Tensor, lengths: Tensor | None, layers: Sequence[int]) -> States:
+        """Hidden states of whole rows."""
+        if lengths is None:
+            lengths = torch.full((len(input_ids),), input_ids.shape[1], device=input_ids.device)
+        batch = Batch(input_ids, torch.ones_like(input_ids, dtype=torch.bool), lengths)
+        wanted = RequiredStates(tuple(layers))
+        states = prefetcher.result(prefetcher.begin(make_states_request(batch, wanted)))
+        hidden, aux = pad_states(states, batch, wanted, base)
+        return hidden, tuple(aux[0].split(base.hidden_size, -1)) if aux else ()
+
+    base.compute_hidden = compute_hidden
+    return prefetcher
+
+
+def _server(config: TrainConfig, server: HiddenStatesServer | None, base: Any, sha256: str) -> StatesClient:
+    if config.hidden_states == FROM_STORE:
+        return StoreOnly()
+    if server is None:
+        raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
+    return VllmClient(server, base) if server.kind == "vllm" else ReferenceClient(server, base, sha256)
+
+
+def make_states_request(batch: Batch, wanted: RequiredStates) -> StatesRequest:
+    """The request for a batch, without padding."""
+    lengths = batch.lengths.tolist()
+    rows = tuple(row[:length].int().cpu() for row, length in zip(batch.input_ids, lengths, strict=True))
+    if wanted.positions is None:
+        return StatesRequest(rows, wanted.layers)
+    positions = (row[:n].nonzero()[:, 0].int().cpu() for row, n in zip(wanted.positions, lengths, strict=True))
+    return StatesRequest(rows, wanted.layers, tuple(positions))
+
+
+def pad_states(states: HiddenStates, batch: Batch, wanted: RequiredStates, base: Any) -> States:
+    """The response as padded tensors [B, L, …] in the base's dtype; unrequested positions are zero and never read."""
+    real = torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
+    mask = real if wanted.positions is None else real & wanted.positions
+    return _scatter(states.hidden, mask, base), (_scatter(states.aux, real, base),) if wanted.layers else ()
+
+
+def _scatter(values: Tensor, mask: Tensor, base: Any) -> Tensor:
+    """Scatter `values` [n, …] to the n True positions of `mask` [B, L], in row-major order."""
+    whole = torch.zeros(*mask.shape, values.shape[-1], dtype=base.dtype, device=mask.device)
+    whole[mask] = values.to(mask.device, base.dtype)
+    return whole

@@ -5,26 +5,101 @@ GET /healthz · GET /v1/base · POST /v1/hidden_states (see training/hidden_stat
 
 import hmac
 import logging
+import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from speculoos.errors import BadInput, Conflict, SpeculoosError
+from models.base import LoadedBase, load_base, native_dtype, pick_device
+from models.damage import NO_SUMS, BaseChecksums, weights_sum
+from models.families import unsupported_reason
+from models.logits import check_logits
+from models.runtime.precision import enable_tf32
+from models.runtime.weights import pack_supported
+from speculoos.checksums import ChecksumCache
+from speculoos.connections import BoundedConnection
+from speculoos.errors import BadInput, Conflict, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.guard import RequestGuard
-from training.hidden_states.request import RequestLimits, parse_request
-from training.hidden_states.wire import MEDIA_TYPE, PROTOCOL, compute_states
+from speculoos.settings import LOOPBACK
+from training.hidden_states.wire import MEDIA_TYPE, MIN_LAYER_LIMIT, PROTOCOL, StatesRequest, compute_states
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 * 2**20
+IDLE_SECONDS = 600  # keep-alive timeout: a training step between two requests may take minutes
 NO_TOKEN = "A valid token is needed: Authorization: Bearer <SPECULOOS_FEATURES_TOKEN of the server>."
 BUSY = "Too many requests are waiting; retry in a moment."
+NonNegativeInt = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class RequestLimits(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    tokens: int = 65_536  # maximum rows × longest row of a request
+    rows: int = 4096
+    waiting: int = 16  # maximum requests in the server, the running one included
+
+
+class StatesBody(BaseModel):
+    """The body of POST /v1/hidden_states."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rows: list[list[NonNegativeInt]] = Field(min_length=1)
+    layers: list[NonNegativeInt] = []
+    places: list[list[NonNegativeInt]] | None = None
+    base_sha256: str = ""
+
+
+def parse_request(body: bytes, base: Any, sha256: str, limits: RequestLimits) -> StatesRequest:
+    """The validated request. Raises Conflict for another base, or BadInput that names the first invalid field."""
+    try:
+        request = StatesBody.model_validate_json(body)
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        field = ".".join(map(str, problem["loc"])) or "body"
+        raise BadInput(f"{field}: {problem['msg'][:1].lower()}{problem['msg'][1:]}.") from None
+    if request.base_sha256 and request.base_sha256 != sha256:
+        raise Conflict(
+            f"This server runs a base with weights {sha256[:12]}…, the request is for {request.base_sha256[:12]}….",
+            "Serve the base model of this training.",
+        )
+    lengths, places = [*map(len, request.rows)], request.places
+    if len(lengths) > limits.rows or max(lengths) * len(lengths) > limits.tokens:
+        raise BadInput(
+            f"rows: {len(lengths)} rows of up to {max(lengths)} tokens are more than the {limits.rows} rows and "
+            f"{limits.tokens} tokens that this server accepts at once; lower batch_tokens, or start it with a higher "
+            "--max-tokens."
+        )
+    if max(lengths) > base.max_length or not min(lengths):
+        raise BadInput(f"rows: each takes 1 to {base.max_length} tokens, got {min(lengths)} to {max(lengths)}.")
+    if (highest := max(map(max, request.rows))) >= base.vocab_size:
+        raise BadInput(f"rows: token id {highest} is not of this base, which has {base.vocab_size}.")
+    if wrong := [layer for layer in request.layers if layer >= base.num_layers]:
+        raise BadInput(f"layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
+    if len(request.layers) > (max_layers := max(base.num_layers, MIN_LAYER_LIMIT)):  # each adds to the response
+        raise BadInput(f"layers: at most {max_layers} at once, got {len(request.layers)}.")
+    if places is not None and len(places) != len(lengths):
+        raise BadInput(f"places: expected a list for each of {len(lengths)} rows, got {len(places)}.")
+    for row_places, length in zip(places or (), lengths, strict=False):
+        if row_places != sorted(set(row_places)) or (row_places and row_places[-1] >= length):
+            raise BadInput(f"places: expected ascending positions of a row of {length} tokens.")
+    rows, positions = (
+        values and tuple(torch.tensor(row, dtype=torch.int32) for row in values)
+        for values in (request.rows, request.places)
+    )
+    return StatesRequest(rows, tuple(request.layers), positions)
 
 
 class StatesEngine:
@@ -120,3 +195,74 @@ async def _failed(request: Request, error: Exception) -> JSONResponse:
         return error_response(500, "The server of hidden states is out of memory for this request; lower batch_tokens.")
     log.error("Unexpected error", exc_info=error)
     return error_response(500, "The server of hidden states could not finish this request; its log says why.")
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Address to listen on, and the required token ("": none, on loopback only)."""
+
+    host: str = "127.0.0.1"
+    port: int = 7862
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        if self.host not in LOOPBACK and not self.token:
+            raise BadInput(
+                f"The server of hidden states would listen on {self.host} without a token; "
+                "set SPECULOOS_FEATURES_TOKEN (or SPECULOOS_FEATURES_TOKEN_FILE)."
+            )
+
+
+def serve(
+    folder: str | Path,
+    address: ServerAddress,
+    *,
+    name: str = "",
+    dtype: str = "float32",
+    device: str = "auto",
+    threads: int = 0,
+    limits: RequestLimits | None = None,
+    known: BaseChecksums | None = None,
+    sums: ChecksumCache = NO_SUMS,
+    say: Callable[[str], Any] = print,
+) -> None:
+    """Serve the base model in `folder` at `address` until stopped; `say` is called with the URL before it serves."""
+    listening = listen(address)
+    if threads:
+        torch.set_num_threads(threads)
+    base, sha256 = load_served_base(folder, dtype, device, known, sums)
+    port = listening.getsockname()[1]
+    engine = StatesEngine(base, sha256, name or Path(folder).name, limits or RequestLimits())
+    app = create_app(engine, port, address.token)
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    say(f"Hidden states of {engine.name} ({base.device}, {engine.facts()['dtype']}) at http://{host}:{port}")
+    config = uvicorn.Config(
+        app, http=BoundedConnection, log_level="warning", access_log=False, timeout_keep_alive=IDLE_SECONDS
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def load_served_base(
+    folder: str | Path, dtype: str, device: str, known: BaseChecksums | None = None, sums: ChecksumCache = NO_SUMS
+) -> tuple[LoadedBase, str]:
+    """The base model, checked and packed as for training, and the sha256 of its weights."""
+    torch_device = pick_device(device)
+    enable_tf32(torch_device)
+    base = load_base(folder, native_dtype(dtype, torch_device), str(torch_device), known, sums)
+    if reason := unsupported_reason(base.config.to_dict()):
+        raise Unsupported(f"{folder} cannot be trained for: {reason}")
+    check_logits(base)
+    pack_supported(base, head=False)
+    return base, weights_sum(Path(folder), sums)
+
+
+def listen(address: ServerAddress) -> socket.socket:
+    """A listening socket, opened before the model is loaded so that a used port fails at once. Raises Unavailable."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family)
+    except OSError as error:
+        raise Unavailable(
+            f"The server of hidden states cannot listen on {address.host}:{address.port} ({error.strerror}); "
+            "another may run there already: choose another --port."
+        ) from None

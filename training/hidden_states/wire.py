@@ -19,15 +19,16 @@ from torch.nn.utils.rnn import pad_sequence
 from speculoos.errors import BadInput
 
 PROTOCOL = 1
-MAX_VALUE_BYTES = 4
-"""Maximum bytes of one value."""
+MAX_VALUE_BYTES = 4  # maximum bytes of one value
 MEDIA_TYPE = "application/vnd.safetensors"
+MIN_LAYER_LIMIT = 3
+"""Layers that may be requested of any base model: the three of an EAGLE-3 draft may coincide in a small model."""
 
 
 @dataclass(frozen=True, eq=False)
 class StatesRequest:
-    """A request for hidden states of rows of token ids, each [n]: the outputs of 0-based `layers` at every token, and
-    the head's input at the ascending `positions` [m] of each row (None: at every token)."""
+    """Hidden states of rows of token ids, each [n]: the outputs of 0-based `layers` at every token, and the head's
+    input at the ascending `positions` [m] of each row (None: at every token)."""
 
     rows: tuple[Tensor, ...]
     layers: tuple[int, ...] = ()

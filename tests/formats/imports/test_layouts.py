@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.eagle_runner import PackedRunner
+from decoding.drafters.eagle import PackedRunner
 from decoding.target import fast_target
 from formats.imports.eagle3 import MODELOPT_TWICE
 from formats.options import export_options as formats_of

@@ -1,6 +1,6 @@
-"""Stand-ins for vLLM's and SGLang's servers: their words on the wire and their files, with a tiny base computing by
-transformers alone. Written after the sources of vLLM's ExampleHiddenStatesConnector, speculators' client and SGLang's
-/generate; the engines themselves do not run here."""
+"""A stand-in for vLLM's server: its words on the wire and its files, with a tiny base computing by transformers alone.
+Written after the sources of vLLM's ExampleHiddenStatesConnector and speculators' client; vLLM itself does not run here.
+"""
 
 import fcntl
 import json
@@ -127,20 +127,3 @@ class VllmStandIn(StandIn):
 
         threading.Thread(target=write).start()
         return token
-
-
-class SglangStandIn(StandIn):
-    """/generate with return_hidden_states: numbers as JSON; `cached` tokens of each prompt send none."""
-
-    kind = "sglang"
-    cached = 0
-
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        if path == "/health":
-            return 200, {}
-        assert path == "/generate" and body["return_hidden_states"] is True
-        ids = body["input_ids"]
-        _, _, hidden, token = self.run(ids)
-        meta = {"prompt_tokens": len(ids), "completion_tokens": 1, "cached_tokens": self.cached}
-        meta["hidden_states"] = [hidden[self.cached :].tolist()]
-        return 200, {"text": "x", "output_ids": [token], "meta_info": meta}

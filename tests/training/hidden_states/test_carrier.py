@@ -11,9 +11,9 @@ from speculoos.errors import BadInput
 from tests.training.hidden_states.conftest import Notebook
 from training.batches import Batch
 from training.hidden_states.client import TemporarilyUnavailable
-from training.hidden_states.prefetcher import ServerWaitMonitor, ThreadedPrefetcher
+from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, ThreadedPrefetcher
 from training.hidden_states.wire import HiddenStates, StatesRequest
-from training.source import FeatureSource, RequiredStates
+from training.method import RequiredStates
 
 BASE = SimpleNamespace(dtype=torch.float32)
 

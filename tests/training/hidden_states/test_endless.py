@@ -11,10 +11,7 @@ from models.base import LoadedBase, load_base
 from speculoos.errors import BadInput
 from speculoos.settings import HiddenStatesServer
 from tests.tools.endless import Endless
-from training.hidden_states.client import OVERHEAD_BYTES
-from training.hidden_states.reference import ReferenceClient
-from training.hidden_states.sglang import SglangClient
-from training.hidden_states.vllm import VllmClient
+from training.hidden_states.client import OVERHEAD_BYTES, ReferenceClient, VllmClient
 from training.hidden_states.wire import StatesRequest
 
 ASKED = StatesRequest((torch.arange(1, 40),))
@@ -41,13 +38,12 @@ def clients(endless: Endless, base: LoadedBase) -> dict[str, Any]:
 
     return {
         "ours": ReferenceClient(server("speculoos"), base, "0" * 64),
-        "sglang": SglangClient(server("sglang"), base),
         "vllm": VllmClient(server("vllm", model="tiny"), base),
         "vllm without a name": VllmClient(server("vllm"), base),
     }
 
 
-@pytest.mark.parametrize("which", ["ours", "sglang", "vllm", "vllm without a name"])
+@pytest.mark.parametrize("which", ["ours", "vllm", "vllm without a name"])
 @pytest.mark.parametrize("ask", [lambda c: c.states(ASKED), lambda c: c.check(ASKED.rows)], ids=["states", "check"])
 def test_an_answer_without_end_is_refused(
     which: str, ask: Callable[[Any], object], endless: Endless, base: LoadedBase

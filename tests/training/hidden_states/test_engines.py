@@ -1,4 +1,4 @@
-"""Clients of serving engines against stand-ins that answer in their forms."""
+"""The client of vLLM against a stand-in that answers in its form."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,11 @@ import torch
 from models.base import LoadedBase, load_base
 from models.methods import train_config
 from models.tiny import make_tiny_base
-from speculoos.errors import BadInput, Unsupported
+from speculoos.errors import BadInput
 from tests.training.hidden_states.conftest import Notebook
-from tests.training.hidden_states.stand_ins import SglangStandIn, StandIn, VllmStandIn
+from tests.training.hidden_states.stand_ins import StandIn, VllmStandIn
 from tests.training.hidden_states.test_training import SHORT, check_same
-from training.hidden_states.connect import StatesLocation
+from training.hidden_states.prefetcher import StatesLocation
 from training.loop import train
 
 IDS = [2, 2, 1, 4]
@@ -66,11 +66,10 @@ def test_vllm_in_half_precision_with_a_key_and_a_name(
     assert away.curve() == pytest.approx(here.curve(), rel=0.02)
 
 
-@pytest.mark.parametrize("engine_of", [SglangStandIn, lambda base: None], ids=["sglang", "vllm"])
-def test_an_engine_with_another_model_is_found_out(engine_of, run, tmp_path: Path, notes: Notebook) -> None:
+def test_an_engine_with_another_model_is_found_out(run, tmp_path: Path, notes: Notebook) -> None:
     other = load_base(make_tiny_base(tmp_path / "other", seed=9))
     with (
-        engine_of(other) or VllmStandIn(other, tmp_path / "shared", IDS) as engine,
+        VllmStandIn(other, tmp_path / "shared", IDS) as engine,
         pytest.raises(BadInput, match="“engine” chose the token .* in [0-2] of 6 rows: it runs another base"),
     ):
         run(notes, engine, method="medusa")
@@ -138,21 +137,3 @@ def test_a_file_of_other_tokens_is_not_taken(run, whole: LoadedBase, tmp_path: P
         with pytest.raises(BadInput, match="holds hidden states of other tokens"):
             run(notes, engine, method="medusa")
     assert list((tmp_path / "shared").glob("*.safetensors")), "a file that is not proved ours is not removed"
-
-
-def test_sglang_teaches_what_the_base_teaches(run, whole: LoadedBase) -> None:
-    here, away = Notebook(), Notebook()
-    run(here, method="eagle")
-    with SglangStandIn(whole) as engine:
-        run(away, engine, method="eagle")
-    check_same(here, away)
-
-
-def test_sglang_has_no_other_layers_and_may_have_cached_a_prompt(run, whole: LoadedBase, notes: Notebook) -> None:
-    with SglangStandIn(whole) as engine:
-        with pytest.raises(Unsupported, match="an EAGLE-3 draft cannot learn from it; use vLLM"):
-            run(notes, engine, method="eagle3")
-        engine.cached = 2
-        with pytest.raises(BadInput, match=r"sent hidden states .*; expected are \[\d+, 32\]") as refused:
-            run(notes, engine, method="medusa")
-    assert "--disable-radix-cache and --chunked-prefill-size -1" in refused.value.hint

@@ -16,7 +16,7 @@ from speculoos.errors import NotFound
 from speculoos.reporting import SilentReporter
 from tests.training.hidden_states.conftest import Notebook
 from tests.training.hidden_states.test_training import SHORT, check_same
-from training.hidden_states.connect import StatesLocation
+from training.hidden_states.prefetcher import StatesLocation
 from training.hidden_states.states_store import StatesStore
 from training.hidden_states.wire import StatesRequest, compute_states
 from training.loop import train

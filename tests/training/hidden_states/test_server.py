@@ -13,9 +13,15 @@ from starlette.testclient import TestClient
 from models.base import load_base
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unavailable
-from training.hidden_states.main import ServerAddress, listen, load_served_base
-from training.hidden_states.request import RequestLimits
-from training.hidden_states.server import MAX_BODY_BYTES, StatesEngine, create_app
+from training.hidden_states.server import (
+    MAX_BODY_BYTES,
+    RequestLimits,
+    ServerAddress,
+    StatesEngine,
+    create_app,
+    listen,
+    load_served_base,
+)
 from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states, from_bytes
 
 ROWS = [[5, 6, 7, 8, 9], [11, 12, 13]]

@@ -17,7 +17,7 @@ from speculoos.errors import BadInput, Cancelled, NotFound, Unsupported
 from speculoos.settings import HiddenStatesServer
 from tests.tools.state_server import StateProcess
 from tests.training.hidden_states.conftest import Notebook
-from training.hidden_states.connect import StatesLocation
+from training.hidden_states.prefetcher import StatesLocation
 from training.loop import Trainer, TrainResult, train
 from training.resume_points import all_resume_points
 

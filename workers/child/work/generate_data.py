@@ -180,7 +180,7 @@ def _publish(request: GenerateData, context: JobContext, rows: int, report: dict
 def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
     """Write `preview.json` in a data set folder: the tokens of the first conversations with their loss mask, as the web
     server has no tokenizer. An error is logged and does not fail the job."""
-    from training.preview import preview
+    from training.tokenising import preview
 
     try:
         write_json(folder / "preview.json", {"rows": preview(folder, base_path, PREVIEW_ROWS)})

@@ -13,7 +13,7 @@ from models.base import decoding_dtype, load_base
 from models.checkpoints import load_draft, update_draft_config
 from models.methods.recipes import config_for
 from tracking.tables import Base, Checkpoint, Dataset
-from training.hidden_states.connect import StatesLocation
+from training.hidden_states.prefetcher import StatesLocation
 from training.loop import train
 from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_facts
 from workers.child.context import JobContext
