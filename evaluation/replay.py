@@ -5,8 +5,7 @@ this for chains): the longest drafted path that matches the recording is accepte
 a target that returns recorded tokens, so τ has its usual meaning.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -123,8 +122,8 @@ def _steps(
 
 
 def replay_figures(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
-    """JSON-able figures: τ with its interval, acceptance by depth, counts, `evaluation.breakdown`, the prompts with the
-    lowest τ, and, with recorded log-probabilities, the expected acceptance of sampling."""
+    """JSON-able figures: τ with its interval, acceptance by depth, counts, `evaluation.breakdown`, and the prompts
+    with the lowest τ."""
     summary = summarize(done.steps)
     return {
         "mean_accepted_length": round(summary.mean_accepted_length, 4),
@@ -136,7 +135,6 @@ def replay_figures(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
         "skipped": [list(pair) for pair in done.skipped],
         **breakdown([row.steps for row in done.rows], token_text_reader(tokenizer)),
         "per_prompt": worst_first(map(_prompt, done.rows)),
-        **expected(done, tokenizer),
     }
 
 
@@ -166,52 +164,6 @@ def playground_answer(row: ReplayedRow, tokenizer: Any, source: str) -> dict[str
     summary = summarize(row.steps).to_json() | {"notices": [notice], "replayed": source}
     messages = [{"role": m["role"], "content": m["content"]} for m in row.recording.messages]
     return {"messages": messages, "records": records, "text": stream.text, "summary": summary}
-
-
-def expected(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
-    """Expected acceptance of lossless sampling with these trees, from recorded probabilities; {} without any.
-
-    At depth d: the mean probability, over verifications in which the draft followed the recorded path so far, that one
-    of the drafted children is sampled, i.e. the sum of their p. Tokens without a recorded probability count as 0, so
-    this is a lower bound.
-    """
-    with_logprobs = [row for row in done.rows if row.recording.logprobs]
-    if not with_logprobs:
-        return {}
-    piece = token_text_reader(tokenizer)
-    by_depth: dict[int, list[float]] = {}
-    for row in with_logprobs:
-        for depth, probability in _probabilities(row, piece):
-            by_depth.setdefault(depth, []).append(probability)
-    means = [float(np.mean(by_depth[depth])) for depth in sorted(by_depth)]
-    length = 1.0 + sum(math.prod(means[:depth]) for depth in range(1, len(means) + 1))
-    return {
-        "expected_acceptance_by_depth": [round(mean, 4) for mean in means],
-        "expected_accepted_length": round(length, 4),
-        "recordings_with_probabilities": len(with_logprobs),
-    }
-
-
-def _probabilities(row: ReplayedRow, piece: Callable[[int], str]) -> Iterator[tuple[int, float]]:
-    """(depth, probability that a child is sampled) of every counted verification, along the recorded path."""
-    position = 0
-    for step in row.steps:
-        index, parent = position, -1
-        position += len(step.tokens)
-        if not step.counted or step.kind != "verify":
-            continue
-        for depth, node in enumerate((*step.accepted, None), 1):
-            children = [n for n, p in enumerate(step.drafted.parents) if p == parent]
-            if not children or index >= len(row.recording.logprobs):
-                break
-            yield depth, _sum_p(row.recording.logprobs[index], [step.drafted.tokens[n] for n in children], piece)
-            index, parent = index + 1, node
-
-
-def _sum_p(logprobs: Sequence[tuple[str | int, float]], tokens: Sequence[int], piece: Callable[[int], str]) -> float:
-    by_token = dict(logprobs)
-    values = (by_token.get(token, by_token.get(piece(token), -math.inf)) for token in dict.fromkeys(tokens))
-    return min(sum(math.exp(logprob) for logprob in values), 1.0)
 
 
 def project_times(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
