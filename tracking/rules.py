@@ -45,7 +45,6 @@ class RetentionRule:
 RETENTION = {
     "keep_runs_days": RetentionRule("Chats and comparisons, days"),
     "keep_logs_days": RetentionRule("Logs of ended jobs, days"),
-    "keep_logs_mb": RetentionRule("Logs of ended jobs, MB"),
     "keep_uploads_days": RetentionRule("Uploads, days"),
     "keep_exports_days": RetentionRule("Downloads, days"),
     "keep_states_days": RetentionRule("States of failed trainings, days"),
