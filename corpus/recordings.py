@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.answered import ANSWERED_FIELDS, parse_answered
-from corpus.fields import BadRecord, is_filled, text_of
-from corpus.rows import BadRow, parsed_rows, row_id
-from corpus.shapes import Message, record_of
+from corpus.rows import BadRecord, BadRow, Message, is_filled, parsed_rows, row_id, text_of
 from corpus.shards import read_rows
 
 OWN_FIELDS = ANSWERED_FIELDS | {"prompt_ids", "token_ids", "raw"}
@@ -48,11 +46,10 @@ def read_recordings(path: str | Path, limit: int | None = None, raw: bool = Fals
     path = Path(path)
     if path.is_dir():
         return islice((r for row in read_rows(path) for r in _of_row(row)), limit)
-    return parsed_rows(path, lambda line, value: _record(line, value, raw), OWN_FIELDS, limit)
+    return parsed_rows(path, lambda line, record: _record(line, record, raw), OWN_FIELDS, limit)
 
 
-def _record(line: int, value: Any, raw: bool) -> Recording:
-    record = record_of(value)
+def _record(line: int, record: dict[str, Any], raw: bool) -> Recording:
     messages, output, finish = _messages_and_output(line, record)
     prompt_ids, ids = _ids(record, "prompt_ids"), _ids(record, "token_ids")
     name = str(record.get("id") or row_id(line))[:200]

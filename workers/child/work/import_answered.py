@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from corpus.import_answered import import_answered
+from corpus.importing import import_answered
 from models.base import load_tokenizer, read_eos_ids
 from tracking.tables import Base
 from training.masks import mask_conversation
