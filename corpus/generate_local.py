@@ -14,7 +14,6 @@ import torch
 
 from corpus.batch import BatchAnswer, answer_all
 from corpus.conversations import KIND_FAILED, Conversation, GenerateOptions, count_answers, finish_dataset, to_answer
-from corpus.estimate import check_needs
 from corpus.generation_status import GenerationStatus
 from corpus.seeds import row_rng
 from corpus.shards import ShardWriter
@@ -65,12 +64,11 @@ def generate_local(
     `rows`, `tokens` (generated), `seconds`, `tokens_per_second` (both of this call), `finish` (answers by finish
     reason), `failed` ([{id, reason}]), `left_out` (failed rows by kind), `complete` (False when the time limit stopped
     it; truncated answers are kept from 16 tokens on), `dtype`. Hidden states of kept rows are stored in `keep`. Raises
-    Unavailable for too little disk space or memory, Cancelled after a stop request; finished rows are kept.
+    Cancelled after a stop request; finished rows are kept.
     """
     card = card or read_card(base.path)
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
-        reporter.log(check_needs(base, source, options, total - len(shards.done), folder))
         run = _LocalRun(base, shards, options, reporter, total, keep)
         run.run(to_answer(source, options, shards.done))
         run.status.update(run.status.tokens, last=True)
