@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import openai
 
-from corpus.conversations import Conversation, make_conversation_from_row
+from corpus.conversations import Conversation, make_conversation_from_row, row_seed
 from corpus.endpoints import EndpointPool, short_error
-from corpus.seeds import row_seed
 from evaluation.breakdown import PromptFigures, worst_first
 from evaluation.estimate import DRAWS, LEVEL, SEED
 from evaluation.published import META_INFO, PublishedAcceptance, acceptance_of_answer, scrape

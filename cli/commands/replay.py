@@ -100,7 +100,7 @@ def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
 
 def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, Any], device: str) -> Any:
     """The draft with a target model that replays the recording. `ref` is None if the draft is not a checkpoint."""
-    from evaluation.drafts import open_prompt_lookup, open_small_model, open_with_base
+    from evaluation.replay import open_prompt_lookup, open_small_model, open_with_base
 
     if ref is None and draft != NGRAM:
         return open_small_model(Path(draft).expanduser(), drafting, settings.dtype, device)

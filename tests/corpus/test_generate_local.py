@@ -12,6 +12,7 @@ from corpus import batch
 from corpus.batch import BatchAnswer, answer_all, sample_tokens
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.generate_local import _LocalRun, generate_local
+from corpus.generation_status import GenerationStatus
 from corpus.importing import import_prompts
 from corpus.shards import ShardWriter, read_rows, read_summary
 from models.base import LoadedBase, load_base
@@ -200,7 +201,8 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Loade
     prompts = prompt_set(tmp_path, [{"turns": [f"number {i}", "and then?"]} for i in range(10)])
     options = GenerateOptions(max_tokens=400, batch_size=16, max_minutes=30)
     with ShardWriter(tmp_path / "out") as shards:
-        run = _LocalRun(base, shards, options, Clock(), 10, None)
+        clock = Clock()
+        run = _LocalRun(base, options, clock, GenerationStatus(clock, shards, options, 10))
         run.run(to_answer(prompts, options, set()))
     rows = list(read_rows(tmp_path / "out"))
     assert not run.status.complete and len(rows) == 10

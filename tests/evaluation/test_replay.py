@@ -15,9 +15,16 @@ from decoding.target import fast_target
 from decoding.text import token_text_reader
 from evaluation.breakdown import breakdown
 from evaluation.costs import Costs
-from evaluation.drafts import open_prompt_lookup, open_small_model, open_with_base
 from evaluation.questions import built_in
-from evaluation.replay import ids_of, project_times, replay, replay_figures
+from evaluation.replay import (
+    ids_of,
+    open_prompt_lookup,
+    open_small_model,
+    open_with_base,
+    project_times,
+    replay,
+    replay_figures,
+)
 from models.base import load_base
 from models.chat import render
 from models.checkpoints import load_draft

@@ -6,7 +6,7 @@ from typing import Any
 
 from corpus.conversations import GenerateOptions
 from corpus.labels import ServedBase
-from corpus.shard_storage import ShardFolder
+from corpus.sharding import ShardFolder
 from corpus.shards import count_lengths
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.files import write_json

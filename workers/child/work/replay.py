@@ -3,8 +3,7 @@
 from typing import Any
 
 from corpus.recordings import read_recordings
-from evaluation.drafts import open_with_base
-from evaluation.replay import playground_answer, project_times, replay, replay_figures
+from evaluation.replay import open_with_base, playground_answer, project_times, replay, replay_figures
 from tracking import queries, replays
 from tracking.tables import Dataset, Evaluation
 from workers.child.context import JobContext
