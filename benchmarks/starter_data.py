@@ -16,9 +16,8 @@ import torch
 
 from benchmarks.starter_prompts import varied_prompts
 from corpus.batch import BatchAnswer, answer_all
-from corpus.conversations import GenerateOptions
+from corpus.conversations import GenerateOptions, row_rng
 from corpus.generate_local import generate_local, generation_dtype
-from corpus.seeds import row_rng
 from corpus.shards import ShardWriter
 from models.base import LoadedBase, load_base
 from models.chat import render

@@ -1,4 +1,4 @@
-"""Parse answered conversations, ready for training, from records (formats: `corpus.shapes`).
+"""Parse answered conversations, ready for training, from records (formats: `corpus.rows`).
 
 System turns, tool messages, tool calls, declared tools and reasoning are kept, under the names that chat templates use.
 A greeting before the first question and questions after the last answer are dropped. The finish reason of an answer may
@@ -7,26 +7,32 @@ or ModelOpt's `truncated` in the row.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from corpus.fields import (
+from corpus.prompts import ROLES, role_of
+from corpus.rows import (
+    DEFAULT_MAX_ROWS,
+    FIELDS,
     BadRecord,
+    BadRow,
+    Files,
+    ImportedRow,
+    Message,
     category_of,
-    check_size,
-    check_text,
+    checked,
     is_filled,
     kind_of,
     list_of,
+    messages_of,
     origin_of,
+    parsed_rows,
     text_of,
 )
-from corpus.mapping import mapped_rows
-from corpus.prompts import ROLES
-from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, row_id
-from corpus.shapes import FIELDS, Message, messages_of, record_of
+from speculoos.errors import BadInput
+from training.masks import MaskedTokens
 
 TOOL = dict.fromkeys(("tool", "function", "observation", "function_response", "ipython"), "tool")
 CALL = dict.fromkeys(("function_call", "tool_call"), "assistant")
@@ -38,79 +44,57 @@ CUT = ("length", "max_tokens", "max_length", "model_length")
 ANSWERED_FIELDS = FIELDS | {"tools", "truncated", *FINISH}
 
 
-class AnsweredTokens(Protocol):
-    """Token ids of a conversation, half-open spans of those in the loss, and the source of the mask."""
-
-    token_ids: Sequence[int]
-    source: str
-
-    @property
-    def spans(self) -> Sequence[tuple[int, int]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredRow:
-    """One conversation that ends with an answer. `finish` of each answer: "length" (truncated) or "stop"; `masked`: its
-    tokens, once tokenised."""
-
-    line: int
-    messages: list[Message]
-    finish: list[str]
-    tools: list[Any] = field(default_factory=list)
-    category: str = ""
-    source: dict[str, Any] = field(default_factory=dict)
-    masked: AnsweredTokens | None = None
-
-    @property
-    def cut(self) -> int:
-        """Number of truncated answers."""
-        return self.finish.count("length")
-
-    def to_json(self) -> dict[str, Any]:
-        row = {"id": row_id(self.line), "messages": self.messages, "finish": self.finish}
-        extra = {"tools": self.tools, "category": self.category, "source": {"line": self.line, **self.source}}
-        if self.masked:
-            extra |= {"token_ids": self.masked.token_ids, "loss_spans": self.masked.spans}
-        return row | {key: value for key, value in extra.items() if value}
+Masking = Callable[[dict[str, Any]], MaskedTokens]
+"""(row with `messages` and `finish`) → its tokens; raises BadInput, without naming the row, for an unusable one."""
 
 
 def read_answered(
-    files: Files, max_rows: int = DEFAULT_MAX_ROWS, mapping: Mapping[str, str] | None = None
-) -> Iterator[AnsweredRow | BadRow]:
-    """All rows, good or bad, of files of answered conversations, in order: see `corpus.mapping.mapped_rows`."""
-    return mapped_rows(files, parse_answered, ANSWERED_FIELDS, mapping, max_rows=max_rows)
+    files: Files,
+    max_rows: int = DEFAULT_MAX_ROWS,
+    mapping: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    masking: Masking | None = None,
+) -> Iterator[ImportedRow | BadRow]:
+    """All rows, good or bad, of files of answered conversations, in order: see `corpus.rows.parsed_rows`. With a
+    `masking` they have their tokens, and a row that it rejects, or without tokens in the loss, is a bad one."""
+
+    def parse(line: int, record: dict[str, Any]) -> ImportedRow:
+        row = parse_answered(line, record)
+        return _tokenised(row, masking) if masking else row
+
+    return parsed_rows(files, parse, ANSWERED_FIELDS, limit, max_rows, mapping)
 
 
-def parse_answered(line: int, value: Any) -> AnsweredRow:
+def _tokenised(row: ImportedRow, masking: Masking) -> ImportedRow:
+    try:
+        masked = masking(row.to_json())
+    except BadInput as error:
+        raise BadRecord(str(error)) from None
+    if not (spans := masked.spans):
+        raise BadRecord("nothing to learn from: the template changes its answers, or a limit cut the only one")
+    return replace(row, token_ids=masked.token_ids, loss_spans=spans, mask_source=masked.source)
+
+
+def parse_answered(line: int, record: dict[str, Any]) -> ImportedRow:
     """The conversation of one record. Raises BadRecord when it has none to learn from."""
-    record = record_of(value)
     turns = messages_of(record, _message)
-    endings = _endings(record, turns)
-    messages, finish = _trimmed(turns, endings)
-    _check(messages)
+    messages, finish = _trimmed(turns, _endings(record, turns))
+    _check_turns(messages)
     if is_filled(record.get("system")) and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(record["system"], "system")})
     tools = _tools(record["tools"]) if is_filled(record.get("tools")) else []
-    row = AnsweredRow(line, messages, finish, tools, category_of(record), origin_of(record))
-    check_text(row.to_json())
-    return row
+    return checked(ImportedRow(line, messages, category_of(record), origin_of(record), finish=finish, tools=tools))
 
 
 def _message(item: Any, where: str) -> Message:
     """One message with all fields that chat templates use, and `finish`, which `_endings` removes."""
-    if not isinstance(item, dict):
-        raise BadRecord(f"{where}: expected a message, found {kind_of(item)}")
-    name = str(item.get("role") or item.get("from")).strip().lower()
-    if name not in ALL_ROLES:
-        raise BadRecord(f"{where}: role {name[:40]!r} is not user, assistant, system or tool")
+    role = role_of(item, where, ALL_ROLES)
     content = item.get("content", item.get("value"))
-    message: Message = {"role": ALL_ROLES[name], "content": "" if content is None else text_of(content, where)}
+    message: Message = {"role": role, "content": "" if content is None else text_of(content, where)}
     for key in ("name", "tool_call_id"):
         if isinstance(item.get(key), str) and item[key]:
             message[key] = item[key]
-    if message["role"] == "assistant":
-        message |= _answer_fields(item, where)
-    return message
+    return message | _answer_fields(item, where) if role == "assistant" else message
 
 
 def _answer_fields(item: Mapping[str, Any], where: str) -> Message:
@@ -165,14 +149,11 @@ def _trimmed(turns: list[Message], endings: list[str]) -> tuple[list[Message], l
     return conversation, ["length" if ending in CUT else "stop" for ending in endings[greetings:]]
 
 
-def _check(messages: list[Message]) -> None:
-    """Raise BadRecord for empty turns and oversized rows."""
+def _check_turns(messages: list[Message]) -> None:
+    """Raise BadRecord for empty turns."""
     for message in messages:
         role, content = message["role"], message["content"].strip()
         if role == "user" and not content:
             raise BadRecord("a user turn is empty")
         if role == "assistant" and not (content or message.get("reasoning_content") or message.get("tool_calls")):
             raise BadRecord("no answer: an assistant turn is empty")
-    users = [message["content"] for message in messages if message["role"] == "user"]
-    others = [m["content"] + m.get("reasoning_content", "") for m in messages if m["role"] != "user"]
-    check_size(users, others)

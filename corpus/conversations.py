@@ -1,11 +1,12 @@
 """Conversations of data sets: prompts to answer, and answered rows. Independent of models."""
 
+import hashlib
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corpus.seeds import row_seed
 from corpus.shards import count_rows, read_rows, remove_duplicates, write_summary
 
 KIND_FAILED, EMPTY, CUT, DUPLICATE = "failed", "empty", "cut", "duplicate"
@@ -103,6 +104,16 @@ class Conversation:
             answers[number]["reasoning_content"] = reasoning
         row = {"id": self.id, "messages": messages, "finish": self.finish, **extra}
         return row | {k: v for k, v in (("category", self.category), ("source", self.source)) if v}
+
+
+def row_rng(seed: int, row_id: str, turn: int) -> random.Random:
+    """Random generator of one answer, independent of batch, shard and resumes."""
+    return random.Random(row_seed(seed, row_id, turn))
+
+
+def row_seed(seed: int, row_id: str, turn: int) -> int:
+    """64-bit seed of one answer, a function of seed, row and turn only."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{row_id}/{turn}".encode()).digest()[:8], "big")
 
 
 def to_answer(folder: str | Path, options: GenerateOptions, done: set[str]) -> Iterator[Conversation]:

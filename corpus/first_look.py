@@ -53,7 +53,7 @@ def _display(row: Any) -> dict[str, Any]:
     """A row with its messages, reference answers after the user turns they belong to."""
     if isinstance(row, BadRow):
         return {"line": row.line, "reason": row.reason}
-    references = list(getattr(row, "reference", ()))
+    references = list(row.reference)
     messages: list[dict[str, str]] = []
     for message in row.messages:
         messages.append({"role": message["role"], "content": message["content"][:LONGEST]})

@@ -6,6 +6,7 @@ answers do not depend on the batch except for rounding; sampled ones use random 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,16 @@ from typing import Any
 import torch
 
 from corpus.batch import BatchAnswer, answer_all
-from corpus.conversations import KIND_FAILED, Conversation, GenerateOptions, count_answers, finish_dataset, to_answer
-from corpus.estimate import check_needs
+from corpus.conversations import (
+    KIND_FAILED,
+    Conversation,
+    GenerateOptions,
+    count_answers,
+    finish_dataset,
+    row_rng,
+    to_answer,
+)
 from corpus.generation_status import GenerationStatus
-from corpus.seeds import row_rng
 from corpus.shards import ShardWriter
 from models.base import LoadedBase, has_bfloat16
 from models.chat import after_answer, render
@@ -65,48 +72,38 @@ def generate_local(
     `rows`, `tokens` (generated), `seconds`, `tokens_per_second` (both of this call), `finish` (answers by finish
     reason), `failed` ([{id, reason}]), `left_out` (failed rows by kind), `complete` (False when the time limit stopped
     it; truncated answers are kept from 16 tokens on), `dtype`. Hidden states of kept rows are stored in `keep`. Raises
-    Unavailable for too little disk space or memory, Cancelled after a stop request; finished rows are kept.
+    Cancelled after a stop request; finished rows are kept.
     """
     card = card or read_card(base.path)
-    total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
-        reporter.log(check_needs(base, source, options, total - len(shards.done), folder))
-        run = _LocalRun(base, shards, options, reporter, total, keep)
-        run.run(to_answer(source, options, shards.done))
-        run.status.update(run.status.tokens, last=True)
-    report = {**run.status.report(len(shards.done)), "dtype": str(base.dtype).removeprefix("torch.")}
+        status = GenerationStatus(reporter, shards, options, count_answers(source, options))
+        _LocalRun(base, options, reporter, status, keep).run(to_answer(source, options, shards.done))
+        status.update(status.tokens, last=True)
+    report = {**status.report(), "dtype": str(base.dtype).removeprefix("torch.")}
     sums = {"base_sha256": card.get("weights_sha256", ""), "tokenizer_sha256": card.get("tokenizer_sha256", "")}
     return finish_dataset(folder, options, report, source=Path(source).name, **sums)
 
 
+@dataclass
 class _LocalRun:
     """State of one call: queued answers and counters."""
 
-    def __init__(
-        self,
-        base: LoadedBase,
-        shards: ShardWriter,
-        options: GenerateOptions,
-        reporter: Reporter,
-        total: int,
-        keep: StatesStore | None = None,
-    ):
-        self.base, self.shards, self.options, self.reporter, self.total = base, shards, options, reporter, total
-        self.keep = keep
-        self.ready: list[BatchAnswer] = []
-        self.status = GenerationStatus(reporter, shards.folder)
+    base: LoadedBase
+    options: GenerateOptions
+    reporter: Reporter
+    status: GenerationStatus
+    keep: StatesStore | None = None
+    ready: list[BatchAnswer] = field(default_factory=list)
 
     def run(self, rows: Iterator[Conversation]) -> None:
-        def source(count: int) -> list[BatchAnswer]:
-            return self._next(rows, count)
-
-        options = self.options
+        options, source = self.options, partial(self._next, rows)
         for ended, running in answer_all(self.base, source, options.batch_size, options.top_p, self.keep is not None):
             for answer in ended:
                 self._finish_answer(answer)
-            self._report_progress()
+            self.status.update(self.status.tokens)
+            self.status.progress(f"{self.status.speed:.0f} tokens/s")
             check_stop(self.reporter)
-            if self.status.out_of_time(options):
+            if self.status.out_of_time():
                 self._keep_truncated(running)
                 return
 
@@ -152,14 +149,11 @@ class _LocalRun:
         conversation.finish.append(answer.finish)
         if not conversation.complete:
             self._queue(turn)
-        elif problem := conversation.problem(self.options):
-            self.status.add_omitted(conversation, *problem)
-        else:
+        elif self.status.is_kept(conversation):
             if self.keep:  # before the row, so that finished rows have them; the one at t predicted token t + 1
                 positions = [at - 1 for start, end in turn.spans for at in range(start, end)]
                 self.keep.write_answers(turn.ids, positions, torch.stack(turn.hidden))
             row = conversation.to_json(token_ids=turn.ids, loss_spans=turn.spans)
-            self.shards.add(row)
             self.status.add_row(row, sum(end - start for start, end in turn.spans))
 
     def _keep_truncated(self, running: list[BatchAnswer]) -> None:
@@ -170,8 +164,3 @@ class _LocalRun:
                 answer.finish = "length"
                 conversation.users = conversation.users[: len(conversation.answers) + 1]
                 self._finish_answer(answer)
-
-    def _report_progress(self) -> None:
-        self.status.update(self.status.tokens)
-        done = len(self.shards.done) + len(self.status.failed)
-        self.reporter.progress(done, self.total, "rows", f"{self.status.speed:.0f} tokens/s")

@@ -21,13 +21,13 @@ from corpus.conversations import (
     GenerateOptions,
     count_answers,
     finish_dataset,
+    row_seed,
     to_answer,
 )
 from corpus.endpoints import EndpointPool, short_error
 from corpus.generation_status import GenerationStatus
 from corpus.labels import LABEL_PROBLEMS, PROMPT, ConversationTokens, ServedBase
 from corpus.replies import Reply
-from corpus.seeds import row_seed
 from corpus.shards import ShardWriter
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable
 from speculoos.reporting import Reporter, check_stop
@@ -61,12 +61,11 @@ def generate_remote(
     if options.api == "completions" and served is None:
         raise BadInput("Plain completions need the base that the endpoint serves, to render its chat template.")
     pool = EndpointPool(endpoints, model, reporter.log, probe=_probe(options, served))
-    total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
-        run = _RemoteRun(pool, shards, options, reporter, total, served)
+        status = GenerationStatus(reporter, shards, options, count_answers(source, options))
+        run = _RemoteRun(pool, options, reporter, status, served)
         run.run(to_answer(source, options, set(shards.done)))
-    counts = {"labels": dict(run.labels), "retries": run.retries}
-    report = {**run.status.report(len(shards.done)), **counts}
+    report = {**status.report(), "labels": dict(run.labels), "retries": run.retries}
     sums = {"base_sha256": "", "tokenizer_sha256": ""}
     if served:
         sums = {"base_sha256": served.base_sha256, "tokenizer_sha256": served.tokenizer_sha256}
@@ -115,17 +114,14 @@ class _RemoteRun:
     def __init__(
         self,
         pool: EndpointPool,
-        shards: ShardWriter,
         options: GenerateOptions,
         reporter: Reporter,
-        total: int,
+        status: GenerationStatus,
         served: ServedBase | None,
     ) -> None:
-        self.pool, self.shards, self.options, self.served = pool, shards, options, served
-        self.reporter, self.total = reporter, total
+        self.pool, self.options, self.reporter, self.status, self.served = pool, options, reporter, status, served
         self.labels = Counter[str]()
         self.retries = self.failed_in_a_row = 0
-        self.status = GenerationStatus(reporter, shards.folder)
         self.results: queue.SimpleQueue[_Row | Exception | None] = queue.SimpleQueue()
         self.stopped, self._lock = threading.Event(), threading.Lock()
 
@@ -137,7 +133,7 @@ class _RemoteRun:
             while running:
                 check_stop(self.reporter)
                 self.status.update(self.pool.tokens)
-                if self.status.out_of_time(self.options):
+                if self.status.out_of_time():
                     self.stopped.set()
                 try:
                     row = self.results.get(timeout=WATCH_SECONDS)
@@ -206,24 +202,19 @@ class _RemoteRun:
             self.failed_in_a_row = 0
             self.status.tokens += row.tokens
             self.retries += row.retries
-            if problem := row.conversation.problem(self.options):
-                self.status.add_omitted(row.conversation, *problem)
-            else:
+            if self.status.is_kept(row.conversation):
                 self._keep(row)
-        self._report_progress()
+        failed = len(self.status.failed)
+        self.status.progress(f"{self.retries} retries, {failed} failed" if self.retries or failed else "")
 
     def _keep(self, row: _Row) -> None:
         self.status.finish.update(row.conversation.finish)
-        record = row.to_json()
-        self.shards.add(record)
-        self.status.add_row(record, row.tokens)
+        self.status.add_row(row.to_json(), row.tokens)
         kind = row.trail.kind if row.trail else TEXT
         self.labels[kind] += 1
         if kind in LABEL_PROBLEMS and self.labels[kind] == 1:
-            message = (
-                f"{row.conversation.id}: {LABEL_PROBLEMS[kind]}; such rows are counted, and tokenised from their text."
-            )
-            self.reporter.log(message, "warning")
+            message = f"{LABEL_PROBLEMS[kind]}; such rows are counted, and tokenised from their text."
+            self.reporter.log(f"{row.conversation.id}: {message}", "warning")
 
     def _failed(self, row: Conversation, error: Exception) -> None:
         if isinstance(error, Unavailable):
@@ -251,8 +242,3 @@ class _RemoteRun:
     def _endpoint_names(self) -> str:
         names = [repr(name) for name in self.pool.config()["endpoint"].split(",")]
         return ("Endpoint " if len(names) == 1 else "Endpoints ") + ", ".join(names)
-
-    def _report_progress(self) -> None:
-        failed = len(self.status.failed)
-        note = f"{self.retries} retries, {failed} failed" if self.retries or failed else ""
-        self.reporter.progress(len(self.shards.done) + failed, self.total, "rows", note)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.conversations import MAX_NAMED_ROWS, Conversation, GenerateOptions
-from corpus.shards import read_lines, shard_files
+from corpus.shards import ShardWriter, read_lines, shard_files
 from speculoos.reporting import Reporter
 
 EVERY_SECONDS = 2.0
@@ -30,16 +30,16 @@ ALL = ""
 
 
 class GenerationStatus:
-    """Status of one run. Call `add_row` or `add_omitted` for each row, and `update` regularly.
+    """Rows and counters of one run that writes to `shards`, whose rows of earlier attempts are counted. Call
+    `is_kept` and `add_row`, or `add_omitted`, for each row, and `update` regularly.
 
-    `failed` are the ids and reasons of omitted rows, `kinds` their number by kind; the caller counts `tokens`, the
-    answers by `finish` reason, and sets `complete`.
+    `failed` are the ids and reasons of omitted rows, `kinds` their number by kind; the caller counts `tokens` and the
+    answers by `finish` reason.
     """
 
-    def __init__(self, reporter: Reporter, folder: str | Path):
-        """Rows of earlier attempts in `folder` are counted."""
-        self._reporter = reporter
-        self._rows, self._tokens, self._bytes = _count_existing(Path(folder))
+    def __init__(self, reporter: Reporter, shards: ShardWriter, options: GenerateOptions, total: int):
+        self._reporter, self._shards, self._options, self._total = reporter, shards, options, total
+        self._rows, self._tokens, self._bytes = _count_existing(shards.folder)
         self._shown = SHOWN if self._rows else 0
         self.failed: list[dict[str, str]] = []
         self.kinds: Counter[str] = Counter()
@@ -56,16 +56,17 @@ class GenerationStatus:
         """Tokens per second of the whole run."""
         return self.tokens / max(self.seconds, 1e-9)
 
-    def out_of_time(self, options: GenerateOptions) -> bool:
+    def out_of_time(self) -> bool:
         """Whether the time limit is reached; the run is then not complete."""
-        late = options.max_minutes is not None and self.seconds > options.max_minutes * 60
+        limit = self._options.max_minutes
+        late = limit is not None and self.seconds > limit * 60
         self.complete = self.complete and not late
         return late
 
-    def report(self, rows: int) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """The part of a generation's report that local and remote ones share."""
         return {
-            "rows": rows,
+            "rows": len(self._shards.done),
             "tokens": self.tokens,
             "seconds": round(self.seconds, 1),
             "tokens_per_second": round(self.speed, 1),
@@ -75,8 +76,15 @@ class GenerationStatus:
             "complete": self.complete,
         }
 
-    def add_row(self, row: Mapping[str, Any], tokens: int) -> None:
-        """Count a finished row with `tokens` generated tokens."""
+    def is_kept(self, row: Conversation) -> bool:
+        """Whether a complete row belongs in the data set; counts it as omitted otherwise."""
+        if problem := row.problem(self._options):
+            self.add_omitted(row, *problem)
+        return not problem
+
+    def add_row(self, row: dict[str, Any], tokens: int) -> None:
+        """Store a finished row with `tokens` generated tokens."""
+        self._shards.add(row)
         self._rows, self._tokens = self._rows + 1, self._tokens + tokens
         self._bytes += len(json.dumps(row, ensure_ascii=False).encode()) + 1
         if self._shown < SHOWN:
@@ -94,6 +102,10 @@ class GenerationStatus:
             answer = {"content": row.answers[-1] if row.answers else ""}
             prompt = row.users[max(len(row.answers) - 1, 0)]
             self._sample(OMITTED_SAMPLE, row.id, prompt, answer, kind=kind, reason=reason)
+
+    def progress(self, note: str) -> None:
+        done = len(self._shards.done) + len(self.failed)
+        self._reporter.progress(done, self._total, "rows", note)
 
     def update(self, tokens: int | Mapping[str, int], last: bool = False) -> None:
         """Report the status every few seconds; `tokens` are those of this run, in total or by server."""

@@ -1,16 +1,28 @@
-"""Parse prompts from records (formats: `corpus.shapes`).
+"""Parse prompts from records (formats: `corpus.rows`).
 
 A `system` field becomes the first message. Answers in the record are kept as `reference`, one per user turn.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from corpus.fields import BadRecord, category_of, check_size, check_text, is_filled, kind_of, origin_of, text_of
-from corpus.mapping import mapped_rows
-from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, row_id
-from corpus.shapes import FIELDS, messages_of, record_of
+from corpus.rows import (
+    DEFAULT_MAX_ROWS,
+    FIELDS,
+    BadRecord,
+    BadRow,
+    Files,
+    ImportedRow,
+    Message,
+    category_of,
+    checked,
+    is_filled,
+    kind_of,
+    messages_of,
+    origin_of,
+    parsed_rows,
+    text_of,
+)
 
 ROLES = {
     **dict.fromkeys(("user", "human", "prompter", "instruction"), "user"),
@@ -19,61 +31,45 @@ ROLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """One prompt: an optional system message, user turns, and `reference` with an answer or "" for each turn."""
-
-    line: int
-    messages: list[dict[str, str]]
-    reference: list[str] = field(default_factory=list)
-    category: str = ""
-    source: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        row = {"id": row_id(self.line), "messages": self.messages}
-        extra = {"category": self.category, "reference": self.reference, "source": {"line": self.line, **self.source}}
-        return row | {key: value for key, value in extra.items() if value}
-
-
 def read_prompts(
     files: Files,
     limit: int | None = None,
     max_rows: int = DEFAULT_MAX_ROWS,
     mapping: Mapping[str, str] | None = None,
-) -> Iterator[PromptRow | BadRow]:
-    """All rows, good or bad, of prompt files, in order: see `corpus.mapping.mapped_rows`."""
-    return mapped_rows(files, parse_prompt, FIELDS, mapping, limit, max_rows)
+) -> Iterator[ImportedRow | BadRow]:
+    """All rows, good or bad, of prompt files, in order: see `corpus.rows.parsed_rows`."""
+    return parsed_rows(files, parse_prompt, FIELDS, limit, max_rows, mapping)
 
 
-def parse_prompt(line: int, value: Any) -> PromptRow:
+def parse_prompt(line: int, record: dict[str, Any]) -> ImportedRow:
     """The prompt of one record. Raises BadRecord when it has none."""
-    record = record_of(value)
-    turns, answers = _pair(messages_of(record, _message))
+    turns = messages_of(record, _message)
+    answers = _answers(turns)
     system = [text_of(record["system"], "system")] if is_filled(record.get("system")) else []
     system = [m["content"] for m in turns if m["role"] == "system"] or system
-    users = [m["content"] for m in turns if m["role"] == "user"]
-    check_size(users, answers, system)
     messages = [{"role": "system", "content": s} for s in system[:1] if s.strip()]
-    messages += [{"role": "user", "content": u} for u in users]
-    row = PromptRow(line, messages, answers, category_of(record), origin_of(record))
-    check_text(row.to_json())
-    return row
+    messages += [{"role": "user", "content": m["content"]} for m in turns if m["role"] == "user"]
+    return checked(ImportedRow(line, messages, category_of(record), origin_of(record), reference=answers))
 
 
-def _message(item: Any, where: str) -> dict[str, str]:
+def _message(item: Any, where: str) -> Message:
+    return {"role": role_of(item, where, ROLES), "content": text_of(item.get("content", item.get("value")), where)}
+
+
+def role_of(item: Any, where: str, roles: Mapping[str, str]) -> str:
+    """The role of a message, which is an object. Raises BadRecord for one that is none, and for an unknown role."""
     if not isinstance(item, dict):
         raise BadRecord(f"{where}: expected a message, found {kind_of(item)}")
-    name = item.get("role") or item.get("from")
-    role = ROLES.get(str(name).strip().lower())
-    if role is None:
-        raise BadRecord(f"{where}: role {str(name)[:40]!r} is not user, assistant or system")
-    return {"role": role, "content": text_of(item.get("content", item.get("value")), where)}
+    name = str(item.get("role") or item.get("from")).strip().lower()
+    if name not in roles:
+        *some, last = dict.fromkeys(roles.values())
+        raise BadRecord(f"{where}: role {name[:40]!r} is not {', '.join(some)} or {last}")
+    return roles[name]
 
 
-def _pair(messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[str]]:
-    """System and user messages, and the answer ("" if none) to each user turn. An answer before the first question (a
+def _answers(messages: list[Message]) -> list[str]:
+    """The answer ("" if none) to each user turn, [] if there is none at all. An answer before the first question (a
     greeting) is dropped."""
-    questions = [m for m in messages if m["role"] != "assistant"]
     answers: list[str] = []
     for message in messages:
         if message["role"] == "user":
@@ -84,4 +80,4 @@ def _pair(messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[st
             answers[-1] += message["content"]
     if not answers:
         raise BadRecord("no prompt: there is no user turn")
-    return questions, answers if any(answers) else []
+    return answers if any(answers) else []

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from corpus.conversations import DUPLICATE, EXACT, KIND_FAILED, TEXT, GenerateOptions, to_answer
-from corpus.shard_storage import ShardFolder
 from corpus.shards import read_lines, read_summary, remove_duplicates, shard_files, write_sums
 from speculoos.checksums import file_sha256
 from speculoos.errors import Conflict, Damaged
 from speculoos.files import new_path
+from speculoos.store import Store
 
 REPORTED = 200
 """Maximum failed prompts listed in a report; all are counted."""
@@ -27,6 +27,47 @@ IGNORED = ("batch_size", "limit", "max_minutes", "first", "samples", "first_samp
 NEWER = ("temperatures", "replace_system", "api", "drop_cut")
 """Options of later versions: with default values they are not part of the key, so that old keys stay valid."""
 DEFAULTS = GenerateOptions()
+
+
+class ShardFolder:
+    """Finished shards below a prefix of a store: a local folder, or the store that several machines share. Keys
+    identify content, so putting a shard twice is idempotent."""
+
+    def __init__(self, store: Store, prefix: str):
+        self.store, self.prefix = store, prefix
+
+    def report(self, key: str) -> dict[str, Any] | None:
+        """The report stored with a shard; it is written last, so None means that the shard is incomplete."""
+        try:
+            report = json.loads(self.store.read(self._report_path(key)) or b"null")
+        except ValueError:  # a damaged report: the shard is generated again
+            return None
+        return report if isinstance(report, dict) else None
+
+    def put(self, key: str, file: Path, report: dict[str, Any]) -> None:
+        """Move a local file into the storage, with its report."""
+        self.store.put_file(self._file(key), file)
+        self.store.write(self._report_path(key), json.dumps(report).encode())
+        file.unlink()
+
+    def fetch(self, key: str, target: Path) -> None:
+        """Copy the shard to a local file, atomically. Raises FileNotFoundError when it does not exist."""
+        self.store.get_file(self._file(key), target)
+
+    def drop(self, key: str) -> None:
+        """Remove a damaged shard."""
+        for name in (self._report_path(key), self._file(key)):
+            self.store.delete(name)
+
+    def clear(self) -> None:
+        """Remove all shards, after they were copied to the data set."""
+        self.store.delete(self.prefix)
+
+    def _file(self, key: str) -> str:
+        return f"{self.prefix}/{key}.jsonl"
+
+    def _report_path(self, key: str) -> str:
+        return f"{self.prefix}/{key}.json"
 
 
 @dataclass(frozen=True)

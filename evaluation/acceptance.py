@@ -13,7 +13,7 @@ from itertools import zip_longest
 from time import monotonic
 from typing import Any
 
-from corpus.seeds import row_seed
+from corpus.conversations import row_seed
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
@@ -27,7 +27,6 @@ from evaluation.estimate import AcceptanceEstimate, StepTiming, estimate
 from evaluation.load import LoadMonitor
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
-from evaluation.side_by_side import side_by_side
 from evaluation.ties import TIE, first_difference, gap_at
 from models.base import LoadedBase
 from models.chat import render
@@ -304,6 +303,23 @@ def _both(bench: _Bench, prompt: list[int], max_tokens: int, seed: int) -> tuple
     drafter = make_drafter(bench.target, bench.draft, bench.options)
     drafted = _generation(bench.target, drafter, prompt, config)
     return side_by_side(plain, drafted)
+
+
+def side_by_side(first: Iterator[Step], second: Iterator[Step]) -> tuple[list[Step], list[Step]]:
+    """All steps of two generations of one prompt, run alternately. The one with fewer tokens takes the next step, so
+    that both texts have similar length."""
+    steps: tuple[list[Step], list[Step]] = ([], [])
+    sources, tokens, open_ = (first, second), [0, 0], [0, 1]
+    last = 1
+    while open_:
+        turn = min(open_, key=lambda i: (tokens[i], i == last))
+        last = turn
+        if (step := next(sources[turn], None)) is None:
+            open_.remove(turn)
+            continue
+        steps[turn].append(step)
+        tokens[turn] += len(step.tokens)
+    return steps
 
 
 def _generation(target: Target, drafter: Drafter, prompt: list[int], config: GenerateConfig) -> Iterator[Step]:

@@ -2,17 +2,23 @@
 prompts with the lowest τ. Computed from existing steps; small enough to be stored in a database row.
 """
 
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from decoding.stats import acceptance_by_rank, summarize
 from decoding.step import Step
-from evaluation.token_classes import CLASSES, classify_tokens
 
 PLACES = (0, 16, 32, 64, 128, 256, 512, 1024)
 """Start positions of the spans of an answer, in tokens."""
+CODE, NUMBERS, NAMES, WORDS = "code", "numbers", "names", "words"
+PUNCTUATION, SPACES, OTHER = "punctuation and signs", "spaces and line breaks", "other scripts"
+CLASSES = (CODE, NUMBERS, NAMES, WORDS, PUNCTUATION, OTHER, SPACES)
+FENCE, INCOMPLETE = "```", "\ufffd"
+ENDS_SENTENCE = frozenset('.!?:;\n*#-"“(')
 MAX_PROMPTS = 100
 WORST = 12
 """Number of prompts stored with their messages, so that they can be run again."""
@@ -63,6 +69,48 @@ def by_class(answers: Iterable[Sequence[Step]], piece: Callable[[int], str]) -> 
                 tokens[kind] += 1
                 drafted[kind] += token.origin == "draft"
     return [{"class": kind, "tokens": tokens[kind], "drafted": drafted[kind]} for kind in CLASSES if tokens[kind]]
+
+
+def classify_tokens(pieces: Iterable[str]) -> Iterator[str]:
+    """The class of each token text of one answer, in order: code, number, name, word, punctuation, other script.
+
+    It depends on the text before the token as well: everything inside a ``` fence is code; a capital letter within a
+    sentence starts a name, which continues over the following tokens without a space.
+    """
+    text, previous = "", ""
+    for piece in pieces:
+        previous = CODE if _in_code(text, piece) else _class(piece, text, previous)
+        text += piece
+        yield previous
+
+
+def _in_code(text: str, piece: str) -> bool:
+    """Whether the token is inside a fence, or part of one."""
+    return text.count(FENCE) % 2 == 1 or (text[-2:] + piece).count(FENCE) > text[-2:].count(FENCE)
+
+
+def _class(piece: str, text: str, previous: str) -> str:
+    core = piece.strip()
+    if not core:
+        return SPACES
+    if INCOMPLETE in core or any(letter.isalpha() and not _is_latin(letter) for letter in core):
+        return OTHER
+    if any(letter.isalpha() for letter in core):
+        return _word(piece, core, text, previous)
+    return NUMBERS if any(sign.isdigit() for sign in core) else PUNCTUATION
+
+
+def _word(piece: str, core: str, text: str, previous: str) -> str:
+    continues = piece[0] == core[0] and text[-1:].isalpha()
+    if continues and previous in (NAMES, WORDS):
+        return previous
+    begins = not text.rstrip(" ") or text.rstrip(" ")[-1] in ENDS_SENTENCE
+    return NAMES if core[0].isupper() and not begins and core != "I" else WORDS
+
+
+@lru_cache(maxsize=4096)
+def _is_latin(letter: str) -> bool:
+    return letter.isascii() or unicodedata.name(letter, "").startswith("LATIN")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Acceptance figures published by servers: fields of a response, or Prometheus counters and gauges.
+"""Acceptance figures published by servers: fields of a response, or Prometheus counters.
 
-| server | with each answer | counters | gauge |
-| --- | --- | --- | --- |
-| Speculoos | `speculation_summary` | | |
-| vLLM | `metrics.speculative_decoding` (`--per-request-spec-decode-metrics`) | `vllm:spec_decode_*_total` | |
-| SGLang | `meta_info` of a choice (`return_meta_info`) | | `sglang:spec_accept_length` |
-| TensorRT-LLM | `avg_decoded_tokens_per_iter` of a choice | | `trtllm_spec_decode_acceptance_length` |
+| server | with each answer | counters |
+| --- | --- | --- |
+| Speculoos | `speculation_summary` | |
+| vLLM | `metrics.speculative_decoding` (`--per-request-spec-decode-metrics`) | `vllm:spec_decode_*_total` |
+| SGLang | `meta_info` of a choice (`return_meta_info`) | |
+| TensorRT-LLM | `avg_decoded_tokens_per_iter` of a choice | |
 
 All of them include the target model's own token: τ is tokens per verification, as everywhere in this project.
 """
@@ -22,14 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from speculoos.settings import Endpoint
 
-METRICS = ("/metrics", "/prometheus/metrics")
-"""Paths of the metrics, next to `/v1`."""
 POSITION = re.compile("[0-9]{1,2}")
 MAX_DEPTH = 100
 """Maximum depth of an answer's acceptance by depth; deeper ones are ignored."""
 MAX_BYTES, TIMEOUT = 8 << 20, 10.0
 VLLM = "vllm:spec_decode_num_"
-GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
 META_INFO = {"return_meta_info": True}
 """Request fields with which SGLang returns its figures."""
 
@@ -57,14 +54,6 @@ class PublishedAcceptance:
         return self.tokens / self.verifications if self.verifications else 0.0
 
 
-@dataclass(frozen=True)
-class Scrape:
-    """A server's metrics: counters since its start, and a gauge of its recent τ."""
-
-    counters: PublishedAcceptance | None = None
-    gauge: float | None = None
-
-
 def acceptance_of_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | None:
     """The acceptance figures in a chat completion (JSON); None without any."""
     for read in (_speculoos, _vllm, _sglang, _tensorrt):
@@ -77,52 +66,39 @@ def acceptance_of_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | Non
     return None
 
 
-def scrape(endpoint: Endpoint) -> Scrape:
-    """The metrics of an endpoint's first server, requested with its key and without redirects; an empty Scrape without
-    any."""
+def scrape(endpoint: Endpoint) -> PublishedAcceptance | None:
+    """The counters of an endpoint's first server, requested with its key and without redirects; None without any."""
     key = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     with httpx.Client(timeout=TIMEOUT, follow_redirects=False, headers=key) as client:
-        for address in addresses(endpoint.urls[0]):
-            result = read_metrics(_text(client, address))
-            if result != Scrape():
-                return result
-    return Scrape()
+        return read_metrics(_text(client, metrics_address(endpoint.urls[0])))
 
 
-def addresses(url: str) -> list[str]:
-    """Possible addresses of the metrics of the server with base URL `url` (…/v1)."""
+def metrics_address(url: str) -> str:
+    """Address of the metrics of the server with base URL `url` (…/v1)."""
     parts = urlsplit(url)
     root = parts.path.rstrip("/").removesuffix("/v1")
-    return [urlunsplit((parts.scheme, parts.netloc, root + path, "", "")) for path in METRICS]
+    return urlunsplit((parts.scheme, parts.netloc, f"{root}/metrics", "", ""))
 
 
-def read_metrics(text: str) -> Scrape:
-    """Parse counters and gauges from Prometheus' text format; an empty Scrape for invalid text."""
+def read_metrics(text: str) -> PublishedAcceptance | None:
+    """The counters in Prometheus' text format since the server's start; None without any, and for invalid text."""
     values: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 values.setdefault(sample.name, []).append((sample.labels, sample.value))
     except (ValueError, KeyError, IndexError):
-        return Scrape()
-    gauges = [value for name in GAUGES for _, value in values.get(name, ()) if 0 < value < math.inf]
-    return Scrape(_counters(values), sum(gauges) / len(gauges) if gauges else None)
-
-
-def _counters(values: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> PublishedAcceptance | None:
-    def total(name: str) -> float | None:
-        result = values.get(f"{VLLM}{name}_total")
-        return sum(value for _, value in result) if result else None
-
-    drafts, accepted = total("drafts"), total("accepted_tokens")
-    if drafts is None or accepted is None:
         return None
+    drafts, accepted = (values.get(f"{VLLM}{name}_total") for name in ("drafts", "accepted_tokens"))
+    if not drafts or not accepted:
+        return None
+    steps, tokens = (sum(value for _, value in samples) for samples in (drafts, accepted))
     by_depth: dict[int, float] = {}
     for labels, value in values.get(f"{VLLM}accepted_tokens_per_pos_total", ()):
         if POSITION.fullmatch(position := labels.get("position", "")):
             by_depth[int(position)] = by_depth.get(int(position), 0.0) + value
     depths = range(max(by_depth, default=-1) + 1)
-    return PublishedAcceptance(drafts + accepted, drafts, tuple(by_depth.get(depth, 0.0) for depth in depths))
+    return PublishedAcceptance(steps + tokens, steps, tuple(by_depth.get(depth, 0.0) for depth in depths))
 
 
 def _text(client: httpx.Client, address: str) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from corpus.conversations import make_conversation_from_row
-from corpus.prompts import BadRow, read_prompts
+from corpus.prompts import read_prompts
+from corpus.rows import BadRow
 from corpus.shards import read_rows, read_summary
 from speculoos.errors import BadInput
 from speculoos.reporting import ConsoleReporter, Reporter

@@ -5,9 +5,9 @@ this for chains): the longest drafted path that matches the recording is accepte
 a target that returns recorded tokens, so τ has its usual meaning.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,31 @@ import numpy as np
 from corpus.recordings import Recording
 from corpus.rows import BadRow
 from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
+from decoding.drafters.ngram import NgramDrafter
+from decoding.drafters.standalone import StandaloneDrafter
 from decoding.generate import generate
-from decoding.recorded import ForcedTarget, RecordedTarget
+from decoding.recorded import ForcedTarget, RecordedTarget, UnloadedBase, forced_target
 from decoding.stats import summarize
 from decoding.step import Step
+from decoding.target import fast_target
 from decoding.text import TextStream, token_text_reader
+from decoding.tree import chain_shape, shape_from_choices
+from decoding.tuning import measure_forward
 from evaluation.breakdown import PromptFigures, breakdown, worst_first
 from evaluation.costs import Costs
 from evaluation.estimate import StepTiming, estimate, milliseconds
+from evaluation.machine import describe_machine
 from evaluation.shapes import CHAIN, PLAIN, TREE, DraftShape
+from models.base import LoadedBase, decoding_dtype, load_base, load_tokenizer, read_eos_ids
 from models.chat import render
+from models.checkpoints import is_checkpoint
 from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, check_stop
+
+MAX_LENGTH = 4096
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -123,8 +135,8 @@ def _steps(
 
 
 def replay_figures(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
-    """JSON-able figures: τ with its interval, acceptance by depth, counts, `evaluation.breakdown`, the prompts with the
-    lowest τ, and, with recorded log-probabilities, the expected acceptance of sampling."""
+    """JSON-able figures: τ with its interval, acceptance by depth, counts, `evaluation.breakdown`, and the prompts
+    with the lowest τ."""
     summary = summarize(done.steps)
     return {
         "mean_accepted_length": round(summary.mean_accepted_length, 4),
@@ -136,7 +148,6 @@ def replay_figures(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
         "skipped": [list(pair) for pair in done.skipped],
         **breakdown([row.steps for row in done.rows], token_text_reader(tokenizer)),
         "per_prompt": worst_first(map(_prompt, done.rows)),
-        **expected(done, tokenizer),
     }
 
 
@@ -168,52 +179,6 @@ def playground_answer(row: ReplayedRow, tokenizer: Any, source: str) -> dict[str
     return {"messages": messages, "records": records, "text": stream.text, "summary": summary}
 
 
-def expected(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
-    """Expected acceptance of lossless sampling with these trees, from recorded probabilities; {} without any.
-
-    At depth d: the mean probability, over verifications in which the draft followed the recorded path so far, that one
-    of the drafted children is sampled, i.e. the sum of their p. Tokens without a recorded probability count as 0, so
-    this is a lower bound.
-    """
-    with_logprobs = [row for row in done.rows if row.recording.logprobs]
-    if not with_logprobs:
-        return {}
-    piece = token_text_reader(tokenizer)
-    by_depth: dict[int, list[float]] = {}
-    for row in with_logprobs:
-        for depth, probability in _probabilities(row, piece):
-            by_depth.setdefault(depth, []).append(probability)
-    means = [float(np.mean(by_depth[depth])) for depth in sorted(by_depth)]
-    length = 1.0 + sum(math.prod(means[:depth]) for depth in range(1, len(means) + 1))
-    return {
-        "expected_acceptance_by_depth": [round(mean, 4) for mean in means],
-        "expected_accepted_length": round(length, 4),
-        "recordings_with_probabilities": len(with_logprobs),
-    }
-
-
-def _probabilities(row: ReplayedRow, piece: Callable[[int], str]) -> Iterator[tuple[int, float]]:
-    """(depth, probability that a child is sampled) of every counted verification, along the recorded path."""
-    position = 0
-    for step in row.steps:
-        index, parent = position, -1
-        position += len(step.tokens)
-        if not step.counted or step.kind != "verify":
-            continue
-        for depth, node in enumerate((*step.accepted, None), 1):
-            children = [n for n, p in enumerate(step.drafted.parents) if p == parent]
-            if not children or index >= len(row.recording.logprobs):
-                break
-            yield depth, _sum_p(row.recording.logprobs[index], [step.drafted.tokens[n] for n in children], piece)
-            index, parent = index + 1, node
-
-
-def _sum_p(logprobs: Sequence[tuple[str | int, float]], tokens: Sequence[int], piece: Callable[[int], str]) -> float:
-    by_token = dict(logprobs)
-    values = (by_token.get(token, by_token.get(piece(token), -math.inf)) for token in dict.fromkeys(tokens))
-    return min(sum(math.exp(logprob) for logprob in values), 1.0)
-
-
 def project_times(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
     """The steps with predicted times on the machine of `costs` (without drafting costs: the drafting time measured
     here), and `projected_speedup` over plain decoding, `projected_tokens_per_second`, `projected_step_ms`."""
@@ -239,3 +204,54 @@ def _retimed(step: Step, costs: Costs) -> Step:
     kind = PLAIN if not depth else CHAIN if depth == nodes - 1 else TREE
     drafting = costs.drafting(DraftShape(kind, nodes, depth), 1) if costs.draft and depth else step.ms_draft
     return replace(step, ms_draft=drafting, ms_verify=costs.verify(nodes, 1), ms_other=costs.other)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A target, and `make`, which creates a drafter for each recording."""
+
+    target: ForcedTarget | RecordedTarget
+    make: Callable[[], Drafter]
+
+    def costs(self) -> Costs | None:
+        """Measured costs of the base's forwards at the length of the last recording; None without a base."""
+        if not isinstance(self.target, ForcedTarget) or not self.target.ids:
+            return None
+        forward = measure_forward(self.target, rounds=ROUNDS)
+        return Costs({1: forward}, machine=describe_machine(self.target.base.device)) if forward else None
+
+
+def open_with_base(base: LoadedBase, draft: Any, options: dict[str, Any]) -> Opened:
+    """A draft with its base model."""
+    target = forced_target(base, MAX_LENGTH)
+    return Opened(target, lambda: make_drafter(target, draft, options))
+
+
+def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> Opened:
+    """A small model with the same tokenizer as the recorded model, without that model."""
+    if is_checkpoint(folder):
+        raise BadInput(f"{folder}: is a checkpoint made for a base; give BASE@CHECKPOINT, or a model's folder.")
+    model = load_base(folder, decoding_dtype(dtype, device), device)
+    _check(options, ("depth", "tree"))
+    tree = options.get("tree")
+    shape = shape_from_choices(tree) if tree else chain_shape(int(options.get("depth", 4)))
+    target = fast_target(model, MAX_LENGTH)
+    reader = UnloadedBase(model.tokenizer, model.eos_ids, model.vocab_size)
+    return Opened(RecordedTarget(reader, target.max_length), lambda: StandaloneDrafter(target, shape, model.vocab_size))
+
+
+def open_prompt_lookup(folder: Path, options: dict[str, Any]) -> Opened:
+    """Prompt lookup, which needs only a tokenizer."""
+    tokenizer = load_tokenizer(folder)
+    reader = UnloadedBase(tokenizer, read_eos_ids(folder, tokenizer), len(tokenizer))
+    lookup = {name: value for name, value in options.items() if name != "drafter"}
+    _check(lookup, ("depth", "width", "max_ngram", "min_ngram"))
+    return Opened(RecordedTarget(reader, MAX_LENGTH), lambda: NgramDrafter(**lookup))
+
+
+def _check(options: dict[str, Any], known: tuple[str, ...]) -> None:
+    if unknown := set(options) - set(known):
+        raise BadInput(f"--set {sorted(unknown)[0]}: this draft takes {', '.join(known)}.")
+    for name, value in options.items():
+        if name != "tree" and (type(value) is not int or not 1 <= value <= 1024):
+            raise BadInput(f"--set {name}: expected a whole number from 1 to 1024, got {value!r}.")

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import openai
 
-from corpus.conversations import Conversation, make_conversation_from_row
+from corpus.conversations import Conversation, make_conversation_from_row, row_seed
 from corpus.endpoints import EndpointPool, short_error
-from corpus.seeds import row_seed
 from evaluation.breakdown import PromptFigures, worst_first
 from evaluation.estimate import DRAWS, LEVEL, SEED
-from evaluation.published import META_INFO, PublishedAcceptance, Scrape, acceptance_of_answer, scrape
+from evaluation.published import META_INFO, PublishedAcceptance, acceptance_of_answer, scrape
 from speculoos.errors import BadInput, Unavailable
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint
@@ -70,7 +69,8 @@ class _Session:
     options: ServedRequest
     reporter: Reporter
     server: str = ""
-    before: Scrape = Scrape()
+    before: PublishedAcceptance | None = None
+    """The server's counters after the last answer; None if it has none."""
     done: list[ServedAnswer] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ def evaluate_served(
 ) -> dict[str, Any]:
     """Send all questions to the first address of `endpoint`. The result has the keys of
     `evaluation.acceptance.evaluate`, None for unpublished figures, and `source` (endpoint, model, and the source of the
-    acceptance: `answers`, `counters`, `gauge` or ""). `plain_model` is the same base without a draft.
+    acceptance: `answers`, `counters` or ""). `plain_model` is the same base without a draft.
 
     Raises Unavailable when it does not answer, BadInput without a question, Cancelled between prompts.
     """
@@ -154,7 +154,7 @@ def _turn(session: _Session, chat: Conversation) -> None:
     if session.plain:
         plain, answered.plain_tokens, answered.plain_seconds, _ = _ask(session, session.plain, chat)
         answered.same = plain == text if session.options.temperature == 0 else None
-        session.before = scrape(session.endpoint) if session.before.counters else session.before
+        session.before = scrape(session.endpoint) if session.before else None
     session.done.append(answered)
     chat.answers.append(text)
     chat.finish.append("stop")
@@ -175,27 +175,21 @@ def _ask(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str
 
 def _from_counters(session: _Session) -> PublishedAcceptance | None:
     """The increase of the server's counters since the last scrape."""
-    if session.before.counters is None:
+    if session.before is None:
         return None
-    current = scrape(session.endpoint)
-    difference = current.counters - session.before.counters if current.counters else None
-    session.before = current
+    before, session.before = session.before, scrape(session.endpoint)
+    difference = session.before - before if session.before else None
     return difference if difference and difference.is_known else None
 
 
 def _result(session: _Session) -> dict[str, Any]:
     done, options = session.done, session.options
-    gauge = None if any(each.acceptance for each in done) else scrape(session.endpoint).gauge
-    by = ", ".join(sorted({each.by for each in done} - {""})) or ("gauge" if gauge is not None else "")
+    by = ", ".join(sorted({each.by for each in done} - {""}))
     if not by:
         session.reporter.log(NO_ACCEPTANCE, "warning")
     categories = sorted({each.category for each in done if each.category})
-    figures = _figures(done)
-    if gauge is not None:
-        figures["mean_accepted_length"] = round(gauge, 4)
-    pool = session.drafting.config()
     return {
-        **figures,
+        **_figures(done),
         "acceptance_by_depth": _by_depth(done),
         **_breakdown(done),
         "identical_to_plain": _identical(done),
@@ -205,7 +199,7 @@ def _result(session: _Session) -> dict[str, Any]:
         "temperature": options.temperature,
         "top_p": options.top_p,
         "seed": options.seed,
-        "source": {**pool, "server": SERVERS.get(session.server, ""), "by": by},
+        "source": {**session.drafting.config(), "server": SERVERS.get(session.server, ""), "by": by},
     }
 
 

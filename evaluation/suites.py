@@ -7,16 +7,15 @@ on that suite.
 import gzip
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from corpus.fields import BadRecord, category_of, check_size, check_text, is_filled, kind_of, text_of
-from corpus.importing import ImportReport, PromptSource, write_rows
-from corpus.prompts import PromptRow
+from corpus.importing import write_rows
 from corpus.readers import UnreadableRecord, read_records
-from corpus.shapes import record_of
+from corpus.rows import BadRecord, ImportedRow, category_of, checked, is_filled, kind_of, record_of, text_of
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
 from speculoos.suites import SUITES
@@ -39,9 +38,9 @@ TASKS = {
     "rag": "retrieval-augmented generation",
 }
 """{Spec-Bench category: one of the six tasks for which its figures are reported (Xia et al. 2024, section 4)}."""
+CATEGORIES = {"humaneval": "code", "gsm8k": "math"}
+"""Category of all questions of a suite that names none."""
 COMPLETE = "Complete this Python function.\n\n```python\n{}\n```"
-Question = tuple[list[str], str, list[str]]
-"""(user turns, category, reference answers)."""
 
 
 def import_suite(
@@ -59,8 +58,7 @@ def import_suite(
     name = original_name or Path(path).name
     with _unpacked(Path(path), name) as file:
         rows = read_suite(file, suite, name, limit)
-        source = PromptSource.of(path, name, None, "question")
-        return write_rows(source, rows, folder, reporter, ImportReport(), kind="prompts", suite=suite)
+        return write_rows(path, rows, folder, reporter, "question", original_name=name, kind="prompts", suite=suite)
 
 
 def check_suite(suite: str) -> None:
@@ -69,20 +67,16 @@ def check_suite(suite: str) -> None:
         raise BadInput(f"There is no suite {suite!r}; known are {', '.join(SUITES)}.")
 
 
-def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> Iterator[PromptRow]:
+def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> Iterator[ImportedRow]:
     """At most `limit` questions of a suite's file. Raises BadInput for the first one in another format."""
-    for number, record in enumerate(read_records(path, FIELDS)):
-        if limit is not None and number >= limit:
-            return
-        reason = record.reason if isinstance(record, UnreadableRecord) else ""
+    for record in islice(read_records(path, FIELDS), limit):
         try:
-            if not reason:
-                yield _row(record.line, record.value, READERS[suite])
-                continue
+            if isinstance(record, UnreadableRecord):
+                raise BadRecord(record.reason)
+            yield _row(record.line, record_of(record.value), suite)
         except BadRecord as bad:
-            reason = str(bad)
-        suite_info = SUITES[suite]
-        raise BadInput(f"{name}, line {record.line}: {reason}.", f"{suite_info.title} is read from {suite_info.form}.")
+            form = f"{SUITES[suite].title} is read from {SUITES[suite].form}."
+            raise BadInput(f"{name}, line {record.line}: {bad}.", form) from None
 
 
 @contextmanager
@@ -90,90 +84,58 @@ def _unpacked(path: Path, name: str) -> Iterator[Path]:
     """The file, or the content of a gzip file in a temporary folder."""
     try:
         with open(path, "rb") as handle:
-            packed = handle.read(2) == GZIP
+            is_packed = handle.read(2) == GZIP
+        if is_packed:
+            with gzip.open(path) as packed:
+                content = packed.read(MAX_UNPACKED + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise BadInput(f"{name}: its packing (gzip) is damaged; get it again.") from None
     except OSError as error:
         raise BadInput(f"{name}: cannot be read ({error.strerror or error}).") from None
-    if not packed:
+    if not is_packed:
         yield path
         return
+    if len(content) > MAX_UNPACKED:
+        raise BadInput(f"{name}: unpacks to more than {MAX_UNPACKED >> 20} MiB, which no suite does.")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / Path(name.removesuffix(".gz") or "questions.jsonl").name
-        _unpack(path, target, name)
+        target.write_bytes(content)
         yield target
 
 
-def _unpack(path: Path, target: Path, name: str) -> None:
-    try:
-        with gzip.open(path) as packed:
-            content = packed.read(MAX_UNPACKED + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise BadInput(f"{name}: its packing (gzip) is damaged; get it again.") from None
-    if len(content) > MAX_UNPACKED:
-        raise BadInput(f"{name}: unpacks to more than {MAX_UNPACKED >> 20} MiB, which no suite does.")
-    target.write_bytes(content)
-
-
-def _row(line: int, value: Any, read: Callable[[dict[str, Any]], Question]) -> PromptRow:
-    record = record_of(value)
-    users, category, answers = read(record)
-    check_size(users, answers)
-    messages = [{"role": "user", "content": user} for user in users]
+def _row(line: int, record: dict[str, Any], suite: str) -> ImportedRow:
+    users, answers = _turns_and_answers(record, suite)
+    if not (category := CATEGORIES.get(suite)):
+        text_of(_require(record, "category"), "category")
+        category = category_of(record)
+    if suite == "spec_bench":
+        if category not in TASKS:
+            raise BadRecord(f"category: {category!r} is of none of the six tasks; known are {', '.join(TASKS)}")
+        category = TASKS[category]
     origin = {key: record[key] for key in ("question_id", "task_id") if isinstance(record.get(key), str | int)}
-    row = PromptRow(line, messages, answers if any(answers) else [], category, origin)
-    check_text(row.to_json())
-    return row
+    messages = [{"role": "user", "content": user} for user in users]
+    return checked(ImportedRow(line, messages, category, origin, reference=answers if any(answers) else []))
 
 
-def _mt_bench(record: dict[str, Any]) -> Question:
-    return _turns(record), _category(record), _answers(record)
-
-
-def _humaneval(record: dict[str, Any]) -> Question:
-    if is_filled(record.get("turns")):
-        return _turns(record), "code", _answers(record)
-    _require(record, "task_id")
-    return [COMPLETE.format(_text(record, "prompt").strip("\n"))], "code", [_optional(record, "canonical_solution")]
-
-
-def _gsm8k(record: dict[str, Any]) -> Question:
-    if is_filled(record.get("turns")):
-        return _turns(record), "math", _answers(record)
-    return [_text(record, "question")], "math", [_optional(record, "answer")]
-
-
-def _spec_bench(record: dict[str, Any]) -> Question:
-    category = _category(record)
-    if category not in TASKS:
-        raise BadRecord(f"category: {category!r} is of none of the six tasks; known are {', '.join(TASKS)}")
-    return _turns(record), TASKS[category], _answers(record)
-
-
-READERS: dict[str, Callable[[dict[str, Any]], Question]] = {
-    "mt_bench": _mt_bench,
-    "humaneval": _humaneval,
-    "gsm8k": _gsm8k,
-    "spec_bench": _spec_bench,
-}
-
-
-def _turns(record: dict[str, Any]) -> list[str]:
+def _turns_and_answers(record: dict[str, Any], suite: str) -> tuple[list[str], list[str]]:
+    """(user turns, reference answers), from the suite's own fields, or else from `turns` and `reference`."""
+    if suite == "humaneval" and not is_filled(record.get("turns")):
+        _require(record, "task_id")
+        prompt = COMPLETE.format(_text(record, "prompt").strip("\n"))
+        return [prompt], _texts([record.get("canonical_solution")])
+    if suite == "gsm8k" and not is_filled(record.get("turns")):
+        return [_text(record, "question")], _texts([record.get("answer")])
     turns = _require(record, "turns")
     if not isinstance(turns, list):
         raise BadRecord(f"turns: expected a list of texts, found {kind_of(turns)}")
     users = [text_of(turn, f"turns[{number}]") for number, turn in enumerate(turns)]
     if not all(user.strip() for user in users):
         raise BadRecord("turns: one of them is empty")
-    return users
+    return users, _texts(record.get("reference"))
 
 
-def _category(record: dict[str, Any]) -> str:
-    text_of(_require(record, "category"), "category")
-    return category_of(record)
-
-
-def _answers(record: dict[str, Any]) -> list[str]:
-    answers = record.get("reference")
-    return [answer for answer in answers if isinstance(answer, str)] if isinstance(answers, list) else []
+def _texts(values: Any) -> list[str]:
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
 def _text(record: dict[str, Any], key: str) -> str:
@@ -181,10 +143,6 @@ def _text(record: dict[str, Any], key: str) -> str:
     if not text.strip():
         raise BadRecord(f"{key}: is empty")
     return text
-
-
-def _optional(record: dict[str, Any], key: str) -> str:
-    return record[key] if isinstance(record.get(key), str) else ""
 
 
 def _require(record: dict[str, Any], key: str) -> Any:

@@ -1,12 +1,11 @@
 """Retention: removes old rows and files by the rules of the settings, in small batches with pauses for other writers.
 
 runs            chats and comparisons, whole, once their newest turn is old; with their steps
-job logs        lines and files of jobs that ended long ago; beyond a total size the oldest files go first
+job logs        lines and files of jobs that ended long ago
 exports         zips for download
 uploads         uploaded files that no unfinished job needs, in the home and in the store
 states          all but the last of a finished training; all of a failed or cancelled one after a while (a retry needs
                 them; in the store they go with the leftovers by the same rule)
-copies          automatic copies of the database beyond the last few
 leftovers       files that no row uses, only on request: see ops.storage
 """
 
@@ -16,10 +15,10 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from ops import storage
-from ops.migrate import copies
 from speculoos.errors import SpeculoosError
 from speculoos.files import total_bytes
 from speculoos.settings import Settings
@@ -40,10 +38,12 @@ log = logging.getLogger(__name__)
 BATCH, LINES = 20, 2000  # runs (with their steps) and log lines per transaction
 PAUSE = 0.05  # seconds between two batches
 EVERY = timedelta(hours=1)
+EPOCH = datetime.fromtimestamp(0, UTC)
 NOTE = "retention"
 """Key of the preference with the time of the last cleanup (`updated_at`) and what was removed last
 (`value["removed"]`)."""
 PAGES = 500  # pages of SQLite's file that are freed at once
+Columns = tuple[InstrumentedAttribute[Any], ...]
 
 
 @dataclass
@@ -54,47 +54,33 @@ class RetentionPart:
     bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Round:
-    settings: Settings
-    at: datetime
-    dry_run: bool = False
-
-    def before(self, days: int) -> datetime | None:
-        """Rows and files older than this are removed; None: keep all."""
-        return self.at - timedelta(days=days) if days else None
-
-    def remove(self, paths: Iterable[Path]) -> RetentionPart:
-        """Remove files and folders, each after a rename, so that removal is atomic."""
-        part = RetentionPart()
-        for path in paths:
-            part.count += 1
-            part.bytes += total_bytes(path)
-            if self.dry_run:
-                continue
-            gone = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            with suppress(OSError):
-                path.rename(gone)
-                shutil.rmtree(gone, ignore_errors=True) if gone.is_dir() else gone.unlink(missing_ok=True)
-        return part
-
-
 def clean(
     settings: Settings, *, dry_run: bool = False, leftovers: bool = False, at: datetime | None = None
 ) -> dict[str, RetentionPart]:
     """Apply every rule; returns what was (or with `dry_run` would be) removed, by rule."""
-    turn = Round(rules.current_settings(settings), at or now(), dry_run)
-    done = {name: rule(turn) for name, rule in RULES.items()}
+    settings, at = rules.current_settings(settings), at or now()
+    done = {
+        name: RetentionPart(_count_rows(settings, keys) if dry_run else _delete_rows(settings, keys, columns, batch))
+        for name, (keys, columns, batch) in old_rows(settings, at).items()
+    }
+    done |= {name: _remove_files(find(settings, at), dry_run) for name, find in OLD_FILES.items()}
+    _remove_stored_uploads(settings, at, done["uploads"], dry_run)
     if leftovers:
-        done["leftovers"] = _leftovers(turn)
+        done |= sweep(settings, dry_run=dry_run, at=at)
     if not dry_run:
         _shrink_database(settings)
-        _note(settings, done, turn.at)
+        _note(settings, done, at)
     return done
 
 
-def sweep(settings: Settings) -> dict[str, RetentionPart]:
-    return {"leftovers": _leftovers(Round(rules.current_settings(settings), now()))}
+def sweep(settings: Settings, *, dry_run: bool = False, at: datetime | None = None) -> dict[str, RetentionPart]:
+    """Remove the leftovers."""
+    settings, at = rules.current_settings(settings), at or now()
+    part = _remove_files((left.path for left in storage.leftovers(settings, at)), dry_run)
+    left = storage.store_leftovers(settings, at, _cutoff(at, settings.keep_states_days))
+    if not dry_run:
+        storage.remove_from_store(settings, left)
+    return {"leftovers": RetentionPart(part.count + len(left), part.bytes + sum(left.values()))}
 
 
 def clean_when_due(settings: Settings) -> bool:
@@ -132,136 +118,121 @@ def in_words(done: dict[str, RetentionPart]) -> str:
     )
 
 
+def old_rows(settings: Settings, at: datetime) -> dict[str, tuple[Select[Any], Columns, int]]:
+    """(keys of old rows, columns with such a key whose rows are deleted, keys per transaction) by rule."""
+    cutoff, newer = _cutoff(at, settings.keep_runs_days), aliased(Run)
+    going_on = select(newer.id).where(newer.group_id == Run.group_id, newer.created_at >= cutoff).exists()
+    runs = select(Run.id).where(Run.state.in_(ENDED), Run.created_at < cutoff, ~going_on)
+    jobs = select(Job.id).where(Job.state.in_(FINISHED), Job.finished_at < _cutoff(at, settings.keep_logs_days))
+    lines = select(JobLog.id).where(JobLog.job_id.in_(jobs))
+    return {"runs": (runs, (RunStep.run_id, Run.id), BATCH), "log lines": (lines, (JobLog.id,), LINES)}
+
+
+def _cutoff(at: datetime, days: int) -> datetime:
+    """Rows and files older than this are removed; nothing is for 0 days."""
+    return at - timedelta(days=days) if days else EPOCH
+
+
+def _count_rows(settings: Settings, keys: Select[Any]) -> int:
+    with db.reading(settings) as session:
+        return session.scalar(select(func.count()).select_from(keys.subquery())) or 0
+
+
+def _delete_rows(settings: Settings, keys: Select[Any], columns: Columns, batch: int) -> int:
+    count = 0
+    while True:
+        with db.reading(settings) as session:
+            found = list(session.scalars(keys.limit(batch)))
+        if not found:
+            return count
+        with db.writing(settings) as session:
+            for column in columns:
+                session.execute(delete(column.class_).where(column.in_(found)))
+        count += len(found)
+        time.sleep(PAUSE)
+
+
+def _remove_files(paths: Iterable[Path], dry_run: bool) -> RetentionPart:
+    """Remove files and folders, each after a rename, so that removal is atomic."""
+    part = RetentionPart()
+    for path in paths:
+        part.count += 1
+        part.bytes += total_bytes(path)
+        if dry_run:
+            continue
+        gone = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with suppress(OSError):
+            path.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True) if gone.is_dir() else gone.unlink(missing_ok=True)
+    return part
+
+
+def _log_files(settings: Settings, at: datetime) -> Iterator[Path]:
+    cutoff = _cutoff(at, settings.keep_logs_days)
+    with db.reading(settings) as session:
+        old = set(session.scalars(select(Job.id).where(Job.state.in_(FINISHED), Job.finished_at < cutoff)))
+    return (path for path in (settings.home / "logs").glob("*.log*") if path.name.partition(".")[0] in old)
+
+
+def _uploads(settings: Settings, at: datetime) -> Iterator[Path]:
+    """Files, then the folders that are empty without them."""
+    cutoff, folder = _cutoff(at, settings.keep_uploads_days).timestamp(), settings.home / "uploads"
+    with db.reading(settings) as session:
+        needed = {*storage.uploads_of(session, settings.home)}
+    for path in [path for path in folder.rglob("*") if path not in needed and path.is_file()]:
+        if storage.newest(path) < cutoff:
+            yield path
+            for parent in path.relative_to(folder).parents[:-1]:
+                with suppress(OSError):  # not empty
+                    (folder / parent).rmdir()
+
+
+def _exports(settings: Settings, at: datetime) -> Iterator[Path]:
+    cutoff = _cutoff(at, settings.keep_exports_days).timestamp()
+    return (path for path in (settings.home / "exports").glob("*/*") if storage.newest(path) < cutoff)
+
+
+def _states(settings: Settings, at: datetime) -> Iterator[Path]:
+    cutoff = _cutoff(at, settings.keep_states_days)
+    query = select(Job.state, Job.finished_at).select_from(Checkpoint).outerjoin(Job, Job.id == Checkpoint.job_id)
+    for folder in (settings.home / "checkpoints").glob("[!.]*"):
+        if not (states := states_of(folder)):
+            continue
+        with db.reading(settings) as session:  # now, as a training that is retried meanwhile needs its states
+            row = session.execute(query.where(Checkpoint.id == folder.name)).first()
+        if row is not None and not storage.resumable(row[0], row[1], cutoff):
+            yield from states[:-1] if row[0] in (None, JobState.SUCCEEDED) else states
+
+
 def states_of(folder: Path) -> list[Path]:
     """Training states of a checkpoint, oldest first, of all its attempts."""
     states = {path: re.fullmatch(r"state-(\d+)", path.name) for path in folder.glob("attempt-*/state-*")}
     return [path for _, path in sorted((int(match[1]), path) for path, match in states.items() if match)]
 
 
-def _runs(turn: Round) -> RetentionPart:
-    if (cutoff := turn.before(turn.settings.keep_runs_days)) is None:
-        return RetentionPart()
-    newer = aliased(Run)
-    going_on = select(newer.id).where(newer.group_id == Run.group_id, newer.created_at >= cutoff).exists()
-    old = (Run.state.in_(ENDED), Run.created_at < cutoff, ~going_on)
-    return _rows(turn, select(Run.id).where(*old), BATCH, (RunStep.run_id, Run.id))
-
-
-def _log_lines(turn: Round) -> RetentionPart:
-    if (cutoff := turn.before(turn.settings.keep_logs_days)) is None:
-        return RetentionPart()
-    ended = select(Job.id).where(Job.state.in_(FINISHED), Job.finished_at < cutoff)
-    return _rows(turn, select(JobLog.id).where(JobLog.job_id.in_(ended)), LINES, (JobLog.id,))
-
-
-def _rows(turn: Round, old: Select[Any], batch: int, columns: Sequence[InstrumentedAttribute[Any]]) -> RetentionPart:
-    """Delete the rows that have a key selected by `old` in one of `columns`, `batch` keys per transaction."""
-    part = RetentionPart()
-    if turn.dry_run:
-        with db.reading(turn.settings) as session:
-            part.count = session.scalar(select(func.count()).select_from(old.subquery())) or 0
-        return part
-    while True:
-        with db.reading(turn.settings) as session:
-            keys = list(session.scalars(old.limit(batch)))
-        if not keys:
-            return part
-        with db.writing(turn.settings) as session:
-            for column in columns:
-                session.execute(delete(column.class_).where(column.in_(keys)))
-        part.count += len(keys)
-        time.sleep(PAUSE)
-
-
-def _log_files(turn: Round) -> RetentionPart:
-    """Files of jobs that ended before the cutoff; then the oldest until the rest is small enough."""
-    settings, cutoff = turn.settings, turn.before(turn.settings.keep_logs_days)
-    with db.reading(settings) as session:
-        query = select(Job.id, Job.finished_at).where(Job.state.in_(FINISHED)).order_by(Job.finished_at)
-        ended = [(job_id, at) for job_id, at in session.execute(query) if at]
-    of_job: dict[str, list[Path]] = {}
-    for path in (settings.home / "logs").glob("*.log*"):
-        of_job.setdefault(path.name.partition(".")[0], []).append(path)
-    files = [(path, at) for job_id, at in ended for path in of_job.get(job_id, [])]
-    total, old = sum(total_bytes(path) for path, _ in files), []
-    for path, at in files:
-        if (cutoff and at < cutoff) or (settings.keep_logs_mb and total > settings.keep_logs_mb * 1e6):
-            total -= total_bytes(path)
-            old.append(path)
-    return turn.remove(old)
-
-
-def _uploads(turn: Round) -> RetentionPart:
-    settings, cutoff = turn.settings, turn.before(turn.settings.keep_uploads_days)
-    if cutoff is None:
-        return RetentionPart()
-    folder = settings.home / "uploads"
-    with db.reading(settings) as session:
-        needed = {*storage.uploads_of(session, settings.home)}
-        awaited = stored.awaited_paths(session, settings)
-        old_rows = session.scalars(select(Stored).where(Stored.kind == stored.UPLOADS, Stored.created_at < cutoff))
-        in_store = [row for row in old_rows if row.id not in awaited] if settings.store else []
-    old = _older(cutoff, (path for path in folder.rglob("*") if path not in needed and path.is_file()))
-    part = turn.remove(old)
-    for place in sorted({place for path in old for place in path.parents if folder in place.parents}, reverse=True):
-        with suppress(OSError):  # not empty
-            place.rmdir()
-    for row in in_store:  # of jobs that failed; those that succeeded removed their own
-        part.count += 1
-        part.bytes += row.bytes
-        if not turn.dry_run:
-            with db.writing(settings) as session:
-                stored.delete_stored(session, row.id)
-            stored.RemoteFiles(settings, stored.store_key(row.kind, row.id)).remove()
-    return part
-
-
-def _exports(turn: Round) -> RetentionPart:
-    cutoff = turn.before(turn.settings.keep_exports_days)
-    return turn.remove(_older(cutoff, (turn.settings.home / "exports").glob("*/*")) if cutoff else ())
-
-
-def _states(turn: Round) -> RetentionPart:
-    cutoff, removed = turn.before(turn.settings.keep_states_days), RetentionPart()
-    query = select(Job.state, Job.finished_at).select_from(Checkpoint).outerjoin(Job, Job.id == Checkpoint.job_id)
-    for folder in (turn.settings.home / "checkpoints").glob("[!.]*"):
-        if not (states := states_of(folder)):
-            continue
-        with db.reading(turn.settings) as session:  # now, as a training that is retried meanwhile needs its states
-            row = session.execute(query.where(Checkpoint.id == folder.name)).first()
-        if row is None or storage.resumable(row[0], row[1], cutoff):
-            continue
-        part = turn.remove(states[:-1] if row[0] in (None, JobState.SUCCEEDED) else states)
-        removed.count, removed.bytes = removed.count + part.count, removed.bytes + part.bytes
-    return removed
-
-
-def _copies(turn: Round) -> RetentionPart:
-    keep = turn.settings.keep_copies
-    return turn.remove(copies(turn.settings)[keep:] if keep else [])
-
-
-def _leftovers(turn: Round) -> RetentionPart:
-    part = turn.remove([left.path for left in storage.leftovers(turn.settings, turn.at)])
-    left = storage.store_leftovers(turn.settings, turn.at, turn.before(turn.settings.keep_states_days))
-    if not turn.dry_run:
-        storage.remove_from_store(turn.settings, left)
-    return RetentionPart(part.count + len(left), part.bytes + sum(left.values()))
-
-
-RULES: dict[str, Callable[[Round], RetentionPart]] = {
-    "runs": _runs,
-    "log lines": _log_lines,
+OLD_FILES: dict[str, Callable[[Settings, datetime], Iterator[Path]]] = {
     "log files": _log_files,
     "uploads": _uploads,
     "exports": _exports,
     "states": _states,
-    "copies": _copies,
 }
 
 
-def _older(cutoff: datetime, paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if storage.newest(path) < cutoff.timestamp()]
+def _remove_stored_uploads(settings: Settings, at: datetime, part: RetentionPart, dry_run: bool) -> None:
+    """Uploads of failed jobs in the store; those of jobs that succeeded removed their own."""
+    if not settings.store:
+        return
+    cutoff = _cutoff(at, settings.keep_uploads_days)
+    with db.reading(settings) as session:
+        awaited = stored.awaited_paths(session, settings)
+        rows = session.scalars(select(Stored).where(Stored.kind == stored.UPLOADS, Stored.created_at < cutoff))
+        old = [row for row in rows if row.id not in awaited]
+    for row in old:
+        part.count, part.bytes = part.count + 1, part.bytes + row.bytes
+        if not dry_run:
+            with db.writing(settings) as session:
+                stored.delete_stored(session, row.id)
+            stored.RemoteFiles(settings, stored.store_key(row.kind, row.id)).remove()
 
 
 def _shrink_database(settings: Settings) -> None:

@@ -144,7 +144,6 @@ class Settings:
     trackers: Trackers = ()
     keep_runs_days: Count = 90  # chats and comparisons with their steps; 0: forever (also below)
     keep_logs_days: Count = 90  # log lines and log files of ended jobs
-    keep_logs_mb: Count = 1000  # total size of ended jobs' log files; the oldest are deleted first
     keep_uploads_days: Count = 2  # uploaded files that no job needs any more
     keep_exports_days: Count = 7  # zip files for download, which are recreated on request
     keep_states_days: Count = 14  # checkpoints from which failed or cancelled trainings resume

@@ -17,7 +17,6 @@ MAX_RULE_VALUE = 100_000
 RETENTION = {
     "keep_runs_days": "Chats and comparisons, days",
     "keep_logs_days": "Logs of ended jobs, days",
-    "keep_logs_mb": "Logs of ended jobs, MB",
     "keep_uploads_days": "Uploads, days",
     "keep_exports_days": "Downloads, days",
     "keep_states_days": "States of failed trainings, days",

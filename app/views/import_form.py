@@ -44,7 +44,7 @@ LOOK, NOTHING = "corpus.first_look:look", "corpus.first_look:nothing_kept"
 STRICT = "A suite is read in its own format; the import reports every line that differs."
 RECOGNISED = "detected"
 FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", "messages": "Column of the messages"}
-"""Fields that a column of the file can be mapped to (corpus.mapping) → label."""
+"""Fields that a column of the file can be mapped to (corpus.rows) → label."""
 
 
 class ImportForm:

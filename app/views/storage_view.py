@@ -44,7 +44,6 @@ def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, 
     number = {kind: sum(item.kind == kind for item in survey.things) for kind in KINDS}
     rows = survey.counts
     logs = f"{term(settings.keep_logs_days)} after the job's end"
-    logs += f", at most {settings.keep_logs_mb:,} MB" if settings.keep_logs_mb else ""
     runs = f"{rows['runs']:,} responses with {rows['run_steps']:,} steps, {term(settings.keep_runs_days)}; "
     copies = f"the last {settings.keep_copies} are" if settings.keep_copies else "all are"
     states = f"states of failed trainings {term(settings.keep_states_days)}"

@@ -10,7 +10,7 @@ from cli.commands.fields import request_options
 from cli.commands.removing import remove_row
 from cli.commands.targets import base_id
 from cli.console import Json, Wait, figures, finish, listed, say, table
-from corpus.mapping import parse_mapping
+from corpus.rows import parse_mapping
 from models import data_export
 from models.hub_data import Location, look_up
 from ops.homes import columns, open_home

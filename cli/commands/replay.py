@@ -1,4 +1,4 @@
-"""`speculoos replay`: records responses of a model once, and evaluates drafts on them without the model."""
+"""`speculoos replay`: evaluates drafts on recorded responses of a model, without the model."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
-from cli.commands.evaluate import load_questions, served
+from cli.commands.evaluate import served
 from cli.commands.fields import request_options
 from cli.commands.targets import dataset, is_folder, load_target, resolve
 from cli.console import Json, figures, finish, say
@@ -19,7 +19,7 @@ from tracking.db import writing
 from workers.jobs.requests import ReplayRequest
 from workers.jobs.words import parse_settings
 
-app = typer.Typer(no_args_is_help=True, help="Record responses of a model; evaluate drafts on recorded responses.")
+app = typer.Typer(no_args_is_help=True, help="Evaluate drafts on recorded responses.")
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")]
 NGRAM = "ngram"
 PRINTED = (
@@ -28,38 +28,10 @@ PRINTED = (
     "acceptance_by_depth",
     "prompts",
     "tokens",
-    "expected_accepted_length",
     "projected_speedup",
     "projected_tokens_per_second",
     "chats",
 )
-
-
-@app.command("record")
-def record_outputs(
-    who: Annotated[str, typer.Argument(help="Endpoint of settings.toml, or base model: a name or a folder.")],
-    output: Annotated[Path, typer.Option(help="File to write: one JSON line per response.")],
-    prompts: Annotated[str, typer.Option(help="Prompt file, or a data set's name; default the built-in set.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of prompts.")] = 20,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum new tokens per turn.")] = 128,
-    logprobs: Annotated[int, typer.Option(min=0, max=20, help="Most likely tokens to store per token.")] = 0,
-    endpoint_model: Annotated[str, typer.Option(help="Model name in requests to an endpoint.")] = "",
-    device: Device = "",
-    as_json: Json = False,
-) -> None:
-    """Record greedy responses of a base model, or of an OpenAI-compatible server, for `replay run`."""
-    from evaluation.record import answerer_of_base, answerer_of_endpoint, check_empty, record
-
-    settings, path = open_home(), check_empty(output)
-    questions = load_questions(settings, prompts, limit)
-    if who in settings.endpoints:
-        answer, concurrency = answerer_of_endpoint(settings.endpoints[who], max_tokens, logprobs, endpoint_model)
-    else:
-        base, _ = load_target(settings, resolve(settings, who.partition("@")[0]), device or settings.device)
-        answer, concurrency = answerer_of_base(base, max_tokens, logprobs), 1
-    rows = record(answer, questions, path, ConsoleReporter(), who, concurrency)
-    result = {"file": str(path), "model": who, "rows": rows}
-    finish(result, as_json, f"{rows} responses in {path}")
 
 
 @app.command("run")
@@ -68,7 +40,6 @@ def run_draft(
     file: Annotated[Path, typer.Argument(help="Recorded responses: a file, or the folder or name of a data set.")],
     draft: Annotated[str, typer.Option(help="BASE@CHECKPOINT, the folder of a small model, or ngram.")],
     model: Annotated[str, typer.Option(help="Base model whose tokenizer encodes the responses; for ngram.")] = "",
-    prompts: Annotated[Path | None, typer.Option(help="JSONL of the prompts of recorded tensors.")] = None,
     drafting: Annotated[
         list[str] | None, typer.Option("--set", help="Draft option as key=value, such as depth=5.")
     ] = None,
@@ -96,7 +67,7 @@ def run_draft(
     costs = read_costs(machine) if machine else None
     drafting = parse_settings(drafting or ())
     ref = None if draft == NGRAM or is_folder(draft) else resolve(settings, draft)
-    recordings = read_recordings(file, prompts, limit, raw)
+    recordings = read_recordings(file, limit, raw)
     opened = _open(settings, draft, ref, model, drafting, device or settings.device)
     replayed = replay(recordings, opened.target, opened.make, ConsoleReporter(), limit, max_tokens)
     costs = costs or opened.costs()
@@ -129,7 +100,7 @@ def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
 
 def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, Any], device: str) -> Any:
     """The draft with a target model that replays the recording. `ref` is None if the draft is not a checkpoint."""
-    from evaluation.drafts import open_prompt_lookup, open_small_model, open_with_base
+    from evaluation.replay import open_prompt_lookup, open_small_model, open_with_base
 
     if ref is None and draft != NGRAM:
         return open_small_model(Path(draft).expanduser(), drafting, settings.dtype, device)

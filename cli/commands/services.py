@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,27 +23,16 @@ def up() -> int:
     return run(load())
 
 
-def doctor(
-    bundle: Annotated[
-        Path | None, typer.Option("--bundle", help="Also write a zip for a bug report, without secrets and prompts.")
-    ] = None,
-    as_json: Json = False,
-) -> int:
+def doctor(as_json: Json = False) -> int:
     """Check every part of the installation; prints a hint for each that fails."""
     from ops.health import check
 
-    settings = load()
-    parts = check(settings)
+    parts = check(load())
     healthy = all(part.ok for part in parts.values())
     width = max(map(len, parts))
     lines = [
         f"{'ok ' if p.ok else 'BAD'} {name.ljust(width)}  {p.detail} {p.hint}".rstrip() for name, p in parts.items()
     ]
-    if bundle:
-        from ops.bundle import write_bundle
-
-        write_bundle(settings, bundle.expanduser().resolve(), parts)
-        say(f"{bundle}: for a bug report, without secrets, prompts and responses; check it before you share it.")
     result = {"healthy": healthy, "parts": {name: part.to_json() for name, part in parts.items()}}
     finish(result, as_json, "\n".join([*lines, "All checks passed." if healthy else "Some checks failed."]))
     return 0 if healthy else 1

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from corpus.answered import AnsweredRow, read_answered
-from corpus.import_answered import import_answered
-from corpus.rows import BadRow
+from corpus.answered import read_answered
+from corpus.importing import import_answered
+from corpus.rows import BadRow, ImportedRow
 from corpus.shards import read_rows
 from models.base import load_base
 from models.tiny import make_tiny_base
@@ -41,7 +41,7 @@ def write(path: Path, *records: Any) -> Path:
     return path
 
 
-def read(path: Path, *records: Any) -> list[AnsweredRow | BadRow]:
+def read(path: Path, *records: Any) -> list[ImportedRow | BadRow]:
     return list(read_answered(write(path / "rows.jsonl", *records)))
 
 

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus.importing import import_prompts
-from corpus.prompts import BadRow, PromptRow, read_prompts
+from corpus.prompts import read_prompts
 from corpus.readers import MAX_ROW_BYTES
+from corpus.rows import BadRow, ImportedRow
 from corpus.shards import read_rows
 from speculoos.errors import BadInput
 from speculoos.reporting import SilentReporter
@@ -23,7 +24,8 @@ from speculoos.reporting import SilentReporter
 MIB = 2**20
 READ = """
 import json, sys
-from corpus.prompts import BadRow, read_prompts
+from corpus.prompts import read_prompts
+from corpus.rows import BadRow
 from speculoos.errors import BadInput
 found, bad, said = 0, [], ""
 try:
@@ -80,7 +82,7 @@ def test_rows_beside_a_long_one_are_kept_and_other_columns_are_not_read(tmp_path
     rows = [{"prompt": "one", "picture": b"0" * (3 * MIB)}, {"prompt": "x" * (2 * MIB)}, {"prompt": "three"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
     first, second, third = read_prompts(tmp_path / "x.parquet")
-    assert isinstance(first, PromptRow) and (third.line, third.messages[0]["content"]) == (3, "three")
+    assert isinstance(first, ImportedRow) and (third.line, third.messages[0]["content"]) == (3, "three")
     assert second == BadRow(2, "longer than 1 MiB")
 
 
@@ -99,7 +101,7 @@ def test_every_shape_of_column_gives_what_was_written(tmp_path: Path, groups: in
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=groups)
     found = list(read_prompts(tmp_path / "x.parquet"))
     assert [row.line for row in found] == list(range(1, 51))
-    even = [row for row in found if isinstance(row, PromptRow)]
+    even = [row for row in found if isinstance(row, ImportedRow)]
     assert [row.messages[0]["content"] for row in even] == [f"{n} é" for n in range(0, 50, 2)]
     assert even[3].category == "even" and even[3].source == {"id": 6, "source": "set 0"}
     assert "expected text, found nothing" in found[1].reason
@@ -112,7 +114,7 @@ def test_a_quote_that_is_never_closed_is_told_by_its_line_and_costs_no_time(tmp_
     (bad,) = [row for row in rows if isinstance(row, BadRow)]
     assert bad.line == 6 and "a quote is not closed within 1 MiB or 10,000 lines" in bad.reason
     assert "lines 6 to 10006 are left out" in bad.reason
-    assert [row.messages[0]["content"] for row in rows if isinstance(row, PromptRow)][:2] == [
+    assert [row.messages[0]["content"] for row in rows if isinstance(row, ImportedRow)][:2] == [
         "fine",
         "two lines,\nclosed",
     ]

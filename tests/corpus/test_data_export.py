@@ -11,8 +11,9 @@ from app.downloads import routes
 from app.events import answer_error
 from app.pages.data import next_step
 from cli.main import main
-from corpus.answered import AnsweredRow, read_answered
-from corpus.prompts import PromptRow, read_prompts
+from corpus.answered import read_answered
+from corpus.prompts import read_prompts
+from corpus.rows import ImportedRow
 from corpus.shards import ShardWriter
 from models.data_export import ROW_CONVERTERS, export_file, export_lines
 from speculoos.errors import BadInput, Damaged, SpeculoosError
@@ -53,7 +54,7 @@ def test_conversations_come_in_again_as_they_were(tmp_path: Path, form: str) -> 
     assert rows == len(records) == 3 and [record["id"] for record in records] == ["line-0", "line-1", "line-2"]
     assert not {"token_ids", "loss_spans"} & set(records[0]) and form in records[0]
     for row in read_answered(tmp_path / "data.jsonl"):
-        assert isinstance(row, AnsweredRow)
+        assert isinstance(row, ImportedRow)
         assert (row.messages, row.finish) == (MESSAGES, ["stop", "length"])
         assert (row.tools, row.category) == ([CALL], "farm")
 
@@ -65,7 +66,7 @@ def test_prompts_keep_their_reference_answers(tmp_path: Path, form: str) -> None
         writer.add({"id": "a", "messages": asked, "reference": ["", "2"], "source": {"line": 1}})
     export_file(tmp_path / "set", tmp_path / "data.jsonl", form)
     (row,) = read_prompts(tmp_path / "data.jsonl")
-    assert isinstance(row, PromptRow) and (row.messages, row.reference) == (asked, ["", "2"])
+    assert isinstance(row, ImportedRow) and (row.messages, row.reference) == (asked, ["", "2"])
 
 
 def test_nothing_is_written_of_a_damaged_set(tmp_path: Path) -> None:

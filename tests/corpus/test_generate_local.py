@@ -4,15 +4,15 @@ import json
 import random
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from corpus import batch, estimate
+from corpus import batch
 from corpus.batch import BatchAnswer, answer_all, sample_tokens
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.generate_local import _LocalRun, generate_local
+from corpus.generation_status import GenerationStatus
 from corpus.importing import import_prompts
 from corpus.shards import ShardWriter, read_rows, read_summary
 from models.base import LoadedBase, load_base
@@ -20,7 +20,7 @@ from models.chat import render
 from models.identity import tokenizer_sha256, weights_sha256
 from models.runtime.weights import pack_supported
 from models.tiny import make_tiny_base
-from speculoos.errors import Cancelled, Unavailable
+from speculoos.errors import Cancelled
 from speculoos.reporting import SilentReporter
 
 PROMPTS = [
@@ -201,7 +201,8 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Loade
     prompts = prompt_set(tmp_path, [{"turns": [f"number {i}", "and then?"]} for i in range(10)])
     options = GenerateOptions(max_tokens=400, batch_size=16, max_minutes=30)
     with ShardWriter(tmp_path / "out") as shards:
-        run = _LocalRun(base, shards, options, Clock(), 10, None)
+        clock = Clock()
+        run = _LocalRun(base, options, clock, GenerationStatus(clock, shards, options, 10))
         run.run(to_answer(prompts, options, set()))
     rows = list(read_rows(tmp_path / "out"))
     assert not run.status.complete and len(rows) == 10
@@ -210,27 +211,6 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Loade
         made = row["token_ids"][start:end]
         assert made == reference(base, row["token_ids"][:start], len(made)) and end == len(row["token_ids"])
         assert [m["role"] for m in row["messages"]] == ["user", "assistant"] and row["finish"] == ["length"]
-
-
-def test_needs_are_said_and_checked_before_a_run(
-    base: LoadedBase, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Free space and memory at a lower bound of what the answers take are too little, at an upper bound enough."""
-
-    def check(disk: int, memory: int) -> str:
-        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=disk))
-        monkeypatch.setattr("speculoos.resources.available_memory", lambda: (memory, memory))
-        options = GenerateOptions(max_tokens=100, batch_size=4)
-        return estimate.check_needs(base, prompts, options, 12, tmp_path)
-
-    width = 2 * 4 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
-    disk = 2400 * estimate.BYTES_PER_TOKEN + estimate.SPARE_DISK
-    memory = 2 * 4 * 512 * width + 4 * 512 * 8 * 32 * 4
-    assert "12 prompts, at most 1,200 new tokens" in check(disk, memory)
-    with pytest.raises(Unavailable, match="the disk has .*MB"):
-        check(1200 * estimate.BYTES_PER_TOKEN + estimate.SPARE_DISK, memory)
-    with pytest.raises(Unavailable, match="MB of memory"):
-        check(disk, 2 * 4 * 100 * width)
 
 
 def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: LoadedBase, monkeypatch) -> None:

@@ -7,11 +7,9 @@ import pytest
 
 from corpus.answered import read_answered
 from corpus.first_look import LONGEST, columns, look, nothing_kept
-from corpus.import_answered import AnsweredReport
-from corpus.importing import import_prompts
-from corpus.mapping import check_mapping, parse_mapping
+from corpus.importing import ImportReport, import_prompts
 from corpus.prompts import read_prompts
-from corpus.rows import BadRow
+from corpus.rows import BadRow, check_mapping, parse_mapping
 from corpus.shards import count_lengths
 from speculoos.errors import BadInput
 from speculoos.limited import run_limited
@@ -115,7 +113,7 @@ def test_an_import_keeps_what_was_mapped_and_counts_lengths(file: Path, tmp_path
     report = import_prompts(file, tmp_path / "out", SilentReporter(), mapping={"prompt": "Frage"})
     assert (report["rows"], report["bad_rows"]) == (2, 1)
     assert report["lengths_in_characters"] == [(4, 1), (8, 1)]
-    assert "lengths" in AnsweredReport().to_json()
+    assert "lengths" in ImportReport().to_json(with_tokens=True)
 
 
 def test_lengths_and_cut_answers_are_counted_from_shards(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corpus.importing import import_prompts
-from corpus.prompts import BadRow, PromptRow, read_prompts
+from corpus.prompts import read_prompts
 from corpus.readers import MAX_ROW_BYTES
+from corpus.rows import BadRow, ImportedRow
 from corpus.shards import read_rows, read_summary
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import SilentReporter
@@ -65,7 +66,7 @@ REASONS = {
 }
 
 
-def rows_of(path: Path, **options: int) -> list[PromptRow | BadRow]:
+def rows_of(path: Path, **options: int) -> list[ImportedRow | BadRow]:
     return list(read_prompts(path, **options))
 
 
@@ -81,7 +82,7 @@ def test_every_shape_gives_user_turns_and_keeps_answers(tmp_path: Path, shape: s
     else:
         path.write_text(json.dumps(value) + "\n" if kind == "jsonl" else json.dumps([value]))
     (row,) = rows_of(path)
-    assert isinstance(row, PromptRow), row
+    assert isinstance(row, ImportedRow), row
     assert (row.messages, row.reference) == (messages, reference)
 
 
@@ -90,7 +91,7 @@ def test_a_row_without_a_usable_prompt_says_why(tmp_path: Path, reason: str) -> 
     (tmp_path / "x.jsonl").write_text(json.dumps(REASONS[reason]) + "\n" + json.dumps({"prompt": "hi"}))
     bad, good = rows_of(tmp_path / "x.jsonl")
     assert isinstance(bad, BadRow) and reason in bad.reason and bad.line == 1
-    assert isinstance(good, PromptRow)
+    assert isinstance(good, ImportedRow)
 
 
 def test_broken_lines_are_reported_and_the_rest_is_imported(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_broken_array_keeps_what_came_before_and_says_that_the_rest_is_lost(tm
         b'[{"prompt": "one"},\n{"prompt": "caf\xe9"},\n{"prompt": oops}, {"prompt": "x"}]'
     )
     good, coded, broken = rows_of(tmp_path / "x.json")
-    assert isinstance(good, PromptRow)
+    assert isinstance(good, ImportedRow)
     assert coded == BadRow(2, "prompt: holds half of a character (a lone surrogate)")
     assert broken.line == 3 and "the rest of the file is not read" in broken.reason
 
@@ -146,7 +147,7 @@ def test_csv_rows_may_span_lines_and_bad_ones_are_told_by_line(tmp_path: Path) -
     text = b'prompt,category\r\n"two\nlines",a\r\nplain,b\r\n,c\r\nx,d,e\r\n' + b"caf\xe9,f\r\n" + "ü,g\r\n".encode()
     (tmp_path / "x.csv").write_bytes(text)
     rows = rows_of(tmp_path / "x.csv")
-    assert [(r.line, r.category) for r in rows if isinstance(r, PromptRow)] == [(2, "a"), (4, "b"), (8, "g")]
+    assert [(r.line, r.category) for r in rows if isinstance(r, ImportedRow)] == [(2, "a"), (4, "b"), (8, "g")]
     reasons = {r.line: r.reason for r in rows if isinstance(r, BadRow)}
     assert reasons[5].startswith("no prompt") and "3 columns where the header has 2" in reasons[6]
     assert reasons[7].startswith("wrong encoding")
@@ -224,7 +225,7 @@ def test_no_bytes_crash_the_reader(tmp_path: Path, data: list[bytes], ending: st
         rows = rows_of(path)
     except BadInput:
         return
-    assert all(isinstance(r, PromptRow | BadRow) for r in rows)
+    assert all(isinstance(r, ImportedRow | BadRow) for r in rows)
 
 
 JSON = st.recursive(

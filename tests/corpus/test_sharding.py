@@ -10,8 +10,8 @@ import pytest
 
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.importing import import_prompts
-from corpus.shard_storage import ShardFolder
 from corpus.sharding import (
+    ShardFolder,
     ShardPart,
     add_unfinished,
     assemble,

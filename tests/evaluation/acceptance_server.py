@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             owner = KIND.removesuffix("_each")
             self.reply(200, {"object": "list", "data": [{"id": "drafted", "object": "model", "owned_by": owner}]})
-        elif self.path == METRICS[KIND]:
+        elif self.path == "/metrics" and KIND.startswith("vllm"):
             self.send(200, metrics().encode(), "text/plain; version=0.0.4")
         else:
             self.reply(404, {"error": {"message": "nothing here"}})
@@ -61,15 +61,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-METRICS = {
-    "vllm": "/metrics",
-    "vllm_each": "/metrics",
-    "sglang": "/metrics",
-    "tensorrt_llm": "/prometheus/metrics",
-    "silent": "",
-}
-
-
 def answer(body: dict[str, Any], text: str) -> dict[str, Any]:
     drafted = body["model"] == "drafted"
     with LOCK:
@@ -89,10 +80,6 @@ def answer(body: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def metrics() -> str:
-    if KIND == "sglang":
-        return '# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length{tp_rank="0"} 2.5\n'
-    if KIND == "tensorrt_llm":
-        return "# TYPE trtllm_spec_decode_acceptance_length gauge\ntrtllm_spec_decode_acceptance_length 2.5\n"
     steps = COUNT["drafts"] / DRAFTS
     lines = []
     for name, value in (("drafts", COUNT["drafts"]), ("draft_tokens", steps * 9), ("accepted_tokens", steps * 5)):

@@ -5,8 +5,23 @@ import torch
 
 from decoding.step import DraftRecord, EmittedToken, Step
 from evaluation.acceptance import evaluate
-from evaluation.breakdown import MAX_CHARACTERS, WORST, PromptFigures, by_class, by_position, lengths, worst_first
-from evaluation.token_classes import CODE, NAMES, NUMBERS, OTHER, PUNCTUATION, SPACES, WORDS, classify_tokens
+from evaluation.breakdown import (
+    CODE,
+    MAX_CHARACTERS,
+    NAMES,
+    NUMBERS,
+    OTHER,
+    PUNCTUATION,
+    SPACES,
+    WORDS,
+    WORST,
+    PromptFigures,
+    by_class,
+    by_position,
+    classify_tokens,
+    lengths,
+    worst_first,
+)
 from models.base import load_base
 from models.medusa import MedusaConfig, MedusaHeads
 from speculoos.reporting import SilentReporter

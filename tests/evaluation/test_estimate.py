@@ -7,9 +7,8 @@ import pytest
 
 from decoding.step import EmittedToken, Step
 from evaluation import acceptance
-from evaluation.acceptance import PromptResult, _Bench, _repeat
+from evaluation.acceptance import PromptResult, _Bench, _repeat, side_by_side
 from evaluation.estimate import StepTiming, estimate
-from evaluation.side_by_side import side_by_side
 from speculoos.errors import Unavailable
 from speculoos.reporting import SilentReporter
 

@@ -1,7 +1,6 @@
 """Replaying recorded outputs gives what running gave, step for step; and the forms that recordings come in."""
 
 import json
-import math
 
 import pytest
 import torch
@@ -12,14 +11,20 @@ from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.stats import summarize
-from decoding.target import Target, fast_target
+from decoding.target import fast_target
 from decoding.text import token_text_reader
 from evaluation.breakdown import breakdown
 from evaluation.costs import Costs
-from evaluation.drafts import open_prompt_lookup, open_small_model, open_with_base
 from evaluation.questions import built_in
-from evaluation.record import answerer_of_base, record
-from evaluation.replay import ids_of, project_times, replay, replay_figures
+from evaluation.replay import (
+    ids_of,
+    open_prompt_lookup,
+    open_small_model,
+    open_with_base,
+    project_times,
+    replay,
+    replay_figures,
+)
 from models.base import load_base
 from models.chat import render
 from models.checkpoints import load_draft
@@ -31,6 +36,7 @@ from models.starter import starter_path
 from speculoos.errors import BadInput
 from speculoos.reporting import SilentReporter
 from speculoos.settings import PROJECT_ROOT
+from tests.tools.recorded import record
 
 QUESTIONS = [
     {"id": f"q{n}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(("a fox", "1 2 3"))
@@ -71,7 +77,7 @@ def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method,
         target.rewind(0)
         prompt = render(base.tokenizer, row["messages"])
         ran.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=40))))
-    assert record(answerer_of_base(base, 40), QUESTIONS, tmp_path / "said.jsonl", SilentReporter(), "tiny") == 2
+    assert record(base, 40, QUESTIONS, tmp_path / "said.jsonl") == 2
     opened = open_with_base(base, draft, options)
     done = replay(read_recordings(tmp_path / "said.jsonl"), opened.target, opened.make, SilentReporter())
     assert [facts(row.steps) for row in done.rows] == [facts(steps) for steps in ran]
@@ -89,7 +95,7 @@ def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method,
 @pytest.mark.parametrize("options", [{"depth": 3}, {"tree": [[0, 0], [1]]}], ids=["chain", "tree"])
 def test_a_small_model_is_judged_without_its_target(tmp_path, tiny_base, options):
     base = load_base(tiny_base)
-    record(answerer_of_base(base, 32), QUESTIONS, tmp_path / "said.jsonl", SilentReporter(), "tiny")
+    record(base, 32, QUESTIONS, tmp_path / "said.jsonl")
     draft = StandaloneDraft(load_base(tiny_base).model)
     forced = open_with_base(base, draft, options)
     alone = open_small_model(tiny_base, options)
@@ -110,71 +116,24 @@ def test_prompt_lookup_needs_a_tokenizer_alone(tiny_base):
     assert [token.id for step in done.steps for token in step.tokens] == ids
 
 
-def test_expected_acceptance_sums_the_recorded_probabilities_of_what_was_drafted(tiny_base):
-    """Prompt lookup drafts 6 after 5: the record says 6 has 0.7 there, and 7 after it 0.2."""
-    opened = open_prompt_lookup(tiny_base, {"depth": 2})
-    ids = [5, 6, 7, 5, 6, 7]
-    nothing = [[9, math.log(0.5)]]
-    likely = [nothing] * 4 + [[[6, math.log(0.7)]], [["x", -9.0], [7, math.log(0.2)]]]
-    row = Recording(
-        "a", [], prompt_ids=[1, 2, 3], token_ids=[*ids, 9], logprobs=(*(map(pairs, likely)), pairs(nothing))
-    )
-    done = replay([row], opened.target, opened.make, SilentReporter())
-    found = replay_figures(done, opened.target.base.tokenizer)
-    assert found["expected_acceptance_by_depth"] == [0.7, 0.2]
-    assert found["expected_accepted_length"] == pytest.approx(1 + 0.7 + 0.14)
-
-
-def pairs(entry):
-    return [tuple(pair) for pair in entry]
-
-
-def test_the_demo_s_form_imports(tmp_path, tiny_base):
-    """Outputs as `tensor([[…]])` over several lines, prompts beside them in the same order."""
-    outputs, prompts = tmp_path / "out.txt", tmp_path / "prompts.jsonl"
-    outputs.write_text(
-        "tensor([[  5,   6,  7, 8,\n         9, 10]])\ntensor([[  11, 12]], device='cuda:0')\ntensor([[x]])\n"
-        + f"tensor([[{'9' * 5000}]])\n"
-    )
-    prompts.write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in ("We see a man.", "Two girls", "c", "d"))
-    )
-    rows = list(read_recordings(outputs, prompts))
-    assert [row.token_ids for row in rows[:2]] == [[5, 6, 7, 8, 9, 10], [11, 12]]
-    assert rows[0].raw and rows[0].prompt == "We see a man."
-    assert [isinstance(row, BadRow) for row in rows] == [False, False, True, True]
-    opened = open_small_model(tiny_base, {})
-    done = replay(rows, opened.target, opened.make, SilentReporter())
-    assert [len(row.prompt) for row in done.rows] == [
-        len(opened.target.base.tokenizer(r.prompt)["input_ids"]) for r in rows[:2]
-    ]
-    worst = replay_figures(done, opened.target.base.tokenizer)["per_prompt"]
-    assert worst and not any("messages" in row for row in worst), "no chat can go on with a raw text"
-    with pytest.raises(BadInput, match="--prompts"):
-        read_recordings(outputs)
-
-
 def test_forms_that_people_have(tmp_path):
     lines = [
         {"prompt": "a?", "output": "b"},
         {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}], "finish": "stop"},
         {"prompt": "a", "raw": True, "token_ids": [1, 2]},
-        {"prompt_ids": [1], "token_ids": [2, 3], "logprobs": [[["b", -0.1]], {"token": "token_id:3", "logprob": -0.5}]},
+        {"prompt_ids": [1], "token_ids": [2, 3]},
         {"prompt": "no answer"},
-        {"prompt_ids": [1], "token_ids": [2, 3], "logprobs": [[[2, -0.1]]]},
         {"prompt_ids": [1], "token_ids": [2, -3]},
         {"token_ids": [2]},
         {"prompt_ids": [1], "token_ids": [10**30]},
-        {"prompt_ids": [1], "token_ids": [2], "logprobs": [[[2, -(10**400)]]]},
     ]
     path = tmp_path / "said.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = list(read_recordings(path))
-    assert [isinstance(row, BadRow) for row in rows] == [False] * 4 + [True] * 6
+    assert [isinstance(row, BadRow) for row in rows] == [False] * 4 + [True] * 4
     assert (rows[0].prompt, rows[0].output, rows[0].raw) == ("a?", "b", False)
     assert rows[1].finish == "stop" and rows[2].raw
-    assert rows[3].logprobs == ([("b", -0.1)], [(3, -0.5)])
-    assert "2 tokens" in rows[5].reason
+    assert (rows[3].prompt_ids, rows[3].token_ids) == ([1], [2, 3])
     with pytest.raises(BadInput, match="no recording"):
         replay(rows[4:], None, None, SilentReporter())
 
@@ -217,17 +176,6 @@ def test_a_given_machine_tells_the_speed(tiny_base):
     assert speed["projected_speedup"] == pytest.approx(3 * 2.0 / 4.0)
 
 
-def test_recorded_probabilities_are_those_of_the_base(tmp_path, tiny_base):
-    base = load_base(tiny_base)
-    record(answerer_of_base(base, 6, logprobs=3), QUESTIONS[:1], tmp_path / "said.jsonl", SilentReporter(), "tiny")
-    line = json.loads((tmp_path / "said.jsonl").read_text())
-    target = Target(base, 256, base.forward)
-    row = target.prefill(line["prompt_ids"]).logits[-1].float().log_softmax(-1)
-    assert line["logprobs"][0][0][0] == line["token_ids"][0] == int(row.argmax())
-    assert line["logprobs"][0][0][1] == pytest.approx(float(row.max()), abs=1e-4)
-    assert all(len(entry) == 3 for entry in line["logprobs"])
-
-
 @pytest.fixture(scope="module")
 def starter(tmp_path_factory):
     """The starter, its head, questions, and the file of its own answers to them."""
@@ -237,7 +185,7 @@ def starter(tmp_path_factory):
     head = load_draft(PROJECT_ROOT / "models" / "starter_head", base)
     questions = [{**row, "messages": row["messages"][:1]} for row in built_in(2)]
     said = tmp_path_factory.mktemp("starter") / "said.jsonl"
-    record(answerer_of_base(base, 48), questions, said, SilentReporter(), "starter")
+    record(base, 48, questions, said)
     return base, head, questions, said
 
 

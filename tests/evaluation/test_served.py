@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.published import PublishedAcceptance, Scrape, acceptance_of_answer, addresses, read_metrics
+from evaluation.published import PublishedAcceptance, acceptance_of_answer, metrics_address, read_metrics
 from evaluation.served import ServedRequest, _lengths, evaluate_served
 from speculoos.errors import BadInput, Cancelled, Unavailable
 from speculoos.reporting import SilentReporter
@@ -183,18 +183,17 @@ def test_fields_of_answers(answer: dict[str, Any], acceptance: PublishedAcceptan
 
 @pytest.mark.parametrize("text", ["", "{}", "<html>", "\x00", "vllm:spec_decode_num_drafts_total x", '{"a": [1]}'])
 def test_what_is_no_metrics_says_nothing(text: str) -> None:
-    assert read_metrics(text) == Scrape()
+    assert read_metrics(text) is None
 
 
 def test_metrics_that_cannot_be_are_left_out() -> None:
     said = "vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_accepted_tokens_total 2\n"
     for position in ("²", "9" * 5000, "-1"):
         at = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 2\n'
-        assert read_metrics(said + at).counters == PublishedAcceptance(3.0, 1.0)
-    assert read_metrics("sglang:spec_accept_length +Inf\n") == Scrape()
+        assert read_metrics(said + at) == PublishedAcceptance(3.0, 1.0)
     assert not (PublishedAcceptance(float("inf"), float("inf")) - PublishedAcceptance(3.0, 1.0)).is_known
 
 
 def test_metrics_are_looked_for_beside_the_api() -> None:
-    assert addresses("http://h:1/v1") == ["http://h:1/metrics", "http://h:1/prometheus/metrics"]
-    assert addresses("https://h/team/v1/") == ["https://h/team/metrics", "https://h/team/prometheus/metrics"]
+    assert metrics_address("http://h:1/v1") == "http://h:1/metrics"
+    assert metrics_address("https://h/team/v1/") == "https://h/team/metrics"

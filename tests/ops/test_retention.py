@@ -15,7 +15,7 @@ from ops.retention import clean, clean_when_due, states_of
 from speculoos.settings import Settings
 from tests.ops.conftest import Filled, write
 from tracking import db, jobs, runs
-from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, new_id, now
+from tracking.tables import Checkpoint, JobLog, Preference, Run, RunStep, new_id, now
 
 OLD = timedelta(days=200)
 
@@ -86,20 +86,6 @@ def test_log_lines_and_files_of_jobs_that_ended_long_ago(filled_sqlite: Filled) 
     done = clean(settings)
     assert not log.exists() and not kept(settings, JobLog) and going.exists()
     assert (done["log files"].count, done["log lines"].count) == (1, 1) and done["log files"].bytes == 23
-
-
-def test_log_files_beyond_a_size_go_from_the_oldest_on(filled_sqlite: Filled) -> None:
-    settings = replace(filled_sqlite.settings, keep_logs_mb=3)
-    made = []
-    with db.writing(settings) as session:
-        for days in (3, 2, 1):
-            job = Job(name="x", kind="t", queue="io", state="SUCCEEDED", finished_at=now() - timedelta(days=days))
-            session.add(job)
-            session.flush()
-            made.append(write(settings.home / "logs" / f"{job.id}.log", bytes(2_000_000)))
-            write(settings.home / "logs" / f"{job.id}.log.1", b"rotated")
-    clean(settings)
-    assert [path.exists() for path in made] == [False, False, True]
 
 
 def test_uploads_go_unless_a_job_needs_them(filled_sqlite: Filled) -> None:

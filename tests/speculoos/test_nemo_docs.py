@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands.train import make_request
-from corpus.mapping import parse_mapping
+from corpus.rows import parse_mapping
 from formats import FORMATS
 from speculoos.settings import load
 from tests.workers.test_command_line import parsed

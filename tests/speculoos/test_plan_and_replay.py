@@ -15,6 +15,7 @@ from models.checkpoints import save_draft
 from models.medusa import MedusaConfig, MedusaHeads
 from speculoos.settings import Settings
 from tests.cli.test_cli import last_json
+from tests.tools.recorded import record
 from tracking import db, stored
 from tracking.runs import group_runs, steps_after
 from tracking.stored import RowFiles
@@ -59,15 +60,15 @@ def test_a_target_that_is_not_here_is_planned_from_files_alone(home, tmp_path, c
     assert [row["tau"] for row in found["shapes"]] == [1.5, 1.75]
 
 
-def test_outputs_are_recorded_and_a_draft_is_judged_on_them(heads, home, tmp_path, capsys):
+def test_a_draft_is_judged_on_recorded_outputs(heads, home, tiny_base, tmp_path, capsys):
     said = tmp_path / "said.jsonl"
-    assert main(["replay", "record", "tiny", "--output", str(said), *SMALL, "--logprobs", "2", "--json"]) == 0
-    assert last_json(capsys)[0]["rows"] >= 1
+    questions = [{"id": "q", "messages": [{"role": "user", "content": "a fox"}]}]
+    record(load_base(tiny_base), 16, questions, said)
     assert main(["generate", "--model", heads, "--prompt", "x", "--max-tokens", "4", "--json"]) == 0
     capsys.readouterr()
     assert main(["replay", "run", str(said), "--draft", heads, "--show", "1", "--json"]) == 0
     found, _ = last_json(capsys)
-    assert found["mean_accepted_length"] >= 1.0 and found["expected_accepted_length"] >= 1.0
+    assert found["mean_accepted_length"] >= 1.0
     assert found["projected_speedup"] > 0
     with db.reading(home) as session:
         row = session.get(Evaluation, found["evaluation_id"])
@@ -80,15 +81,12 @@ def test_outputs_are_recorded_and_a_draft_is_judged_on_them(heads, home, tmp_pat
         records = steps_after(session, run.id)
         assert run.text == "".join(token["text"] for record in records for token in record["tokens"])
         assert run.summary["notices"][0].startswith("Replayed from said.jsonl")
-    assert main(["replay", "record", "tiny", "--output", str(said), *SMALL]) != 0
-    assert "is there already" in capsys.readouterr().err
 
 
 def test_a_small_model_and_prompt_lookup_are_judged_without_a_base(heads, tiny_base, tmp_path, capsys):
-    outputs, prompts = tmp_path / "out.txt", tmp_path / "prompts.jsonl"
-    outputs.write_text("tensor([[ 5, 6, 7,\n 5, 6, 7, 5, 6]])\n")
-    prompts.write_text('{"prompt": "a fox"}\n')
-    words = ["replay", "run", str(outputs), "--prompts", str(prompts), "--json"]
+    outputs = tmp_path / "outputs.jsonl"
+    outputs.write_text('{"prompt": "a fox", "raw": true, "token_ids": [5, 6, 7, 5, 6, 7, 5, 6]}\n')
+    words = ["replay", "run", str(outputs), "--json"]
     assert main([*words, "--draft", str(tiny_base), "--set", "depth=2"]) == 0
     assert "evaluation_id" not in last_json(capsys)[0], "nothing is stored of a draft that is in no list"
     assert main([*words, "--draft", "ngram", "--model", "tiny"]) == 0
@@ -119,7 +117,6 @@ def test_answers_of_another_machine_come_from_the_store(home: Settings, tmp_path
         (["replay", "run", "{file}", "--draft", "tiny"], "BASE@CHECKPOINT"),
         (["replay", "run", "{file}", "--draft", "ngram", "--model", "tiny", "--set", "tree=[[0]]"], "--set tree"),
         (["replay", "run", "{file}", "--draft", "ngram", "--model", "tiny"], "no recording"),
-        (["replay", "record", "nothing", "--output", "{file}.new"], "There is no model 'nothing'"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(heads, tmp_path, capsys, words, says):

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from evaluation.questions import built_in
-from evaluation.record import answerer_of_base, record
 from models.base import load_base
 from models.checkpoints import save_draft
 from models.medusa import MedusaConfig, MedusaHeads
 from speculoos.errors import BadInput
-from speculoos.reporting import SilentReporter
+from tests.tools.recorded import record
 from tests.workers.test_bodies import begin, fetched  # noqa: F401
 from tracking import db
 from tracking.runs import group_runs, steps_after
@@ -47,7 +46,7 @@ def test_a_data_set_s_answers_are_replayed_with_a_checkpoint(begin, tiny_base, t
     heads = MedusaHeads.from_base(MedusaConfig(loaded.hidden_size, loaded.vocab_size, 2), loaded)
     folder = save_draft(tmp_path / "heads", heads, {"base": base.name})
     said = tmp_path / "said.jsonl"
-    record(answerer_of_base(loaded, 16), built_in(2), said, SilentReporter(), "tiny")
+    record(loaded, 16, [{**row, "messages": row["messages"][:1]} for row in built_in(2)], said)
     request, context = begin(ImportAnswered(path=str(said), base_id=base.id))
     import_prompts.run(request, context)
     with db.writing(context.settings) as rows:

@@ -12,8 +12,8 @@ from typing import Any
 
 from corpus.conversations import GenerateOptions, count_answers
 from corpus.labels import ServedBase
-from corpus.shard_storage import ShardFolder
 from corpus.sharding import (
+    ShardFolder,
     ShardPart,
     add_unfinished,
     assemble,

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from corpus.import_answered import import_answered
-from corpus.importing import import_prompts
+from corpus.importing import import_answered, import_prompts
 from corpus.rows import Files
 from evaluation.suites import check_suite, import_suite
 from models.hub_data import Location, fetch, look_up, look_up_file

@@ -8,9 +8,8 @@ import torch
 
 from corpus.recordings import read_recordings
 from evaluation.costs import Costs
-from evaluation.drafts import open_with_base
 from evaluation.planner import PlanOptions, plan
-from evaluation.replay import playground_answer, project_times, replay, replay_figures
+from evaluation.replay import open_with_base, playground_answer, project_times, replay, replay_figures
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
 from models.base import decoding_dtype, load_base, pick_device
 from models.checkpoints import load_draft, update_draft_config
