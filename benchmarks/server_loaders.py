@@ -28,8 +28,8 @@ from formats.export import build_export
 from formats.options import export_options
 from models.base import LoadedBase, load_base
 from models.checkpoints import save_draft
-from models.tiny import make_tiny_base
 from tests.formats.conftest import EVERY, draft_of
+from tests.tiny import make_tiny_base
 
 WHEELS = {"vllm 0.33.0": "vllm", "vllm 0.32.0": "vllm", "sglang 0.5.23": "sglang"}
 CLASSES = {

@@ -1,6 +1,5 @@
 """A trained draft and its base model as described by their files: config.json and safetensors headers, no weights. Used
-by format records, writers, tables and model cards. No torch.
-"""
+by format records, writers, tables and model cards. No torch."""
 
 import json
 from collections import Counter

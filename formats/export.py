@@ -14,8 +14,8 @@ from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
 from formats.plan import ExportPlan, write_tensors
 from formats.readme import readme
-from formats.record import Format
 from formats.report import REPORT, Check, ExportReport
+from formats.servers import Format
 from models.archive import archive_files, checkpoint_problems, zip_files
 from models.checkpoints import load_draft
 from speculoos.checksums import CHECKSUM_FILE, checksums_text
@@ -35,12 +35,10 @@ def build_export(
     repository: str = "",
 ) -> ExportReport:
     """Write the checkpoint in `folder` for `base` (a LoadedBase in float32) to `target`: a new folder, or a `.zip` that
-    unpacks to a folder of the same name, which the README's commands use.
-
-    An export that fails its validation is written only with `force`, and its README then begins with a warning. With
-    `repository`, a hub id, the README says how to download the export. Raises Unsupported if the format does not
-    support the checkpoint or the validation failed, Conflict if `target` exists, and the errors of
-    CheckpointFiles.read."""
+    unpacks to a folder of the same name, which the README's commands use. An export that fails its validation is
+    written only with `force`, and its README then begins with a warning. With `repository`, a hub id, the README says
+    how to download the export. Raises Unsupported if the format does not support the checkpoint or the validation
+    failed, Conflict if `target` exists, and the errors of CheckpointFiles.read."""
     target, reporter, record = Path(target), reporter or SilentReporter(), find_format(format_name)
     checkpoint = check_export(folder, base.path, format_name, target)
     facts = facts or CardFacts(Path(base.path).name, str(base.path))  # a base model without a row: its folder
@@ -149,7 +147,6 @@ def _compared(
 
 
 def _same_base(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Check:
-    """The base model is the one that the draft was trained on."""
     trained = checkpoint.config.get("base_sha256", "")
     if trained and facts.sha256 and trained != facts.sha256:
         return Check("base", False, f"trained on weights {trained[:12]}…, this base model has {facts.sha256[:12]}….")

@@ -8,7 +8,7 @@ from typing import Any
 from formats import FORMATS, OWN
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
-from formats.record import Format
+from formats.servers import Format
 from models.archive import WEIGHTS
 
 

@@ -5,9 +5,9 @@ import shlex
 
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
-from formats.record import Format
 from formats.report import ExportReport
 from formats.serve import measured
+from formats.servers import Format
 from models.methods import METHODS
 from speculoos.markdown import (
     block_quotation,
@@ -37,8 +37,6 @@ def readme(
     repository: str = "",
 ) -> str:
     """The README as Markdown. `repository`: the hub id from which the export can be downloaded."""
-    layout = record.layout(checkpoint.method)
-    assert layout is not None
     training = checkpoint.config.get("training") or {}
     settings = {k: v for k, v in (training.get("settings") or {}).items() if k not in MACHINE_SETTINGS}
     download = f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
@@ -47,12 +45,13 @@ def readme(
         [
             _front(record, checkpoint, facts),
             f"# {noun} for {escape_text(facts.name)}, for {record.title}",
-            f"For {layout.servers}. Written by Speculoos from checkpoint {code_span(facts.checkpoint or 'unnamed')}.\n",
+            f"For {record.servers(checkpoint.method)}. Written by Speculoos from checkpoint "
+            f"{code_span(facts.checkpoint or 'unnamed')}.\n",
             *_verdict(report),
             "## Serve\n",
             *(["Download it first:\n", fenced_code_block(download, "sh")] if repository else []),
             _folders(facts, folder),
-            layout.serve(checkpoint, facts, folder),
+            record.serve(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
             *markdown_section("Measured", dict(facts.measured)),
             "## Base\n",
@@ -73,7 +72,6 @@ def readme(
 
 
 def _folders(facts: CardFacts, folder: str) -> str:
-    """The folder names in the commands, which are run in the parent folder of the export."""
     base = (
         ""
         if facts.model == facts.location

@@ -53,11 +53,9 @@ def stored_exports(folder: Path, source: str) -> dict[str, StoredExport]:
 
 
 def store_export(file: Path, archive: Path, source: str, report: dict[str, Any]) -> StoredExport:
-    """Move the complete zip `file`, on the same disk, to `archive`, replacing an older export.
-
-    The old note is deleted first and the new one is written last: a zip without a note is not offered, so no zip is
-    shown with the report of another.
-    """
+    """Move the complete zip `file`, on the same disk, to `archive`, replacing an older export. The old note is deleted
+    first and the new one is written last: a zip without a note is not offered, so no zip is shown with the report of
+    another."""
     note = archive.with_suffix(".json")
     note.unlink(missing_ok=True)
     file.replace(archive)

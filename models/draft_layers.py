@@ -1,8 +1,7 @@
 """The decoder layer of EAGLE drafts, and two attention memories; `models.runtime.cache.CacheMemory` is a third.
 
 Tensor names are those of Llama in transformers, so that exports need no renaming. Shapes: B batch, n positions, H
-hidden size, h heads, k key/value heads, d head size.
-"""
+hidden size, h heads, k key/value heads, d head size."""
 
 import json
 from dataclasses import dataclass

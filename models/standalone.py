@@ -2,8 +2,7 @@
 
 Made from the base by dropping layers and optionally pruning its width (Yan et al. 2024, *Decoding Speculative
 Decoding*: wide and shallow drafts are better than deep ones), with random weights, or from another small model. Its
-checkpoint folder is also a Hugging Face folder: `config.json` is the model's with Speculoos' keys added.
-"""
+checkpoint folder is also a Hugging Face folder: `config.json` is the model's with Speculoos' keys added."""
 
 import copy
 from collections.abc import Mapping
@@ -258,5 +257,4 @@ def _cut(name: str, value: Tensor, hidden: Tensor, kept: Mapping[str, dict[str, 
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest scores, ascending."""
     return scores.topk(count).indices.sort().values

@@ -1,9 +1,7 @@
 """Import of published drafts: from a folder or the hub into a checkpoint folder, which is complete or does not exist.
 
-In a child process with limits on time and memory, `work.convert` opens the source (`source`), detects its layout
-(`names`), reads it (`medusa`, `eagle`, `eagle3`, `causal`, `own`), checks it against the base model (`base`) and writes
-the checkpoint. Pickles with code are refused. No torch in this module.
-"""
+In a child process with limits on time and memory, `work.convert` opens the source, detects its layout, reads it, checks
+it against the base model and writes the checkpoint. Pickles with code are refused. No torch in this module."""
 
 import shutil
 import tempfile
@@ -76,11 +74,8 @@ def import_draft(
     source: str, location: str, base: TargetBase, folder: Path, reporter: Reporter, token: str = "", layout: str = ""
 ) -> dict[str, Any]:
     """Write the draft at `location` to `folder` as a checkpoint. `source` is "folder", or "hub" with
-    owner/name[@revision].
-
-    `layout` is one of `names.TITLES`, or "" to detect it. Returns the report of `work.convert`. On BadInput,
-    Unsupported, NotFound or Unavailable no file remains.
-    """
+    owner/name[@revision]. `layout` is one of `names.TITLES`, or "" to detect it. Returns the report of `work.convert`.
+    On BadInput, Unsupported, NotFound or Unavailable no file remains."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for leftover in folder.parent.glob(f"{SCRATCH}*"):  # of a killed attempt
         shutil.rmtree(leftover, ignore_errors=True)
@@ -111,7 +106,6 @@ def _download(source: str, location: str, scratch: Path, reporter: Reporter, tok
 
 
 def _in_child(conversion: Conversion) -> dict[str, Any]:
-    """The report of `work.convert` in a child, with limits that grow with the size of the files."""
     size, shown = _bytes(Path(conversion.folder)), conversion.shown
     seconds = SECONDS + size / BYTES_PER_SECOND
     tables = min(2 * _bytes(Path(conversion.base_folder)), MAX_TABLES)

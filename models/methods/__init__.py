@@ -1,7 +1,5 @@
-"""Registry of drafting methods: one Method record each. No torch.
-
-To add a method, write a module with a record METHOD and list the module in SPECULOOS_METHODS.
-"""
+"""Registry of drafting methods: one Method record each. No torch. To add a method, write a module with a record METHOD
+and list the module in SPECULOOS_METHODS."""
 
 import importlib
 import os
@@ -21,8 +19,6 @@ BUILT_IN = ("models.methods.medusa", "models.methods.eagle", "models.methods.eag
 
 
 class _Table(Mapping[str, Record]):
-    """A mapping computed on access."""
-
     def __init__(self, make: Callable[[], Mapping[str, Record]]):
         self._make = make
 

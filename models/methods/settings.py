@@ -144,13 +144,9 @@ class TrainConfig(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _ends(self) -> "TrainConfig":
+    def _consistent(self) -> "TrainConfig":
         if not (self.epochs or self.max_steps or self.max_minutes):
             raise BadInput("epochs: set epochs, max_steps or max_minutes, so that training ends.")
-        return self
-
-    @model_validator(mode="after")
-    def _states(self) -> "TrainConfig":
         check_store_name(self.hidden_states_store)
         if self.hidden_states == FROM_STORE and not self.hidden_states_store:
             raise BadInput("hidden_states: “stored” needs the name of a store, hidden_states_store.")

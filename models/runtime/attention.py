@@ -1,8 +1,7 @@
 """Attention of new rows over the KV cache: of one sequence, of a batch with one row each, of concatenated prompts.
 
 Each class is a view of the cache for one forward. `attend` stores the keys and values of a layer and computes its
-attention; masks are computed once per forward.
-"""
+attention; masks are computed once per forward."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol

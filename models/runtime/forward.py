@@ -1,6 +1,5 @@
 """The fast forward: packed, fused weights for the supported families. Used for plain decoding, verification, prefill
-and batches. Same interface as `TransformersForward`, equal results up to rounding.
-"""
+and batches. Same interface as `TransformersForward`, equal results up to rounding."""
 
 import copy
 from functools import cached_property
@@ -64,7 +63,6 @@ class FastForward:
 
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> ForwardOutput:
-        """See `models.runtime.interface.Forward`."""
         heads, base = self.heads, self.base
         cache.reserve(heads.keys, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
         table = self.rotations.reach(inputs.reach)

@@ -2,8 +2,7 @@
 
 A matrix product with 1 to 64 rows is limited by reading the weight; the blocked layout is read at memory bandwidth, the
 plain layout at half of it (docs/benchmarks.md). The operators are private to torch, so they are tested once on a small
-product; if they are missing or wrong, plain layers are used.
-"""
+product; if they are missing or wrong, plain layers are used."""
 
 from functools import lru_cache
 

@@ -1,8 +1,7 @@
 """Release memory pages of mapped weights after they were packed.
 
 Safetensors files are memory-mapped: pages are loaded when a weight is read and stay until the last tensor of the file
-is freed, so packing would temporarily hold the whole model twice.
-"""
+is freed, so packing would temporarily hold the whole model twice."""
 
 import ctypes
 import mmap
@@ -16,10 +15,8 @@ DONT_NEED = 4  # MADV_DONTNEED, the same on every Linux
 
 
 def release_pages(weight: Tensor) -> bool:
-    """Release the memory pages entirely inside `weight`; returns whether any were. Access rereads them.
-
-    Only unmodified pages of mapped files are released. Does nothing for other memory, or without /proc.
-    """
+    """Release the memory pages entirely inside `weight`; returns whether any were. Access rereads them. Only unmodified
+    pages of mapped files are released. Does nothing for other memory, or without /proc."""
     if weight.device.type != "cpu" or weight.is_meta or not weight.is_contiguous():
         return False
     first = -(-weight.data_ptr() // mmap.PAGESIZE)
@@ -32,10 +29,8 @@ def release_pages(weight: Tensor) -> bool:
 
 def _are_clean_file_pages(first: int, count: int) -> bool:
     """Whether some of the `count` pages from `first` are in memory, and all of those are unmodified pages of a file.
-
     /proc/self/pagemap has 8 bytes per page: bit 63 in memory, 62 swapped out, 61 file-mapped. A private page that was
-    written to is no longer file-mapped.
-    """
+    written to is no longer file-mapped."""
     try:
         with PAGEMAP.open("rb") as table:
             table.seek(first * 8)

@@ -1,7 +1,5 @@
-"""Take the weights of supported families and EAGLE drafts from their modules and pack them as DecoderLayers.
-
-QKV and gate-up projections are fused, with the rotary pairs of queries and keys made adjacent.
-"""
+"""Take the weights of supported families and EAGLE drafts from their modules and pack them as DecoderLayers. QKV and
+gate-up projections are fused, with the rotary pairs of queries and keys made adjacent."""
 
 from collections.abc import Callable
 from dataclasses import replace

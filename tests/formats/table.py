@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from formats import find_format
 from formats.checkpoint import CheckpointFiles, read_object
 from models.identity import FLOATS, tensors_of
 
@@ -32,8 +31,7 @@ class TensorTable:
 
 def check_table(folder: Path, name: str, checkpoint: CheckpointFiles) -> None:
     """Compare an export in the format `name` with its table."""
-    layout = find_format(name).layout(checkpoint.method)
-    module = importlib.import_module(f"tests.formats.tables.{layout.parts or checkpoint.method}")
+    module = importlib.import_module(f"tests.formats.tables.{checkpoint.method}")
     table: TensorTable = getattr(module, name)(checkpoint)
     assert {path.name for path in folder.iterdir()} == {table.weights, *table.files, *ALWAYS}
     found = {entry.name: (entry.shape, entry.dtype) for entry in tensors_of(folder / table.weights)}
