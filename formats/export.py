@@ -1,5 +1,4 @@
-"""Write and validate an export. The target is complete or does not exist. Called from a command, a job or a
-download."""
+"""Write and validate an export, for a command, a job or a download. The target is complete or does not exist."""
 
 import os
 import shutil

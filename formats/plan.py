@@ -33,8 +33,7 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The files of an export. `weights` and `pickled` are file names; `pickled` is written with torch.save, "" for
-    none."""
+    """The files of an export. `weights` and `pickled` (written with torch.save, "" for none) are file names."""
 
     tensors: Sequence[TensorSource] = ()
     config: dict[str, Any] = field(default_factory=dict)

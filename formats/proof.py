@@ -68,8 +68,7 @@ def passages(base: Any, layers: Sequence[int]) -> Iterator[Passage]:
 
 @dataclass
 class DraftComparison:
-    """The result of the comparison so far. `drafted` counts the draft's tokens; `accepted` counts the accepted tokens
-    of the draft and of the export."""
+    """The comparison so far. `drafted` counts the draft's tokens, `accepted` those of draft and export."""
 
     difference: float = 0.0
     rounding: float = 0.0

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from formats import OWN, find_format
-from formats.checkpoint import read_object
 from formats.export import build_export, check_export
 from formats.facts import CardFacts
 from formats.report import REPORT, ExportReport
 from formats.store import checkpoint_state, exports_folder
 from models.hub import parse_id
+from models.identity import read_json
 from speculoos.checksums import find_changed_files, read_checksums
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError, Unavailable
 from speculoos.reporting import Reporter
@@ -62,8 +62,7 @@ class HubExport:
         check_export(self.path, self.base_path, self.format)
 
     def check_access(self, public: bool) -> None:
-        """Check access before anything large is created. Raises Unavailable without a token or a hub, Conflict when the
-        repository is public and `public` is false."""
+        """Raises Unavailable without a token or a hub, Conflict for a public repository if `public` is false."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
         def is_public(api: Any) -> bool:
@@ -80,8 +79,7 @@ class HubExport:
             )
 
     def make(self, base: Callable[[], Any], reporter: Reporter) -> ExportReport:
-        """Write and validate the folder, unless a complete one exists. `base()` loads the base model in float32. Raises
-        the errors of `formats.export.build_export`."""
+        """Write and validate the folder, unless a complete one exists. `base()` loads the base model in float32."""
         if (report := self._existing_report()) is not None:
             return report
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -119,7 +117,7 @@ class HubExport:
         if self.format == OWN:
             return ExportReport(OWN, "", find_format(OWN).servers(""), ())
         try:
-            report = ExportReport.from_json(read_object(self.folder / REPORT))
+            report = ExportReport.from_json(read_json(self.folder / REPORT))
         except (BadInput, KeyError, TypeError):
             return None
         return report if report.passed else None

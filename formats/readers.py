@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from formats.checkpoint import CheckpointFiles, read_object
+from formats.checkpoint import CheckpointFiles
+from models.identity import read_json
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -147,8 +148,7 @@ class LlamaDraft:
 
 
 def rotated(x: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Rotary embedding of x [..., n, d] at positions 0 … n - 1, pairs (i, i + d/2), with scaling as in transformers'
-    Llama."""
+    """Rotary embedding of x [..., n, d] at positions 0 … n - 1, pairs (i, i + d/2), scaled as in transformers."""
     half = x.shape[-1] // 2
     theta, factor = float(config.get("rope_theta", 10000.0)), 1.0
     frequencies = theta ** (-torch.arange(half, dtype=torch.float32) / half)
@@ -213,15 +213,14 @@ eagle3_modelopt = eagle3_sglang
 
 
 def eagle3_trtllm(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
-    """Outputs of the layers in the YAML (the README writes the checkpoint's). d2t is a parameter only if
-    draft_vocab_size differs from vocab_size."""
+    """Outputs of the layers in the YAML. d2t is a parameter only if draft_vocab_size differs from vocab_size."""
     config, weights = _open(folder)
     ids = tuple(layer + 1 for layer in sorted(checkpoint.aux_layers))
     return LlamaDraft(config, weights, ids, _targets(config, weights), False)
 
 
 def _open(folder: Path) -> tuple[dict[str, Any], Weights]:
-    return read_object(folder / "config.json"), Weights(folder / "model.safetensors")
+    return read_json(folder / "config.json"), Weights(folder / "model.safetensors")
 
 
 def _default_layers(checkpoint: CheckpointFiles) -> tuple[int, int, int]:
@@ -283,7 +282,7 @@ def medusa_vllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
 
 def medusa_medusa(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     """TGI: no `architectures`, `{h}.{l}.linear` and `{h}.{L}`; the repository: no `model_type`."""
-    config = read_object(folder / "config.json")
+    config = read_json(folder / "config.json")
     for key in ("architectures", "model_type"):
         if key in config:
             raise ValueError(f"config.json: {key} must not be set.")
@@ -292,7 +291,7 @@ def medusa_medusa(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
 
 def medusa_trtllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     """config.py and model.py read the number of heads from different keys, which must agree."""
-    config = read_object(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config["num_medusa_heads"] != config["medusa_num_heads"]:
         raise ValueError("config.json: num_medusa_heads and medusa_num_heads differ.")
     return _medusa_repository(config, folder, checkpoint)

@@ -40,8 +40,7 @@ def has_biased_head(base_tensors: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def _is_biased(base_path: str) -> bool:
-    """`has_biased_head` of a base model's folder. Cached, because the Train page calls it on every change of its form;
-    errors for missing files are not cached."""
+    """`has_biased_head` of a folder, cached because the Train page calls it on every change of its form."""
     return has_biased_head(entry.name for entry in tensors(base_path))
 
 
@@ -89,8 +88,7 @@ def three_layers(server: str, checkpoint: CheckpointFiles) -> str:
 
 
 def one_layer(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-3: only vLLM and speculators read more than one layer; other servers use other names, or norm the input of
-    further layers."""
+    """EAGLE-3: other servers than vLLM and speculators use other names, or norm the input of further layers."""
     count = checkpoint.config.get("eagle_num_layers", 1)
     return "" if count == 1 else f"The draft has {count} layers; exports for {server} support only one."
 

@@ -71,8 +71,7 @@ def deliver_export(store: Store, checkpoint_id: str, source: str, export: Stored
 
 
 def fetch_export(store: Store, folder: Path, checkpoint_id: str, source: str, name: str) -> StoredExport | None:
-    """Copy another machine's export of the checkpoint's state `source` from the store to `folder`; None if there is no
-    such export."""
+    """Copy another machine's export of the checkpoint's state `source` to `folder`; None if there is none."""
     prefix = _prefix(checkpoint_id, source)
     note = json.loads(store.read(f"{prefix}/{name}.json") or b"null")
     if not isinstance(note, dict):

@@ -88,8 +88,7 @@ def eagle3_sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> E
 
 
 def eagle3_trtllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
-    """The server reads layers from its YAML; the config has the same ids of outputs for other programs. t2d is not a
-    parameter of the server's class."""
+    """The server reads layers from its YAML; other programs read the same ids of outputs. It has no t2d."""
     config = _eagle3_config(checkpoint, "EAGLE3LlamaForCausalLM", _layer_ids(checkpoint, 0))
     return ExportPlan(_eagle3_tensors(checkpoint, "d2t"), config)
 
@@ -245,8 +244,7 @@ def _blocks(checkpoint: CheckpointFiles, pattern: str) -> list[TensorSource]:
 
 
 def _matrix(checkpoint: CheckpointFiles, base: Any, head: int, name: str) -> TensorSource:
-    """Output matrix of a head: its own, the reduced one that all heads share, or the base model's, because no server
-    uses the target's."""
+    """A head's own matrix, the reduced one that all share, or the base model's: no server uses the target's."""
     shared = bool(checkpoint.config.get("medusa_tie_lm_head"))
     if shared and not checkpoint.small_vocabulary:
         shape = (checkpoint.vocab_size, checkpoint.hidden_size)

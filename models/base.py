@@ -220,8 +220,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def native_dtype(name: str, device: torch.device) -> str:
-    """Dtype of the frozen base during training. auto: bfloat16 where it is native (three times as fast as fp32 on the
-    measured CPUs)."""
+    """Dtype of the frozen base during training; auto: bfloat16 where it is native (three times as fast as fp32)."""
     if name != "auto":
         return name
     if device.type == "cuda":

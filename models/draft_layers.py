@@ -39,8 +39,7 @@ def _computed(dim: int, theta: float, scaling: str) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of a draft's decoder layer, by default those of the base. Fields after `rope_theta` are for imported drafts
-    only."""
+    """Sizes of a draft's decoder layer. Fields after `rope_theta` are for imported drafts only."""
 
     hidden_size: int
     intermediate_size: int

@@ -27,7 +27,7 @@ from models.draft_layers import (
     shape_of,
     take_positions,
 )
-from models.eagle import BorrowedParts, EagleLayer, own_embeddings_of
+from models.eagle import BorrowedParts, EagleLayer
 
 NORM_START = 0.3
 """Factor on the base's final norm in a new draft. With factor 1 the logits of an untrained draft are so large that the
@@ -112,11 +112,9 @@ class Eagle3Draft(BorrowedParts):
     method: ClassVar[str] = "eagle3"
 
     def __init__(self, config: Eagle3Config):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         hidden, eps, fused = config.hidden_size, config.rms_norm_eps, len(config.aux_layers)
         each = config.target_hidden_size or hidden
-        self.embed_tokens = own_embeddings_of(config)
         self.input_norm = nn.RMSNorm(fused * each, eps) if config.norm_before_fc else nn.Identity()
         self.fc_norm = nn.ModuleList(nn.RMSNorm(each, eps) for _ in range(fused)) if config.fc_norm else None
         self.fc = nn.Linear(fused * each, hidden, bias=config.fc_bias)

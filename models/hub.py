@@ -109,8 +109,7 @@ def choose(files: Files, pickles: re.Pattern[str] = BASE_PICKLES) -> Files:
 
 
 def choose_draft(files: Files) -> Files:
-    """Files of a repository that a draft needs; pickles only without safetensors. Pickles are read in a child process
-    with limits, without running code in them."""
+    """Files that a draft needs; pickles, which are read in a child process with limits, only without safetensors."""
     return choose(files, PICKLES)
 
 

@@ -52,8 +52,7 @@ def _load(file: Path) -> Any:
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share no memory, as safetensors requires. Only sharing tensors are copied: a file may be as large as
-    the memory."""
+    """Tensors that share no memory, as safetensors requires; only sharing ones are copied, to save memory."""
     seen: set[int] = set()
     result = {}
     for name, value in tensors.items():

@@ -103,8 +103,7 @@ class StandaloneDraft(nn.Module):
         return {"generation_config.json": self.model.generation_config.to_json_string()}
 
     def as_base(self, base: LoadedBase) -> LoadedBase:
-        """This draft as a LoadedBase with the base's tokenizer, for drafters. Always the same object, so that its
-        weights are packed only once."""
+        """This draft as a LoadedBase with the base's tokenizer; always the same object, so that it is packed once."""
         if self._as_base is None:
             self._as_base = replace(base, model=self.model, forward=None)
         return self._as_base
@@ -162,8 +161,7 @@ def _head_size(base: LoadedBase) -> int:
 
 
 def _resize(text: Any, shape: StandaloneShape, base: LoadedBase) -> None:
-    """Write the sizes to a transformers config; the head size stays that of the base. Raises Unsupported for a size
-    that the family lacks."""
+    """Set the sizes; the head size stays the base's. Raises Unsupported for a size that the family lacks."""
     own, size = base_shape(base), _head_size(base)
     sizes = {
         "hidden_size": (shape.hidden_size, own.hidden_size),

@@ -153,8 +153,7 @@ def _options(source: DraftSource) -> dict[str, Any]:
 
 
 def _aux_layers(source: DraftSource, hidden: int) -> tuple[int, ...]:
-    """Layers of the base model whose outputs are fused (0-based). Raises BadInput for a wrong number of ids, an id out
-    of range or a repeated one."""
+    """Layers of the base model whose outputs are fused (0-based). Raises BadInput for invalid ids."""
     base, layers = source.base, source.base.base.num_layers
     shape, defaults = source.shape("fc.weight"), aux_layers(layers)
     fused = shape[-1] // base.hidden_size

@@ -110,8 +110,7 @@ def _check_hidden(source: DraftSource) -> None:
 
 
 def _matrices(source: DraftSource, heads: int) -> tuple[int | None, dict[str, Tensor]]:
-    """Rows of the output matrices (None: the heads share the base model's lm_head), and, if all heads share another
-    matrix, one copy for each head."""
+    """Rows of the output matrices (None: the heads share the base model's lm_head), and copies of a shared matrix."""
     single = next((name for name in ("lm_head.weight", "lm_heads.0.weight") if source.has(name)), "")
     several = single == "lm_heads.0.weight" and not source.fields.flag("original_lm_head")
     if not single:

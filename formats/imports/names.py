@@ -57,8 +57,7 @@ def named_base_of(config: Mapping[str, Any]) -> Any:
 
 
 def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str:
-    """The layout of a draft with this config.json and these tensor names; `shown` is the draft's name in messages.
-    Raises Unsupported for an unknown layout."""
+    """The layout of a draft with this config and these tensor names, called `shown`. Raises Unsupported if unknown."""
     plain = {plain_name(name) for name in names}
     if config.get("speculoos_method"):
         return "speculoos"

@@ -44,8 +44,7 @@ class TargetBase:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The child's request: read `folder`, named `shown` in messages and `origin` on the card, for a base model, and
-    write to `scratch`."""
+    """The child's request: read `folder`, called `shown` in messages and `origin` on the card; write to `scratch`."""
 
     folder: str
     scratch: str

@@ -194,8 +194,7 @@ def _read_model(source: DraftSource) -> ImportedDraft:
 
 
 def _model_folder(source: DraftSource) -> Path:
-    """A folder with configs, tokenizer and safetensors: the source's own, or one with links to the converted
-    pickles."""
+    """A Hugging Face folder: the source's own, or one with links to the converted pickles."""
     if not source.converted:
         return source.folder
     folder = source.converted[0].parent / "model"

@@ -249,8 +249,7 @@ def settings_of(config: type[BaseModel], methods: tuple[str, ...] = ()) -> list[
 def settings_error(
     error: ValidationError, config: type[BaseModel], owner: str = "", *, by_label: bool = False
 ) -> BadInput:
-    """pydantic's errors as one sentence about the first wrong field, by its name or its label; `owner` begins a
-    sentence about an unknown field."""
+    """The first of pydantic's errors as a sentence; `owner` begins one about an unknown field."""
     problem = error.errors()[0]
     name = str(problem["loc"][0])
     if name not in config.model_fields:

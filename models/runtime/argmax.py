@@ -14,8 +14,7 @@ import math
 import torch
 
 from models.base import LoadedBase, has_bfloat16
-from models.runtime.linear import PackedLinear, packing_works
-from models.runtime.memory import release_pages
+from models.runtime.linear import PackedLinear, packing_works, release_pages
 
 ROUNDOFF = 2.0**-8
 SLACK = 1.01

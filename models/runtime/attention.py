@@ -54,8 +54,7 @@ def visible_rows(mask: torch.Tensor, positions: torch.Tensor, length: int, windo
 
 
 def layer_windows(config: Any) -> dict[str, int | None]:
-    """Sliding window of each layer type: {"full_attention": None} for a plain model. Families without `layer_types`
-    have one window for all layers, or none."""
+    """Sliding window of each layer type; families without `layer_types` have one for all layers, or none."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if not types:

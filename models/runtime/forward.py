@@ -49,8 +49,7 @@ class FastForward:
         self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
 
     def cut(self, layers: int) -> "FastForward":
-        """A forward with only the first `layers` layers, sharing all weights. Used to measure the cost of a draft with
-        as many layers."""
+        """A forward with only the first `layers` layers, sharing all weights, to measure the cost of such a draft."""
         shallow = copy.copy(self)
         shallow.layers = self.layers[:layers]
         shallow.graphs = GraphedForward(shallow) if self.graphs is not None else None
