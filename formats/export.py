@@ -55,7 +55,9 @@ def build_export(
             )
         if format_name != OWN:
             card = readme(record, checkpoint, facts, report, _folder_name(repository or target), repository)
-            _describe(building, card, report)
+            write_json(building / REPORT, report.to_json())
+            (building / "README.md").write_text(card, encoding="utf-8")
+            (building / CHECKSUM_FILE).write_text(checksums_text([*building.iterdir()]), encoding="utf-8")
     return report
 
 
@@ -166,13 +168,6 @@ def _counter(reporter: Reporter, total: int, note: str) -> Callable[[int], None]
         reporter.progress(min(done, total), total, "bytes", note)
 
     return on_bytes
-
-
-def _describe(folder: Path, card: str, report: ExportReport) -> None:
-    write_json(folder / REPORT, report.to_json())
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    files = [path for path in folder.iterdir() if path.is_file()]
-    (folder / CHECKSUM_FILE).write_text(checksums_text(files), encoding="utf-8")
 
 
 def _folder_name(target: str | Path) -> str:

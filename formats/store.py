@@ -46,7 +46,9 @@ def stored_exports(folder: Path, source: str) -> dict[str, StoredExport]:
     """{format: zip} of the exports of the checkpoint's state `source`."""
     exports = {}
     for path in sorted(folder.glob("[!.]*.json")):
-        note, archive = _read(path), path.with_suffix(".zip")
+        note, archive = {}, path.with_suffix(".zip")
+        with suppress(BadInput):
+            note = read_json(path)
         if note.get("source") == source and archive.is_file():
             exports[path.stem] = StoredExport(archive, archive.stat().st_size, note.get("report", {}))
     return exports
@@ -84,9 +86,3 @@ def fetch_export(store: Store, folder: Path, checkpoint_id: str, source: str, na
 
 def _prefix(checkpoint_id: str, source: str) -> str:
     return f"{FOLDER}/{checkpoint_id}/{source[:16]}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with suppress(BadInput):
-        return read_json(path)
-    return {}

@@ -24,6 +24,9 @@ READING_MATRICES = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed
 """Matrices [out, hidden], which read the hidden states."""
 WRITING_MATRICES = ("o_proj", "down_proj")
 """Matrices [hidden, in], which write the hidden states."""
+ROWS = {"q_proj": "query", "k_proj": "key", "v_proj": "key", "gate_proj": "inner", "up_proj": "inner"}
+COLUMNS = {"o_proj": "query", "down_proj": "inner"}
+"""What pruning keeps of the rows and the columns of a layer's matrices (`_kept_rows`)."""
 BY_HEAD = ("q_norm", "k_norm")
 """Norms over the head size, which is not pruned."""
 
@@ -241,17 +244,14 @@ def _kept_rows(
 def _cut(name: str, value: Tensor, hidden: Tensor, kept: Mapping[str, dict[str, Tensor]], width: int) -> Tensor:
     *path, _module, owner, _kind = ("", *name.split("."))
     layer = kept.get(".".join(path).strip("."), {})
-    rows = {"q_proj": "query", "k_proj": "key", "v_proj": "key", "gate_proj": "inner", "up_proj": "inner"}
-    columns = {"o_proj": "query", "down_proj": "inner"}
-    hidden = hidden.to(value.device)
-    if owner in WRITING_MATRICES:
-        value = value[hidden]
-        return value if value.dim() == 1 else value[:, layer[columns[owner]].to(value.device)].contiguous()
-    if owner in READING_MATRICES:
-        value = value[layer[rows[owner]].to(value.device)] if owner in rows else value
-        return value if value.dim() == 1 else value[:, hidden].contiguous()
-    by_channel = value.dim() == 1 and len(value) == width and owner not in BY_HEAD
-    return value[hidden] if by_channel else value
+    by_channel = value.dim() == 1 and len(value) == width and owner not in (*BY_HEAD, *READING_MATRICES)
+    rows = hidden if by_channel or owner in WRITING_MATRICES else layer.get(ROWS.get(owner))
+    columns = hidden if owner in READING_MATRICES else layer.get(COLUMNS.get(owner))
+    if rows is not None:
+        value = value[rows.to(value.device)]
+    if columns is None or value.dim() == 1:
+        return value
+    return value[:, columns.to(value.device)].contiguous()
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:

@@ -80,7 +80,15 @@ def import_draft(
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder.parent) as name:
         scratch = Path(name)
-        draft, shown, origin = _download(source, location, scratch / "source", reporter, token)
+        if source == "hub":
+            draft = scratch / "source"
+            listing = hub.download(location, draft, reporter, token, hub.choose_draft)
+            shown, origin = listing.repo, f"{listing.repo}@{listing.revision}"
+        else:
+            draft = Path(location).expanduser().resolve()
+            if not draft.is_dir():
+                raise NotFound(f"{location}: there is no such folder.")
+            shown = origin = draft.name
         reporter.log(f"Reading {shown} for {base.name} …")
         values = (str(draft), str(scratch), str(base.path), shown, origin, base.name, base.sha256)
         report = _in_child(Conversion(*values, layout, base.hub_id))
@@ -91,17 +99,6 @@ def import_draft(
         shutil.rmtree(folder, ignore_errors=True)
         (scratch / "draft").rename(folder)
     return report
-
-
-def _download(source: str, location: str, scratch: Path, reporter: Reporter, token: str) -> tuple[Path, str, str]:
-    """The draft's folder, downloaded to `scratch` from the hub; its name in messages; its origin on the card."""
-    if source == "hub":
-        listing = hub.download(location, scratch, reporter, token, hub.choose_draft)
-        return scratch, listing.repo, f"{listing.repo}@{listing.revision}"
-    folder = Path(location).expanduser().resolve()
-    if not folder.is_dir():
-        raise NotFound(f"{location}: there is no such folder.")
-    return folder, folder.name, folder.name
 
 
 def _in_child(conversion: Conversion) -> dict[str, Any]:
