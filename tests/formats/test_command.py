@@ -82,8 +82,7 @@ def test_a_forced_export_that_failed_says_so_and_ends_with_1(rows, tmp_path: Pat
     from formats import writers
 
     real = writers._llama_config
-    faulty = lambda *a: {**real(*a), "tie_word_embeddings": True}  # noqa: E731
-    monkeypatch.setattr(writers, "_llama_config", faulty)  # a writer with a fault
+    monkeypatch.setattr(writers, "_llama_config", lambda *a: {**real(*a), "tie_word_embeddings": True})  # the fault
     words = ["export", "tiny@eagle3", "--format", "vllm", "--out", str(tmp_path / "out")]
     assert main(words) == 1 and not (tmp_path / "out").exists()
     assert "tie_word_embeddings" in capsys.readouterr().err
