@@ -40,6 +40,17 @@ def readme(
     training = checkpoint.config.get("training") or {}
     settings = {k: v for k, v in (training.get("settings") or {}).items() if k not in MACHINE_SETTINGS}
     download = f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
+    verdict = "Its files and logits were compared with the trained draft when it was exported.\n"
+    if not report.passed:
+        failures = escape_text("; ".join(report.failures))
+        verdict = f"**This export failed its validation and should not be served:** {failures}\n"
+    base = {
+        "model": facts.location if facts.on_the_hub else facts.name,
+        "source": facts.source,
+        "revision": facts.revision or "not recorded",
+        "sha256 of its weights": facts.sha256 or checkpoint.config.get("base_sha256") or "not recorded",
+        "sha256 of its tokenizer": facts.tokenizer_sha256 or checkpoint.tokenizer_sha256,
+    }
     noun = METHODS[checkpoint.method].noun if checkpoint.method in METHODS else checkpoint.method
     return "\n".join(
         [
@@ -47,7 +58,7 @@ def readme(
             f"# {noun} for {escape_text(facts.name)}, for {record.title}",
             f"For {record.servers(checkpoint.method)}. Written by Speculoos from checkpoint "
             f"{code_span(facts.checkpoint or 'unnamed')}.\n",
-            *_verdict(report),
+            verdict,
             "## Serve\n",
             *(["Download it first:\n", fenced_code_block(download, "sh")] if repository else []),
             _folders(facts, folder),
@@ -55,7 +66,7 @@ def readme(
             measured(checkpoint) + "\n",
             *markdown_section("Measured", dict(facts.measured)),
             "## Base\n",
-            markdown_table(_base(facts, checkpoint)),
+            markdown_table(base),
             *markdown_section("Data", training.get("dataset")),
             *markdown_section("Recipe", settings),
             *markdown_section("Figures", training.get("figures")),
@@ -97,23 +108,3 @@ def _front(record: Format, checkpoint: CheckpointFiles, facts: CardFacts) -> str
     tags = dict.fromkeys(["speculative-decoding", checkpoint.method, record.name, "speculoos"])
     lines = [f"{key}: {yaml_scalar(value)}" for key, value in values.items() if value]
     return "\n".join(["---", *lines, "tags:", *(f"- {yaml_scalar(tag)}" for tag in tags), "---"])
-
-
-def _verdict(report: ExportReport) -> list[str]:
-    if report.passed:
-        return ["Its files and logits were compared with the trained draft when it was exported.\n"]
-    return [
-        "**This export failed its validation and should not be served:** "
-        + escape_text("; ".join(report.failures))
-        + "\n"
-    ]
-
-
-def _base(facts: CardFacts, checkpoint: CheckpointFiles) -> dict[str, str]:
-    return {
-        "model": facts.location if facts.on_the_hub else facts.name,
-        "source": facts.source,
-        "revision": facts.revision or "not recorded",
-        "sha256 of its weights": facts.sha256 or checkpoint.config.get("base_sha256") or "not recorded",
-        "sha256 of its tokenizer": facts.tokenizer_sha256 or checkpoint.tokenizer_sha256,
-    }
