@@ -13,7 +13,7 @@ from models.base import load_base
 from models.checkpoints import save_draft
 from models.eagle3 import Eagle3Draft
 from models.starter import STARTER_HEAD, starter_path
-from models.tiny import make_tiny_base
+from tests.tiny import make_tiny_base
 
 LLAMA_8B = {
     "hidden_size": 4096,

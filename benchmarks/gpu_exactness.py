@@ -29,8 +29,8 @@ from models.medusa import MedusaConfig, MedusaHeads
 from models.runtime.graphs import GraphedForward
 from models.runtime.interface import ForwardOutput
 from models.standalone import StandaloneDraft
-from models.tiny import FAMILIES, make_tiny_base
 from tests.decoding.replay import ReplayDrafter
+from tests.tiny import FAMILIES, make_tiny_base
 
 AGREEMENT_GOAL = 0.95
 CHOICES = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]

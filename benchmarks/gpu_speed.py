@@ -16,7 +16,7 @@ from decoding.target import Target, fast_target
 from evaluation.estimate import milliseconds
 from evaluation.questions import BUILT_IN
 from models.base import LoadedBase, wrap_model
-from models.tiny import tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 SPEED_GOAL, BANDWIDTH_GOAL = 4.0, 0.8
 CONTEXT = 512

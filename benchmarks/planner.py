@@ -47,8 +47,8 @@ from models.checkpoints import load_draft
 from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
 from models.starter import STARTER_HEAD, starter_path
-from models.tiny import make_tiny_base
 from speculoos.reporting import SilentReporter
+from tests.tiny import make_tiny_base
 
 ALLOWED = 0.15
 """Allowed relative error of a prediction."""

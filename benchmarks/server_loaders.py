@@ -23,13 +23,13 @@ from safetensors.torch import load_file
 
 from benchmarks.peers import serving_parts as parts
 from benchmarks.report import finish, make_parser
-from formats.checkpoint import read_object
 from formats.export import build_export
 from formats.options import export_options
 from models.base import LoadedBase, load_base
 from models.checkpoints import save_draft
-from models.tiny import make_tiny_base
+from models.identity import read_json
 from tests.formats.conftest import EVERY, draft_of
+from tests.tiny import make_tiny_base
 
 WHEELS = {"vllm 0.33.0": "vllm", "vllm 0.32.0": "vllm", "sglang 0.5.23": "sglang"}
 CLASSES = {
@@ -102,7 +102,7 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
     out = scratch / f"{kind}-{server}"
     if not out.exists():
         build_export(checkpoint, base, server, out)
-    config = SimpleNamespace(**read_object(out / "config.json"))
+    config = SimpleNamespace(**read_json(out / "config.json"))
     model = build_draft(server, parts.run_source(module, text), name, config, base)
     tensors = load_file(out / "model.safetensors")
     parts.reached.clear()

@@ -2,7 +2,7 @@
 writer and its checks. Torch is imported only when a checkpoint is written."""
 
 from formats import servers
-from formats.record import Format
+from formats.servers import Format
 from speculoos.errors import Unsupported
 
 OWN = servers.OWN.name

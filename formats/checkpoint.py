@@ -1,8 +1,6 @@
 """A trained draft and its base model as described by their files: config.json and safetensors headers, no weights. Used
-by format records, writers, tables and model cards. No torch.
-"""
+by format records, writers, tables and model cards. No torch."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,8 +84,7 @@ class CheckpointFiles:
 
     @cached_property
     def float_type(self) -> str:
-        """The floating-point type of the weights, as safetensors names it. Raises BadInput if there is more than one
-        type."""
+        """The safetensors name of the weights' only floating-point type. Raises BadInput if there are several."""
         types = {entry.dtype for entry in self.tensors.values() if entry.dtype in FLOATS}
         if len(types) != 1:
             raise BadInput(
@@ -123,14 +120,3 @@ class CheckpointFiles:
     def unknown(self, known: frozenset[str]) -> list[str]:
         """Keys of config.json that describe the network, have a true value and are not in `known`."""
         return sorted(k for k, v in self.config.items() if k not in known and k not in METADATA_KEYS and v)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of an export. Raises BadInput with the file's name if it cannot be read."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path.name} cannot be read ({error}).") from None
-    if not isinstance(data, dict):
-        raise BadInput(f"{path.name}: expected a JSON object.")
-    return data

@@ -1,5 +1,4 @@
-"""Write and validate an export. The target is complete or does not exist. Called from a command, a job or a
-download."""
+"""Write and validate an export, for a command, a job or a download. The target is complete or does not exist."""
 
 import os
 import shutil
@@ -14,8 +13,8 @@ from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
 from formats.plan import ExportPlan, write_tensors
 from formats.readme import readme
-from formats.record import Format
 from formats.report import REPORT, Check, ExportReport
+from formats.servers import Format
 from models.archive import archive_files, checkpoint_problems, zip_files
 from models.checkpoints import load_draft
 from speculoos.checksums import CHECKSUM_FILE, checksums_text
@@ -35,12 +34,10 @@ def build_export(
     repository: str = "",
 ) -> ExportReport:
     """Write the checkpoint in `folder` for `base` (a LoadedBase in float32) to `target`: a new folder, or a `.zip` that
-    unpacks to a folder of the same name, which the README's commands use.
-
-    An export that fails its validation is written only with `force`, and its README then begins with a warning. With
-    `repository`, a hub id, the README says how to download the export. Raises Unsupported if the format does not
-    support the checkpoint or the validation failed, Conflict if `target` exists, and the errors of
-    CheckpointFiles.read."""
+    unpacks to a folder of the same name, which the README's commands use. An export that fails its validation is
+    written only with `force`, and its README then begins with a warning. With `repository`, a hub id, the README says
+    how to download the export. Raises Unsupported if the format does not support the checkpoint or the validation
+    failed, Conflict if `target` exists, and the errors of CheckpointFiles.read."""
     target, reporter, record = Path(target), reporter or SilentReporter(), find_format(format_name)
     checkpoint = check_export(folder, base.path, format_name, target)
     facts = facts or CardFacts(Path(base.path).name, str(base.path))  # a base model without a row: its folder
@@ -58,7 +55,9 @@ def build_export(
             )
         if format_name != OWN:
             card = readme(record, checkpoint, facts, report, _folder_name(repository or target), repository)
-            _describe(building, card, report)
+            write_json(building / REPORT, report.to_json())
+            (building / "README.md").write_text(card, encoding="utf-8")
+            (building / CHECKSUM_FILE).write_text(checksums_text([*building.iterdir()]), encoding="utf-8")
     return report
 
 
@@ -149,7 +148,6 @@ def _compared(
 
 
 def _same_base(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Check:
-    """The base model is the one that the draft was trained on."""
     trained = checkpoint.config.get("base_sha256", "")
     if trained and facts.sha256 and trained != facts.sha256:
         return Check("base", False, f"trained on weights {trained[:12]}…, this base model has {facts.sha256[:12]}….")
@@ -170,13 +168,6 @@ def _counter(reporter: Reporter, total: int, note: str) -> Callable[[int], None]
         reporter.progress(min(done, total), total, "bytes", note)
 
     return on_bytes
-
-
-def _describe(folder: Path, card: str, report: ExportReport) -> None:
-    write_json(folder / REPORT, report.to_json())
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    files = [path for path in folder.iterdir() if path.is_file()]
-    (folder / CHECKSUM_FILE).write_text(checksums_text(files), encoding="utf-8")
 
 
 def _folder_name(target: str | Path) -> str:

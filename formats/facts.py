@@ -1,5 +1,4 @@
-"""Facts for a model card that are not in the checkpoint's files, such as the base model's source and licence. No
-torch."""
+"""Facts for a model card that are not in the checkpoint's files, such as the base model's licence. No torch."""
 
 import re
 from collections.abc import Mapping

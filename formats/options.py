@@ -8,7 +8,7 @@ from typing import Any
 from formats import FORMATS, OWN
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
-from formats.record import Format
+from formats.servers import Format
 from models.archive import WEIGHTS
 
 
@@ -29,8 +29,7 @@ class FormatOption:
 
 
 def export_options(checkpoint: str | Path, base: str | Path) -> list[FormatOption]:
-    """Every format, for the checkpoint and the base model in these folders. Raises the errors of
-    CheckpointFiles.read."""
+    """Every format, for the folders of a checkpoint and its base. Raises the errors of CheckpointFiles.read."""
     draft = CheckpointFiles.read(checkpoint, base)
     choices = []
     for record in FORMATS.values():

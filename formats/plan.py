@@ -33,8 +33,7 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The files of an export. `weights` and `pickled` are file names; `pickled` is written with torch.save, "" for
-    none."""
+    """The files of an export. `weights` and `pickled` (written with torch.save, "" for none) are file names."""
 
     tensors: Sequence[TensorSource] = ()
     config: dict[str, Any] = field(default_factory=dict)
@@ -91,9 +90,8 @@ def _bytes(values: Any, dtype: str) -> bytes:
 
 
 def write_tensors(path: Path, tensors: Sequence[TensorSource], on_bytes: Callable[[int], None]) -> None:
-    """Write one safetensors file in a few megabytes of memory; `on_bytes` is called with the size of every chunk.
-
-    The format is eight bytes of length, a JSON header, the data (https://huggingface.co/docs/safetensors). Tensors with
+    """Write one safetensors file in a few megabytes of memory; `on_bytes` is called with the size of every chunk. The
+    format is eight bytes of length, a JSON header, the data (https://huggingface.co/docs/safetensors). Tensors with
     larger elements come first, so that each is aligned for memory mapping. Raises Damaged if a source is shorter than
     its header says."""
     tensors = sorted(tensors, key=lambda tensor: (-SIZES[tensor.dtype], tensor.name))

@@ -2,8 +2,7 @@
 hidden states of the base model. Both compute in float32 whatever the files hold, so one bound applies to all: the
 largest difference of a logit, over the largest logit (at least 1), is at most 1e-4, or ten times the effect of one
 rounding of the draft's input if that is larger (at most 1e-3). Chains drafted greedily from the same positions must
-have the same tokens and the same accepted length.
-"""
+have the same tokens and the same accepted length."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,23 +10,65 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from formats.passages import DEPTH, PROMPTS, Passage, passages
 from formats.report import Check
+from models.chat import render
 from models.logits import apply_logit_rule
 from speculoos.reporting import Reporter, SilentReporter, check_current_stop
 
 BOUND, ROUNDINGS, LOOSEST = 1e-4, 10.0, 1e-3
 """The bound; the factor on the effect of one rounding of the input; the maximum of the bound."""
 COMPARING_NOTE = "compared with what its server reads"
-Logits = Iterator[tuple[torch.Tensor, torch.Tensor]]
-Chain = Callable[[Passage, int], tuple[list[int], list[int]]]
+PROMPTS = ("Why is the sky blue?", "Write one sentence about a fox.", "1 2 3 4 5 and so on:")
+CONTINUATION_TOKENS = 16
+"""Tokens that the base model generates after each prompt."""
+ANCHORS = (1, 6, 11)
+"""Positions from which chains are drafted, counted from the prompt's last token."""
+DEPTH = 4
+"""Number of tokens in a chain."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """`ids`: n tokens of prompt and continuation. `prompt`: number of prompt tokens. `hidden` [n, H]: the input of the
+    base model's lm_head. `outputs`: output [n, H] of each layer, by its 0-based index."""
+
+    ids: list[int]
+    prompt: int
+    hidden: Tensor
+    outputs: dict[int, Tensor]
+
+    @property
+    def anchors(self) -> list[int]:
+        """Positions t whose next token t + 1 is known; a chain begins at t + 2."""
+        return [self.prompt - 1 + offset for offset in ANCHORS]
+
+    def accepted(self, anchor: int, drafted: Sequence[int]) -> int:
+        """How many tokens drafted for positions anchor + 2, … match the base model's continuation."""
+        continuation = self.ids[anchor + 2 :]
+        return next((i for i, (a, b) in enumerate(zip(drafted, continuation, strict=False)) if a != b), len(drafted))
+
+
+@torch.no_grad()
+def passages(base: Any, layers: Sequence[int]) -> Iterator[Passage]:
+    """One passage for each of PROMPTS, with the outputs of `layers`. The base model is in float32."""
+    for text in PROMPTS:
+        prompt = render(base.tokenizer, [{"role": "user", "content": text}])
+        ids = list(prompt)
+        for _ in range(CONTINUATION_TOKENS):
+            check_current_stop()
+            hidden, _ = base.forward_hidden(torch.tensor([ids], device=base.device))
+            ids.append(int(base.logits(hidden[0, -1]).argmax()))
+        numbers = sorted(set(layers))
+        hidden, outputs = base.forward_hidden(torch.tensor([ids], device=base.device), layers=numbers)
+        states = {layer: state[0] for layer, state in zip(numbers, outputs, strict=True)}
+        yield Passage(ids, len(prompt), hidden[0], states)
 
 
 @dataclass
 class DraftComparison:
-    """The result of the comparison so far. `drafted` counts the draft's tokens; `accepted` counts the accepted tokens
-    of the draft and of the export."""
+    """The comparison so far. `drafted` counts the draft's tokens, `accepted` those of draft and export."""
 
     difference: float = 0.0
     rounding: float = 0.0
@@ -37,7 +78,7 @@ class DraftComparison:
     drafted: int = 0
     accepted: list[int] = field(default_factory=lambda: [0, 0])
 
-    def logits(self, pairs: Logits) -> None:
+    def logits(self, pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
         """Add pairs of logits [n, V'] of the draft and the export."""
         for expected, actual in pairs:
             check_current_stop()
@@ -48,7 +89,7 @@ class DraftComparison:
             self.difference = max(self.difference, off) if off == off else float("inf")
             self.positions += len(expected)
 
-    def chains(self, passage: Passage, chain: Chain) -> None:
+    def chains(self, passage: Passage, chain: Callable[[Passage, int], tuple[list[int], list[int]]]) -> None:
         """Add the chains of the draft and the export from every anchor."""
         for anchor in passage.anchors:
             check_current_stop()
@@ -80,7 +121,7 @@ class DraftComparison:
         }
 
 
-def difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
+def difference(expected: Tensor, actual: Tensor) -> float:
     """Largest absolute difference of logits, over the largest expected logit (at least 1)."""
     return float((expected - actual).abs().max() / expected.abs().max().clamp(min=1.0))
 
@@ -120,66 +161,48 @@ class _Eagles:
     """EAGLE-1 and EAGLE-3, without a KV cache: every step computes all positions again."""
 
     def __init__(self, draft: Any, reader: Any, base: Any):
-        self.draft, self.reader, self.base = draft, reader, base
         if min(reader.layer_inputs, default=1) < 1:
             raise ValueError(f"layers {list(reader.layer_inputs)}: the input of layer 0 is not a hidden state.")
         if max(reader.layer_inputs, default=0) > base.num_layers:
             raise ValueError(f"layers {list(reader.layer_inputs)}: the base model has {base.num_layers} layers.")
-        self.reader_layers = tuple(layer - 1 for layer in reader.layer_inputs)
-        self.layers = (*draft.layers_wanted, *self.reader_layers)
+        reader.base = base
+        self.draft, self.reader = draft, reader
+        self.layers = (*draft.layers_wanted, *reader.layers_wanted)
         self.rounding = 0.0
 
-    def logits(self, passage: Passage) -> Logits:
+    def logits(self, passage: Passage) -> Iterator[tuple[Tensor, Tensor]]:
         rows, tokens = len(passage.ids) - 1, passage.ids[1:]
-        features = self._draft_features(passage, rows)
-        expected = self._scores(self.draft, self._draft_step(features, tokens))
-        rounded = self._scores(self.draft, self._draft_step(_rounded(features), tokens))
+        features = _features(self.draft, passage, rows)
+        expected = self.draft.logits(_step(self.draft, features, tokens)[0])
+        rounded = self.draft.logits(_step(self.draft, _rounded(features), tokens)[0])
         self.rounding = max(self.rounding, difference(expected, rounded))
-        output = self._reader_step(self._reader_features(passage, rows), tokens)
-        yield expected, self._scores(self.reader, output)
+        yield expected, self.reader.logits(_step(self.reader, _features(self.reader, passage, rows), tokens)[0])
 
     def chain(self, passage: Passage, anchor: int) -> tuple[list[int], list[int]]:
-        rows, tokens = anchor + 1, passage.ids[1 : anchor + 2]
-        expected = self._chain(self._draft_features(passage, rows), tokens, self._draft_step, self.draft)
-        actual = self._chain(self._reader_features(passage, rows), tokens, self._reader_step, self.reader)
-        return expected, actual
+        return self._chain(self.draft, passage, anchor), self._chain(self.reader, passage, anchor)
 
-    def _chain(self, features: torch.Tensor, tokens: Sequence[int], step: Any, side: Any) -> list[int]:
+    def _chain(self, side: Any, passage: Passage, anchor: int) -> list[int]:
+        features, tokens = _features(side, passage, anchor + 1), passage.ids[1 : anchor + 2]
         drafted: list[int] = []
         for _ in range(DEPTH):
-            last = step(features, [*tokens, *drafted])[-1:]
-            column = int(self._scores(side, last)[0].argmax())
-            drafted.append(self._token(side, column))
-            features = torch.cat([features, last])
+            last = _step(side, features, [*tokens, *drafted])[:, -1:]
+            drafted.append(int(side.to_target(side.logits(last[0]).argmax(-1))[0]))
+            features = torch.cat([features, last], 1)
         return drafted
 
-    def _draft_features(self, passage: Passage, rows: int) -> torch.Tensor:
-        aux = tuple(passage.outputs[layer][None, :rows] for layer in self.draft.layers_wanted)
-        return self.draft.fuse(passage.hidden[None, :rows], aux)[0]
 
-    def _reader_features(self, passage: Passage, rows: int) -> torch.Tensor:
-        inputs = passage.side_by_side(self.reader_layers, rows) if self.reader_layers else None
-        return self.reader.fuse(passage.hidden[:rows], inputs)
-
-    def _draft_step(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        ids, positions = torch.tensor([tokens]), torch.arange(len(tokens))[None]
-        device = features.device
-        return self.draft(features[None], ids.to(device), positions.to(device))[0]
-
-    def _reader_step(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        embedded = self.reader.embed(torch.tensor(tokens, device=features.device), self.base.embed_tokens)
-        return self.reader.step(features, embedded)
-
-    def _scores(self, side: Any, features: torch.Tensor) -> torch.Tensor:
-        return side.logits(features) if side is self.draft else side.logits(features, self.base.logits)
-
-    def _token(self, side: Any, column: int) -> int:
-        if side is self.draft:
-            return int(side.to_target(torch.tensor([column], device=self.base.device))[0])
-        return int(side.target_ids[column])
+def _features(side: Any, passage: Passage, rows: int) -> Tensor:
+    """[1, rows, H]"""
+    aux = tuple(passage.outputs[layer][None, :rows] for layer in side.layers_wanted)
+    return side.fuse(passage.hidden[None, :rows], aux)
 
 
-def _rounded(features: torch.Tensor) -> torch.Tensor:
+def _step(side: Any, features: Tensor, tokens: Sequence[int]) -> Tensor:
+    ids = torch.tensor([tokens], device=features.device)
+    return side(features, ids, torch.arange(len(tokens), device=features.device)[None])
+
+
+def _rounded(features: Tensor) -> Tensor:
     """Features with a relative error of one rounding, with alternating signs."""
     signs = torch.ones(features.shape[-1], device=features.device, dtype=features.dtype)
     signs[::2] = -1
@@ -198,10 +221,10 @@ class _Heads:
         self.draft, self.reader, self.rule = draft, reader, base.logit_rule
         if reader.heads != draft.num_heads:
             raise ValueError(f"config.json: {reader.heads} heads, but the draft has {draft.num_heads}.")
-        self.best: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.best: list[tuple[Tensor, Tensor]] = []
         """For each head, the best tokens [n] at all positions of the passage, of the draft and of the reader."""
 
-    def logits(self, passage: Passage) -> Logits:
+    def logits(self, passage: Passage) -> Iterator[tuple[Tensor, Tensor]]:
         self.best = []
         for head in range(self.draft.num_heads):
             expected = self.draft.forward_head(head, passage.hidden)
@@ -223,7 +246,7 @@ class _Models:
     def __init__(self, draft: Any, reader: Any, base: Any):
         self.draft, self.reader = draft.model, reader
 
-    def logits(self, passage: Passage) -> Logits:
+    def logits(self, passage: Passage) -> Iterator[tuple[Tensor, Tensor]]:
         ids = torch.tensor([passage.ids], device=passage.hidden.device)
         yield tuple(model(input_ids=ids, use_cache=False).logits[0] for model in (self.draft, self.reader))
 

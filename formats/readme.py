@@ -5,9 +5,9 @@ import shlex
 
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
-from formats.record import Format
 from formats.report import ExportReport
 from formats.serve import measured
+from formats.servers import Format
 from models.methods import METHODS
 from speculoos.markdown import (
     block_quotation,
@@ -37,26 +37,36 @@ def readme(
     repository: str = "",
 ) -> str:
     """The README as Markdown. `repository`: the hub id from which the export can be downloaded."""
-    layout = record.layout(checkpoint.method)
-    assert layout is not None
     training = checkpoint.config.get("training") or {}
     settings = {k: v for k, v in (training.get("settings") or {}).items() if k not in MACHINE_SETTINGS}
     download = f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
+    verdict = "Its files and logits were compared with the trained draft when it was exported.\n"
+    if not report.passed:
+        failures = escape_text("; ".join(report.failures))
+        verdict = f"**This export failed its validation and should not be served:** {failures}\n"
+    base = {
+        "model": facts.location if facts.on_the_hub else facts.name,
+        "source": facts.source,
+        "revision": facts.revision or "not recorded",
+        "sha256 of its weights": facts.sha256 or checkpoint.config.get("base_sha256") or "not recorded",
+        "sha256 of its tokenizer": facts.tokenizer_sha256 or checkpoint.tokenizer_sha256,
+    }
     noun = METHODS[checkpoint.method].noun if checkpoint.method in METHODS else checkpoint.method
     return "\n".join(
         [
             _front(record, checkpoint, facts),
             f"# {noun} for {escape_text(facts.name)}, for {record.title}",
-            f"For {layout.servers}. Written by Speculoos from checkpoint {code_span(facts.checkpoint or 'unnamed')}.\n",
-            *_verdict(report),
+            f"For {record.servers(checkpoint.method)}. Written by Speculoos from checkpoint "
+            f"{code_span(facts.checkpoint or 'unnamed')}.\n",
+            verdict,
             "## Serve\n",
             *(["Download it first:\n", fenced_code_block(download, "sh")] if repository else []),
             _folders(facts, folder),
-            layout.serve(checkpoint, facts, folder),
+            record.serve(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
             *markdown_section("Measured", dict(facts.measured)),
             "## Base\n",
-            markdown_table(_base(facts, checkpoint)),
+            markdown_table(base),
             *markdown_section("Data", training.get("dataset")),
             *markdown_section("Recipe", settings),
             *markdown_section("Figures", training.get("figures")),
@@ -73,7 +83,6 @@ def readme(
 
 
 def _folders(facts: CardFacts, folder: str) -> str:
-    """The folder names in the commands, which are run in the parent folder of the export."""
     base = (
         ""
         if facts.model == facts.location
@@ -99,23 +108,3 @@ def _front(record: Format, checkpoint: CheckpointFiles, facts: CardFacts) -> str
     tags = dict.fromkeys(["speculative-decoding", checkpoint.method, record.name, "speculoos"])
     lines = [f"{key}: {yaml_scalar(value)}" for key, value in values.items() if value]
     return "\n".join(["---", *lines, "tags:", *(f"- {yaml_scalar(tag)}" for tag in tags), "---"])
-
-
-def _verdict(report: ExportReport) -> list[str]:
-    if report.passed:
-        return ["Its files and logits were compared with the trained draft when it was exported.\n"]
-    return [
-        "**This export failed its validation and should not be served:** "
-        + escape_text("; ".join(report.failures))
-        + "\n"
-    ]
-
-
-def _base(facts: CardFacts, checkpoint: CheckpointFiles) -> dict[str, str]:
-    return {
-        "model": facts.location if facts.on_the_hub else facts.name,
-        "source": facts.source,
-        "revision": facts.revision or "not recorded",
-        "sha256 of its weights": facts.sha256 or checkpoint.config.get("base_sha256") or "not recorded",
-        "sha256 of its tokenizer": facts.tokenizer_sha256 or checkpoint.tokenizer_sha256,
-    }

@@ -1,21 +1,18 @@
 """Reasons why a server does not support a checkpoint. Each function takes the server's name and CheckpointFiles and
 returns "" or one sentence. Each is about something that the server's source does not read: the server would ignore it
-and draft wrong tokens. No torch.
-"""
+and draft wrong tokens. No torch."""
 
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 from formats.checkpoint import CheckpointFiles
 from models.identity import tensors
 from speculoos.errors import SpeculoosError
 
-Refusal = Callable[[CheckpointFiles], str]
-Reason = Callable[[str, CheckpointFiles], str]
-"""A refusal that also takes the server's name, for its message."""
+Refusal = Callable[[str, CheckpointFiles], str]
 EAGLE = frozenset(
     {
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -43,8 +40,7 @@ def has_biased_head(base_tensors: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def _is_biased(base_path: str) -> bool:
-    """`has_biased_head` of a base model's folder. Cached, because the Train page calls it on every change of its form;
-    errors for missing files are not cached."""
+    """`has_biased_head` of a folder, cached because the Train page calls it on every change of its form."""
     return has_biased_head(entry.name for entry in tensors(base_path))
 
 
@@ -60,12 +56,7 @@ def no_server_reason(method: str, base_path: str | Path) -> str:
     return ""
 
 
-def for_server(server: str, *reasons: Reason) -> tuple[Refusal, ...]:
-    """The reasons as refusals of one server's layout."""
-    return tuple(partial(reason, server) for reason in reasons)
-
-
-def known_only(known: frozenset[str]) -> Reason:
+def known_only(known: frozenset[str]) -> Refusal:
     """The server supports the config keys in `known` and the tensors in TENSORS, nothing else."""
 
     def reason(server: str, checkpoint: CheckpointFiles) -> str:
@@ -97,8 +88,7 @@ def three_layers(server: str, checkpoint: CheckpointFiles) -> str:
 
 
 def one_layer(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-3: only vLLM and speculators read more than one layer; other servers use other names, or norm the input of
-    further layers."""
+    """EAGLE-3: other servers than vLLM and speculators use other names, or norm the input of further layers."""
     count = checkpoint.config.get("eagle_num_layers", 1)
     return "" if count == 1 else f"The draft has {count} layers; exports for {server} support only one."
 

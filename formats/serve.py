@@ -64,8 +64,7 @@ def speculators(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> s
 
 
 def sglang(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
-    """Trees by top-k and number of nodes (including the root); chains for an untuned draft. The algorithm of standalone
-    drafts is STANDALONE."""
+    """Trees by top-k and number of nodes with the root; chains for an untuned draft."""
     drafting, steps = checkpoint.config.get("drafting") or {}, drafted_tokens(checkpoint)
     top_k, nodes = _positive(drafting, "top_k") or 1, _positive(drafting, "nodes")
     nodes = nodes if top_k > 1 and nodes else steps + 1
@@ -81,8 +80,7 @@ def sglang(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
 
 
 def trtllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
-    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML; Medusa by converting checkpoints and building an
-    engine."""
+    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML; Medusa by building an engine."""
     if checkpoint.method == "medusa":
         return _medusa_engine(checkpoint, facts, folder)
     pair = checkpoint.method == "draft"
@@ -178,8 +176,7 @@ def _positive(drafting: dict[str, Any], key: str) -> int:
 
 
 def served_dtype(checkpoint: CheckpointFiles) -> str:
-    """The precision of both models on a GPU server: the base model's, or bfloat16 for a base model in float32, because
-    attention kernels on GPUs need 16 bits."""
+    """The base model's precision; bfloat16 for float32, because attention kernels on GPUs need 16 bits."""
     return "bfloat16" if checkpoint.base_dtype == "float32" else checkpoint.base_dtype
 
 

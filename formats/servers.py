@@ -1,50 +1,103 @@
-"""The records of all formats: the server, the supported drafts and the reasons why others are not supported. No
-torch."""
+"""The export formats: the server that reads each, the supported drafts and the reasons why others are not. No torch:
+writers and readers are imported when they are needed."""
 
-from formats import refusals, serve
-from formats.record import ANY, Format, Layout
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-OWN = Format(
-    name="own",
-    title="Speculoos",
-    layouts={ANY: Layout(servers="Speculoos", serve=serve.speculoos)},
+from formats import serve
+from formats.checkpoint import CheckpointFiles
+from formats.facts import CardFacts
+from formats.refusals import (
+    EAGLE,
+    EAGLE3,
+    EAGLE31,
+    MEDUSA,
+    REFERENCE_EAGLE3,
+    REFERENCE_MEDUSA,
+    Refusal,
+    ascending_layers,
+    known_only,
+    one_layer,
+    plain_eagle,
+    residual_before_norm,
+    residual_blocks,
+    shared_small_vocabulary,
+    three_layers,
+    unbiased_shared_head,
 )
+
+ANY = "*"
+"""Key for every method, including methods of third parties."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One method's drafts in a format: server and versions (`vLLM 0.9 to 0.32`), and the refusals that apply."""
+
+    servers: str
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: its `name` in commands and files, its `title` on pages, and its layouts by method. `serve` takes the
+    checkpoint, the facts and the folder's name and returns Markdown. `unsupported` gives the reason for other methods,
+    `default_reason` for the rest; `server` is the name in refusals if it is not the title."""
+
+    name: str
+    title: str
+    layouts: Mapping[str, Layout]
+    serve: Callable[[CheckpointFiles, CardFacts, str], str]
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    default_reason: str = ""
+    server: str = ""
+
+    def layout(self, method: str) -> Layout | None:
+        """The layout of drafts of `method`; None if the method is not supported."""
+        return self.layouts.get(method) or self.layouts.get(ANY)
+
+    def servers(self, method: str) -> str:
+        """Server and versions for drafts of `method`, or for all methods if this one is not supported."""
+        layout = self.layout(method)
+        return layout.servers if layout else "; ".join(dict.fromkeys(x.servers for x in self.layouts.values()))
+
+    def reason(self, checkpoint: CheckpointFiles) -> str:
+        """Returns "" if the checkpoint can be written in this format, else one sentence why not."""
+        layout, server = self.layout(checkpoint.method), self.server or self.title
+        if layout is None:
+            unknown = self.default_reason or f"{self.title} does not support this method."
+            return self.unsupported.get(checkpoint.method, unknown)
+        return next((reason for refusal in layout.refusals if (reason := refusal(server, checkpoint))), "")
+
+    def load(self, part: str, method: str) -> Any:
+        """The function of `part` for drafts of `method`:
+
+        - `writer`: (CheckpointFiles, LoadedBase, CardFacts) → formats.plan.ExportPlan;
+        - `reader`: (folder, CheckpointFiles) → the draft network as the server builds it (formats.readers).
+        """
+        return getattr(importlib.import_module(f"formats.{part}s"), f"{method}_{self.name}")
+
+
+OWN = Format("own", "Speculoos", {ANY: Layout("Speculoos")}, serve.speculoos)
 """The workbench's own format: the checkpoint's folder as training wrote it."""
 
 VLLM = Format(
     name="vllm",
     title="vLLM",
     layouts={
-        "eagle": Layout(
-            servers="vLLM 0.29 to 0.33",
-            serve=serve.vllm,
-            refusals=refusals.for_server(
-                "vLLM", refusals.plain_eagle, refusals.known_only(refusals.EAGLE | {"own_embeddings"})
-            ),
-        ),
-        "eagle3": Layout(
-            servers="vLLM 0.29 to 0.33",
-            serve=serve.vllm,
-            refusals=refusals.for_server(
-                "vLLM", refusals.ascending_layers, refusals.known_only(refusals.EAGLE31 | {"target_hidden_size"})
-            ),
-        ),
+        "eagle": Layout("vLLM 0.29 to 0.33", (plain_eagle, known_only(EAGLE | {"own_embeddings"}))),
+        "eagle3": Layout("vLLM 0.29 to 0.33", (ascending_layers, known_only(EAGLE31 | {"target_hidden_size"}))),
         "medusa": Layout(
-            servers="vLLM 0.29 to 0.32 (0.33 removed Medusa)",
-            serve=serve.vllm,
-            refusals=refusals.for_server(
-                "vLLM",
-                refusals.residual_blocks,
-                refusals.shared_small_vocabulary,
-                refusals.unbiased_shared_head,
-                refusals.known_only(refusals.MEDUSA),
-            ),
+            "vLLM 0.29 to 0.32 (0.33 removed Medusa)",
+            (residual_blocks, shared_small_vocabulary, unbiased_shared_head, known_only(MEDUSA)),
         ),
     },
+    serve=serve.vllm,
     unsupported={
         "draft": "vLLM serves a standalone draft from its Hugging Face folder; use the format huggingface.",
     },
-    default_reason="vLLM has no drafter for this method.",
 )
 """vLLM: EAGLE-1, EAGLE-3, and Medusa in the versions that support it.
 
@@ -56,22 +109,14 @@ SPECULATORS = Format(
     name="speculators",
     title="speculators",
     layouts={
-        "eagle3": Layout(
-            servers="speculators 0.9, vLLM 0.29 to 0.33",
-            serve=serve.speculators,
-            refusals=(
-                *refusals.for_server("vLLM with the speculators format", refusals.three_layers),
-                *refusals.for_server("vLLM", refusals.ascending_layers),
-                *refusals.for_server("speculators", refusals.known_only(refusals.EAGLE31)),
-            ),
-        )
+        "eagle3": Layout("speculators 0.9, vLLM 0.29 to 0.33", (three_layers, ascending_layers, known_only(EAGLE31)))
     },
+    serve=serve.speculators,
     unsupported={
         "eagle": "speculators 0.9 no longer supports EAGLE-1; use the format vllm or sglang.",
         "medusa": "speculators never supported Medusa.",
         "draft": "speculators supports heads, not whole models; use the format huggingface.",
     },
-    default_reason="speculators does not support this method.",
 )
 """speculators, vLLM's own format for drafts: EAGLE-3.
 
@@ -82,30 +127,22 @@ SGLANG = Format(
     name="sglang",
     title="SGLang",
     layouts={
-        "eagle": Layout(
-            servers="SGLang 0.5",
-            serve=serve.sglang,
-            refusals=refusals.for_server(
-                "SGLang", refusals.plain_eagle, refusals.known_only(refusals.EAGLE | {"fc_bias"})
-            ),
-        ),
+        "eagle": Layout("SGLang 0.5", (plain_eagle, known_only(EAGLE | {"fc_bias"}))),
         "eagle3": Layout(
-            servers="SGLang 0.5",
-            serve=serve.sglang,
-            refusals=refusals.for_server(
-                "SGLang",
-                refusals.residual_before_norm,
-                refusals.one_layer,
-                refusals.ascending_layers,
-                refusals.known_only(refusals.EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output"}),
+            "SGLang 0.5",
+            (
+                residual_before_norm,
+                one_layer,
+                ascending_layers,
+                known_only(EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output"}),
             ),
         ),
     },
+    serve=serve.sglang,
     unsupported={
         "medusa": "SGLang never had Medusa; vLLM up to 0.32, TensorRT-LLM up to 1.2 and TGI support it.",
         "draft": "SGLang serves a standalone draft (STANDALONE) from its Hugging Face folder; use huggingface.",
     },
-    default_reason="SGLang has no drafter for this method.",
 )
 """SGLang: EAGLE (EAGLE-1 and 2) and EAGLE-3.
 
@@ -116,23 +153,15 @@ TRTLLM = Format(
     name="trtllm",
     title="TensorRT-LLM",
     layouts={
-        "eagle3": Layout(
-            servers="TensorRT-LLM 1.2 and later (PyTorch backend)",
-            serve=serve.trtllm,
-            refusals=refusals.for_server("TensorRT-LLM", *refusals.REFERENCE_EAGLE3),
-        ),
-        "medusa": Layout(
-            servers="TensorRT-LLM up to 1.2 (its engines were removed after that)",
-            serve=serve.trtllm,
-            refusals=refusals.for_server("TensorRT-LLM", *refusals.REFERENCE_MEDUSA),
-        ),
+        "eagle3": Layout("TensorRT-LLM 1.2 and later (PyTorch backend)", REFERENCE_EAGLE3),
+        "medusa": Layout("TensorRT-LLM up to 1.2 (its engines were removed after that)", REFERENCE_MEDUSA),
     },
+    serve=serve.trtllm,
     unsupported={
         "eagle": "TensorRT-LLM's PyTorch backend supports EAGLE-3 only; its engines, which supported EAGLE-1, were "
         "removed after 1.2.",
         "draft": "TensorRT-LLM serves a standalone draft (DraftTarget) from its Hugging Face folder; use huggingface.",
     },
-    default_reason="TensorRT-LLM has no drafter for this method.",
 )
 """TensorRT-LLM: EAGLE-3 for the PyTorch backend; Medusa for the engines that 1.3 removed.
 
@@ -140,17 +169,13 @@ Sources: tensorrt_llm/_torch/models/modeling_speculative.py (Eagle3ForCausalLM),
 tensorrt_llm/models/medusa/{config,model,weight}.py of 1.2.
 """
 
-MEDUSA = Format(
+MEDUSA_REPOSITORY = Format(
     name="medusa",
     title="Medusa repository and TGI",
-    layouts={
-        "medusa": Layout(
-            servers="FasterDecoding/Medusa, Text Generation Inference 3",
-            serve=serve.tgi,
-            refusals=refusals.for_server("the Medusa repository", *refusals.REFERENCE_MEDUSA),
-        )
-    },
+    layouts={"medusa": Layout("FasterDecoding/Medusa, Text Generation Inference 3", REFERENCE_MEDUSA)},
+    serve=serve.tgi,
     default_reason="The Medusa repository and TGI support Medusa heads only.",
+    server="the Medusa repository",
 )
 """The layout of the Medusa repository, which Text Generation Inference also reads.
 
@@ -162,18 +187,14 @@ MODELOPT = Format(
     name="modelopt",
     title="ModelOpt",
     layouts={
-        "eagle3": Layout(
-            servers="nvidia-modelopt 0.47; servers that read its exports (TensorRT-LLM, SGLang)",
-            serve=serve.modelopt,
-            refusals=refusals.for_server("ModelOpt", *refusals.REFERENCE_EAGLE3),
-        )
+        "eagle3": Layout("nvidia-modelopt 0.47; servers that read its exports (TensorRT-LLM, SGLang)", REFERENCE_EAGLE3)
     },
+    serve=serve.modelopt,
     unsupported={
         "eagle": "ModelOpt exports EAGLE-3 only; it no longer supports EAGLE-1.",
         "medusa": "ModelOpt trains Medusa heads but does not export them (as of 0.47).",
         "draft": "ModelOpt has no format for standalone drafts; use huggingface.",
     },
-    default_reason="ModelOpt does not export this method.",
 )
 """The layout of NVIDIA ModelOpt's EAGLE-3 exports.
 
@@ -184,15 +205,10 @@ modelopt/torch/speculative/plugins/modeling_eagle.py.
 HUGGINGFACE = Format(
     name="huggingface",
     title="Hugging Face",
-    layouts={
-        "draft": Layout(
-            servers="transformers 5 (assistant_model); vLLM, SGLang and TensorRT-LLM as a draft model",
-            parts="standalone",
-            serve=serve.huggingface,
-        )
-    },
+    layouts={"draft": Layout("transformers 5 (assistant_model); vLLM, SGLang and TensorRT-LLM as a draft model")},
+    serve=serve.huggingface,
     default_reason="transformers takes whole models as assistants, not heads on the base model's hidden states.",
 )
 """A standalone draft as a Hugging Face folder: `assistant_model` in transformers, a draft model in the servers."""
 
-ALL = (OWN, VLLM, SPECULATORS, SGLANG, TRTLLM, MEDUSA, MODELOPT, HUGGINGFACE)
+ALL = (OWN, VLLM, SPECULATORS, SGLANG, TRTLLM, MEDUSA_REPOSITORY, MODELOPT, HUGGINGFACE)

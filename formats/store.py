@@ -46,18 +46,18 @@ def stored_exports(folder: Path, source: str) -> dict[str, StoredExport]:
     """{format: zip} of the exports of the checkpoint's state `source`."""
     exports = {}
     for path in sorted(folder.glob("[!.]*.json")):
-        note, archive = _read(path), path.with_suffix(".zip")
+        note, archive = {}, path.with_suffix(".zip")
+        with suppress(BadInput):
+            note = read_json(path)
         if note.get("source") == source and archive.is_file():
             exports[path.stem] = StoredExport(archive, archive.stat().st_size, note.get("report", {}))
     return exports
 
 
 def store_export(file: Path, archive: Path, source: str, report: dict[str, Any]) -> StoredExport:
-    """Move the complete zip `file`, on the same disk, to `archive`, replacing an older export.
-
-    The old note is deleted first and the new one is written last: a zip without a note is not offered, so no zip is
-    shown with the report of another.
-    """
+    """Move the complete zip `file`, on the same disk, to `archive`, replacing an older export. The old note is deleted
+    first and the new one is written last: a zip without a note is not offered, so no zip is shown with the report of
+    another."""
     note = archive.with_suffix(".json")
     note.unlink(missing_ok=True)
     file.replace(archive)
@@ -73,8 +73,7 @@ def deliver_export(store: Store, checkpoint_id: str, source: str, export: Stored
 
 
 def fetch_export(store: Store, folder: Path, checkpoint_id: str, source: str, name: str) -> StoredExport | None:
-    """Copy another machine's export of the checkpoint's state `source` from the store to `folder`; None if there is no
-    such export."""
+    """Copy another machine's export of the checkpoint's state `source` to `folder`; None if there is none."""
     prefix = _prefix(checkpoint_id, source)
     note = json.loads(store.read(f"{prefix}/{name}.json") or b"null")
     if not isinstance(note, dict):
@@ -87,9 +86,3 @@ def fetch_export(store: Store, folder: Path, checkpoint_id: str, source: str, na
 
 def _prefix(checkpoint_id: str, source: str) -> str:
     return f"{FOLDER}/{checkpoint_id}/{source[:16]}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with suppress(BadInput):
-        return read_json(path)
-    return {}

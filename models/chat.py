@@ -32,7 +32,13 @@ def to_text(tokenizer: Any, messages: Sequence[dict[str, str]], system: str = ""
     """The first half of `render`: the conversation as text, and whether a chat template produced it."""
     messages = _checked(messages, system)
     if not getattr(tokenizer, "chat_template", None):
-        return _single_message(messages), False
+        turns = [message["content"] for message in messages if message["content"]]
+        if len(turns) != 1:
+            raise Unsupported(
+                "This model has no chat template, so it can only continue one text: "
+                "send a single user message and no system prompt, or pick an instruct model."
+            )
+        return turns[0], False
     from jinja2 import TemplateError
 
     try:
@@ -45,16 +51,6 @@ def to_text(tokenizer: Any, messages: Sequence[dict[str, str]], system: str = ""
 def to_ids(tokenizer: Any, text: str, templated: bool) -> list[int]:
     """The second half of `render`. A template already adds the special tokens."""
     return [int(i) for i in tokenizer(text, **({"add_special_tokens": False} if templated else {}))["input_ids"]]
-
-
-def _single_message(messages: list[dict[str, str]]) -> str:
-    turns = [m for m in messages if m["content"]]
-    if len(turns) != 1:
-        raise Unsupported(
-            "This model has no chat template, so it can only continue one text: "
-            "send a single user message and no system prompt, or pick an instruct model."
-        )
-    return turns[0]["content"]
 
 
 def _checked(messages: Sequence[dict[str, str]], system: str) -> list[dict[str, str]]:

@@ -2,24 +2,31 @@
 
 A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft's shape, `base_sha256`, `training`, and
 `base_path` when written by the library: a folder, relative to this one or absolute), `README.md` (a model card) and
-`SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import.
-"""
+`SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import."""
 
 import json
 import logging
-import math
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from models.archive import WEIGHTS, checkpoint_problems
-from models.draft_card import draft_card
-from models.identity import read_json
-from models.methods import find_method
+from models.identity import read_json, tensors_of
+from models.methods import METHODS, find_method
+from models.starter import STARTER_HUB_ID, STARTER_WEIGHTS_SUM
 from speculoos.checksums import CHECKSUM_FILE, ChecksumCache, checksums_text
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.files import new_folder, sync_file
+from speculoos.markdown import (
+    block_quotation,
+    code_span,
+    escape_text,
+    fenced_code_block,
+    markdown_section,
+    one_line,
+    yaml_scalar,
+)
 from speculoos.private import apply_umask
 
 FORMAT = 1
@@ -63,9 +70,8 @@ def save_draft(
     folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "", tensors: dict[str, Any] | None = None
 ) -> Path:
     """Write `draft` to `folder` atomically, replacing an existing one, and return the folder. `info` goes to
-    config.json and the card; known keys are `base` (name), `base_sha256`, `dataset`, `settings`, `figures`, `notes`,
-    `source` (of an imported draft), `base_path`, `drafting` and `tuning`. `dtype` ("bfloat16") casts the weights;
-    default: unchanged. `tensors`: weights to write instead of the current ones of `draft`."""
+    config.json and the card; its keys are `base` (name) and those of `_write_files`. `dtype` ("bfloat16") casts the
+    weights; default: unchanged. `tensors`: weights to write instead of the current ones of `draft`."""
     folder = Path(folder)
     with new_folder(folder, replace=True) as building:
         _write_files(building, draft, info, dtype, tensors)
@@ -134,9 +140,14 @@ def verify_sums(folder: str | Path, sha256: str = "", sums: ChecksumCache | None
 
 
 def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, tensors: dict[str, Any] | None) -> None:
+    import torch
     from safetensors.torch import save_file
 
-    tensors = _cast(stored_tensors(draft) if tensors is None else tensors, dtype)
+    kind = getattr(torch, dtype) if dtype else None
+    tensors = {
+        name: value.detach().to("cpu", kind if value.is_floating_point() else None).contiguous().clone()
+        for name, value in (stored_tensors(draft) if tensors is None else tensors).items()
+    }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     for name, text in getattr(draft, "extra_files", dict)().items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -154,29 +165,64 @@ def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, ten
 
 
 def _write_texts(folder: Path, config: dict[str, Any]) -> None:
-    from safetensors import safe_open
-
-    with safe_open(folder / WEIGHTS, "pt") as stored:
-        parameters = sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
+    parameters = sum(entry.count for entry in tensors_of(folder / WEIGHTS))
     (folder / CONFIG).write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
-    (folder / CARD).write_text(draft_card(config, (folder / WEIGHTS).stat().st_size, parameters), encoding="utf-8")
+    (folder / CARD).write_text(_card(config, (folder / WEIGHTS).stat().st_size, parameters), encoding="utf-8")
     files = (path for path in folder.glob("[!.]*") if path.is_file() and path.name != CHECKSUM_FILE)
     (folder / CHECKSUM_FILE).write_text(checksums_text(files), encoding="utf-8")
+
+
+def _card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
+    """The card as Markdown: base, data, settings and figures of the draft, and how to load it."""
+    method, base = config["speculoos_method"], config.get("base") or "unknown"
+    training = config.get("training", {})
+    starter = config.get("base_sha256") == STARTER_WEIGHTS_SUM
+    copy = f" (a quantised copy of {code_span(STARTER_HUB_ID)})" if starter else ""
+    return "\n".join(
+        [
+            "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + yaml_scalar(method) + "\n---",
+            f"# {METHODS[method].noun if method in METHODS else escape_text(method)} for {escape_text(base)}",
+            f"{parameters:,} stored parameters, {config.get('dtype')}, {size_bytes / 1e6:.1f} MB.\n",
+            f"Base model: {code_span(base)}{copy}, "
+            f"sha256 of its weights {code_span(config.get('base_sha256') or 'not recorded')}. "
+            "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
+            "The base verifies every draft token, so its greedy output does not change.\n",
+            *markdown_section("Source", training.get("source")),
+            *markdown_section("Data", training.get("dataset")),
+            *markdown_section("Settings", training.get("settings")),
+            *markdown_section("Figures", training.get("figures")),
+            *markdown_section("Drafting", _drafting(config)),
+            *(["## Notes\n", block_quotation(training["notes"]) + "\n"] if training.get("notes") else []),
+            "## How to load\n",
+            "With Speculoos installed (exports for inference servers have their own instructions):\n",
+            fenced_code_block(_loading(config, base), "python"),
+            "Check the files with `sha256sum -c SHA256SUMS`.\n",
+        ]
+    )
+
+
+def _loading(config: dict[str, Any], base: str) -> str:
+    if config.get("base_path"):
+        return 'import speculoos\n\ndraft = speculoos.load("THIS_FOLDER")'
+    return (
+        "from models.base import load_base\nfrom models.checkpoints import load_draft\n\n"
+        f'base = load_base("PATH_OF_BASE")  # {one_line(base)}\ndraft = load_draft("THIS_FOLDER", base)'
+    )
+
+
+def _drafting(config: dict[str, Any]) -> dict[str, Any]:
+    if not config.get("drafting"):
+        return {}
+    tuning = dict(config.get("tuning", {}))
+    if sizes := tuning.get("sizes"):
+        each = (f"{s['nodes']}: τ {s['expected_tau']:.2f}, {s['speedup']:.2f} ×" for s in sizes)
+        tuning["sizes"] = "nodes, expected τ and speedup: " + "; ".join(each)
+    return {"options": json.dumps(config["drafting"])} | tuning
 
 
 def stored_tensors(draft: Any) -> dict[str, Any]:
     """The tensors of a draft to store, by name, without those of the base."""
     return draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
-
-
-def _cast(tensors: dict[str, Any], dtype: str) -> dict[str, Any]:
-    import torch
-
-    kind = getattr(torch, dtype) if dtype else None
-    return {
-        name: value.detach().to("cpu", kind if kind and value.is_floating_point() else value.dtype).contiguous().clone()
-        for name, value in tensors.items()
-    }
 
 
 def _load_module(folder: Path, config: dict[str, Any], base: Any, full: bool = False) -> Any:

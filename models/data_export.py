@@ -37,13 +37,10 @@ def find_row_converter(form: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def export_file(folder: str | Path, target: Path, form: str = "messages") -> int:
     """Write `export_lines` to `target` atomically; returns the number of rows. Raises the same errors."""
-    lines, rows = export_lines(folder, form), 0
+    lines = export_lines(folder, form)
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_path(target) as temporary, open(temporary, "wb") as handle:
-        for line in lines:
-            handle.write(line)
-            rows += 1
-    return rows
+        return sum(handle.write(line) > 0 for line in lines)
 
 
 def export_shards(folder: str | Path, target: Path, rows: int, form: str = "messages") -> list[Path]:
@@ -67,54 +64,44 @@ def file_name(name: str) -> str:
 
 def chunks(lines: Iterator[bytes], size: int = CHUNK) -> Iterator[bytes]:
     """Lines joined to chunks of about `size` bytes, for an HTTP response."""
-    pending, count = [], 0
+    pending = bytearray()
     for line in lines:
-        pending.append(line)
-        count += len(line)
-        if count >= size:
-            yield b"".join(pending)
-            pending, count = [], 0
-    yield b"".join(pending)
+        pending += line
+        if len(pending) >= size:
+            yield bytes(pending)
+            pending.clear()
+    yield bytes(pending)
 
 
 def _lines(shards: list[Path], write: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[bytes]:
     for shard in shards:
         with open(shard, "rb") as handle:
             for number, line in enumerate(handle, 1):
-                if line.strip():
-                    yield json.dumps(write(_parsed(shard, number, line)), ensure_ascii=False).encode() + b"\n"
-
-
-def _parsed(shard: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        return json.loads(line)
-    except ValueError:
-        raise BadInput(f"{shard.name}, line {number}: broken; remove this data set and make it again.") from None
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    message = f"{shard.name}, line {number}: broken; remove this data set and make it again."
+                    raise BadInput(message) from None
+                yield json.dumps(write(row), ensure_ascii=False).encode() + b"\n"
 
 
 def _messages(row: dict[str, Any]) -> dict[str, Any]:
-    fields = {key: row[key] for key in EXPORTED_FIELDS if row.get(key)}
-    return {"id": row["id"], "messages": list(_with_references(row))} | fields
-
-
-def _with_references(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    answers = iter(row.get("reference") or ())
+    answers, messages = iter(row.get("reference") or ()), []
     for message in row["messages"]:
-        yield message
-        answer = next(answers, "") if message["role"] == "user" else ""
-        if answer:
-            yield {"role": "assistant", "content": answer}
+        messages.append(message)
+        if message["role"] == "user" and (answer := next(answers, "")):
+            messages.append({"role": "assistant", "content": answer})
+    return {"id": row["id"], "messages": messages} | {key: row[key] for key in EXPORTED_FIELDS if row.get(key)}
 
 
 def _conversations(row: dict[str, Any]) -> dict[str, Any]:
-    record = _messages(row)
-    return {"id": record.pop("id"), "conversations": [_sharegpt(turn) for turn in record.pop("messages")]} | record
-
-
-def _sharegpt(message: dict[str, Any]) -> dict[str, Any]:
-    role, content = message["role"], message.get("content", "")
-    more = {key: value for key, value in message.items() if key not in ("role", "content")}
-    return {"from": SHAREGPT.get(role, role), "value": content, **more}
+    record, turns = _messages(row), []
+    for message in record.pop("messages"):
+        role, content = message.pop("role"), message.pop("content", "")
+        turns.append({"from": SHAREGPT.get(role, role), "value": content, **message})
+    return {"id": record.pop("id"), "conversations": turns} | record
 
 
 ROW_CONVERTERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -1,8 +1,7 @@
 """The decoder layer of EAGLE drafts, and two attention memories; `models.runtime.cache.CacheMemory` is a third.
 
 Tensor names are those of Llama in transformers, so that exports need no renaming. Shapes: B batch, n positions, H
-hidden size, h heads, k key/value heads, d head size.
-"""
+hidden size, h heads, k key/value heads, d head size."""
 
 import json
 from dataclasses import dataclass
@@ -40,8 +39,7 @@ def _computed(dim: int, theta: float, scaling: str) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of a draft's decoder layer, by default those of the base. Fields after `rope_theta` are for imported drafts
-    only."""
+    """Sizes of a draft's decoder layer. Fields after `rope_theta` are for imported drafts only."""
 
     hidden_size: int
     intermediate_size: int

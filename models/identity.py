@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from speculoos.errors import BadInput
 
@@ -36,7 +37,6 @@ FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float1
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "BOOL": 1, "U8": 1, "I8": 1}
 """{safetensors type: bytes per element}."""
 MAX_JSON = 64 << 20
-MAX_HEADER = 100_000_000
 CHUNK = 1 << 22
 
 
@@ -97,17 +97,17 @@ def read_files(folder: str | Path) -> list[Path]:
 
 def tensors_of(file: Path) -> list[TensorEntry]:
     """Tensors of one safetensors file, from its header. Raises BadInput when the file is damaged."""
-    size = file.stat().st_size
-    with open(file, "rb") as handle:
-        prefix = handle.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER
-        if length > min(size - 8, MAX_HEADER):
-            raise BadInput(f"{file}: not a complete safetensors file; fetch it again.")
-        header = handle.read(length)
     try:
-        return _entries(file, json.loads(header), 8 + length, size)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"{file}: damaged safetensors header ({error}); fetch it again.") from None
+        with safe_open(file, "np"):
+            pass  # shapes and offsets are valid, and the file is complete
+    except SafetensorError as error:
+        raise BadInput(f"{file}: damaged safetensors file ({error}); fetch it again.") from None
+    with open(file, "rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        header = json.loads(handle.read(length))
+    header.pop("__metadata__", None)
+    places = {name: [8 + length + offset for offset in value["data_offsets"]] for name, value in header.items()}
+    return [TensorEntry(name, v["dtype"], tuple(v["shape"]), file, *places[name]) for name, v in header.items()]
 
 
 def tensors(folder: str | Path) -> list[TensorEntry]:
@@ -135,12 +135,8 @@ def weights_sha256(folder: str | Path) -> str:
     digest = hashlib.sha256()
     for entry in tensors(folder):
         digest.update(json.dumps([entry.name, entry.dtype, list(entry.shape)]).encode() + b"\n")
-        count = 0
         for chunk in entry.chunks():
             digest.update(chunk)
-            count += len(chunk)
-        if count < entry.size:
-            raise BadInput(f"{entry.file}: is truncated; fetch it again.")
     return digest.hexdigest()
 
 
@@ -156,17 +152,24 @@ def tokenizer_sha256(folder: str | Path) -> str:
 
 
 def chat_template(folder: str | Path) -> str:
-    """The chat template of a model folder; "" if none. Of several named templates: `default`, else the first. Raises
-    BadInput, naming the file, for an invalid template."""
+    """The chat template of a model folder; "" if none. Of several named templates ([{"name", "template"}, …] or {name:
+    template}): `default`, else the first. Raises BadInput, naming the file, for an invalid template."""
     path = template_file(folder)
     if path is None:
         return ""
     if path.suffix == ".jinja":
         return _text(path)
-    template = parse_json(path)
+    template = _parse_json(path)
     if isinstance(template, dict):
         template = template.get("chat_template") or ""
-    return _one_template(template, path)
+    if isinstance(template, list):
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = {str(entry.get("name")): entry.get("template") for entry in entries}
+    if isinstance(template, dict):
+        template = template.get("default") or next(iter(template.values()), "")
+    if not isinstance(template, str):
+        raise BadInput(f"{path}: chat_template: expected a text, or a list of texts with names.")
+    return template
 
 
 def template_file(folder: str | Path) -> Path | None:
@@ -180,16 +183,15 @@ def template_file(folder: str | Path) -> Path | None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, {} if the file is missing. Raises BadInput when it is not a JSON object."""
     try:
-        data = parse_json(path)
+        data = _parse_json(path)
     except FileNotFoundError:
         return {}
     if not isinstance(data, dict):
-        raise BadInput(f"{path}: expected a JSON object, found {_kind(data)}; fetch the file again.")
+        raise BadInput(f"{path}: expected a JSON object, found a {type(data).__name__}; fetch the file again.")
     return data
 
 
-def parse_json(path: Path) -> Any:
-    """The value in a JSON file. Raises BadInput when it is not JSON, FileNotFoundError when it is missing."""
+def _parse_json(path: Path) -> Any:
     text = _text(path)
     try:
         return json.loads(text)
@@ -197,12 +199,8 @@ def parse_json(path: Path) -> Any:
         raise BadInput(f"{path}: cannot be read as JSON ({error}).") from None
 
 
-def _kind(value: Any) -> str:
-    names = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
-    return names.get(type(value), "null" if value is None else "an object")
-
-
 def _text(path: Path) -> str:
+    """Raises BadInput when the file cannot be read, FileNotFoundError when it is missing."""
     try:
         if path.stat().st_size > MAX_JSON:
             raise BadInput(f"{path}: larger than {MAX_JSON >> 20} MiB, the limit for this file; fetch it again.")
@@ -214,7 +212,6 @@ def _text(path: Path) -> str:
 
 
 def _indexed_files(index: Path, ending: str = ".safetensors") -> list[Path]:
-    """The files listed in an index. Raises BadInput for a missing file, or a name outside of its folder."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise BadInput(f"{index}: weight_map: expected an object of file names; fetch the file again.")
@@ -224,31 +221,3 @@ def _indexed_files(index: Path, ending: str = ".safetensors") -> list[Path]:
         if not (index.parent / name).is_file():
             raise BadInput(f"{index}: lists {name}, which is missing; fetch the model again.")
     return [index.parent / name for name in sorted(set(names.values()))]
-
-
-def _entries(file: Path, header: dict, base: int, file_size: int) -> list[TensorEntry]:
-    entries = []
-    for name, value in header.items():
-        if name != "__metadata__":
-            start, end = value["data_offsets"]
-            shape = tuple(value["shape"])
-            if not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
-                raise ValueError(f"{name} has the shape {list(shape)[:8]}")
-            entry = TensorEntry(name, str(value["dtype"]), shape, file, base + start, base + end)
-            if not 0 <= entry.start <= entry.end <= file_size:
-                raise ValueError(f"{name} ends at byte {entry.end} of {file_size}")
-            entries.append(entry)
-    return entries
-
-
-def _one_template(template: Any, path: Path) -> str:
-    """`template` is a template, or several: [{"name", "template"}, …] or {name: template}."""
-    named = template
-    if isinstance(template, list):
-        entries = [entry for entry in template if isinstance(entry, dict)]
-        named = {str(entry.get("name")): entry.get("template") for entry in entries}
-    if isinstance(named, dict):
-        template = named.get("default") or next(iter(named.values()), "")
-    if not isinstance(template, str):
-        raise BadInput(f"{path}: chat_template: expected a text, or a list of texts with names.")
-    return template

@@ -1,8 +1,7 @@
 """Convert pickled torch weights to safetensors. Use only in a child process with limits.
 
 `weights_only=True` loads tensors and containers of them; a pickle that references anything else is rejected before that
-is imported or called. Source: torch.load's documentation.
-"""
+is imported or called. Source: torch.load's documentation."""
 
 import pickle
 import zipfile
@@ -53,8 +52,7 @@ def _load(file: Path) -> Any:
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share no memory, as safetensors requires. Only sharing tensors are copied: a file may be as large as
-    the memory."""
+    """Tensors that share no memory, as safetensors requires; only sharing ones are copied, to save memory."""
     seen: set[int] = set()
     result = {}
     for name, value in tensors.items():
@@ -76,7 +74,6 @@ def _without_tied_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _refused_global(error: Exception) -> str:
-    """The global that torch rejected, from its error message."""
     words = str(error).split()
     named = [word for before, word in zip(words, words[1:], strict=False) if before in ("GLOBAL", "global")]
     return next((word.strip(".,`'") for word in named), "an unknown instruction")
@@ -93,7 +90,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _weights(state: Any, file: Path) -> Mapping[str, Any]:
-    """The mapping of names to tensors, without the wrappers of trainers."""
     for key in WRAPPERS:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]

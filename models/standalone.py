@@ -2,8 +2,7 @@
 
 Made from the base by dropping layers and optionally pruning its width (Yan et al. 2024, *Decoding Speculative
 Decoding*: wide and shallow drafts are better than deep ones), with random weights, or from another small model. Its
-checkpoint folder is also a Hugging Face folder: `config.json` is the model's with Speculoos' keys added.
-"""
+checkpoint folder is also a Hugging Face folder: `config.json` is the model's with Speculoos' keys added."""
 
 import copy
 from collections.abc import Mapping
@@ -25,6 +24,9 @@ READING_MATRICES = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed
 """Matrices [out, hidden], which read the hidden states."""
 WRITING_MATRICES = ("o_proj", "down_proj")
 """Matrices [hidden, in], which write the hidden states."""
+ROWS = {"q_proj": "query", "k_proj": "key", "v_proj": "key", "gate_proj": "inner", "up_proj": "inner"}
+COLUMNS = {"o_proj": "query", "down_proj": "inner"}
+"""What pruning keeps of the rows and the columns of a layer's matrices (`_kept_rows`)."""
 BY_HEAD = ("q_norm", "k_norm")
 """Norms over the head size, which is not pruned."""
 
@@ -104,8 +106,7 @@ class StandaloneDraft(nn.Module):
         return {"generation_config.json": self.model.generation_config.to_json_string()}
 
     def as_base(self, base: LoadedBase) -> LoadedBase:
-        """This draft as a LoadedBase with the base's tokenizer, for drafters. Always the same object, so that its
-        weights are packed only once."""
+        """This draft as a LoadedBase with the base's tokenizer; always the same object, so that it is packed once."""
         if self._as_base is None:
             self._as_base = replace(base, model=self.model, forward=None)
         return self._as_base
@@ -163,8 +164,7 @@ def _head_size(base: LoadedBase) -> int:
 
 
 def _resize(text: Any, shape: StandaloneShape, base: LoadedBase) -> None:
-    """Write the sizes to a transformers config; the head size stays that of the base. Raises Unsupported for a size
-    that the family lacks."""
+    """Set the sizes; the head size stays the base's. Raises Unsupported for a size that the family lacks."""
     own, size = base_shape(base), _head_size(base)
     sizes = {
         "hidden_size": (shape.hidden_size, own.hidden_size),
@@ -244,19 +244,15 @@ def _kept_rows(
 def _cut(name: str, value: Tensor, hidden: Tensor, kept: Mapping[str, dict[str, Tensor]], width: int) -> Tensor:
     *path, _module, owner, _kind = ("", *name.split("."))
     layer = kept.get(".".join(path).strip("."), {})
-    rows = {"q_proj": "query", "k_proj": "key", "v_proj": "key", "gate_proj": "inner", "up_proj": "inner"}
-    columns = {"o_proj": "query", "down_proj": "inner"}
-    hidden = hidden.to(value.device)
-    if owner in WRITING_MATRICES:
-        value = value[hidden]
-        return value if value.dim() == 1 else value[:, layer[columns[owner]].to(value.device)].contiguous()
-    if owner in READING_MATRICES:
-        value = value[layer[rows[owner]].to(value.device)] if owner in rows else value
-        return value if value.dim() == 1 else value[:, hidden].contiguous()
-    by_channel = value.dim() == 1 and len(value) == width and owner not in BY_HEAD
-    return value[hidden] if by_channel else value
+    by_channel = value.dim() == 1 and len(value) == width and owner not in (*BY_HEAD, *READING_MATRICES)
+    rows = hidden if by_channel or owner in WRITING_MATRICES else layer.get(ROWS.get(owner))
+    columns = hidden if owner in READING_MATRICES else layer.get(COLUMNS.get(owner))
+    if rows is not None:
+        value = value[rows.to(value.device)]
+    if columns is None or value.dim() == 1:
+        return value
+    return value[:, columns.to(value.device)].contiguous()
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest scores, ascending."""
     return scores.topk(count).indices.sort().values

@@ -1,6 +1,5 @@
 """Test an untrusted model before it is added: tokenizer, chat template and a short generation, in a child process with
-time and memory limits. Errors name the file that caused a timeout, a crash or too much memory. No torch at import.
-"""
+time and memory limits. Errors name the file that caused a timeout, a crash or too much memory. No torch at import."""
 
 import functools
 from pathlib import Path
@@ -70,11 +69,11 @@ def _generate(folder: Path, name: str, card: dict[str, Any], reporter: Reporter)
 
 
 def convert(file: Path, folder: Path) -> dict[str, str]:
-    """`models.convert.convert_gguf` in a child process with limits, since a GGUF file sets sizes and tokenizer."""
+    """`models.trial_work.convert_gguf` in a child process with limits, since a GGUF file sets sizes and tokenizer."""
     size = file.stat().st_size
-    memory, seconds = 2 * TEXT_MEMORY + GGUF_MEMORY * size, CONVERT_SECONDS + size / GGUF_BYTES_PER_SECOND
-    blame = f"{file.name}: converting this file"
-    return _call("convert_gguf", str(file), str(folder), memory, seconds=seconds, blame=blame, mend=DAMAGED_FILE)
+    arguments = str(file), str(folder), 2 * TEXT_MEMORY + GGUF_MEMORY * size
+    seconds, blame = CONVERT_SECONDS + size / GGUF_BYTES_PER_SECOND, f"{file.name}: converting this file"
+    return _call("convert_gguf", *arguments, seconds=seconds, blame=blame, mend=DAMAGED_FILE)
 
 
 def convert_pickle(file: Path, target: Path, tied: bool) -> None:

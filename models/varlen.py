@@ -1,8 +1,7 @@
 """Run a padded batch through a base without padding: rows are concatenated, and each attends only to itself.
 
 An attention function registered in transformers computes the rows one by one, so neither matrix products nor attention
-are computed for padding. CPU only: on a GPU one large kernel is faster.
-"""
+are computed for padding. CPU only: on a GPU one large kernel is faster."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

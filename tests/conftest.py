@@ -67,7 +67,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny random llama with a byte-level tokenizer and a chat template."""
-    from models.tiny import make_tiny_base
+    from tests.tiny import make_tiny_base
 
     return make_tiny_base(tmp_path_factory.mktemp("tiny-base"))
 

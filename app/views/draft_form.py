@@ -17,7 +17,6 @@ from app.widgets.fields import dropdown, one_line, uploads
 from app.widgets.problems import show_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
-from models.published import published_for
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import queries
@@ -36,8 +35,6 @@ HINTS = {
     "Upload": ("", ""),
     "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
 }
-KNOWN = "Published for this base model"
-KNOWN_INFO = "Known drafts for it; choosing one fills in the fields below."
 WIDE = 300
 """Minimum width in pixels of a box beside another one."""
 READ = (
@@ -66,9 +63,6 @@ class AddDraft:
                 [], label="Base model", info="The base model of the draft.", elem_id="drafts-base", min_width=WIDE
             )
             self.source = gr.Radio([*SOURCES], value="Hub id", label="Source", elem_id="drafts-source", min_width=WIDE)
-        self.known = dropdown(
-            [], label=KNOWN, info=KNOWN_INFO, elem_id="drafts-known", visible=False, value=None, min_width=WIDE
-        )
         placeholder, info = HINTS["Hub id"]
         self.location = one_line("Location", "drafts-location", placeholder=placeholder, info=info)
         label = f"config.json and the weights, at most {self.settings.max_upload_mb} MB in total"
@@ -87,9 +81,7 @@ class AddDraft:
             )
 
     def _wire(self) -> None:
-        on_load(self.opened, [self.box, self.source, self.base, self.location, self.layout, self.known])
-        self.base.change(self.offer, self.base, self.known, **QUIET)
-        self.known.input(take, self.known, [self.source, self.location], **QUIET)
+        on_load(self.opened, [self.box, self.source, self.base, self.location, self.layout])
         self.source.change(hint, self.source, [self.location, self.files], **QUIET)
         on_changes(self.fields, self.look, self.review)
         for event in (self.start.click, self.location.submit):
@@ -102,20 +94,12 @@ class AddDraft:
             with reading(self.settings) as session:
                 bases, cloned = choices.bases(session), cloned_request(session, query.get("clone", ""))
         except SpeculoosError:
-            return [gr.skip()] * 6
+            return [gr.skip()] * 5
         initial = cloned or ImportDraft("hub", "", query.get("base", ""))
         source = next(name for name, kind in SOURCES.items() if kind == initial.source)
         base = choices.valid_choice(bases, initial.base_id)
         box = gr.Accordion(open=True) if cloned or "base" in query else gr.skip()
-        return [box, source, gr.Dropdown(bases, value=base), initial.location, initial.layout, self.offer(base)]
-
-    def offer(self, base_id: Any) -> Any:
-        """Dropdown of drafts published for a base; hidden if none is known."""
-        with reading(self.settings) as session:
-            base = session.get(Base, base_id) if isinstance(base_id, str) else None
-            drafts = published_for(base.location, base.name) if base else []
-        options = [(f"{draft.kind} · {draft.location}", draft.location) for draft in drafts]
-        return gr.Dropdown(options, value=None, visible=bool(drafts))
+        return [box, source, gr.Dropdown(bases, value=base), initial.location, initial.layout]
 
     @show_errors(tone="warn")
     def look(self, *values: Any) -> str:
@@ -148,10 +132,6 @@ class AddDraft:
     def _base(self, form: DraftForm) -> Base:
         with reading(self.settings) as session:
             return queries.find_base(session, form.base_id)
-
-
-def take(location: Any) -> tuple[Any, Any]:
-    return ("Hub id", location) if location and isinstance(location, str) else (gr.skip(), gr.skip())
 
 
 def hint(source: str) -> tuple[Any, Any]:

@@ -29,35 +29,31 @@ def push(
 ) -> int:
     """Upload the files of `speculoos export` to a repository of the Hugging Face Hub, after validation."""
     from formats.push import HubExport
-    from models.hub_push import check_access, check_repository
 
-    check_repository(repo)
     settings = open_home()
     row = find(settings, checkpoint)
     form = find_format(form).name
     export = HubExport(settings.home, row.id, row.path, row.base_path, form, repo, row.facts)
     export.check()
     if not dry_run:
-        check_access(repo, public)
+        export.check_access(public)
     row.check()
     report = export.make(row.load_base, ConsoleReporter())
     result = _as_json(row, export, public, report)
     if dry_run:
         finish({**result, "dry_run": True}, as_json, _listing(result, report))
         return 0
-    pushed = export.send(public)
-    text = f"{pushed.url} holds {row.full_name} for {result['for']} (commit {pushed.commit[:12]})."
-    finish({**result, "dry_run": False, "commit": pushed.commit}, as_json, text)
+    commit = export.send(public)
+    text = f"{export.url} holds {row.full_name} for {result['for']} (commit {commit[:12]})."
+    finish({**result, "dry_run": False, "commit": commit}, as_json, text)
     return 0
 
 
 def _as_json(row: ExportRow, export: "HubExport", public: bool, report: "ExportReport") -> dict[str, Any]:
-    from models.hub_push import repository_url
-
     files = export.files()
     return {
         "repo": export.repo,
-        "url": repository_url(export.repo),
+        "url": export.url,
         "private": not public,
         "checkpoint": row.full_name,
         "format": export.format,

@@ -56,16 +56,8 @@ def named_base_of(config: Mapping[str, Any]) -> Any:
     return config.get("base_model_name_or_path") or named
 
 
-def is_medusa(names: Collection[str]) -> bool:
-    """Whether the tensors are Medusa heads of the repository's or vLLM's layout."""
-    return any(LINEAR.fullmatch(HEADS.sub("", name)) or VLLM.fullmatch(HEADS.sub("", name)) for name in names) or any(
-        HEADS.match(name) and MATRIX.fullmatch(HEADS.sub("", name)) for name in names
-    )
-
-
 def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str:
-    """The layout of a draft with this config.json and these tensor names; `shown` is the draft's name in messages.
-    Raises Unsupported for an unknown layout."""
+    """The layout of a draft with this config and these tensor names, called `shown`. Raises Unsupported if unknown."""
     plain = {plain_name(name) for name in names}
     if config.get("speculoos_method"):
         return "speculoos"
@@ -75,26 +67,23 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
                 f"{shown}/config.json: speculators_model_type {str(kind)[:40]!r} is not supported; eagle3 is."
             )
         return "speculators"
-    if is_medusa(names):
+    heads = [HEADS.sub("", name) for name in names]
+    blocks = any(LINEAR.fullmatch(name) or VLLM.fullmatch(name) for name in heads)
+    if blocks or any(HEADS.match(name) and MATRIX.fullmatch(HEADS.sub("", name)) for name in names):
         return "vllm-medusa" if any(name.startswith("blocks.") for name in plain) else "medusa"
     if "fc.weight" in plain:
-        return _eagle(config, names, plain)
+        if not plain & {"layers.0.hidden_norm.weight", "d2t", "t2d"}:
+            return "eagle"
+        if str((config.get("architectures") or [""])[0]) in VLLM_EAGLE3:
+            return "vllm-eagle3"
+        midlayer = any(name.startswith("midlayer.") for name in names)
+        return "modelopt-eagle3" if not midlayer and "t2d" not in plain else "eagle3"
     if any(name.endswith("embed_tokens.weight") or "layers.0." in name or ".h.0." in name for name in names):
         return "model"
     raise Unsupported(
         f"{shown}: not a supported draft (its first tensor is {next(iter(names), '')}); "
         f"supported are {', '.join(TITLES.values())}."
     )
-
-
-def _eagle(config: Mapping[str, Any], names: Collection[str], plain: set[str]) -> str:
-    if not plain & {"layers.0.hidden_norm.weight", "d2t", "t2d"}:
-        return "eagle"
-    architectures = config.get("architectures") or [""]
-    if str(architectures[0]) in VLLM_EAGLE3:
-        return "vllm-eagle3"
-    midlayer = any(name.startswith("midlayer.") for name in names)
-    return "modelopt-eagle3" if not midlayer and "t2d" not in plain else "eagle3"
 
 
 class Fields:

@@ -1,9 +1,7 @@
 """Import of published drafts: from a folder or the hub into a checkpoint folder, which is complete or does not exist.
 
-In a child process with limits on time and memory, `work.convert` opens the source (`source`), detects its layout
-(`names`), reads it (`medusa`, `eagle`, `eagle3`, `causal`, `own`), checks it against the base model (`base`) and writes
-the checkpoint. Pickles with code are refused. No torch in this module.
-"""
+In a child process with limits on time and memory, `work.convert` opens the source, detects its layout, reads it, checks
+it against the base model and writes the checkpoint. Pickles with code are refused. No torch in this module."""
 
 import shutil
 import tempfile
@@ -46,8 +44,7 @@ class TargetBase:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The child's request: read `folder`, named `shown` in messages and `origin` on the card, for a base model, and
-    write to `scratch`."""
+    """The child's request: read `folder`, called `shown` in messages and `origin` on the card; write to `scratch`."""
 
     folder: str
     scratch: str
@@ -76,17 +73,22 @@ def import_draft(
     source: str, location: str, base: TargetBase, folder: Path, reporter: Reporter, token: str = "", layout: str = ""
 ) -> dict[str, Any]:
     """Write the draft at `location` to `folder` as a checkpoint. `source` is "folder", or "hub" with
-    owner/name[@revision].
-
-    `layout` is one of `names.TITLES`, or "" to detect it. Returns the report of `work.convert`. On BadInput,
-    Unsupported, NotFound or Unavailable no file remains.
-    """
+    owner/name[@revision]. `layout` is one of `names.TITLES`, or "" to detect it. Returns the report of `work.convert`.
+    On BadInput, Unsupported, NotFound or Unavailable no file remains."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for leftover in folder.parent.glob(f"{SCRATCH}*"):  # of a killed attempt
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder.parent) as name:
         scratch = Path(name)
-        draft, shown, origin = _download(source, location, scratch / "source", reporter, token)
+        if source == "hub":
+            draft = scratch / "source"
+            listing = hub.download(location, draft, reporter, token, hub.choose_draft)
+            shown, origin = listing.repo, f"{listing.repo}@{listing.revision}"
+        else:
+            draft = Path(location).expanduser().resolve()
+            if not draft.is_dir():
+                raise NotFound(f"{location}: there is no such folder.")
+            shown = origin = draft.name
         reporter.log(f"Reading {shown} for {base.name} …")
         values = (str(draft), str(scratch), str(base.path), shown, origin, base.name, base.sha256)
         report = _in_child(Conversion(*values, layout, base.hub_id))
@@ -99,19 +101,7 @@ def import_draft(
     return report
 
 
-def _download(source: str, location: str, scratch: Path, reporter: Reporter, token: str) -> tuple[Path, str, str]:
-    """The draft's folder, downloaded to `scratch` from the hub; its name in messages; its origin on the card."""
-    if source == "hub":
-        listing = hub.download(location, scratch, reporter, token, hub.choose_draft)
-        return scratch, listing.repo, f"{listing.repo}@{listing.revision}"
-    folder = Path(location).expanduser().resolve()
-    if not folder.is_dir():
-        raise NotFound(f"{location}: there is no such folder.")
-    return folder, folder.name, folder.name
-
-
 def _in_child(conversion: Conversion) -> dict[str, Any]:
-    """The report of `work.convert` in a child, with limits that grow with the size of the files."""
     size, shown = _bytes(Path(conversion.folder)), conversion.shown
     seconds = SECONDS + size / BYTES_PER_SECOND
     tables = min(2 * _bytes(Path(conversion.base_folder)), MAX_TABLES)

@@ -1,21 +1,32 @@
-"""A third party's draft in a folder: its config, its tensors by name, its licence. Reads safetensors only; pickles are
-converted before."""
+"""A third party's draft in a folder, the base model it is for, and the workbench's network filled with its tensors.
+
+Reads safetensors only; pickles are converted before. Of the base model only sizes (from a model on the meta device) and
+single tensors are read."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from formats.imports.names import SECTIONS, Fields
-from models import identity
+from formats.imports.names import SECTIONS, Fields, detect
+from models import foreign, identity
+from models.base import LoadedBase
 from models.card import read_licence
+from models.checkpoints import draft_class, stored_tensors
 from models.hub import PICKLES
 from models.identity import FLOATS, TensorEntry
 from speculoos.errors import BadInput, Unsupported
 
+META = torch.device("meta")
+EMBEDDINGS = "embed_tokens.weight"
 BUFFERS = re.compile(r".*rotary_emb\.inv_freq|verifier_(lm_head|norm)\.weight|(.*\.)?position_ids")
 """Tensors in older files that follow from the config or from the base model; they are ignored."""
 
@@ -36,24 +47,25 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 class DraftSource:
-    """The draft in a folder. Tensors are read by `take`, which records their names."""
+    """The draft in a folder for a base model. Tensors are read by `take`, which records their names. `notices` are
+    sentences for the user about differences that were accepted."""
 
-    def __init__(self, folder: Path, converted: list[Path], shown: str, layout_chosen: bool):
+    def __init__(self, folder: Path, converted: list[Path], shown: str, layout: str, base: "BaseOutline"):
         """`converted`: converted pickles, used instead of the weights in the folder. `shown`: the draft's name in
-        messages. `layout_chosen`: the user chose the layout, so nothing is guessed."""
-        self.folder, self.name, self.layout_chosen = folder, shown, layout_chosen
+        messages. `layout`: one of `names.TITLES`, "" to detect it; a chosen one is followed without guessing."""
+        self.folder, self.name, self.base = folder, shown, base
+        self.notices: list[str] = []
         self.config = identity.read_json(folder / "config.json")
         self.converted = converted
-        self.entries = self._entries(converted or safetensors_files(folder))
-        self._taken: set[str] = set()
-
-    def _entries(self, files: list[Path]) -> dict[str, TensorEntry]:
-        entries: dict[str, TensorEntry] = {}
-        for entry in (entry for file in files for entry in identity.tensors_of(file)):
-            if entry.name in entries:
+        self.entries: dict[str, TensorEntry] = {}
+        for entry in chain.from_iterable(map(identity.tensors_of, converted or safetensors_files(folder))):
+            if entry.name in self.entries:
                 raise BadInput(f"{self.name}: {entry.name} is in two of its files; keep one of them.")
-            entries[entry.name] = entry
-        return {name: entry for name, entry in entries.items() if not BUFFERS.fullmatch(name)}
+            if not BUFFERS.fullmatch(entry.name):
+                self.entries[entry.name] = entry
+        self.taken: set[str] = set()
+        self.layout_chosen = bool(layout)
+        self.layout = layout or detect(self.config, self.entries, shown)
 
     @property
     def config_name(self) -> str:
@@ -108,27 +120,17 @@ class DraftSource:
                 value = stored.get_tensor(entry.name)
         except (SafetensorError, OSError) as error:
             raise BadInput(f"{self.name}: {entry.name} cannot be read ({error}); download the draft again.") from None
-        self._taken.add(name)
+        self.taken.add(name)
         return value
-
-    def drop(self, names: Iterable[str]) -> None:
-        for name in names:
-            del self.entries[name]
-
-    def check_all_taken(self) -> None:
-        """Raise Unsupported with the name of a tensor that was not taken."""
-        if unused := [entry.name for name, entry in self.entries.items() if name not in self._taken]:
-            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-            raise Unsupported(f"{self.name}: contains {unused[0]}{more}, which is not part of a supported draft.")
 
     @property
     def dtype(self) -> str:
         """The floating-point type of most of its numbers; "" if there are none."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for entry in self.entries.values():
             if entry.dtype in FLOATS:
-                counts[entry.dtype] = counts.get(entry.dtype, 0) + entry.count
-        return FLOATS[max(counts, key=counts.__getitem__)] if counts else ""
+                counts[FLOATS[entry.dtype]] += entry.count
+        return counts.most_common(1)[0][0] if counts else ""
 
     @property
     def licence(self) -> str:
@@ -144,3 +146,109 @@ def same_values(one: Tensor, other: Tensor) -> bool:
     if one.is_floating_point() and one.dtype != other.dtype:
         return torch.equal(one, other.to(one.dtype)) or torch.equal(one.to(other.dtype), other)
     return torch.equal(one, other)
+
+
+class BaseOutline:
+    """Sizes and single tensors of the base model in `folder`; `name` is used in messages."""
+
+    def __init__(self, folder: str | Path, name: str):
+        self.folder, self.name = Path(folder), name
+        self.base = LoadedBase(_meta_model(self.folder), None, self.folder, torch.float32, META, frozenset())
+        self.hidden_size, self.vocab_size = self.base.hidden_size, self.base.vocab_size
+
+    @cached_property
+    def entries(self) -> dict[str, TensorEntry]:
+        """Headers of its tensors by name."""
+        return {entry.name: entry for entry in identity.tensors(self.folder)}
+
+    @cached_property
+    def embeddings(self) -> Tensor | None:
+        """[V, H]; None if no tensor in its files has their name."""
+        return self._weight(self.base.embed_tokens)
+
+    @cached_property
+    def head(self) -> Tensor | None:
+        """[V, H]: its lm_head, or the embeddings if they are tied."""
+        head = self._weight(self.base.lm_head)
+        tied = self.base.config.get_text_config().tie_word_embeddings
+        return self.embeddings if head is None and tied else head
+
+    def _weight(self, module: Any) -> Tensor | None:
+        parameters = self.base.model.named_parameters(remove_duplicate=False)
+        names = [name for name, value in parameters if value is module.weight]
+        entry = next((self.entries[name] for name in names if name in self.entries), None)
+        if entry is None:
+            return None
+        with safe_open(entry.file, "pt") as stored:
+            return stored.get_tensor(entry.name)
+
+
+def _meta_model(folder: Path) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with foreign.sanitised_folder(folder, weights=False) as view:
+        config = AutoConfig.from_pretrained(view, trust_remote_code=False, local_files_only=True)
+    try:
+        with META:
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise Unsupported(f"{folder}: transformers cannot build this base model ({type(error).__name__}).") from None
+
+
+@dataclass
+class ImportedDraft:
+    """The method's network, on the meta device if its weights are in `tensors`. `info` is the training metadata of a
+    Speculoos checkpoint."""
+
+    network: Any
+    tensors: dict[str, Tensor]
+    info: dict[str, Any] = field(default_factory=dict)
+    drafting: dict[str, Any] = field(default_factory=dict)
+
+
+def fill(method: str, config: dict[str, Any], source: DraftSource, tensors: dict[str, Tensor]) -> ImportedDraft:
+    """The network of `config` with all its tensors, from `tensors` or from the source under the same name. Raises
+    BadInput or Unsupported if a tensor is missing, has another shape, or is not used."""
+    with META:  # names and shapes, no numbers
+        network = draft_class(method).from_json(config, source.base.base)
+    filled = {}
+    for name, parameter in stored_tensors(network).items():
+        value = tensors[name] if name in tensors else source.take(name, tuple(parameter.shape))
+        if tuple(value.shape) != tuple(parameter.shape):
+            raise BadInput(f"{source.name}: {name} has the shape {list(value.shape)}, not {list(parameter.shape)}.")
+        filled[name] = value
+    if unused := [entry.name for name, entry in source.entries.items() if name not in source.taken]:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        raise Unsupported(f"{source.name}: contains {unused[0]}{more}, which is not part of a supported draft.")
+    return ImportedDraft(network, filled)
+
+
+def check_size(source: DraftSource, key: str, stated: int, actual: int) -> None:
+    """Raise Unsupported if the size in the config is not the base model's."""
+    if stated != actual:
+        raise Unsupported(
+            f"{source.config_name}: {key} is {stated}, the base model {source.base.name} has {actual}; "
+            "choose the base model the draft was trained for."
+        )
+
+
+def check_vocabulary(source: DraftSource) -> None:
+    """Raise Unsupported if the config's vocabulary size is not the base model's."""
+    actual = source.base.vocab_size
+    check_size(source, "vocab_size", source.fields.number("vocab_size", actual), actual)
+
+
+def own_embeddings(source: DraftSource, width: int) -> dict[str, Tensor]:
+    """The source's own embeddings [V, width] by their name; {} if the draft uses the base model's. Raises BadInput if
+    they have another shape, or are missing in a draft of another hidden size."""
+    base = source.base
+    if not source.has(EMBEDDINGS):
+        if width != source.base.hidden_size:
+            raise BadInput(
+                f"{source.name}: {EMBEDDINGS} is missing, and the base model's cannot be used: "
+                f"the draft's hidden size is {width}, the base model's {source.base.hidden_size}."
+            )
+        return {}
+    own = source.take(EMBEDDINGS, (source.base.vocab_size, width))
+    shared = width == base.hidden_size and base.embeddings is not None and same_values(own, base.embeddings)
+    return {} if shared else {EMBEDDINGS: own}

@@ -1,11 +1,10 @@
-"""Registry of drafting methods: one Method record each. No torch.
-
-To add a method, write a module with a record METHOD and list the module in SPECULOOS_METHODS.
-"""
+"""Registry of drafting methods: one Method record each. No torch. To add a method, write a module with a record METHOD
+and list the module in SPECULOOS_METHODS."""
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
@@ -20,20 +19,15 @@ Record = TypeVar("Record")
 BUILT_IN = ("models.methods.medusa", "models.methods.eagle", "models.methods.eagle3", "models.methods.standalone")
 
 
-class _Table(Mapping[str, Record]):
+class _Table(UserDict[str, Record]):
     """A mapping computed on access."""
 
-    def __init__(self, make: Callable[[], Mapping[str, Record]]):
+    def __init__(self, make: Callable[[], dict[str, Record]]):
         self._make = make
 
-    def __getitem__(self, name: str) -> Record:
-        return self._make()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._make())
-
-    def __len__(self) -> int:
-        return len(self._make())
+    @property
+    def data(self) -> dict[str, Record]:
+        return self._make()
 
 
 def _read(modules: Iterable[str]) -> dict[str, Method]:

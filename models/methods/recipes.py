@@ -1,7 +1,5 @@
-"""Recipes: YAML files of training settings. No torch.
-
-A recipe has `about` (one line), `source` (where its numbers come from), `method` and `settings`.
-"""
+"""Recipes: YAML files of training settings. No torch. A recipe has `about` (one line), `source` (where its numbers come
+from), `method` and `settings`."""
 
 from collections.abc import Mapping
 from functools import lru_cache

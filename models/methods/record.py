@@ -1,7 +1,5 @@
-"""Description of a drafting method: names, settings, sizes, and the classes of its network, trainer and drafter.
-
-No torch: classes are given as `module:Name` and imported when needed.
-"""
+"""Description of a drafting method: names, settings, sizes, and the classes of its network, trainer and drafter. No
+torch: classes are given as `module:Name` and imported when needed."""
 
 import importlib
 from collections.abc import Callable, Mapping

@@ -144,13 +144,9 @@ class TrainConfig(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _ends(self) -> "TrainConfig":
+    def _consistent(self) -> "TrainConfig":
         if not (self.epochs or self.max_steps or self.max_minutes):
             raise BadInput("epochs: set epochs, max_steps or max_minutes, so that training ends.")
-        return self
-
-    @model_validator(mode="after")
-    def _states(self) -> "TrainConfig":
         check_store_name(self.hidden_states_store)
         if self.hidden_states == FROM_STORE and not self.hidden_states_store:
             raise BadInput("hidden_states: “stored” needs the name of a store, hidden_states_store.")
@@ -253,8 +249,7 @@ def settings_of(config: type[BaseModel], methods: tuple[str, ...] = ()) -> list[
 def settings_error(
     error: ValidationError, config: type[BaseModel], owner: str = "", *, by_label: bool = False
 ) -> BadInput:
-    """pydantic's errors as one sentence about the first wrong field, by its name or its label; `owner` begins a
-    sentence about an unknown field."""
+    """The first of pydantic's errors as a sentence; `owner` begins one about an unknown field."""
     problem = error.errors()[0]
     name = str(problem["loc"][0])
     if name not in config.model_fields:

@@ -7,16 +7,14 @@ With h̃ and w̃ the hidden state and a row of the LM head rounded to bfloat16, 
 
 to which summing H products in fp32 adds at most H·2⁻²⁴·‖h‖·‖w‖ on either side; the product a is rounded once more, by
 2⁻⁸·|a|. So a of the best token is at most 2e + 2⁻⁷·|max a| below the largest a (and 1 % for second-order terms). For
-SmolLM2-135M this leaves a median of 2 or 3 candidates of 49,152 tokens on its own output.
-"""
+SmolLM2-135M this leaves a median of 2 or 3 candidates of 49,152 tokens on its own output."""
 
 import math
 
 import torch
 
 from models.base import LoadedBase, has_bfloat16
-from models.runtime.linear import PackedLinear, packing_works
-from models.runtime.memory import release_pages
+from models.runtime.linear import PackedLinear, packing_works, release_pages
 
 ROUNDOFF = 2.0**-8
 SLACK = 1.01

@@ -1,8 +1,7 @@
 """Attention of new rows over the KV cache: of one sequence, of a batch with one row each, of concatenated prompts.
 
 Each class is a view of the cache for one forward. `attend` stores the keys and values of a layer and computes its
-attention; masks are computed once per forward.
-"""
+attention; masks are computed once per forward."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -55,8 +54,7 @@ def visible_rows(mask: torch.Tensor, positions: torch.Tensor, length: int, windo
 
 
 def layer_windows(config: Any) -> dict[str, int | None]:
-    """Sliding window of each layer type: {"full_attention": None} for a plain model. Families without `layer_types`
-    have one window for all layers, or none."""
+    """Sliding window of each layer type; families without `layer_types` have one for all layers, or none."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if not types:
@@ -107,8 +105,8 @@ class SequenceView:
 
 
 class StepView:
-    """One new row for each of B sequences. On a CPU groups of NEIGHBOURS share an attention call, so that a long
-    sequence adds masked rows only to its group; on a GPU there is one group."""
+    """One new row for each of B sequences. On a CPU groups of SEQUENCES_PER_CALL share an attention call, so that a
+    long sequence adds masked rows only to its group; on a GPU there is one group."""
 
     def __init__(self, cache: KVCache, inputs: Inputs, windows: Sequence[int | None], dtype: torch.dtype):
         count, device = len(inputs.counts), inputs.ids.device
@@ -119,12 +117,14 @@ class StepView:
         self._indices = (owners + positions[:, None]).flatten()
         """Indices of the new rows in the flattened [sequences · heads · rows]."""
         size = SEQUENCES_PER_CALL if device.type == "cpu" else count
-        self.parts = [
-            _Neighbours(
-                storages, positions[at : at + size], at, max(cache.lengths[live][at : at + size]), windows, dtype
-            )
-            for at in range(0, count, size)
-        ]
+        self.parts = []
+        """Sequences that share an attention call over `longest` + 1 rows, with their rows and masks."""
+        for own in (slice(at, at + size) for at in range(0, count, size)):
+            longest = max(cache.lengths[live][own])
+            cached = [storage[:, own, :, : longest + 1].unbind() for storage in storages]
+            columns, last = torch.arange(longest + 1, device=device)[None], positions[own, None]
+            masks = {window: additive_mask(_mask(columns, last, window), dtype)[:, None, None] for window in windows}
+            self.parts.append((own, cached, masks))
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
@@ -133,30 +133,11 @@ class StepView:
         self.new[0][layer].index_copy_(0, self._indices, keys.reshape(-1, dim))
         self.new[1][layer].index_copy_(0, self._indices, values.reshape(-1, dim))
         queries = queries.reshape(batch, kv_heads, heads // kv_heads, dim)
-        mixed = [part.attend(layer, queries, window) for part in self.parts]
+        mixed = [
+            F.scaled_dot_product_attention(queries[own], cached[0][layer], cached[1][layer], attn_mask=masks[window])
+            for own, cached, masks in self.parts
+        ]
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).reshape(batch, heads * dim)
-
-
-class _Neighbours:
-    """Sequences of a step, starting at `first`, that share an attention call over `longest` + 1 rows."""
-
-    def __init__(
-        self,
-        storages: Sequence[torch.Tensor],
-        positions: torch.Tensor,
-        first: int,
-        longest: int,
-        windows: Sequence[int | None],
-        dtype: torch.dtype,
-    ):
-        self.own = slice(first, first + len(positions))
-        self.cached = [storage[:, self.own, :, : longest + 1].unbind() for storage in storages]
-        columns, own = torch.arange(longest + 1, device=positions.device)[None], positions[:, None]
-        self.biases = {window: additive_mask(_mask(columns, own, window), dtype)[:, None, None] for window in windows}
-
-    def attend(self, layer: int, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-        cached = self.cached[0][layer], self.cached[1][layer]
-        return F.scaled_dot_product_attention(queries[self.own], *cached, attn_mask=self.biases[window])
 
 
 class RaggedView:

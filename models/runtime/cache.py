@@ -2,8 +2,7 @@
 
 Rows [0, length) of a sequence are committed. A forward writes more rows after them (`staged`), one per tree node;
 `commit` keeps some of those and drops the rest. Sliding windows are masks, never evictions, so `crop` can undo any
-commit. Sequences are added to a batch (`admit`) and removed from it (`remove`); each has its own length.
-"""
+commit. Sequences are added to a batch (`admit`) and removed from it (`remove`); each has its own length."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -173,8 +172,7 @@ class KVCache:
 
 class CacheMemory:
     """A `models.draft_layers.Memory` over a cache with one sequence: a forward writes n rows after the committed ones,
-    which the caller stages and commits. `mask`: bool [n, length + n], for a tree; None: causal.
-    """
+    which the caller stages and commits. `mask`: bool [n, length + n], for a tree; None: causal."""
 
     def __init__(self, cache: KVCache, mask: torch.Tensor | None = None):
         self.cache, self.mask = cache, mask

@@ -1,6 +1,5 @@
 """The fast forward: packed, fused weights for the supported families. Used for plain decoding, verification, prefill
-and batches. Same interface as `TransformersForward`, equal results up to rounding.
-"""
+and batches. Same interface as `TransformersForward`, equal results up to rounding."""
 
 import copy
 from functools import cached_property
@@ -50,8 +49,7 @@ class FastForward:
         self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
 
     def cut(self, layers: int) -> "FastForward":
-        """A forward with only the first `layers` layers, sharing all weights. Used to measure the cost of a draft with
-        as many layers."""
+        """A forward with only the first `layers` layers, sharing all weights, to measure the cost of such a draft."""
         shallow = copy.copy(self)
         shallow.layers = self.layers[:layers]
         shallow.graphs = GraphedForward(shallow) if self.graphs is not None else None
@@ -64,7 +62,6 @@ class FastForward:
 
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> ForwardOutput:
-        """See `models.runtime.interface.Forward`."""
         heads, base = self.heads, self.base
         cache.reserve(heads.keys, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
         table = self.rotations.reach(inputs.reach)

@@ -2,8 +2,7 @@
 
 A graph replays kernels on fixed addresses, so all values that change between steps (tokens, positions, cache rows, tree
 mask, length) are in input buffers, and attention covers a whole bucket of cache rows with unused rows masked. A graph
-belongs to the device of its cache. Tests run the same computation without a graph on other devices.
-"""
+belongs to the device of its cache. Tests run the same computation without a graph on other devices."""
 
 from collections.abc import Iterable
 from contextlib import nullcontext

@@ -2,16 +2,18 @@
 
 A matrix product with 1 to 64 rows is limited by reading the weight; the blocked layout is read at memory bandwidth, the
 plain layout at half of it (docs/benchmarks.md). The operators are private to torch, so they are tested once on a small
-product; if they are missing or wrong, plain layers are used.
-"""
+product; if they are missing or wrong, plain layers are used."""
 
+import ctypes
+import mmap
 from functools import lru_cache
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from models.runtime.memory import release_pages
-
+PAGEMAP = Path("/proc/self/pagemap")
+DONT_NEED = 4  # MADV_DONTNEED, the same on every Linux
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 MIN_ROWS = 4
 """Fewer rows are padded with zeros: oneDNN's kernels for one to three rows are up to a fifth slower."""
@@ -129,3 +131,32 @@ def packing_works(dtype: torch.dtype) -> bool:
         return bool(close and (layer.add(x, layer(x)).float() - 2 * expected).abs().max() < 2 * tolerance)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
+
+
+def release_pages(weight: Tensor) -> bool:
+    """Release the memory pages entirely inside `weight`; returns whether any were. Access rereads them. Only unmodified
+    pages of mapped files are released: safetensors files stay mapped until their last tensor is freed, so packing would
+    hold the whole model twice. Does nothing for other memory, or without /proc."""
+    if weight.device.type != "cpu" or weight.is_meta or not weight.is_contiguous():
+        return False
+    first = -(-weight.data_ptr() // mmap.PAGESIZE)
+    count = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE - first
+    if count <= 0 or not _are_clean_file_pages(first, count):
+        return False
+    start, length = ctypes.c_void_p(first * mmap.PAGESIZE), ctypes.c_size_t(count * mmap.PAGESIZE)
+    return ctypes.CDLL(None).madvise(start, length, DONT_NEED) == 0
+
+
+def _are_clean_file_pages(first: int, count: int) -> bool:
+    """Whether some of the `count` pages from `first` are in memory, and all of those are unmodified pages of a file.
+    /proc/self/pagemap has 8 bytes per page: bit 63 in memory, 62 swapped out, 61 file-mapped. A private page that was
+    written to is no longer file-mapped."""
+    try:
+        with PAGEMAP.open("rb") as table:
+            table.seek(first * 8)
+            data = bytearray(table.read(count * 8))
+    except OSError:
+        return False
+    pages = torch.frombuffer(data, dtype=torch.int64) if len(data) == count * 8 else torch.zeros(1, dtype=torch.int64)
+    present, swapped, mapped = pages < 0, (pages >> 62) & 1 == 1, (pages >> 61) & 1 == 1
+    return bool(present.any() and (mapped | ~present).all() and not swapped.any())

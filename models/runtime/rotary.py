@@ -1,8 +1,7 @@
 """Rotary embeddings as complex multiplications of adjacent channels.
 
 The pairs (i, i + d/2) of queries and keys are made adjacent when weights are packed; scores do not change when both are
-permuted alike.
-"""
+permuted alike."""
 
 from collections.abc import Callable
 from typing import Any

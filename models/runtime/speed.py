@@ -1,8 +1,7 @@
 """Measure compute speed and memory bandwidth of the CPU or GPU, for estimates before the first job.
 
 Measures packed weights in the precision of generation, and plain float32 weights as used for training: they differ by a
-factor of five on some CPUs and not at all on others.
-"""
+factor of five on some CPUs and not at all on others."""
 
 import json
 import time
@@ -72,7 +71,6 @@ def _learned(device: torch.device) -> dict[str, float]:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Shortest time of `work` in seconds, after one warm-up."""
     times = []
     for _ in range(TIMES + 1):
         start = time.perf_counter()

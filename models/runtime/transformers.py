@@ -1,6 +1,8 @@
 """The transformers forward on a KVCache, with adapters for its masks and cache classes."""
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +27,6 @@ class TransformersForward:
 
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> ForwardOutput:
-        """See `models.runtime.interface.Forward`."""
         layout = _Padded(inputs, cache) if cache.batch > 1 else _Single(self, inputs, cache)
         final: list[torch.Tensor] = []
         hook = self.base.backbone.register_forward_hook(lambda _m, _a, out: final.append(out.last_hidden_state))
@@ -66,7 +67,8 @@ class _Single:
     def __init__(self, forward: TransformersForward, inputs: Inputs, cache: KVCache):
         self.ids, self.positions = inputs.ids[None], inputs.positions[None]
         self.mask = forward.four_d(inputs.mask, inputs.positions, cache.length)
-        self.view = Cache(layers=[_SingleLayer(cache, layer) for layer in range(cache.num_layers)])
+        layers = range(cache.num_layers)
+        self.view = Cache(layers=[_Layer(cache.length, partial(cache.write, layer)) for layer in layers])
 
     @staticmethod
     def real(values: torch.Tensor) -> torch.Tensor:
@@ -87,16 +89,28 @@ class _Padded:
         self.mask = (columns[None] >= total - ends[:, None]).long()
         self._real = self.mask[:, total - self.width :].bool()
         self.ids, self.positions = (self._pad(values) for values in (inputs.ids, inputs.positions))
-        cache_rows = (columns[None] - (total - ends[:, None])).clamp_min(0)
-        self.view = Cache(
-            layers=[_PaddedLayer(cache, layer, inputs, self._real, cache_rows) for layer in range(cache.num_layers)]
-        )
+        self.cache, self.inputs = cache, inputs
+        self._rows = (columns[None] - (total - ends[:, None])).clamp_min(0)
+        self._sequences = inputs.first + torch.arange(len(counts), device=device)
+        self._owners = self._sequences.repeat_interleave(torch.tensor(counts, device=device))
+        layers, length = range(cache.num_layers), total - self.width
+        self.view = Cache(layers=[_Layer(length, partial(self._write, layer)) for layer in layers])
 
     def real(self, values: torch.Tensor) -> torch.Tensor:
         return values[self._real]
 
     def _pad(self, values: torch.Tensor) -> torch.Tensor:
         return values.new_zeros(self._real.shape).masked_scatter_(self._real, values)
+
+    def _write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the real rows of new [batch, heads, width, dim]; all rows in use → [batch, heads, columns, dim],
+        gathered left-padded."""
+        cache, (_, heads, _, dim) = self.cache, keys.shape
+        cache.reserve(heads, dim, keys.dtype, keys.device, *self.inputs.counts, first=self.inputs.first)
+        for storage, new in ((cache.keys[layer], keys), (cache.values[layer], values)):
+            storage[self._owners, :, self.inputs.positions] = new.transpose(1, 2)[self._real]
+        rows = self._sequences[:, None], slice(None), self._rows
+        return cache.keys[layer][rows].transpose(1, 2), cache.values[layer][rows].transpose(1, 2)
 
 
 def _takes_mask_by_type(base: LoadedBase) -> bool:
@@ -105,17 +119,22 @@ def _takes_mask_by_type(base: LoadedBase) -> bool:
 
 
 class _Layer(CacheLayerMixin):
-    """Adapter of a KVCache layer for transformers. Never evicts rows."""
+    """A layer of a KVCache for transformers. Never evicts rows."""
 
     is_sliding = False
 
-    def __init__(self, cache: KVCache, layer: int, length: int):
+    def __init__(self, length: int, write: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]):
         super().__init__()
-        self.cache, self.layer, self.length = cache, layer, length
+        self.length, self.write = length, write
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass  # the KVCache allocates itself
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.write(key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -125,39 +144,3 @@ class _Layer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
-
-
-class _SingleLayer(_Layer):
-    def __init__(self, cache: KVCache, layer: int):
-        super().__init__(cache, layer, cache.length)
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.cache.write(self.layer, key_states, value_states)
-
-
-class _PaddedLayer(_Layer):
-    """Rows of several sequences, gathered left-padded."""
-
-    def __init__(self, cache: KVCache, layer: int, inputs: Inputs, real: torch.Tensor, cache_rows: torch.Tensor):
-        super().__init__(cache, layer, cache_rows.shape[1] - real.shape[1])
-        self.real, self.cache_rows = real, cache_rows
-        self.sequences = inputs.first + torch.arange(len(inputs.counts), device=real.device)
-        self.counts, self.first, self.rows = inputs.counts, inputs.first, inputs.positions
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        _, heads, _, dim = key_states.shape
-        self.cache.reserve(heads, dim, key_states.dtype, key_states.device, *self.counts, first=self.first)
-        return (
-            self._stored(self.cache.keys[self.layer], key_states),
-            self._stored(self.cache.values[self.layer], value_states),
-        )
-
-    def _stored(self, storage: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Write the real rows of new [batch, heads, width, dim]; all rows in use → [batch, heads, columns, dim]."""
-        owners = self.sequences.repeat_interleave(torch.tensor(self.counts, device=self.real.device))
-        storage[owners, :, self.rows] = new.transpose(1, 2)[self.real]
-        return storage[self.sequences[:, None], :, self.cache_rows].transpose(1, 2)

@@ -1,7 +1,5 @@
-"""Take the weights of supported families and EAGLE drafts from their modules and pack them as DecoderLayers.
-
-QKV and gate-up projections are fused, with the rotary pairs of queries and keys made adjacent.
-"""
+"""Take the weights of supported families and EAGLE drafts from their modules and pack them as DecoderLayers. QKV and
+gate-up projections are fused, with the rotary pairs of queries and keys made adjacent."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +12,7 @@ from models.base import LoadedBase
 from models.families import IDENTITY_RULE
 from models.runtime.attention import layer_windows
 from models.runtime.layer import DecoderLayer, Heads, Norm, norm_of
-from models.runtime.linear import Linear, PackedLinear, pack, pack_module
-from models.runtime.memory import release_pages
+from models.runtime.linear import Linear, PackedLinear, pack, pack_module, release_pages
 from models.runtime.rotary import head_dim, pair_order, paired_rows
 
 FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
@@ -67,8 +64,7 @@ def take_head(base: LoadedBase) -> Linear:
 
 
 def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> DecoderLayer:
-    """Pack a layer of an EAGLE draft with sizes `shape` (models.draft_layers.LayerShape) in `dtype`. Mutates the draft:
-    the originals are dropped."""
+    """Pack a layer of an EAGLE draft with sizes `shape` (LayerShape) in `dtype`. Mutates the draft."""
     heads = Heads(shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
     taken = _take(layer, heads, pair_order(heads.dim, heads.dim), dtype=dtype)
     if not hasattr(layer, "hidden_norm"):

@@ -14,10 +14,10 @@ from app.downloads import routes
 from app.events import answer_error
 from app.views import export_rows
 from models.starter import installed
-from models.tiny import make_tiny_base
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from speculoos.store import open_store
+from tests.tiny import make_tiny_base
 from tests.tools.homes import add_base
 from tests.workers.conftest import wait_until
 from tracking import changes, db, jobs, stored

@@ -13,10 +13,9 @@ from sqlalchemy import select
 from app.draft_source import DraftForm, link_uploads, request_of
 from app.links import clone_form
 from app.views import checkpoint_rows
-from app.views.draft_form import AddDraft, cloned_request, take
+from app.views.draft_form import AddDraft, cloned_request
 from app.views.job_panel import output_links
 from models.hub import HUB_ID
-from models.published import PUBLISHED_DRAFTS, published_for
 from ops.retention import clean
 from ops.storage import uploads_of
 from speculoos.errors import BadInput
@@ -24,7 +23,7 @@ from speculoos.settings import Settings
 from tests.formats.imports import writers
 from tests.tools.homes import add_base
 from tracking import db, jobs
-from tracking.tables import Base, Checkpoint, Job
+from tracking.tables import Checkpoint, Job
 from workers.child.context import JobContext
 from workers.child.work import models as work
 from workers.jobs.request import command_for
@@ -172,30 +171,6 @@ def test_a_hub_id_with_its_revision_is_shown_as_a_command_and_cloned(
     with db.reading(home) as session:
         cloned = cloned_request(session, job.id)
     assert (cloned.location, cloned.layout) == ("org/heads@v1", "vllm-eagle3")
-
-
-def test_published_drafts_of_the_base_fill_the_form_in(home: Settings, base_id: str) -> None:
-    import gradio as gr
-
-    with gr.Blocks() as page:
-        form = AddDraft(home)
-    assert form.offer(base_id).visible is False and form.offer(None).visible is False
-    with db.writing(home) as session:
-        session.get_one(Base, base_id).location = "/models/llama-3.1-8b-instruct"
-    offered = form.offer(base_id)
-    found = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-    assert offered.visible and (f"EAGLE-3 · {found}", found) in offered.choices
-    made = [(fn.targets, fn.outputs) for fn in page.fns.values()]
-    assert any((form.base._id, "change") in at and outputs == [form.known] for at, outputs in made)
-    assert any((form.known._id, "input") in at and outputs == [form.source, form.location] for at, outputs in made)
-
-    source, location = take(offered.choices[0][1])
-    request = request_of(home, DraftForm.of(source, base_id, location, [], "", ""))
-    assert (request.source, request.location) == ("hub", offered.choices[0][1])
-    docs = (Path(__file__).resolve().parents[2] / "docs" / "imports.md").read_text()
-    for each in PUBLISHED_DRAFTS:
-        assert HUB_ID.fullmatch(each.location) and f"`{each.location}`" in docs
-        assert each in published_for(f"{each.base}@main") and each in published_for(each.base.lower())
 
 
 def test_names_are_shown_literally(home: Settings, base_id: str, form: AddDraft, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from workers.timing import JobTiming
 
 @pytest.fixture(scope="session")
 def eight_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from models.tiny import make_tiny_base
+    from tests.tiny import make_tiny_base
 
     return make_tiny_base(tmp_path_factory.mktemp("exports") / "base", num_hidden_layers=8)
 

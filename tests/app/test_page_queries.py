@@ -339,7 +339,7 @@ def test_answers_of_another_model_are_warned_of(filled):
 
 
 def test_a_draft_that_no_server_reads_is_warned_of_before_it_is_trained(filled, tmp_path):
-    from models.tiny import make_tiny_base
+    from tests.tiny import make_tiny_base
 
     with writing(filled) as rows:
         phi = make_tiny_base(tmp_path / "phi", "phi")

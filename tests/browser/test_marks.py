@@ -6,10 +6,10 @@ from playwright.sync_api import Browser, Page, expect
 from app import turns
 from decoding.step import EmittedToken, Step
 from decoding.text import TextStream
-from models.tiny import tiny_tokenizer
 from tests.browser.conftest import watch
 from tests.browser.test_playground import answered, ask, open_playground, start_long_chat, stored
 from tests.browser.workbench import Workbench
+from tests.tiny import tiny_tokenizer
 from tracking import runs
 from tracking.db import writing
 

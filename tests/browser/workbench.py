@@ -148,7 +148,7 @@ def make_workbench(home: Path, **env: str) -> Workbench:
 def add_base(bench: Workbench, name: str = "tiny", seed: int = 0) -> str:
     """A tiny random base in the home; returns its row's id."""
     from models.identity import weights_sha256
-    from models.tiny import make_tiny_base
+    from tests.tiny import make_tiny_base
 
     row_id = new_id()
     folder = make_tiny_base(bench.settings.home / "models" / row_id, seed=seed, max_position_embeddings=4096)

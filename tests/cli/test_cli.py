@@ -491,7 +491,7 @@ def test_a_divided_job_between_its_shards_and_its_end_is_not_called_interrupted(
 @pytest.mark.integration
 def test_train_says_first_that_no_server_reads_such_a_draft(home, tmp_path, capsys):
     """Phi's head has a bias. The data are not ready, so nothing is submitted."""
-    from models.tiny import make_tiny_base
+    from tests.tiny import make_tiny_base
 
     phi = str(make_tiny_base(tmp_path / "phi", "phi"))
     with db.writing(home) as session:

@@ -11,9 +11,9 @@ from corpus.importing import import_answered
 from corpus.rows import BadRow, ImportedRow
 from corpus.shards import read_rows
 from models.base import load_base
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput
 from speculoos.reporting import ConsoleReporter
+from tests.tiny import make_tiny_base
 from training.masks import mask_conversation
 
 QUESTION = {"role": "user", "content": "the fox?"}

@@ -19,9 +19,9 @@ from models.base import LoadedBase, load_base
 from models.chat import render
 from models.identity import tokenizer_sha256, weights_sha256
 from models.runtime.weights import pack_supported
-from models.tiny import make_tiny_base
 from speculoos.errors import Cancelled
 from speculoos.reporting import SilentReporter
+from tests.tiny import make_tiny_base
 
 PROMPTS = [
     "the quick brown fox",

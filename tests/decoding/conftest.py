@@ -11,7 +11,7 @@ from decoding.generate import generate
 from decoding.step import Step
 from decoding.target import Target
 from models.base import LoadedBase, load_base
-from models.tiny import FAMILIES, make_tiny_base
+from tests.tiny import FAMILIES, make_tiny_base
 
 PROMPTS = ("the quick brown fox", "1 2 3 + 1 2 3 +", "a model guesses 🦊 tokens")
 

@@ -12,9 +12,9 @@ from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.runtime.linear import PackedLinear, packing_works
 from models.standalone import StandaloneDraft
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unsupported
 from tests.decoding.conftest import run
+from tests.tiny import make_tiny_base
 
 TREE = [[0, 0, 0], [0, 1], [1, 0], [1, 1]]
 PROMPT = list(range(20, 50))

@@ -8,9 +8,9 @@ from decoding.probe import NARROW_WINDOW, probe, with_sliding_window
 from decoding.target import Target, usable_length
 from models.base import load_base
 from models.runtime.attention import layer_windows, visible_rows
-from models.tiny import make_tiny_base
 from speculoos.errors import Unsupported
 from tests.decoding.conftest import FAMILIES, greedy, ids_of, run, tokens_of
+from tests.tiny import make_tiny_base
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.text import TextStream
-from models.tiny import tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 FAMILY = "👨‍👩‍👧"  # three people joined: one picture, many code points

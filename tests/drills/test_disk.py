@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from models.tiny import make_tiny_base
 from ops import health
 from speculoos.settings import load
 from tests.conftest import disk
 from tests.drills.trainings import SETTINGS
+from tests.tiny import make_tiny_base
 from tests.tools.figures import Figures
 from tests.tools.homes import add_answers, add_base
 from tests.tools.loops import run_async

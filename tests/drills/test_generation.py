@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from models.identity import weights_sha256
-from models.tiny import make_tiny_base
 from speculoos.settings import PROJECT_ROOT, Settings
+from tests.tiny import make_tiny_base
 from tests.tools.figures import Figures
 from tests.workers.conftest import Bench, Broker, wait_until
 from tests.workers.generation_bench import (

@@ -61,7 +61,7 @@ def parts(settings: Settings) -> dict[str, int]:
 @pytest.mark.timeout(600)
 def test_out_of_memory_in_training(home: Settings, broker: str, tmp_path: Path, figures: Figures) -> None:
     """The system gives each child little beyond its libraries. Those that ask for more say so; the worker goes on."""
-    from models.tiny import make_tiny_base
+    from tests.tiny import make_tiny_base
 
     bench = Bench(replace(home, redis_url=f"{broker}?virtual_host=7"))
     bench.environment["SPECULOOS_WORK_MODULES"] = "tests.workers.little_memory"

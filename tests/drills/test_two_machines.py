@@ -23,8 +23,8 @@ from sqlalchemy.engine import make_url
 
 from cli.launch.programs import valkey_binary
 from corpus.shards import read_rows
-from models.tiny import make_tiny_base
 from speculoos.settings import PROJECT_ROOT, Settings
+from tests.tiny import make_tiny_base
 from tests.tools import databases, namespaces, s3
 from tests.tools.figures import Figures
 from tests.tools.namespaces import Machine

@@ -18,10 +18,10 @@ from models.base import LoadedBase, load_base
 from models.chat import render
 from models.runtime.argmax import HeadArgmax
 from models.runtime.linear import packing_works
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Settings
+from tests.tiny import make_tiny_base
 
 QUESTIONS = [
     {"id": "a", "category": "x", "messages": [{"role": "user", "content": "the quick brown fox " * 3}]},

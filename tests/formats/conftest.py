@@ -30,7 +30,7 @@ EVERY = (
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):
     from models.base import load_base
-    from models.tiny import make_tiny_base
+    from tests.tiny import make_tiny_base
 
     return load_base(make_tiny_base(tmp_path_factory.mktemp("formats") / "base", num_hidden_layers=8))
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from formats import find_format
-from formats.checkpoint import CheckpointFiles, read_object
-from models.identity import FLOATS, tensors_of
+from formats.checkpoint import CheckpointFiles
+from models.identity import FLOATS, read_json, tensors_of
 
 ALWAYS = {"config.json", "README.md", "validation.json", "SHA256SUMS"}
 FLOAT = "FLOAT"
@@ -32,8 +31,7 @@ class TensorTable:
 
 def check_table(folder: Path, name: str, checkpoint: CheckpointFiles) -> None:
     """Compare an export in the format `name` with its table."""
-    layout = find_format(name).layout(checkpoint.method)
-    module = importlib.import_module(f"tests.formats.tables.{layout.parts or checkpoint.method}")
+    module = importlib.import_module(f"tests.formats.tables.{checkpoint.method}")
     table: TensorTable = getattr(module, name)(checkpoint)
     assert {path.name for path in folder.iterdir()} == {table.weights, *table.files, *ALWAYS}
     found = {entry.name: (entry.shape, entry.dtype) for entry in tensors_of(folder / table.weights)}
@@ -41,7 +39,7 @@ def check_table(folder: Path, name: str, checkpoint: CheckpointFiles) -> None:
         tensor: (shape, table.float_type if dtype == FLOAT else dtype)
         for tensor, (shape, dtype) in table.tensors.items()
     }
-    config = read_object(folder / "config.json")
+    config = read_json(folder / "config.json")
     types = {FLOATS[dtype] for _, dtype in found.values() if dtype in FLOATS}
     assert all({config[key]} == types for key in ("torch_dtype", "dtype") if key in config)
     expected = flat(table.config)

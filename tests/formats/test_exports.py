@@ -212,9 +212,9 @@ def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_
 @pytest.fixture
 def one_prompt(monkeypatch):
     """The starter is real in size: of the prompts the first will do."""
-    from formats import passages
+    from formats import proof
 
-    monkeypatch.setattr(passages, "PROMPTS", passages.PROMPTS[:1])
+    monkeypatch.setattr(proof, "PROMPTS", proof.PROMPTS[:1])
 
 
 @pytest.mark.real
@@ -222,7 +222,7 @@ def test_transformers_answers_the_same_with_a_draft_for_the_starter(tmp_path, on
     import torch
     from transformers import AutoModelForCausalLM
 
-    from formats.passages import PROMPTS
+    from formats.proof import PROMPTS
     from models.base import load_base
     from models.checkpoints import save_draft
     from models.standalone import StandaloneDraft

@@ -8,8 +8,8 @@ from formats.proof import DraftComparison
 from formats.refusals import no_server_reason
 from models.base import load_base
 from models.checkpoints import save_draft
-from models.tiny import make_tiny_base
 from tests.formats.conftest import draft_of
+from tests.tiny import make_tiny_base
 
 BENT = {"granite": {"logits_scaling": 4.0}, "gemma2": {"final_logit_softcapping": 5.0, "head_dim": 8}}
 

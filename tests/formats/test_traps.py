@@ -128,9 +128,9 @@ def test_a_reader_that_ignores_the_norm_before_the_residual_gives_other_logits(b
 
 def test_what_fails_is_not_given_away_unless_it_is_said(base, checkpoint, tmp_path, monkeypatch):
     """A writer with a fault: nothing is written, or, forced, an export that says what is wrong with it."""
-    from formats.writers import eagle3
+    from formats import writers
 
-    monkeypatch.setattr(eagle3, "_ids", lambda checkpoint, added: {KEY: [5, 6, 7]})  # the fault
+    monkeypatch.setattr(writers, "_layer_ids", lambda checkpoint, added: {KEY: [5, 6, 7]})  # the fault
     with pytest.raises(Unsupported, match="logits"):
         build_export(checkpoint("eagle3-small"), base, "vllm", tmp_path / "out")
     assert not (tmp_path / "out").exists()

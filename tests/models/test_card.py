@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from models.card import METHODS, make_card, memory_needed, unsupported_reasons
 from models.families import unsupported_reason
 from models.identity import weights_sha256
-from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput
+from tests.tiny import FAMILIES, make_tiny_base
 
 
 def test_a_card_says_what_transformers_says(tiny_base: Path) -> None:

@@ -22,9 +22,9 @@ from models.medusa import MedusaConfig, MedusaHeads
 from models.methods import train_config
 from models.methods.standalone import StandaloneShape, shape_of
 from models.standalone import StandaloneDraft, base_shape, evenly_spaced_layers
-from models.tiny import FAMILIES, make_tiny_base
 from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
+from tests.tiny import FAMILIES, make_tiny_base
 from tests.tools.damage import flip
 
 BENT = ("phi", "granite", "gemma2", "cohere")

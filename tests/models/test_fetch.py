@@ -20,11 +20,11 @@ from models.fetch import ensure_starter, fetch_base
 from models.hub import choose, parse_id
 from models.identity import weights_sha256
 from models.starter import starter_path
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
 from speculoos.reporting import SilentReporter
 from tests.models.gguf_file import write_gguf
 from tests.models.hub_client import HubClient
+from tests.tiny import make_tiny_base
 
 pytestmark = pytest.mark.integration
 

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from models import foreign
 from models.base import load_base
 from models.identity import chat_template, tensors, weights_sha256
-from models.tiny import CHATML, make_tiny_base
 from speculoos.errors import BadInput, Unsupported
 from tests.models import hostile
+from tests.tiny import CHATML, make_tiny_base
 
 KERNEL = "kernels-community/flash-attn2"
 CODE = {"AutoModelForCausalLM": "evil/code--modeling.Evil", "AutoTokenizer": ["evil/code--tok.Evil", None]}

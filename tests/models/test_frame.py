@@ -8,8 +8,8 @@ import torch
 from models.base import aux_layers, load_base
 from models.draft_layers import shape_of
 from models.frame import load_head_only_base
-from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import Damaged, NotFound, Unsupported
+from tests.tiny import FAMILIES, make_tiny_base
 
 
 @pytest.mark.parametrize("family", FAMILIES)

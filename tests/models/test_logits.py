@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from models.base import load_base
 from models.families import IDENTITY_RULE, LogitRule, logit_rule
 from models.logits import Head, apply_logit_rule, apply_logit_rule_, check_logits, logit_rule_derivative
-from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import Unsupported
+from tests.tiny import FAMILIES, make_tiny_base
 
 MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from models import trial
 from models.fetch import fetch_base
-from models.tiny import CHATML, make_tiny_base
 from speculoos.errors import BadInput, SpeculoosError, Unsupported
 from speculoos.reporting import SilentReporter
 from tests.models import hostile
 from tests.models.gguf_file import write_gguf
+from tests.tiny import CHATML, make_tiny_base
 
 pytestmark = pytest.mark.integration
 

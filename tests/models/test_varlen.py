@@ -5,7 +5,7 @@ import torch
 
 from models import varlen
 from models.base import load_base
-from models.tiny import make_tiny_base
+from tests.tiny import make_tiny_base
 
 LENGTHS = torch.tensor([5, 17, 1, 12])
 

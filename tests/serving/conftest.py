@@ -18,11 +18,11 @@ from models.base import load_base
 from models.checkpoints import WEIGHTS, save_draft
 from models.identity import weights_sha256
 from models.medusa import MedusaConfig, MedusaHeads
-from models.tiny import make_tiny_base
 from serving.engine import Engine
 from serving.main import create_app
 from speculoos.checksums import file_sha256
 from speculoos.settings import Settings, load
+from tests.tiny import make_tiny_base
 from tests.tools.databases import Databases
 from tracking.db import upgrade, writing
 from tracking.tables import Base, Checkpoint

@@ -11,11 +11,11 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from models.base import load_base
 from models.checkpoints import WEIGHTS, update_draft_config
-from models.tiny import make_tiny_base
 from serving.catalog import ModelRef
 from serving.pool import MAX_CONTEXT, LoadedModel, ModelPool, cache_bytes, default_budget
 from speculoos.checksums import file_sha256
 from speculoos.errors import NotFound, Unsupported
+from tests.tiny import make_tiny_base
 
 MEGABYTE = 2**20
 

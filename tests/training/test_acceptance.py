@@ -12,7 +12,7 @@ from decoding.target import Target
 from models.base import load_base
 from models.checkpoints import load_draft, save_draft
 from models.methods import train_config
-from models.tiny import GRANITE, make_tiny_base
+from tests.tiny import GRANITE, make_tiny_base
 from tests.training.conftest import answer
 from training.acceptance import Acceptance, measure_acceptance, simulate_steps
 from training.batches import collate

@@ -17,8 +17,8 @@ from models.checkpoints import load_draft, stored_tensors, verify_sums
 from models.identity import weights_sha256
 from models.runtime.linear import packing_works
 from models.runtime.weights import pack_supported
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, NotFound, Unsupported
+from tests.tiny import make_tiny_base
 from training.convert import TrainableDraft, collate_rows, conversations_from, convert
 
 LIBRARY = Path(__file__).resolve().parents[2] / "docs" / "library.md"

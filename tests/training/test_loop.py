@@ -19,9 +19,9 @@ from decoding.target import Target
 from models.base import load_base
 from models.checkpoints import load_draft, read_config, verify_sums
 from models.methods import train_config
-from models.tiny import GRANITE, make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import SilentReporter
+from tests.tiny import GRANITE, make_tiny_base
 from tests.training.conftest import answer, write_dataset
 from training.loop import Trainer, train
 from training.resume_points import all_resume_points, latest_resume_point

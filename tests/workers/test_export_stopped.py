@@ -39,7 +39,7 @@ def test_a_stop_is_met_in_the_middle_of_the_proof(patient: Bench, tmp_path) -> N
     from models.base import load_base
     from models.checkpoints import save_draft
     from models.medusa import MedusaConfig, MedusaHeads
-    from models.tiny import make_tiny_base
+    from tests.tiny import make_tiny_base
 
     settings = patient.settings
     deep = make_tiny_base(tmp_path / "deep", num_hidden_layers=LAYERS)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from models.tiny import make_tiny_base
 from speculoos.settings import PROJECT_ROOT
+from tests.tiny import make_tiny_base
 from tests.tools import cli_docs, zygote
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until

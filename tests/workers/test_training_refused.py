@@ -17,11 +17,11 @@ from corpus.generate_local import generate_local
 from corpus.importing import import_prompts
 from models.base import load_base
 from models.checkpoints import read_config
-from models.tiny import make_tiny_base, tiny_tokenizer
 from speculoos.errors import BadInput, Unsupported
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Settings, load
 from tests.models import hostile
+from tests.tiny import make_tiny_base, tiny_tokenizer
 from tests.tools.damage import flip
 from tests.tools.homes import add_answers, add_base
 from tests.workers.conftest import Bench

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models.identity import weights_sha256
 from models.starter import installed
-from models.tiny import make_tiny_base
+from tests.tiny import make_tiny_base
 from tests.workers.conftest import Bench
 from tracking import db, stored
 from tracking.stored import RowFiles

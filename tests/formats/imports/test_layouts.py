@@ -9,7 +9,7 @@ import torch
 from decoding.drafters import make_drafter
 from decoding.drafters.eagle import PackedRunner
 from decoding.target import fast_target
-from formats.imports.eagle3 import MODELOPT_TWICE
+from formats.imports.eagle import MODELOPT_TWICE
 from formats.options import export_options as formats_of
 from models.base import load_base
 from models.checkpoints import load_draft, verify_sums

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from formats.imports.run import TargetBase, import_draft
 from models.base import load_base
 from models.checkpoints import load_draft
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unsupported
 from speculoos.reporting import SilentReporter
 from tests.formats.imports import writers
 from tests.formats.imports.conftest import read_here
 from tests.formats.imports.writers import HIDDEN, VOCABULARY, changed
+from tests.tiny import make_tiny_base
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 SOME = torch.arange(3, VOCABULARY, 2)

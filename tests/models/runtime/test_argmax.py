@@ -12,7 +12,7 @@ from decoding.target import fast_target
 from models.base import load_base
 from models.runtime.argmax import HeadArgmax, argmax, argmax_table
 from models.runtime.linear import packing_works
-from models.tiny import make_tiny_base
+from tests.tiny import make_tiny_base
 
 by_half = pytest.mark.skipif(
     not packing_works(torch.bfloat16), reason="a screen is made of a packed product in bfloat16, which is missing here"

@@ -11,8 +11,8 @@ from models.runtime.forward import FastForward
 from models.runtime.graphs import GraphedForward, bucket_of
 from models.runtime.linear import PackedLinear, pack, pack_module, packing_works, product
 from models.runtime.weights import not_fast_reason, pack_supported
-from models.tiny import LLAMA3_ROPE, make_tiny_base
 from speculoos.errors import Unsupported
+from tests.tiny import LLAMA3_ROPE, make_tiny_base
 
 FAMILIES = {
     "llama": {},

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.runtime.memory import _are_clean_file_pages, release_pages
+from models.runtime.linear import _are_clean_file_pages, release_pages
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are given back on Linux only")
 

@@ -8,8 +8,8 @@ import torch
 
 from models.base import LoadedBase, load_base
 from models.methods import train_config
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput
+from tests.tiny import make_tiny_base
 from tests.training.hidden_states.conftest import Notebook
 from tests.training.hidden_states.stand_ins import StandIn, VllmStandIn
 from tests.training.hidden_states.test_training import SHORT, check_same

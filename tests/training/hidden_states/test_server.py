@@ -11,8 +11,8 @@ import torch
 from starlette.testclient import TestClient
 
 from models.base import load_base
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unavailable
+from tests.tiny import make_tiny_base
 from training.hidden_states.server import (
     MAX_BODY_BYTES,
     RequestLimits,

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from models.frame import HeadOnlyBase
 from models.methods import train_config
-from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unsupported
 from speculoos.settings import HiddenStatesServer
+from tests.tiny import make_tiny_base
 from tests.tools.state_server import StateProcess
 from tests.training.hidden_states.conftest import Notebook
 from training.hidden_states.prefetcher import StatesLocation

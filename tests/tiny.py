@@ -1,4 +1,4 @@
-"""Tiny random base models with a real tokenizer and chat template, for tests and demos."""
+"""Tiny random base models with a real tokenizer and chat template, for tests and benchmarks."""
 
 from pathlib import Path
 
