@@ -119,7 +119,11 @@ def recent(session: Session, words: str = "", before: datetime | None = None, li
     query = select(Run).where(Run.group_id.in_(groups), Run.position == 0, Run.kind == KIND)
     newest_first = session.scalars(query.order_by(Run.created_at.desc()))
     firsts = {str(run.group_id): run for run in newest_first}  # the oldest first turn of each chat
-    return [_chat(firsts[group], at, count) for group, at, count in rows if group in firsts]
+    chats = ((firsts[group], at, count) for group, at, count in rows if group in firsts)
+    return [
+        Chat(str(turn.group_id), title(turn), bool(chat_fields(turn).get("name")), turn.model, count, at)
+        for turn, at, count in chats
+    ]
 
 
 def rename(session: Session, chat_id: str, name: str) -> None:
@@ -146,10 +150,6 @@ def _turns(session: Session, chat_id: str) -> list[Run]:
     if not turns:
         raise NotFound("This chat is not stored any more; start a new one.")
     return turns
-
-
-def _chat(first: Run, at: datetime, count: int) -> Chat:
-    return Chat(str(first.group_id), title(first), bool(chat_fields(first).get("name")), first.model, count, at)
 
 
 def _matching(session: Session, words: list[str]) -> set[str]:

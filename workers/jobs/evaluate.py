@@ -83,10 +83,6 @@ class Evaluate(Measurement):
     evaluation_id: str = ""
 
     @property
-    def runs_on(self) -> str:
-        return "io" if self.endpoint else self.queue
-
-    @property
     def drafts(self) -> bool:
         """Whether a draft is measured besides plain decoding."""
         return bool(self.checkpoint_id) or self.drafting.get("drafter", "none") != "none"

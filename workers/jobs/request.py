@@ -95,8 +95,8 @@ class Request(BaseModel):
 
     @property
     def runs_on(self) -> str:
-        """The queue of this request."""
-        return self.queue
+        """The queue of this request; endpoints need no device."""
+        return "io" if getattr(self, "endpoint", "") else self.queue
 
     def inputs(self) -> list[tuple[type[Table], str]]:
         """The rows it reads, as (table, id): by default those of `base_id` (optional with an endpoint), `checkpoint_id`

@@ -97,8 +97,18 @@ def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
     lost = []
     for job in jobs.running(session):
         reason = GONE if identity.worker_is_dead(job.owner) else SILENT if job.id in silent else ""
-        if reason and _interrupt(session, job, reason):
-            lost.append(job)
+        if not reason:
+            continue
+        try:
+            state = jobs.interrupt(session, job.id, job.attempt, reason)
+        except Fenced:  # it ended or was claimed meanwhile
+            continue
+        leases.release(session, f"job:{job.id}", job.attempt)
+        reports.add_log(session, job.id, job.attempt, reason, "warning")
+        workload.increment_counter(session, workload.LEASE_LOST if reason == SILENT else workload.WORKER_GONE)
+        with logs.with_log_context(job=job.id, attempt=job.attempt):
+            log.info("%s is now %s: %s", job.name, state, reason)
+        lost.append(job)
     return lost
 
 
@@ -139,19 +149,6 @@ def main() -> int:
                 last_cleanup = time.monotonic()
                 retention.in_background(settings)
     return 0
-
-
-def _interrupt(session: Session, job: Job, reason: str) -> bool:
-    try:
-        state = jobs.interrupt(session, job.id, job.attempt, reason)
-    except Fenced:
-        return False  # it ended or was claimed meanwhile
-    leases.release(session, f"job:{job.id}", job.attempt)
-    reports.add_log(session, job.id, job.attempt, reason, "warning")
-    workload.increment_counter(session, workload.LEASE_LOST if reason == SILENT else workload.WORKER_GONE)
-    with logs.with_log_context(job=job.id, attempt=job.attempt):
-        log.info("%s is now %s: %s", job.name, state, reason)
-    return True
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
 def _run_divided(
     request: GenerateData, context: JobContext, source: str, options: GenerateOptions
 ) -> dict[str, Any] | Division:
-    place, author, folder = _place(request, context), _author(request, context), _folder(request, context)
+    place, author = _place(request, context), _author(request, context)
+    folder = context.dataset_folder(request.dataset_id)
     parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
     if len(parts) > MOST:
         raise BadInput(f"This would be {len(parts):,} shards, the maximum is {MOST:,}; use more prompts per shard.")
@@ -130,7 +131,7 @@ def _merge_stopped(
     request: GenerateData, context: JobContext, parts: Sequence[ShardPart], finished: Reports
 ) -> Cancelled:
     """Merge the finished rows, including those of unfinished shards; returns the error to raise."""
-    folder, place = _folder(request, context), _place(request, context)
+    folder, place = context.dataset_folder(request.dataset_id), _place(request, context)
     if damaged := assemble(parts, finished, place, folder):
         finished = {key: report for key, report in finished.items() if key not in {part.key for part in damaged}}
         assemble(parts, finished, place, folder)
@@ -168,7 +169,7 @@ def _must_have_rows(report: dict[str, Any]) -> None:
 
 
 def _publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
-    folder = _folder(request, context)
+    folder = context.dataset_folder(request.dataset_id)
     if request.base_id:
         write_preview(context, folder, context.input_with_files(Base, request.base_id).path)
     counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
@@ -201,20 +202,16 @@ def _author(request: GenerateData, context: JobContext) -> dict[str, str]:
     return author
 
 
-def _folder(request: GenerateData, context: JobContext) -> Path:
-    return context.dataset_folder(request.dataset_id)
-
-
 def _place(request: GenerateData, context: JobContext) -> ShardFolder:
     """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
     if store := context.files.store:
         return ShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
-    return ShardFolder(Store(f"file://{_folder(request, context)}"), PARTS)
+    return ShardFolder(Store(f"file://{context.dataset_folder(request.dataset_id)}"), PARTS)
 
 
 def _work_folder(request: GenerateData, context: JobContext, key: str) -> Path:
     """Folder for the rows of shard `key` until the shard is complete, shared by all attempts."""
-    return _folder(request, context) / PARTS / f"{key}.work"
+    return context.dataset_folder(request.dataset_id) / PARTS / f"{key}.work"
 
 
 def _options(request: GenerateData) -> GenerateOptions:
