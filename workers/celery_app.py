@@ -27,14 +27,12 @@ def make_app(redis_url: str) -> Celery:
     """The application for a broker. Does not connect."""
     app = Celery("speculoos", broker=redis_url, include=["workers.supervise.attempt"], set_as_current=False)
     app.conf.update(
-        task_acks_late=False,
         worker_disable_prefetch=True,
         task_ignore_result=True,
         task_default_queue="gpu",
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=True,  # unacknowledged tasks only: none here
-        task_serializer="json",
         accept_content=["json"],
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,

@@ -75,10 +75,9 @@ class MatrixForm:
         request = matrix_request(*values)
         estimate = check_and_estimate(self.settings, request)
         with reading(self.settings) as session:
-            count, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
+            count = len(matrix.cells(session, request))
             command = command_for(request, names(session))
-        left_out = f"; {missing:,} unsupported combinations are skipped" if missing else ""
-        summary = tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}{left_out}."), class_="sp-lead")
+        summary = tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}."), class_="sp-lead")
         return summary + review(estimate, command)
 
     def _start(self, *values: Any) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from models import starter
 from speculoos.checksums import file_sha256
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Settings
-from speculoos.store import Store, StoredFolder, StoreUnavailable, files_to_upload, read_key
+from speculoos.store import StoredFolder, StoreUnavailable, files_to_upload, read_key
 from tracking import db, stored
 from tracking.stored import KINDS, UPLOADS, RowFiles, store_key
 from tracking.tables import Stored, Table
@@ -33,10 +33,7 @@ class JobFiles:
     def __init__(self, settings: Settings, reporter: Reporter):
         self.settings, self.reporter = settings, reporter
         self.files = RowFiles(settings, starter.installed)
-
-    @property
-    def store(self) -> Store | None:
-        return self.files.store
+        self.store = self.files.store
 
     def download(self, row: Any) -> Any:
         """Download the files of a row and set its `path` to them. The row must be detached from its session."""

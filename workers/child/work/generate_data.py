@@ -24,6 +24,7 @@ from corpus.sharding import (
     total_report,
 )
 from corpus.shards import count_lengths, count_rows, write_summary
+from models.tokenizer import load_tokenizer, read_eos_ids
 from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.files import write_json
 from speculoos.store import Store
@@ -223,7 +224,15 @@ def _answer(
     request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     if request.endpoint:
-        return _answer_remotely(request, context, source, folder, options)
+        from corpus.generate_remote import generate_remote
+
+        endpoints, served = context.endpoints(request.endpoint), None
+        if request.base_id:
+            base = context.input_with_files(Base, request.base_id)
+            tokenizer = load_tokenizer(base.path)
+            eos_ids = read_eos_ids(base.path, tokenizer)
+            served = ServedBase(tokenizer, eos_ids, base.weights_sha256, base.tokenizer_sha256)
+        return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, served)
     from corpus.generate_local import generate_local, generation_dtype
     from models.base import load_base
     from training.hidden_states.states_store import StatesStore
@@ -237,18 +246,3 @@ def _answer(
         folder_of_states = context.settings.hidden_states_folder / store
         states = StatesStore(folder_of_states, row.weights_sha256, base.dtype, base.hidden_size)
     return generate_local(base, source, folder, options, context, row.card or None, states)
-
-
-def _answer_remotely(
-    request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
-) -> dict[str, Any]:
-    from corpus.generate_remote import generate_remote
-
-    endpoints, served = context.endpoints(request.endpoint), None
-    if request.base_id:
-        from models.tokenizer import load_tokenizer, read_eos_ids
-
-        base = context.input_with_files(Base, request.base_id)
-        tokenizer = load_tokenizer(base.path)
-        served = ServedBase(tokenizer, read_eos_ids(base.path, tokenizer), base.weights_sha256, base.tokenizer_sha256)
-    return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, served)
