@@ -134,7 +134,7 @@ def model_choices(session: Session) -> Choices:
     for row_id, name, base_id in session.execute(query.order_by(Checkpoint.created_at.desc(), Checkpoint.id)):
         drafts.setdefault(base_id, []).append((name, row_id))
     options: Choices = []
-    for base in session.scalars(queries.base_query().where(Base.state == "ready")):
+    for base in session.scalars(queries.listed(Base, ready_only=True)):
         options.append((f"{base.name}, no draft", f"{base.id}{PAIR}"))
         options += [(f"{base.name}@{name}", f"{base.id}{PAIR}{row_id}") for name, row_id in drafts.get(base.id, ())]
     return options
