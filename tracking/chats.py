@@ -107,8 +107,7 @@ def continued_token_ids(session: Session, turn: Run) -> list[int]:
 
 
 def recent(session: Session, words: str = "", before: datetime | None = None, limit: int = 30) -> list[Chat]:
-    """Chats whose last turn was created before `before`, newest first; with `words`, those with all words in one turn
-    or in the name."""
+    """Chats older than `before`, newest first; with `words`, those with all of them in a turn or the name."""
     last = func.max(Run.created_at)
     query = select(Run.group_id, last, func.count()).where(Run.kind == KIND, Run.group_id.is_not(None))
     if words.split():
@@ -133,8 +132,7 @@ def rename(session: Session, chat_id: str, name: str) -> None:
 
 
 def remove(session: Session, chat_id: str) -> None:
-    """Delete a chat with its steps and its baseline runs. Raises NotFound, or Conflict while one of the runs is active.
-    Baseline runs have the id of a turn as their group."""
+    """Delete a chat with its baseline runs, whose group is a turn. Raises NotFound, or Conflict while one is active."""
     turns = [turn.id for turn in _turns(session, chat_id)]
     query = select(Run.id, Run.state).where(or_(Run.id.in_(turns), Run.group_id.in_(turns)))
     states = dict(session.execute(query).all())

@@ -82,8 +82,7 @@ def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
 
 
 def listed(table: type[Row], *conditions: ColumnElement[bool], ready_only: bool = False) -> Select[Any]:
-    """The query of a list: without unfinished rows that have no files. Newest first; bases in order of creation, the
-    starter first."""
+    """The query of a list, without unfinished rows without files: newest first, bases as added after the starter."""
     order = (Base.source != STARTER, Base.created_at) if table is Base else (table.created_at.desc(),)
     query = select(table).where(~is_empty_failure(table), *conditions).order_by(*order, table.id)
     return query.where(table.state == "ready") if ready_only else query

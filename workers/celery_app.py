@@ -53,8 +53,7 @@ app = make_app(load().redis_url)
 
 
 def publish(settings: Settings, waiting: list[Job]) -> int:
-    """Send each job's id to its queue and record the time; returns the number sent before an error of the broker. After
-    a failure the reconciler sends them again."""
+    """Send each job's id and record the time; returns the number sent. The reconciler sends the others later."""
     if not waiting:
         return 0
     app = make_app(settings.redis_url)

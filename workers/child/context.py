@@ -216,8 +216,7 @@ class JobContext:
         return BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
 
     def publish(self, table: type[Table], row_id: str, **values: Any) -> None:
-        """Update an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`. Files at its `path` are
-        uploaded to the store first."""
+        """Update an output row, fenced. Files at its `path` are uploaded to the store first."""
         folder = self.files.upload(table, row_id, str(values["path"])) if "path" in values else None
         with self.fenced() as session:
             session.execute(update(table).where(table.id == row_id).values(**values))
@@ -245,8 +244,7 @@ class JobContext:
             raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
 
     def hold_device(self, device: str) -> None:
-        """Wait for the device's lease and renew it until this process ends; the supervisor releases it. Raises
-        Cancelled if the user stops the job during the wait."""
+        """Wait for the device's lease and renew it until this process ends. Raises Cancelled on a stop."""
         lease = machine.device_key(device, self.settings.home)
         own = lease, f"job:{self.job_id}", self.timing.lease_seconds, self.attempt
         while True:

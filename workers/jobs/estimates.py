@@ -112,8 +112,7 @@ def _estimate(request: Request, need: Need, pace: Pace | None, home: Path) -> Es
 
 
 def _pace(session: Session, request: Request, home: Path, fixed_reads: float) -> Pace | None:
-    """The pace of a request: from the latest jobs like it with the same base or endpoint, or from the probe; None for
-    the first job of an endpoint."""
+    """The pace of the latest jobs like it with the same base, or of the probe; None without either."""
     fixed = _fixed_seconds(request, fixed_reads, home)
     if request.rate.bytes:
         return Pace(request.rate.bytes, "the usual speed for such files", fixed)

@@ -95,8 +95,7 @@ class ImportDraft(FileRequest):
 
 
 class ImportFile(FileRequest):
-    """Base class of both imports. `path` is a file of this home, a data set on the Hub (`hub:…`), or an included one
-    (`builtin:…`)."""
+    """`path` is a file of this home, a data set on the Hub (`hub:…`), or an included one (`builtin:…`)."""
 
     output: ClassVar = ("dataset_id", Dataset)
 

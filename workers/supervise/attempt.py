@@ -54,8 +54,7 @@ def run_job(job_id: str) -> None:
 
 
 def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
-    """Work on a job until it ends, is divided, is taken by another worker, or this worker stops. If it was the last
-    shard of a divided job, continue with that job immediately instead of queueing it."""
+    """Work on a job until it ends, is lost or this worker stops; after a last shard, go on with its divided job."""
     worked = False
     try:
         while not stopping.is_set() and not resources.resource_monitor(settings).look():

@@ -71,8 +71,7 @@ class LeaseMonitor:
 def reconcile(
     settings: Settings, timing: JobTiming, silence: LeaseMonitor | None = None, *, republish_all: bool = False
 ) -> int:
-    """Run one round; returns the number of messages sent. `silence` detects expired leases; without it, only jobs of
-    dead workers are interrupted. `everything` also sends messages for jobs whose message may still be queued."""
+    """One round; returns the number of messages sent. `republish_all` sends every waiting job's message."""
     with db.writing(settings) as session:
         silent = silence.expired(jobs.running(session)) if silence else ()
         lost = interrupt_lost(session, silent)
@@ -98,8 +97,7 @@ def recover(settings: Settings) -> None:
 
 
 def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
-    """Set jobs whose worker died on this machine, or whose id is in `silent`, to INTERRUPTED (see jobs.interrupt).
-    Returns their rows as they were before."""
+    """Interrupt jobs whose worker died here or is `silent` (see jobs.interrupt). Returns their rows as they were."""
     lost = []
     for job in jobs.running(session):
         reason = GONE if identity.worker_is_dead(job.owner) else SILENT if job.id in silent else ""

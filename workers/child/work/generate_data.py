@@ -103,8 +103,7 @@ def _run_divided(
 
 
 def _run_shard(request: GenerateShard, context: JobContext) -> dict[str, Any]:
-    """Answer the shard's prompts and store it with the other shards, unless it is stored already. Finished rows of a
-    failed attempt are kept for the next."""
+    """Answer the shard's prompts and store it, unless it is stored. Rows of a failed attempt are kept for the next."""
     place = _place(request, context)
     report = place.report(request.key)
     if report is None:
@@ -191,8 +190,7 @@ def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
 
 
 def _author(request: GenerateData, context: JobContext) -> dict[str, str]:
-    """Identity of the answering model: checksums of the base (also if an endpoint serves it), names of endpoint and
-    model. Equal identities give equal answers."""
+    """Identity of the answering model, by base and endpoint: equal identities give equal answers."""
     author = {}
     if request.endpoint:
         models = {request.endpoint_model or endpoint.model for endpoint in context.endpoints(request.endpoint)}
