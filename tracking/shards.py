@@ -83,8 +83,7 @@ class Tally:
 
 
 def divide(session: Session, job_id: str, attempt: int, division: Division) -> None:
-    """Divide a running job into shards: create missing ones, and queue finished ones without a result again. The job
-    itself no longer holds a worker. Raises Fenced, or Cancelled if a cancel was requested."""
+    """Divide a running job: create missing shards, queue those without a result. Raises Fenced or Cancelled."""
     values = {"shards": len(division.shards), "owner": "", "lease_until": None, "published_at": None}
     if not update_visibly(session, job_id, owned_by_attempt(attempt), ~Job.cancel_requested, **values):
         check_fence(update_visibly(session, job_id, owned_by_attempt(attempt)), job_id, attempt)

@@ -214,8 +214,7 @@ class ReplayRequest(Measurement):
 
 
 class Tune(Measurement):
-    """Measures on the worker's device with responses to `limit` questions. The result is stored in the checkpoint's
-    row, and with `keep` the tree in its files; there is no output row."""
+    """Measures on the worker's device; the result is stored in the checkpoint's row, with `keep` also in its files."""
 
     kind: ClassVar[str] = "tune"
     title: ClassVar[str] = "Tune the tree"

@@ -93,8 +93,7 @@ class Train(Request):
         }
 
     def need(self, session: Session) -> Need:
-        """The base runs once over cached tokens, and in every epoch over the others; each evaluation runs the draft on
-        the held-out tokens."""
+        """The base runs once over cached tokens, in every epoch over others; evaluations read the held-out ones."""
         base = sizes.found(session, Base, self.base_id)
         sets = [sizes.found(session, Dataset, row_id) for row_id in self.dataset_ids]
         config = fit_length(self.config, self.settings, base)

@@ -160,8 +160,7 @@ class WebhookNotifier:
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
     def look(self) -> None:
-        """Queue messages for jobs that have ended; does not block. Without a webhook no job is watched, so that jobs
-        which end before one is set are not reported later."""
+        """Queue messages for jobs that have ended. Without a webhook none is watched, so none is told later."""
         enabled = bool(webhook.webhook_url(self.settings))
         jobs: list[Job] = []
         if enabled or self._watching:

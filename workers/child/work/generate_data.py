@@ -179,8 +179,7 @@ def _publish(request: GenerateData, context: JobContext, rows: int, report: dict
 
 
 def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
-    """Write `preview.json` in a data set folder: the tokens of the first conversations with their loss mask, as the web
-    server has no tokenizer. An error is logged and does not fail the job."""
+    """Write `preview.json`: first rows with their loss mask. An error is logged and fails no job."""
     from training.preview import preview
 
     try:
