@@ -35,7 +35,6 @@ from workers.timing import JobTiming
 SUPERVISOR_PID = "SPECULOOS_SUPERVISOR_PID"
 """Environment variable with the pid of the supervisor, which must be the child's parent."""
 log = logging.getLogger("job")
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 EXIT_FENCED = 75
 EXIT_ORPHANED = 76
 SMOOTHING = 0.2  # weight of the newest measurement in the moving average of the time per unit
@@ -87,7 +86,7 @@ class JobContext:
 
     def log(self, message: str, level: str = "info") -> None:
         message = redact(str(message), self._known)
-        log.log(LEVELS.get(level, logging.INFO), "%s", message)
+        log.log(getattr(logging, level.upper(), logging.INFO), "%s", message)
         with self._lock:
             self._report.logs.append((now(), level, message))
 

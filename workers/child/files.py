@@ -14,7 +14,7 @@ from models import starter
 from speculoos.checksums import file_sha256
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Settings
-from speculoos.store import StoredFolder, StoreUnavailable, files_to_upload, read_key
+from speculoos.store import Store, StoredFolder, StoreUnavailable, files_to_upload, read_key
 from tracking import db, stored
 from tracking.stored import KINDS, UPLOADS, RowFiles, store_key
 from tracking.tables import Stored, Table
@@ -33,7 +33,10 @@ class JobFiles:
     def __init__(self, settings: Settings, reporter: Reporter):
         self.settings, self.reporter = settings, reporter
         self.files = RowFiles(settings, starter.installed)
-        self.store = self.files.store
+
+    @property
+    def store(self) -> Store | None:
+        return self.files.store
 
     def download(self, row: Any) -> Any:
         """Download the files of a row and set its `path` to them. The row must be detached from its session."""
@@ -48,8 +51,8 @@ class JobFiles:
     def bring_output(self, table: type[Table], row_id: str, folder: Path) -> None:
         """Download the stored files of an output row that this job continues, into the folder it writes."""
         if self.store and (stored_row := self._stored(row_id)) and read_key(folder) != stored_row.key:
-            store, key = self.store, stored_row.key
-            self._retry(lambda: store.get_folder(store_key(KINDS[table], row_id), key, folder))
+            place = store_key(KINDS[table], row_id)
+            self._retry(lambda: self.files.store.get_folder(place, stored_row.key, folder))
 
     def download_path(self, path: str, into: Path | None = None) -> str:
         """Local path of a file or folder that a request names: the original path if its content matches, else a copy
