@@ -29,13 +29,15 @@ def rename(session: Session, row: Any, name: str) -> None:
     if isinstance(row, UNIQUE) and name != row.name:
         check_free_name(session, type(row), name, getattr(row, "base_id", ""))
     row.name = name
-    _touch(row)
+    if isinstance(row, Job):
+        row.version = Job.version + 1
 
 
 def set_note(session: Session, row: Any, note: str) -> None:
     """Set the note of a listed row, truncated to NOTE_LIMIT characters."""
     row.note = note.strip()[:NOTE_LIMIT]
-    _touch(row)
+    if isinstance(row, Job):
+        row.version = Job.version + 1
 
 
 def dependents(session: Session, row: Any) -> list[str]:
@@ -158,8 +160,3 @@ def _files(settings: Settings, row: Any) -> list[Path]:
         paths = [settings.home / kind / row.id, *(settings.home / kind).glob(f".{row.id}[.-]*")]
         paths += [settings.home / "exports" / row.id] if isinstance(row, Checkpoint) else []
     return [path for path in paths if path.exists()]
-
-
-def _touch(row: Any) -> None:
-    if isinstance(row, Job):
-        row.version = Job.version + 1

@@ -107,8 +107,7 @@ def continued_token_ids(session: Session, turn: Run) -> list[int]:
 
 
 def recent(session: Session, words: str = "", before: datetime | None = None, limit: int = 30) -> list[Chat]:
-    """Chats whose last turn was created before `before`, newest first; with `words`, those with all words in one turn
-    or in the name."""
+    """Chats older than `before`, newest first; with `words`, those with all of them in a turn or the name."""
     last = func.max(Run.created_at)
     query = select(Run.group_id, last, func.count()).where(Run.kind == KIND, Run.group_id.is_not(None))
     if words.split():
@@ -119,7 +118,11 @@ def recent(session: Session, words: str = "", before: datetime | None = None, li
     query = select(Run).where(Run.group_id.in_(groups), Run.position == 0, Run.kind == KIND)
     newest_first = session.scalars(query.order_by(Run.created_at.desc()))
     firsts = {str(run.group_id): run for run in newest_first}  # the oldest first turn of each chat
-    return [_chat(firsts[group], at, count) for group, at, count in rows if group in firsts]
+    chats = ((firsts[group], at, count) for group, at, count in rows if group in firsts)
+    return [
+        Chat(str(turn.group_id), title(turn), bool(chat_fields(turn).get("name")), turn.model, count, at)
+        for turn, at, count in chats
+    ]
 
 
 def rename(session: Session, chat_id: str, name: str) -> None:
@@ -129,8 +132,7 @@ def rename(session: Session, chat_id: str, name: str) -> None:
 
 
 def remove(session: Session, chat_id: str) -> None:
-    """Delete a chat with its steps and its baseline runs. Raises NotFound, or Conflict while one of the runs is active.
-    Baseline runs have the id of a turn as their group."""
+    """Delete a chat with its baseline runs, whose group is a turn. Raises NotFound, or Conflict while one is active."""
     turns = [turn.id for turn in _turns(session, chat_id)]
     query = select(Run.id, Run.state).where(or_(Run.id.in_(turns), Run.group_id.in_(turns)))
     states = dict(session.execute(query).all())
@@ -146,10 +148,6 @@ def _turns(session: Session, chat_id: str) -> list[Run]:
     if not turns:
         raise NotFound("This chat is not stored any more; start a new one.")
     return turns
-
-
-def _chat(first: Run, at: datetime, count: int) -> Chat:
-    return Chat(str(first.group_id), title(first), bool(chat_fields(first).get("name")), first.model, count, at)
 
 
 def _matching(session: Session, words: list[str]) -> set[str]:

@@ -78,8 +78,7 @@ def database_url(settings: Settings) -> URL:
 
 @contextmanager
 def writing(settings: Settings) -> Iterator[Session]:
-    """A session for changes: committed at the end of the block, rolled back if it raises. Objects stay readable after
-    the block. Raises Unavailable if the database cannot be reached or has no tables."""
+    """A session for changes: committed at the end of the block, rolled back if it raises. Raises Unavailable."""
     with _open(settings, engine(settings)) as session:
         yield session
         session.commit()
@@ -127,8 +126,7 @@ def driver(settings: Settings) -> Iterator[Any]:
 
 
 def revision(settings: Settings) -> str:
-    """The database's revision, or "" without tables or file (which is not created). Raises Unavailable if the revision
-    is newer than this code."""
+    """The database's revision, "" without tables or file. Raises Unavailable if it is newer than this code."""
     url = database_url(settings)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
         return ""

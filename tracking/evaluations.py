@@ -29,8 +29,7 @@ def columns_of(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measurements(evaluations: Iterable[Evaluation]) -> dict[str, str]:
-    """Tau and speedup for a model card: the latest of each question set and setting. `evaluations` are newest first.
-    Evaluations of servers and recordings are left out, because they do not measure this engine with this draft."""
+    """Tau and speedup for a model card, by this engine only: the newest of each question set and setting."""
     lines: dict[str, str] = {}
     for row in evaluations:
         result = row.result or {}

@@ -48,8 +48,7 @@ def create(
     estimated_seconds: float | None = None,
     work: float = 0.0,
 ) -> Job:
-    """Create a QUEUED job. `estimated_seconds` was estimated from `work` units. With `after_id` the job starts once
-    that job SUCCEEDED. Raises Conflict if that job failed or was cancelled."""
+    """Create a QUEUED job that starts once `after_id` SUCCEEDED. Raises Conflict if that one ended otherwise."""
     if after_id and (before := get(session, after_id)).state in (JobState.FAILED, JobState.CANCELLED):
         raise Conflict(f"“{before.name}” ended {before.state}, so nothing can start after it; retry it first.")
     job = Job(kind=kind, queue=queue, request=request, name=name, after_id=after_id, experiment_id=experiment_id)
@@ -192,8 +191,7 @@ def retry(session: Session, job_id: str) -> Job:
 
 
 def publishable(session: Session) -> list[Job]:
-    """Jobs that can be claimed now, in queue order. Only the next few shards of one job, so that other jobs get a turn
-    and no queue holds thousands of messages."""
+    """Jobs that can be claimed now, in queue order; of a divided job the next few shards, so others get a turn."""
     rank = func.row_number().over(partition_by=Job.parent_id, order_by=(Job.queued_at, Job.id))
     ranked = select(Job.id, Job.parent_id, rank.label("rank")).where(can_start(), is_waiting()).subquery()
     first = or_(ranked.c.parent_id.is_(None), ranked.c.rank <= shards.MAX_QUEUED_SHARDS)
@@ -207,8 +205,7 @@ def running(session: Session) -> list[Job]:
 
 
 def cancel_stranded(session: Session) -> int:
-    """Cancel waiting jobs whose predecessor failed or was cancelled while they were created. Returns the number of such
-    predecessors."""
+    """Cancel waiting jobs whose predecessor ended badly while they were created; returns the number of predecessors."""
     before = aliased(Job)
     stranded = exists().where(before.id == Job.after_id, before.state.in_([JobState.FAILED, JobState.CANCELLED]))
     parents = set(session.scalars(select(Job.after_id).where(is_waiting(), stranded)))
@@ -218,8 +215,7 @@ def cancel_stranded(session: Session) -> int:
 
 
 def resume_divided(session: Session) -> int:
-    """Update the progress of divided jobs. Those whose shards have all ended become INTERRUPTED, so that a worker
-    merges the results. Returns their number."""
+    """Update divided jobs; those whose shards have ended become INTERRUPTED, for the merge. Returns their number."""
     shards.update_progress(session)
     ended = shards.all_ended(session)
     for job in ended:

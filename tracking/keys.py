@@ -21,8 +21,7 @@ USED_EVERY = timedelta(minutes=1)
 
 
 def make_key(session: Session, name: str) -> tuple[ApiKey, str]:
-    """Create a key; returns it with its secret, which is not stored. Raises BadInput, or Conflict if a live key has the
-    name."""
+    """(key, secret); the secret is not stored. Raises BadInput, or Conflict if a live key has the name."""
     name = check_name(name)
     if session.scalar(select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))):
         raise Conflict(f"There is a key named {name!r} already; revoke it first or choose another name.")

@@ -120,8 +120,7 @@ def signature(session: Session) -> str:
 
 
 def comparable_evaluations(session: Session, row: Evaluation) -> list[Evaluation]:
-    """`row`, and of every other source (this engine and servers) the newest evaluation with the same draft, questions
-    and temperature."""
+    """`row`, and of every other source the newest evaluation of the same draft, questions and temperature."""
     if row.base_id is None:
         return [row]
     same = (

@@ -116,8 +116,7 @@ def observed_device(settings: Settings, device: str) -> Iterator[DeviceSharing]:
 
 @contextmanager
 def exclusive_device(settings: Settings, device: str, run_id: str) -> Iterator[DeviceSharing]:
-    """Hold the device's lease as `run:<id>` during the block. If a job has it, the block runs without the lease and the
-    yielded DeviceSharing names the job."""
+    """Hold the device's lease as `run:<id>`; if a job has it, the block runs without it and the job is named."""
     name, own = machine.device_key(device, settings.home), f"run:{run_id}"
     with writing(settings) as session:
         acquired = acquire(session, name, own, SECONDS)

@@ -32,8 +32,7 @@ def is_waiting() -> ColumnElement[bool]:
 
 
 def can_start() -> ColumnElement[bool]:
-    """The job has attempts left, no cancel request (a divided job must still merge its results), and no unfinished
-    predecessor."""
+    """Attempts are left, no cancel is requested (a divided job must still merge), and the predecessor has SUCCEEDED."""
     before = aliased(Job)
     succeeded = exists().where(before.id == Job.after_id, before.state == JobState.SUCCEEDED)
     not_cancelled = or_(~Job.cancel_requested, Job.shards > 0)

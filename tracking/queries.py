@@ -5,7 +5,7 @@ A reference is a name or an id. A model's name is `base` or `base@checkpoint`.
 
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, Conflict, NotFound
@@ -81,39 +81,27 @@ def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
         raise Conflict(f"The {word} {row.name!r} is still being made; wait for its job.")
 
 
+def listed(table: type[Row], *conditions: ColumnElement[bool], ready_only: bool = False) -> Select[Any]:
+    """The query of a list, without unfinished rows without files: newest first, bases as added after the starter."""
+    order = (Base.source != STARTER, Base.created_at) if table is Base else (table.created_at.desc(),)
+    query = select(table).where(~is_empty_failure(table), *conditions).order_by(*order, table.id)
+    return query.where(table.state == "ready") if ready_only else query
+
+
 def bases(session: Session, ready_only: bool = False) -> list[Base]:
-    """All base models: the starter first, then in order of creation."""
-    query = base_query()
-    return list(session.scalars(query.where(Base.state == "ready") if ready_only else query))
-
-
-def base_query() -> Select[Any]:
-    """All base models in the order of `bases`, without unfinished ones that have no files."""
-    return select(Base).where(~is_empty_failure(Base)).order_by(Base.source != STARTER, Base.created_at, Base.id)
+    return list(session.scalars(listed(Base, ready_only=ready_only)))
 
 
 def datasets(session: Session, kind: str = "", ready_only: bool = False) -> list[Dataset]:
-    """Newest first. `kind` is prompts or conversations."""
-    query = dataset_query(kind)
-    return list(session.scalars(query.where(Dataset.state == "ready") if ready_only else query))
-
-
-def dataset_query(kind: str = "") -> Select[Any]:
-    """All data sets (of one kind) in the order of `datasets`, without unfinished ones that have no rows."""
-    query = select(Dataset).where(~is_empty_failure(Dataset)).order_by(Dataset.created_at.desc(), Dataset.id)
-    return query.where(Dataset.kind == kind) if kind else query
+    """`kind` is prompts or conversations, "" for both."""
+    conditions = [Dataset.kind == kind] if kind else []
+    return list(session.scalars(listed(Dataset, *conditions, ready_only=ready_only)))
 
 
 def checkpoints(session: Session, base_id: str = "", ready_only: bool = False) -> list[Checkpoint]:
-    """Newest first, of one base or of all."""
-    query = checkpoint_query()
-    query = query.where(Checkpoint.base_id == base_id) if base_id else query
-    return list(session.scalars(query.where(Checkpoint.state == "ready") if ready_only else query))
-
-
-def checkpoint_query() -> Select[Any]:
-    """All checkpoints in the order of `checkpoints`, without unfinished ones that have no files."""
-    return select(Checkpoint).where(~is_empty_failure(Checkpoint)).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
+    """Of one base or of all."""
+    conditions = [Checkpoint.base_id == base_id] if base_id else []
+    return list(session.scalars(listed(Checkpoint, *conditions, ready_only=ready_only)))
 
 
 def evaluations(session: Session, checkpoint_id: str) -> list[Evaluation]:

@@ -1,6 +1,10 @@
-"""Reports of running jobs as rows: progress, metrics, log lines and samples; and the queries for them."""
+"""Reports of running jobs as rows: progress, metrics, log lines and samples; and the queries for them.
+
+The progress of a data generation is in counters of the job and its shards (written by `corpus.generation_status`).
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -10,12 +14,16 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from tracking.moves import check_fence, owned_by_attempt, update_silently, update_visibly
+from tracking.states import JobState
 from tracking.tables import Job, JobLog, Metric, Sample, now
 from tracking.values import storable
 
 UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 MESSAGE_LIMIT = 4000  # maximum characters of one log line
 POINTS = 240  # more points than a chart can show
+COUNTER_PREFIX = "now/"  # name prefix of metrics that are counters instead of curves: one value each, at step 0
+SPEED, REJECTED = "speed", "left_out"
+ANSWERS, REJECTED_ROWS = 0, 1  # `step` of a generation's samples, which encodes their kind
 
 
 @dataclass
@@ -125,3 +133,48 @@ def _write_logs(session: Session, job_id: str, attempt: int, lines: list[tuple[d
     ]
     if rows:
         session.execute(insert(JobLog), rows)
+
+
+@dataclass
+class GenerationProgress:
+    """Sums over a generation and its shards. Speeds of running shards in tokens per second, by worker and by server."""
+
+    rows: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    workers: dict[str, float] = field(default_factory=dict)
+    servers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def speed(self) -> float:
+        return sum(self.workers.values())
+
+
+def generation_progress(session: Session, job_id: str) -> GenerationProgress:
+    """The progress of a generation, summed over the counters of the job and its shards."""
+    running = (Job.state == JobState.RUNNING).label("running")
+    conditions = (_of(job_id), Metric.step == 0, Metric.name.startswith(COUNTER_PREFIX, autoescape=True))
+    query = select(Metric.name, Job.owner, running, func.sum(Metric.value)).join(Job, Metric.job_id == Job.id)
+    query = query.where(*conditions).group_by(Metric.name, Job.owner, running)
+    progress = GenerationProgress()
+    for metric, owner, is_running, value in session.execute(query):
+        name, _, part = metric.removeprefix(COUNTER_PREFIX).partition("/")
+        if name == SPEED and is_running:
+            speeds = progress.servers if part else progress.workers
+            speeds[part or owner] = speeds.get(part or owner, 0.0) + value
+        elif name == REJECTED:
+            progress.left_out[part] = progress.left_out.get(part, 0) + int(value)
+        elif name in ("rows", "tokens", "bytes"):
+            setattr(progress, name, getattr(progress, name) + int(value))
+    return progress
+
+
+def generation_samples(session: Session, job_id: str, step: int, limit: int) -> Sequence[dict[str, Any]]:
+    """The first samples of one kind, given by `step`."""
+    query = select(Sample.record).join(Job, Sample.job_id == Job.id).where(_of(job_id), Sample.step == step)
+    return list(session.scalars(query.order_by(Sample.id).limit(limit)))
+
+
+def _of(job_id: str) -> ColumnElement[bool]:
+    return or_(Job.id == job_id, Job.parent_id == job_id)

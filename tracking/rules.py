@@ -37,8 +37,7 @@ def current_settings(settings: Settings) -> Settings:
 
 
 def save_rules(settings: Settings, values: dict[str, int | None]) -> None:
-    """Set rules. None restores the environment's setting; other rules do not change. Raises BadInput for an invalid
-    name or value."""
+    """Set rules; None restores the environment's setting. Raises BadInput for an invalid name or value."""
     for name, value in values.items():
         if name not in RETENTION:
             raise BadInput(f"{name}: there is no such rule.")

@@ -107,8 +107,7 @@ def fail_run(session: Session, run_id: str, error: str) -> bool:
 
 
 def fail_leftovers(session: Session) -> int:
-    """Fail the runs of a killed inference server: all RUNNING ones, and those QUEUED for longer than POSTED_WITHIN.
-    Returns their number."""
+    """Fail runs of a killed inference server: RUNNING ones and long QUEUED ones. Returns their number."""
     waiting = and_(Run.state == "QUEUED", Run.created_at < now() - POSTED_WITHIN)
     ids = list(session.scalars(select(Run.id).where(or_(Run.state == "RUNNING", waiting))))
     return sum(fail_run(session, run_id, LEFT_OVER) for run_id in ids)

@@ -72,27 +72,18 @@ class Tally:
     def total(self) -> int:
         return sum(self.states.values())
 
-    @property
-    def ended_well(self) -> int:
-        return self.states.get(JobState.SUCCEEDED, 0)
-
-    @property
-    def failed(self) -> int:
-        return self.states.get(JobState.FAILED, 0)
-
-    @property
-    def running(self) -> int:
-        return self.states.get(JobState.RUNNING, 0)
+    def count(self, state: JobState) -> int:
+        return self.states.get(state, 0)
 
     def words(self, kind: str = "") -> str:
         """`3 of 8 shards done, 2 running, 1 failed`, for a job of that kind."""
-        others = [f"{n} {word}" for n, word in ((self.running, "running"), (self.failed, "failed")) if n]
-        return ", ".join([f"{self.ended_well} of {self.total} {NOUNS.get(kind, 'shards')} done", *others])
+        done = f"{self.count(JobState.SUCCEEDED)} of {self.total} {NOUNS.get(kind, 'shards')} done"
+        others = (f"{self.count(s)} {s.lower()}" for s in (JobState.RUNNING, JobState.FAILED) if self.count(s))
+        return ", ".join([done, *others])
 
 
 def divide(session: Session, job_id: str, attempt: int, division: Division) -> None:
-    """Divide a running job into shards: create missing ones, and queue finished ones without a result again. The job
-    itself no longer holds a worker. Raises Fenced, or Cancelled if a cancel was requested."""
+    """Divide a running job: create missing shards, queue those without a result. Raises Fenced or Cancelled."""
     values = {"shards": len(division.shards), "owner": "", "lease_until": None, "published_at": None}
     if not update_visibly(session, job_id, owned_by_attempt(attempt), ~Job.cancel_requested, **values):
         check_fence(update_visibly(session, job_id, owned_by_attempt(attempt)), job_id, attempt)
@@ -176,7 +167,11 @@ def cancel(session: Session, job_id: str) -> None:
 def cancel_after_failures(session: Session, shard_id: str) -> None:
     """Cancel the waiting shards of the same job after MAX_FAILED failures, because they would probably fail too."""
     shard = session.get_one(Job, shard_id)
-    if shard.parent_id and shard.kind not in INDEPENDENT and tally(session, shard.parent_id).failed >= MAX_FAILED:
+    if (
+        shard.parent_id
+        and shard.kind not in INDEPENDENT
+        and tally(session, shard.parent_id).count(JobState.FAILED) >= MAX_FAILED
+    ):
         _end_waiting(session, shard.parent_id, "spared", NOT_STARTED_MESSAGE)
 
 

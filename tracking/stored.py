@@ -95,8 +95,7 @@ class RowFiles:
         return read_key(path) == entry.key
 
     def download(self, row: Any, entry: Stored | None) -> Path:
-        """The path of the files, fetched from the store if necessary. Raises Unavailable if neither this machine nor
-        the store has them, or the store cannot be reached."""
+        """The path of the files, fetched from the store if necessary. Raises Unavailable if no place has them."""
         path = self.path(row)
         if self.here(row, entry):
             return path

@@ -182,8 +182,7 @@ class Sample(Table):
 
 
 class Checkpoint(Named, Table):
-    """A trained draft model. Files are in `path`; `figures` are the latest measurements, `config` is the training
-    config."""
+    """A trained draft model. `figures` are the latest measurements, `config` is the training config."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (Unique("base_id", "name", name="uq_checkpoints_base_name"),)

@@ -27,14 +27,12 @@ def make_app(redis_url: str) -> Celery:
     """The application for a broker. Does not connect."""
     app = Celery("speculoos", broker=redis_url, include=["workers.supervise.attempt"], set_as_current=False)
     app.conf.update(
-        task_acks_late=False,
         worker_disable_prefetch=True,
         task_ignore_result=True,
         task_default_queue="gpu",
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=True,  # unacknowledged tasks only: none here
-        task_serializer="json",
         accept_content=["json"],
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
@@ -55,8 +53,7 @@ app = make_app(load().redis_url)
 
 
 def publish(settings: Settings, waiting: list[Job]) -> int:
-    """Send each job's id to its queue and record the time; returns the number sent before an error of the broker. After
-    a failure the reconciler sends them again."""
+    """Send each job's id and record the time; returns the number sent. The reconciler sends the others later."""
     if not waiting:
         return 0
     app = make_app(settings.redis_url)

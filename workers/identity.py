@@ -24,7 +24,7 @@ KILL_TIMEOUT = 10.0  # seconds to wait for killed processes to disappear, also o
 def process_identity(pid: int) -> dict[str, Any]:
     """The identity of a process for `is_alive`. Raises psutil.NoSuchProcess."""
     boot = machine.boot_id()
-    name, start = ("ticks", _stat(pid)[START]) if boot else ("started", _start_date(pid))
+    name, start = ("ticks", _stat(pid)[START]) if boot else ("started", psutil.Process(pid).create_time())
     return {"host": machine.machine_key(), "boot_id": boot, "pid": pid, name: start}
 
 
@@ -53,8 +53,8 @@ def is_alive(who: dict[str, Any]) -> bool:
         if "ticks" in who:
             stat = _stat(who["pid"])
             return stat[START] == str(who["ticks"]) and stat[STATE] != ZOMBIE
-        same = abs(_start_date(who["pid"]) - who["started"]) < 0.05  # old rows and systems other than Linux
-        return same and psutil.Process(who["pid"]).status() != psutil.STATUS_ZOMBIE
+        same = abs((process := psutil.Process(who["pid"])).create_time() - who["started"]) < 0.05
+        return same and process.status() != psutil.STATUS_ZOMBIE  # old rows and systems other than Linux
     except (psutil.Error, KeyError):
         return False
 
@@ -116,7 +116,3 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{int(pid)}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         raise psutil.NoSuchProcess(pid) from None
-
-
-def _start_date(pid: int) -> float:
-    return psutil.Process(pid).create_time()

@@ -29,7 +29,9 @@ SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
 
 def table(session: Session, which: ListQuery, place: str = "") -> str:
     """A page of the list of data sets under the filter `which`."""
-    rows_page = page_of(session, filtered_query(queries.dataset_query(SHOWN.get(which.which, "")), which), place)
+    kind = SHOWN.get(which.which)
+    query = queries.listed(Dataset, *([Dataset.kind == kind] if kind else []))
+    rows_page = page_of(session, filtered_query(query, which), place)
     return data_view.data_table(rows_page.rows, filtered=which.is_filtered) + pager("data", rows_page, which)
 
 

@@ -45,7 +45,7 @@ HINTS = {
 
 def table(session: Session, which: ListQuery, place: str = "") -> str:
     """A page of the list of models."""
-    shown = page_of(session, filtered_query(queries.base_query(), which), place)
+    shown = page_of(session, filtered_query(queries.listed(Base), which), place)
     if not shown.rows:
         return empty_list_html(which, "model", "Add one above: a Hub id, a folder, a GGUF file or the starter model.")
     cards = tag("div", "".join(map(model_view.card, shown.rows)), class_="sp-cards")

@@ -37,7 +37,7 @@ BULK = {"delete": ("Delete", "Delete for good, with everything that depends on t
 
 def checkpoints_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
     """A page of the checkpoints that match `which`, newest first by default."""
-    shown = page(session, filtered_query(queries.checkpoint_query(), which), place)
+    shown = page(session, filtered_query(queries.listed(Checkpoint), which), place)
     if not shown.rows:
         return empty_list_html(
             which,

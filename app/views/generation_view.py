@@ -15,8 +15,8 @@ from app.widgets.elements import row_note, tiles
 from app.widgets.formatting import duration, size
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
-from tracking import generations
-from tracking.generations import ANSWERS, REJECTED_ROWS, GenerationProgress
+from tracking import reports
+from tracking.reports import ANSWERS, REJECTED_ROWS, GenerationProgress
 from tracking.states import JobState
 from tracking.tables import Job
 
@@ -35,12 +35,12 @@ def part(session: Session, job: Job, home: Path | None = None) -> str:
     """Details below a generation's progress; "" for other jobs and before the first rows."""
     if job.kind not in KINDS or job.state == JobState.QUEUED:
         return ""
-    now = generations.generation_progress(session, job.id)
+    now = reports.generation_progress(session, job.id)
     if not now.rows and not now.left_out:
         return ""
     shown = tiles(figures(job, now)) + speeds(now) + disk_space(job, now, home)
     if now.left_out:
-        shown += skipped_rows_table(now.left_out, generations.samples(session, job.id, REJECTED_ROWS, 4 * FIRST))
+        shown += skipped_rows_table(now.left_out, reports.generation_samples(session, job.id, REJECTED_ROWS, 4 * FIRST))
     return tag("section", shown, class_="sp-stack", aria_label="This generation")
 
 
@@ -87,7 +87,7 @@ def skipped_rows_table(counts: Mapping[str, int], examples: Sequence[Mapping[str
 def first_answers(session: Session, job: Job) -> str:
     if job.kind not in KINDS:
         return ""
-    return "".join(map(_answer, generations.samples(session, job.id, ANSWERS, FIRST)))
+    return "".join(map(_answer, reports.generation_samples(session, job.id, ANSWERS, FIRST)))
 
 
 def _example(record: Mapping[str, Any] | None) -> str:

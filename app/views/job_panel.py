@@ -32,7 +32,7 @@ from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from ops.homes import names
 from speculoos.settings import Settings
-from tracking import generations, jobs, listing, reports
+from tracking import jobs, listing, reports
 from tracking.db import reading
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
@@ -104,7 +104,7 @@ class JobPanel:
     def live_view(self, session: Session, job: Job) -> list[Any]:
         state = JobState(job.state)
         word, is_part = "Retry" if state == JobState.FAILED else "Resume", bool(job.parent_id)
-        charts = metrics_view.charts(reports.sampled_metrics(session, job.id, but=generations.COUNTER_PREFIX))
+        charts = metrics_view.charts(reports.sampled_metrics(session, job.id, but=reports.COUNTER_PREFIX))
         return [
             head(session, job, self.settings.home),
             gr.Button(visible=not is_part and state not in FINISHED, interactive=not job.cancel_requested),

@@ -75,10 +75,9 @@ class MatrixForm:
         request = matrix_request(*values)
         estimate = check_and_estimate(self.settings, request)
         with reading(self.settings) as session:
-            count, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
+            count = len(matrix.cells(session, request))
             command = command_for(request, names(session))
-        left_out = f"; {missing:,} unsupported combinations are skipped" if missing else ""
-        summary = tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}{left_out}."), class_="sp-lead")
+        summary = tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}."), class_="sp-lead")
         return summary + review(estimate, command)
 
     def _start(self, *values: Any) -> tuple[str, str]:
@@ -135,7 +134,7 @@ def model_choices(session: Session) -> Choices:
     for row_id, name, base_id in session.execute(query.order_by(Checkpoint.created_at.desc(), Checkpoint.id)):
         drafts.setdefault(base_id, []).append((name, row_id))
     options: Choices = []
-    for base in session.scalars(queries.base_query().where(Base.state == "ready")):
+    for base in session.scalars(queries.listed(Base, ready_only=True)):
         options.append((f"{base.name}, no draft", f"{base.id}{PAIR}"))
         options += [(f"{base.name}@{name}", f"{base.id}{PAIR}{row_id}") for name, row_id in drafts.get(base.id, ())]
     return options

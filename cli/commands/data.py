@@ -20,6 +20,7 @@ from speculoos.settings import Settings
 from speculoos.suites import SUITES
 from tracking import queries, shards
 from tracking.db import reading
+from tracking.states import JobState
 from tracking.stored import RowFiles
 from workers.jobs.builtin import BUILT_IN, added_sets, find_built_in
 from workers.jobs.request import Request
@@ -185,7 +186,7 @@ def shards_of(settings, job) -> dict[str, int]:
     if not job.shards:
         return {"shards": 1, "shards_done": int(job.state == "SUCCEEDED")}
     with reading(settings) as session:
-        return {"shards": job.shards, "shards_done": shards.tally(session, job.id).ended_well}
+        return {"shards": job.shards, "shards_done": shards.tally(session, job.id).count(JobState.SUCCEEDED)}
 
 
 @app.command("list")

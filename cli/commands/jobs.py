@@ -9,6 +9,7 @@ from cli.console import Json, Wait, figures, finish, listed, table
 from ops.homes import columns, open_home
 from tracking import jobs, listing, reports, shards
 from tracking.db import reading
+from tracking.states import JobState
 
 app = listed("Queued, running and ended jobs.")
 Reference = Annotated[str, typer.Argument(help="Id of a job (or its first characters), or its name.")]
@@ -102,7 +103,7 @@ def _describe(reference: str) -> dict:
         job = jobs.find(session, reference)
         return {
             **_entry(job, listing.Queues(session)),
-            "shards_done": shards.tally(session, job.id).ended_well,
+            "shards_done": shards.tally(session, job.id).count(JobState.SUCCEEDED),
             "metrics": reports.last_metrics(session, job.id),
         }
 

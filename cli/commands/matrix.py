@@ -15,7 +15,7 @@ from tracking import queries, shards
 from tracking.db import reading
 from tracking.evaluations import FIGURES
 from tracking.tables import Evaluation
-from workers.jobs.matrix import Matrix, cells, left_out
+from workers.jobs.matrix import Matrix, cells
 
 
 @request_options(Matrix, "limit", "max_tokens", "seed")
@@ -69,9 +69,9 @@ def expected(settings: Settings, request: Any) -> dict[str, Any]:
 
     estimated = check_and_estimate(settings, request)
     with reading(settings) as session:
-        count, missing = len(cells(session, request)), left_out(session, request)
+        count = len(cells(session, request))
     seconds = round(estimated.seconds) if estimated.seconds is not None else None
-    return {"evaluations": count, "left_out": missing, "seconds": seconds, "rests_on": estimated.basis}
+    return {"evaluations": count, "seconds": seconds, "rests_on": estimated.basis}
 
 
 def described(settings: Settings, job: Any) -> dict[str, Any]:

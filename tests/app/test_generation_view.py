@@ -7,7 +7,7 @@ from app.views.job_panel import head, no_charts, samples
 from speculoos.settings import Settings
 from tests.app.test_changes import counted
 from tests.app.test_shard_rows import HOSTILE, divided
-from tracking import db, generations, jobs, reports, shards
+from tracking import db, jobs, reports, shards
 from tracking.reports import JobReport
 from tracking.tables import Job
 
@@ -36,8 +36,8 @@ def job(home: Settings) -> Job:
 
 def test_counters_and_speeds_are_those_of_all_shards(home: Settings, job: Job) -> None:
     with db.reading(home) as session:
-        now = generations.generation_progress(session, job.id)
-        alone = generations.generation_progress(session, shards.list_shards(session, job.id)[2].id)
+        now = reports.generation_progress(session, job.id)
+        alone = reports.generation_progress(session, shards.list_shards(session, job.id)[2].id)
     assert (now.rows, now.tokens, now.bytes, now.speed) == (8, 800, 8000, 100.0)
     assert now.workers == {"worker": 40.0, "other worker": 60.0}
     assert now.servers == {"pair 1": 25.0, "pair 2": 50.0} and now.left_out == {"cut": 4, "empty": 2}
@@ -47,7 +47,7 @@ def test_counters_and_speeds_are_those_of_all_shards(home: Settings, job: Job) -
 def test_speeds_are_of_what_runs_and_counts_of_all(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
         jobs.succeed(session, shards.list_shards(session, job.id)[3].id, 1, {})
-        now = generations.generation_progress(session, job.id)
+        now = reports.generation_progress(session, job.id)
     assert now.workers == {"worker": 40.0} and now.rows == 8
 
 
@@ -89,7 +89,7 @@ def test_counters_are_no_charts(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
         shard = shards.list_shards(session, job.id)[2]
         reports.write(session, shard.id, 1, JobReport(metrics={("generate/tokens_per_second", 7): 40.0}))
-        found = reports.sampled_metrics(session, shard.id, but=generations.COUNTER_PREFIX)
+        found = reports.sampled_metrics(session, shard.id, but=reports.COUNTER_PREFIX)
     assert found == {"generate/tokens_per_second": [(7, 40.0)]}
 
 

@@ -19,7 +19,7 @@ from tests.corpus.labelling_server import LabellingServer
 from tests.models import hostile
 from tests.models.gguf_file import write_gguf
 from tests.tools.damage import cut, flip
-from tracking import db, generations, jobs, reports
+from tracking import db, jobs, reports
 from tracking.shards import Division
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
@@ -198,8 +198,8 @@ def test_answers_of_the_server_of_a_base_train_at_once_with_exact_labels(
     if shard_rows is None:
         context.flush()
         with db.reading(home) as session:
-            assert generations.generation_progress(session, context.job_id).rows == 12
-            answers = generations.samples(session, context.job_id, generations.ANSWERS, 9)
+            assert reports.generation_progress(session, context.job_id).rows == 12
+            answers = reports.generation_samples(session, context.job_id, reports.ANSWERS, 9)
         assert len(answers) == 3 and answers[0]["text"].startswith("you said: number")
 
 

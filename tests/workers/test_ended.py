@@ -13,8 +13,8 @@ from tests.tools.receiver import Receiver
 from tracking.db import reading, writing
 from tracking.states import JobState
 from tracking.tables import Job, Preference, now
-from workers.supervise import ended
-from workers.supervise.ended import WebhookNotifier, collect_ended_jobs, message_of
+from workers.supervise import reconcile
+from workers.supervise.reconcile import WebhookNotifier, collect_ended_jobs, message_of
 
 
 def add_job(home: Settings, name: str, state: str = "RUNNING", minutes: float = 5.0, **values: object) -> str:
@@ -60,10 +60,10 @@ def test_nothing_is_written_while_nothing_changes(home: Settings) -> None:
     add_job(home, "goes on")
     told(home)
     with reading(home) as session:
-        before = session.get_one(Preference, ended.WATCHED).updated_at
+        before = session.get_one(Preference, reconcile.WATCHED).updated_at
     told(home)
     with reading(home) as session:
-        assert session.get_one(Preference, ended.WATCHED).updated_at == before
+        assert session.get_one(Preference, reconcile.WATCHED).updated_at == before
 
 
 def test_the_message_has_name_state_and_link_and_no_more(home: Settings) -> None:

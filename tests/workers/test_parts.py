@@ -22,8 +22,7 @@ from tracking import db, jobs, leases, processes, reports
 from tracking.tables import Base, Job, now
 from workers import identity
 from workers.child.context import EXIT_FENCED, Eta, JobContext
-from workers.joblog import last_line
-from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint
+from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint, last_line
 from workers.supervise.reconcile import LeaseMonitor, interrupt_lost, jobs_without_message
 from workers.timing import JobTiming, job_timing
 

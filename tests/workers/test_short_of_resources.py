@@ -18,9 +18,9 @@ from speculoos.settings import load
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.test_drills import order, some_steps, steps
 from tracking import db, listing
-from workers import joblog
 from workers.jobs.requests import ImportPrompts
 from workers.jobs.submit import request_cancel, submit
+from workers.supervise import attempt
 
 pytestmark = pytest.mark.integration
 
@@ -132,10 +132,10 @@ def test_a_job_that_prints_without_end_fills_no_disk(steady: Bench, tmp_path: Pa
     """400 lines of 100 kB are 40 MB; the worker keeps at most the newest 10, and 10 older ones."""
     job = order(steady, tmp_path / "w", steps=400, seconds=0.005, trick="flood")
     steady.wait(job.id, "SUCCEEDED")
-    log = joblog.log_path(steady.settings, job.id)
-    kept = log.stat().st_size + joblog.rotated_log(log).stat().st_size
-    assert kept < 2.5 * joblog.MAX_BYTES
-    assert "line 399 " in log.read_text() + joblog.rotated_log(log).read_text()
+    log = attempt.log_path(steady.settings, job.id)
+    kept = log.stat().st_size + attempt.rotated_log(log).stat().st_size
+    assert kept < 2.5 * attempt.MAX_LOG_BYTES
+    assert "line 399 " in log.read_text() + attempt.rotated_log(log).read_text()
 
 
 def test_what_a_child_said_last_is_kept_when_its_worker_is_killed(bench: Bench, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_a_child_said_last_is_kept_when_its_worker_is_killed(bench: Bench, 
     running = some_steps(bench, job, 20)
     worker.kill()
     wait_until(lambda: not Path(f"/proc/{running.child['pid']}").exists(), 60, "the child's end")
-    log = joblog.log_path(bench.settings, job.id)
+    log = attempt.log_path(bench.settings, job.id)
     said = max(int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("line "))
     assert said >= max(steps(tmp_path / "w")), "every line it printed before its end"
     assert "BrokenPipe" not in log.read_text()
@@ -154,16 +154,16 @@ def test_a_log_is_rotated_in_place_and_given_up_on_a_full_disk(small_disk: Path)
     log = small_disk / "job.log"
     with log.open("ab", buffering=0) as child:
         child.write(b"old\n" * 100)
-        assert not joblog.rotate_if_full(log, 1000)
+        assert not attempt.rotate_if_full(log, 1000)
         child.write(b"new\n" * 200)
-        assert joblog.rotate_if_full(log, 1000) and log.stat().st_size == 0
-        assert joblog.rotated_log(log).read_bytes() == b"old\n" * 50 + b"new\n" * 200
+        assert attempt.rotate_if_full(log, 1000) and log.stat().st_size == 0
+        assert attempt.rotated_log(log).read_bytes() == b"old\n" * 50 + b"new\n" * 200
         child.write(b"after\n")
         assert log.read_bytes() == b"after\n", "the child goes on at the beginning"
         child.write(b"x" * (8 * MB))
         fill(small_disk, 0)
-        assert joblog.rotate_if_full(log, MB) and log.stat().st_size == 0, "its room is what is needed most"
-    assert joblog.last_line(log) == ""
+        assert attempt.rotate_if_full(log, MB) and log.stat().st_size == 0, "its room is what is needed most"
+    assert attempt.last_line(log) == ""
 
 
 def test_lines_of_a_job_name_it_as_text_and_as_json(bench: Bench, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_lines_of_a_job_name_it_as_text_and_as_json(bench: Bench, tmp_path: Path
     bench.worker()
     job = order(bench, tmp_path / "w", trick="bad_input")
     bench.wait(job.id, "FAILED")
-    lines = joblog.log_path(bench.settings, job.id).read_text().splitlines()
+    lines = attempt.log_path(bench.settings, job.id).read_text().splitlines()
     said = json.loads(next(line for line in lines if "FAILED" in line))
     assert (said["job"], said["attempt"], said["process"], said["level"]) == (job.id, 1, "job", "error")
     assert "prompts.jsonl, line 7" in said["message"] and said["time"].endswith("+00:00")

@@ -35,7 +35,6 @@ from workers.timing import JobTiming
 SUPERVISOR_PID = "SPECULOOS_SUPERVISOR_PID"
 """Environment variable with the pid of the supervisor, which must be the child's parent."""
 log = logging.getLogger("job")
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 EXIT_FENCED = 75
 EXIT_ORPHANED = 76
 SMOOTHING = 0.2  # weight of the newest measurement in the moving average of the time per unit
@@ -87,7 +86,7 @@ class JobContext:
 
     def log(self, message: str, level: str = "info") -> None:
         message = redact(str(message), self._known)
-        log.log(LEVELS.get(level, logging.INFO), "%s", message)
+        log.log(getattr(logging, level.upper(), logging.INFO), "%s", message)
         with self._lock:
             self._report.logs.append((now(), level, message))
 
@@ -216,8 +215,7 @@ class JobContext:
         return BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
 
     def publish(self, table: type[Table], row_id: str, **values: Any) -> None:
-        """Update an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`. Files at its `path` are
-        uploaded to the store first."""
+        """Update an output row, fenced. Files at its `path` are uploaded to the store first."""
         folder = self.files.upload(table, row_id, str(values["path"])) if "path" in values else None
         with self.fenced() as session:
             session.execute(update(table).where(table.id == row_id).values(**values))
@@ -245,8 +243,7 @@ class JobContext:
             raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
 
     def hold_device(self, device: str) -> None:
-        """Wait for the device's lease and renew it until this process ends; the supervisor releases it. Raises
-        Cancelled if the user stops the job during the wait."""
+        """Wait for the device's lease and renew it until this process ends. Raises Cancelled on a stop."""
         lease = machine.device_key(device, self.settings.home)
         own = lease, f"job:{self.job_id}", self.timing.lease_seconds, self.attempt
         while True:

@@ -51,8 +51,8 @@ class JobFiles:
     def bring_output(self, table: type[Table], row_id: str, folder: Path) -> None:
         """Download the stored files of an output row that this job continues, into the folder it writes."""
         if self.store and (stored_row := self._stored(row_id)) and read_key(folder) != stored_row.key:
-            store, key = self.store, stored_row.key
-            self._retry(lambda: store.get_folder(store_key(KINDS[table], row_id), key, folder))
+            place = store_key(KINDS[table], row_id)
+            self._retry(lambda: self.files.store.get_folder(place, stored_row.key, folder))
 
     def download_path(self, path: str, into: Path | None = None) -> str:
         """Local path of a file or folder that a request names: the original path if its content matches, else a copy

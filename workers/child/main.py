@@ -29,7 +29,6 @@ from workers.memory import limit_child_memory
 from workers.timing import job_timing
 
 log = logging.getLogger(__name__)
-Result = dict[str, Any] | Division
 PR_SET_PDEATHSIG = 1
 PAUSE_SIGNAL = signal.SIGUSR1
 """Signal from the worker if disk space or memory is short: stop at the next safe point; the job resumes later."""
@@ -82,7 +81,7 @@ def die_with_parent() -> None:
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _work(context: JobContext) -> Result:
+def _work(context: JobContext) -> dict[str, Any] | Division:
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)
     limit_child_memory(job.kind, context.settings)

@@ -65,8 +65,7 @@ def tracker_environment(settings: Settings) -> dict[str, str]:
 
 
 class TrackerThread(threading.Thread):
-    """Sends reports to one tracker; `put` never blocks. `title`: the job's name, `resumed`: the step it resumes from
-    (-1: none)."""
+    """Sends reports to one tracker; `put` never blocks. `resumed` is the step the job resumes from (-1: none)."""
 
     def __init__(self, tracker: str, title: str, config: dict[str, Any], resumed: int, context: JobContext):
         super().__init__(name=f"tracker-{tracker}", daemon=True)

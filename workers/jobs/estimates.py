@@ -39,19 +39,13 @@ MOST_FACTOR = 30.0  # maximum factor between the pace of past jobs and of the pr
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """`seconds` (None: unknown), `work` in units of the pace, bytes on disk and in memory, the basis of the time, and
-    the optimizer steps of a training with their size and evaluation interval (`rhythm`)."""
+class Estimate(Need):
+    """What a job needs, `seconds` (None: unknown) with the basis of that figure, and what this machine has free."""
 
-    seconds: float | None
-    work: float
-    disk: float
-    memory: float
-    basis: str
-    free_disk: float
-    free_memory: float
-    steps: int = 0
-    rhythm: str = ""
+    seconds: float | None = None
+    basis: str = ""
+    free_disk: float = 0.0
+    free_memory: float = 0.0
 
     @property
     def warnings(self) -> list[str]:
@@ -112,14 +106,13 @@ def _estimate(request: Request, need: Need, pace: Pace | None, home: Path) -> Es
     if need.minutes:
         limit = need.minutes * 60 + _fixed_seconds(request, need.fixed, home)
         seconds = min(seconds or need.minutes * 60, limit)
-    free = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
+    disk, memory = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
     basis = pace.basis if pace else UNMEASURED if need.work else UNKNOWN
-    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm)
+    return Estimate(**vars(need), seconds=seconds, basis=basis, free_disk=disk, free_memory=memory)
 
 
 def _pace(session: Session, request: Request, home: Path, fixed_reads: float) -> Pace | None:
-    """The pace of a request: from the latest jobs like it with the same base or endpoint, or from the probe; None for
-    the first job of an endpoint."""
+    """The pace of the latest jobs like it with the same base, or of the probe; None without either."""
     fixed = _fixed_seconds(request, fixed_reads, home)
     if request.rate.bytes:
         return Pace(request.rate.bytes, "the usual speed for such files", fixed)
@@ -130,10 +123,10 @@ def _pace(session: Session, request: Request, home: Path, fixed_reads: float) ->
     rate = statistics.median(rates) if rates else 0.0
     if getattr(request, "endpoint", "") or not request.rate.share:
         return Pace(rate, basis, fixed) if rates else None
-    probe = _Probe.read(home)
-    expected = request.rate.share * getattr(probe, request.rate.unit)
+    speeds, probed = _probe(home)
+    expected = request.rate.share * speeds[request.rate.unit]
     if not rates:
-        return Pace(expected, probe.basis, fixed)
+        return Pace(expected, probed, fixed)
     return Pace(min(max(rate, expected / MOST_FACTOR), expected * MOST_FACTOR), basis, fixed)
 
 
@@ -147,32 +140,23 @@ def _seconds(job: Job) -> float:
     return (job.finished_at - job.started_at).total_seconds()
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """Operations and bytes per second with packed weights (`multiplies`, `reads`), operations with trainable weights
-    (`learns`); see `models.runtime.speed`."""
-
-    multiplies: float = OPERATIONS
-    reads: float = MEMORY
-    learns: float = OPERATIONS
-    basis: str = "default values, before the first measurement"
-
-    @classmethod
-    def read(cls, home: Path) -> "_Probe":
-        """The probe of a home; defaults without a readable file. Older files have only figures of packed weights."""
-        try:
-            values = json.loads((home / PROBE).read_text(encoding="utf-8"))
-            operations, memory = values["operations_per_second"], values["bytes_per_second"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return cls()
-        learns = values.get("learned_operations_per_second", operations)
-        return cls(operations, memory, learns, "a short probe of this machine")
+def _probe(home: Path) -> tuple[dict[str, float], str]:
+    """The probe of a home (`models.runtime.speed`) or defaults, and its description: operations per second with packed
+    weights (`multiplies`) and trainable ones (`learns`), bytes read per second (`reads`)."""
+    try:
+        values = json.loads((home / PROBE).read_text(encoding="utf-8"))
+        operations, memory = values["operations_per_second"], values["bytes_per_second"]
+    except (OSError, ValueError, KeyError, TypeError):
+        defaults = {"multiplies": OPERATIONS, "reads": MEMORY, "learns": OPERATIONS}
+        return defaults, "default values, before the first measurement"
+    learns = values.get("learned_operations_per_second", operations)  # not in older files
+    return {"multiplies": operations, "reads": memory, "learns": learns}, "a short probe of this machine"
 
 
 def _fixed_seconds(request: Request, fixed_reads: float, home: Path) -> float:
     """Seconds that do not grow with the work: the start, and the reading of `fixed_reads` bytes of weights."""
     start = START_SECONDS[request.queue] + request.rate.loading
-    return start + fixed_reads / (TUNING_SHARE * _Probe.read(home).reads)
+    return start + fixed_reads / (TUNING_SHARE * _probe(home)[0]["reads"])
 
 
 def _past(session: Session, request: Request) -> list[Job]:

@@ -83,10 +83,6 @@ class Evaluate(Measurement):
     evaluation_id: str = ""
 
     @property
-    def runs_on(self) -> str:
-        return "io" if self.endpoint else self.queue
-
-    @property
     def drafts(self) -> bool:
         """Whether a draft is measured besides plain decoding."""
         return bool(self.checkpoint_id) or self.drafting.get("drafter", "none") != "none"
@@ -218,8 +214,7 @@ class ReplayRequest(Measurement):
 
 
 class Tune(Measurement):
-    """Measures on the worker's device with responses to `limit` questions. The result is stored in the checkpoint's
-    row, and with `keep` the tree in its files; there is no output row."""
+    """Measures on the worker's device; the result is stored in the checkpoint's row, with `keep` also in its files."""
 
     kind: ClassVar[str] = "tune"
     title: ClassVar[str] = "Tune the tree"

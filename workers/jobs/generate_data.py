@@ -73,10 +73,6 @@ class GenerateData(Request):
     def _parse_temperatures(cls, value: Any) -> Any:
         return parse_numbers("Several temperatures", value) if isinstance(value, str) else value
 
-    @property
-    def runs_on(self) -> str:
-        return "io" if self.endpoint else self.queue
-
     def inputs(self) -> list[tuple[type[Table], str]]:
         return [(Dataset, self.source_id)] + ([(Base, self.base_id)] if self.base_id else [])
 

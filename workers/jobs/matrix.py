@@ -102,15 +102,6 @@ def cells(session: Session, request: Matrix, matrix_id: str = "") -> list[Evalua
     return [cell.changed(matrix_id=matrix_id, evaluation_id=row_id) for cell, row_id in pairs]
 
 
-def left_out(session: Session, request: Matrix) -> int:
-    """Number of combinations that are left out."""
-    axes = (request.models, request.suites, request.drafting, request.dtypes)
-    sampled = sum(temperature > 0 for temperature in set(request.temperatures))
-    samplings = sampled * len(set(request.top_ps)) + (len(set(request.temperatures)) - sampled)
-    others = prod(len({json.dumps(value, sort_keys=True) for value in values}) for values in axes)
-    return samplings * others - len(cells(session, request))
-
-
 def cell_name(session: Session, cell: Evaluate) -> str:
     """`starter@my-heads · GSM8K · T 0 · chain 4`."""
     model = queries.model_name(session, cell.base_id, cell.checkpoint_id or None)

@@ -38,8 +38,7 @@ class Chain:
 
 
 def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None = None, user: str = "") -> Chain:
-    """Submit the chain on `base` with the first `limit` prompts for `user`. Raises NotFound if the starter model is
-    missing."""
+    """Submit the chain on `base` with the first `limit` prompts. Raises NotFound without the starter model."""
     with db.writing(settings) as session:
         if base == STARTER and ensure_starter(session, settings) is None:
             raise NotFound("The starter model is not installed.", "Run `make install`.")

@@ -51,8 +51,7 @@ class Rate:
 
 
 class Request(BaseModel):
-    """The request of a job, stored in its row. Raises BadInput, with the field's label, for an invalid value. Fields
-    can be passed by position, in the order in which they are declared."""
+    """The request of a job, stored in its row. Fields can be passed by position. Raises BadInput by label."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -95,8 +94,8 @@ class Request(BaseModel):
 
     @property
     def runs_on(self) -> str:
-        """The queue of this request."""
-        return self.queue
+        """The queue of this request; endpoints need no device."""
+        return "io" if getattr(self, "endpoint", "") else self.queue
 
     def inputs(self) -> list[tuple[type[Table], str]]:
         """The rows it reads, as (table, id): by default those of `base_id` (optional with an endpoint), `checkpoint_id`
@@ -120,8 +119,7 @@ class Request(BaseModel):
         """Checks that need the input rows, which exist. Raises BadInput, Conflict or Unsupported."""
 
     def output_name(self, name: str) -> str:
-        """The name that the output must have, from the requested `name`; "" if any free name will do. Raises Conflict
-        for a name that this request cannot have."""
+        """The name of the output for the requested `name`; "" if any free name will do. Raises Conflict."""
         return name.strip()
 
     def default_name(self, session: Session) -> str:
@@ -154,7 +152,6 @@ class Request(BaseModel):
 def command_for(
     request: Request, names: Mapping[str, str] | None = None, name: str = "", flags: Iterable[str] = ()
 ) -> str:
-    """The shell command that submits `request`. `names` maps row ids to names (commands accept both); `name` is the
-    output's; `flags` are added at the end."""
+    """The shell command for `request`. `names` maps row ids to names; `name` is the output's; `flags` come last."""
     by_id = dict(names or {})
     return joined([*request.command(lambda row_id: by_id.get(row_id, row_id)), *option("name", name), *flags])

@@ -71,8 +71,7 @@ def trained_tokens(config: TrainConfig, once: float) -> float:
 
 
 def steps(config: TrainConfig, tokens: float, length: float) -> int:
-    """Optimizer steps for `tokens` tokens in conversations of `length` tokens. On average, half a conversation of a
-    batch stays empty (`training.batches.make_batches`)."""
+    """Optimizer steps for `tokens` tokens; half a conversation of each batch stays empty (`make_batches`)."""
     if config.max_steps and not config.epochs:
         return config.max_steps
     filled = max(config.batch_tokens - length / 2, min(length, config.max_length), 1)

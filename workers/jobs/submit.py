@@ -80,8 +80,7 @@ def submit_training(
 def add_built_in(
     name: str, *, experiment: str | None = None, user: str = "", settings: Settings
 ) -> tuple[str, Job | None]:
-    """Add built-in set `name` as a data set, once. Returns its id, and the job that imports it or None if it was added
-    before. Raises BadInput for an unknown name."""
+    """Add a built-in set once; returns its id and the job that imports it (None: added before). Raises BadInput."""
     built_in = find_built_in(name)
     with db.reading(settings) as session:
         existing, same_name = added_sets(session).get(name), find_named(session, Dataset, name)
@@ -129,8 +128,7 @@ def clone(job_id: str, *, user: str = "", settings: Settings | None = None) -> J
 
 
 def check_and_estimate(settings: Settings, request: Request) -> Estimate:
-    """Check the request and estimate the job without a write transaction, as this may read a thousand conversations.
-    Raises BadInput, NotFound, Conflict or Unsupported."""
+    """Check and estimate without a write transaction. Raises BadInput, NotFound, Conflict or Unsupported."""
     request.check_options()
     with db.reading(settings) as session:
         _find_inputs(session, request)
@@ -139,8 +137,7 @@ def check_and_estimate(settings: Settings, request: Request) -> Estimate:
 
 
 def _deliver(settings: Settings, request: Request) -> None:
-    """Upload the local inputs of a request to the store, so that any machine can run the job. Skipped are files that
-    are in the store or part of the installation, and inputs whose job uploads them. Raises Unavailable."""
+    """Upload the local inputs to the store, so that any machine can run the job. Raises Unavailable."""
     if not settings.store:
         return
     files, uploads = stored.RowFiles(settings), []
@@ -179,8 +176,7 @@ def _find_inputs(session: Session, request: Request) -> str | None:
 def _make_output(
     session: Session, request: Request, name: str, experiment_id: str | None, like: str
 ) -> tuple[Request, Any]:
-    """(request with the id of its output row, the new row in state `pending`); None for kinds without an output. Raises
-    Conflict if `name` is in use. Without `name` it is `like`, `like-2`, … or a default."""
+    """(request with its output's id, the new row or None). Raises Conflict if `name` is in use."""
     if not request.output:
         return request, None
     field, table = request.output

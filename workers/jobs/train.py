@@ -26,8 +26,7 @@ FIXED_OPERATIONS = 2e9
 
 
 class Train(Request):
-    """Trains `models.methods.train_config(method, **settings)` on data set `dataset_id` together with
-    `more_dataset_ids`."""
+    """Trains `train_config(method, **settings)` on data set `dataset_id` and `more_dataset_ids`."""
 
     kind: ClassVar[str] = "train"
     title: ClassVar[str] = "Train draft"
@@ -94,8 +93,7 @@ class Train(Request):
         }
 
     def need(self, session: Session) -> Need:
-        """The base runs once over cached tokens, and in every epoch over the others; each evaluation runs the draft on
-        the held-out tokens."""
+        """The base runs once over cached tokens, in every epoch over others; evaluations read the held-out ones."""
         base = sizes.found(session, Base, self.base_id)
         sets = [sizes.found(session, Dataset, row_id) for row_id in self.dataset_ids]
         config = fit_length(self.config, self.settings, base)
@@ -141,8 +139,7 @@ class Train(Request):
 
 
 def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:
-    """The hidden states server of a training; None if the training runs the base or reads stored states. Raises
-    BadInput for an unknown name."""
+    """The hidden states server of a training, None without one. Raises BadInput for an unknown name."""
     name, known = config.hidden_states, settings.state_servers
     if name in ("", FROM_STORE):
         return None

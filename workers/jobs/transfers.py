@@ -23,22 +23,27 @@ FIELDS_HELP = "Column of a field, as prompt=COLUMN, answer=COLUMN or messages=CO
 NO_PATH = ("hub", "starter")  # sources whose location is not a path
 
 
-class FetchModel(Request):
+class FileRequest(Request):
+    """Base class of these kinds: they need no device. `location` may be a path, depending on `source`."""
+
+    queue: ClassVar[Literal["gpu", "io"]] = "io"
+
+    def paths(self) -> list[str]:
+        return [self.location] if getattr(self, "source", "hub") not in NO_PATH else []
+
+
+class FetchModel(FileRequest):
     """`location` is the hub id, the folder or the GGUF file."""
 
     kind: ClassVar[str] = "fetch_model"
     title: ClassVar[str] = "Fetch model"
     work: ClassVar[str] = "workers.child.work.models:run_fetch_model"
-    queue: ClassVar[Literal["gpu", "io"]] = "io"
     output: ClassVar = ("base_id", Base)
     rate: ClassVar[Rate] = Rate(bytes=2e7)
 
     source: str = setting(..., "hub, folder, gguf or starter; default: detected from the location.")
     location: str = setting(..., "Hub id, folder, GGUF file, or `starter`.")
     base_id: str = ""
-
-    def paths(self) -> list[str]:
-        return [self.location] if self.source not in NO_PATH else []
 
     def default_name(self, session: Session) -> str:
         location = self.location.rstrip("/")
@@ -59,13 +64,12 @@ class FetchModel(Request):
         return ["models", "add", *location, "--source", self.source]
 
 
-class ImportDraft(Request):
+class ImportDraft(FileRequest):
     """`source` is folder, hub, or upload (a folder of uploaded files, which the job removes)."""
 
     kind: ClassVar[str] = "import_draft"
     title: ClassVar[str] = "Import draft"
     work: ClassVar[str] = "workers.child.work.models:run_import_draft"
-    queue: ClassVar[Literal["gpu", "io"]] = "io"
     output: ClassVar = ("checkpoint_id", Checkpoint)
     output_in_base: ClassVar[bool] = True
     rate: ClassVar[Rate] = Rate(bytes=3e7, loading=3.0)
@@ -75,9 +79,6 @@ class ImportDraft(Request):
     base_id: str
     layout: str = setting("", "Format of the draft, such as vllm-eagle3; default: detected.", label="Format")
     checkpoint_id: str = ""
-
-    def paths(self) -> list[str]:
-        return [self.location] if self.source not in NO_PATH else []
 
     def default_name(self, session: Session) -> str:
         return self.location.rstrip("/").rpartition("/")[2].partition("@")[0]
@@ -93,11 +94,9 @@ class ImportDraft(Request):
         return [*words, "--source", "folder" if uploaded else self.source, *option("format", self.layout)]
 
 
-class ImportFile(Request):
-    """Base class of both imports. `path` is a file of this home, a data set on the Hub (`hub:…`), or an included one
-    (`builtin:…`)."""
+class ImportFile(FileRequest):
+    """`path` is a file of this home, a data set on the Hub (`hub:…`), or an included one (`builtin:…`)."""
 
-    queue: ClassVar[Literal["gpu", "io"]] = "io"
     output: ClassVar = ("dataset_id", Dataset)
 
     def paths(self) -> list[str]:
@@ -170,13 +169,12 @@ class ImportAnswered(ImportFile):
         return [*words, *changed_options(self, "limit"), *pairs("--field", self.fields)]
 
 
-class Export(Request):
+class Export(FileRequest):
     """`format` is a key of `formats.FORMATS`. There is no output row: an export can be repeated at any time."""
 
     kind: ClassVar[str] = "export"
     title: ClassVar[str] = "Export"
     work: ClassVar[str] = "workers.child.work.models:run_export"
-    queue: ClassVar[Literal["gpu", "io"]] = "io"
     rate: ClassVar[Rate] = Rate(bytes=3e7, loading=2.5)
 
     checkpoint_id: str

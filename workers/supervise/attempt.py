@@ -2,24 +2,32 @@
 
 The worker itself never uses a device or loads a model. Two attempts never run at once: a new attempt first ends the
 processes of earlier ones, and all writes of a child are fenced by its attempt number.
+
+The child writes to the job's log file directly (home/logs/<job>.log), so its last lines survive a crash of the worker.
+The worker checks the size: a full file is copied to <job>.log.1 and truncated in place; the child goes on to append.
 """
 
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import IO
 
 from speculoos import faults, logs, resources
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
+from speculoos.files import new_path
+from speculoos.logs import message_of
 from speculoos.redaction import known_secrets, redact
 from speculoos.settings import Settings, load
 from tracking import db, jobs, leases, reports, shards
 from tracking.states import JobState
-from workers import identity, joblog, memory
+from workers import identity, memory
 from workers.celery_app import TASK, app, publish_ready
 from workers.child.context import EXIT_FENCED, EXIT_ORPHANED, SUPERVISOR_PID
 from workers.child.main import PAUSE_SIGNAL, SPACE_HINT, describe_error
@@ -27,6 +35,9 @@ from workers.timing import JobTiming, job_timing
 
 log = logging.getLogger(__name__)
 stopping = threading.Event()  # set when this worker is stopping (see workers.supervise.worker)
+MAX_LOG_BYTES = 10 * 2**20  # maximum size of the log file, and of the older file
+TAIL_BYTES = 8192
+LONGEST_LINE = 300  # maximum length of a last line
 KILLED_REASON = "it was killed, perhaps because memory ran out"
 SIGNALS = {signal.SIGKILL: KILLED_REASON, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
@@ -43,8 +54,7 @@ def run_job(job_id: str) -> None:
 
 
 def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
-    """Work on a job until it ends, is divided, is taken by another worker, or this worker stops. If it was the last
-    shard of a divided job, continue with that job immediately instead of queueing it."""
+    """Work on a job until it ends, is lost or this worker stops; after a last shard, go on with its divided job."""
     worked = False
     try:
         while not stopping.is_set() and not resources.resource_monitor(settings).look():
@@ -74,7 +84,7 @@ class AttemptSupervisor:
         self._stop_sent_at: float | None = None  # when the child was asked to stop
         self._merging = False  # the attempt merges the finished shards of a divided job that the user stopped
         self._shortage: resources.ResourceShortage | None = None  # why the child was asked to pause
-        self._log = joblog.log_path(settings, job_id)
+        self._log = log_path(settings, job_id)
         self._renewed_at = time.monotonic()
 
     def run(self) -> None:
@@ -131,7 +141,7 @@ class AttemptSupervisor:
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        with joblog.open_log(self._log, self.attempt) as out:
+        with open_log(self._log, self.attempt) as out:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
             )
@@ -145,7 +155,7 @@ class AttemptSupervisor:
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         while not _wait_for_exit(child, self.timing.poll_seconds):
-            joblog.rotate_if_full(self._log)
+            rotate_if_full(self._log)
             if not self._renew() or self._exceeds_memory(child):
                 return
             self._pause_if_short(child)
@@ -220,7 +230,7 @@ class AttemptSupervisor:
         how = f"ended with exit status {status}"
         if status < 0:
             how = "ended without a result: " + SIGNALS.get(-status, f"it was ended by {signal.Signals(-status).name}")
-        last = joblog.last_line(self._log) if status != -signal.SIGKILL else ""
+        last = last_line(self._log) if status != -signal.SIGKILL else ""
         detail = f"; its last line was: {redact(last, known_secrets(self.settings)).rstrip('.')}" if last else ""
         return f"The process of attempt {self.attempt} {how}{detail}."
 
@@ -236,3 +246,60 @@ def _wait_for_exit(child: subprocess.Popen[bytes], seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def log_path(settings: Settings, job_id: str) -> Path:
+    """The log file of a job."""
+    return settings.home / "logs" / f"{job_id}.log"
+
+
+def rotated_log(log: Path) -> Path:
+    """The rotated file of a log."""
+    return log.with_name(log.name + ".1")
+
+
+def open_log(log: Path, attempt: int) -> IO[bytes]:
+    """Open the log file for an attempt's output, appending. Raises OSError if that fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    out = log.open("ab", buffering=0)
+    with contextlib.suppress(OSError):  # a job must not fail because of a header line
+        out.write(f"--- attempt {attempt} ---\n".encode())
+    return out
+
+
+def rotate_if_full(log: Path, most: int | None = None) -> bool:
+    """Rotate a log larger than `most` bytes (MAX_LOG_BYTES); returns whether it was. Lines written between copy and
+    truncation are lost. If the log grew past the limit, its last bytes are kept."""
+    most = most or MAX_LOG_BYTES
+    try:
+        with log.open("r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= most:
+                return False
+            file.seek(max(0, size - most))
+            target = rotated_log(log)
+            try:
+                with new_path(target) as new, new.open("wb") as out:
+                    shutil.copyfileobj(file, out, 1 << 20)
+            except OSError:  # the disk is full
+                target.unlink(missing_ok=True)
+            file.truncate(0)
+        return True
+    except OSError:
+        return False
+
+
+def last_line(log: Path) -> str:
+    """The last non-empty line of a log, without the supervisor's header lines; "" if there is none."""
+    lines = _tail(rotated_log(log)) + _tail(log)
+    output = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
+    return message_of(output[-1])[:LONGEST_LINE] if output else ""
+
+
+def _tail(file: Path) -> list[str]:
+    try:
+        with file.open("rb") as handle:
+            handle.seek(max(0, os.fstat(handle.fileno()).st_size - TAIL_BYTES))
+            return handle.read(TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -5,6 +5,7 @@ whose message was not sent or was lost. Duplicate messages are harmless, since o
 """
 
 import logging
+import queue
 import signal
 import sys
 import threading
@@ -12,24 +13,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from ops import retention
-from speculoos import logs
+from speculoos import logs, webhook
 from speculoos.errors import Fenced, SpeculoosError
 from speculoos.private import set_private_umask
 from speculoos.resources import update_reserve
 from speculoos.settings import Settings, load
 from tracking import db, jobs, leases, processes, reports, workload
-from tracking.tables import Job, now
+from tracking.listing import took_long
+from tracking.states import FINISHED, JobState
+from tracking.tables import Job, Preference, now
 from workers import identity
 from workers.celery_app import publish
-from workers.supervise.ended import WebhookNotifier
 from workers.timing import JobTiming, job_timing
 
 log = logging.getLogger(__name__)
 CLEANUP_SECONDS = 300.0  # interval at which it checks whether the hourly cleanup is due (see ops.retention)
+WATCHED = "webhook:watched"
+WORDS = {JobState.SUCCEEDED: "is done", JobState.FAILED: "has failed"}
 GONE = "Its worker has died."
 SILENT = "Its worker has not renewed the lease in time."
 
@@ -65,8 +71,7 @@ class LeaseMonitor:
 def reconcile(
     settings: Settings, timing: JobTiming, silence: LeaseMonitor | None = None, *, republish_all: bool = False
 ) -> int:
-    """Run one round; returns the number of messages sent. `silence` detects expired leases; without it, only jobs of
-    dead workers are interrupted. `everything` also sends messages for jobs whose message may still be queued."""
+    """One round; returns the number of messages sent. `republish_all` sends every waiting job's message."""
     with db.writing(settings) as session:
         silent = silence.expired(jobs.running(session)) if silence else ()
         lost = interrupt_lost(session, silent)
@@ -92,13 +97,22 @@ def recover(settings: Settings) -> None:
 
 
 def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
-    """Set jobs whose worker died on this machine, or whose id is in `silent`, to INTERRUPTED (see jobs.interrupt).
-    Returns their rows as they were before."""
+    """Interrupt jobs whose worker died here or is `silent` (see jobs.interrupt). Returns their rows as they were."""
     lost = []
     for job in jobs.running(session):
         reason = GONE if identity.worker_is_dead(job.owner) else SILENT if job.id in silent else ""
-        if reason and _interrupt(session, job, reason):
-            lost.append(job)
+        if not reason:
+            continue
+        try:
+            state = jobs.interrupt(session, job.id, job.attempt, reason)
+        except Fenced:  # it ended or was claimed meanwhile
+            continue
+        leases.release(session, f"job:{job.id}", job.attempt)
+        reports.add_log(session, job.id, job.attempt, reason, "warning")
+        workload.increment_counter(session, workload.LEASE_LOST if reason == SILENT else workload.WORKER_GONE)
+        with logs.with_log_context(job=job.id, attempt=job.attempt):
+            log.info("%s is now %s: %s", job.name, state, reason)
+        lost.append(job)
     return lost
 
 
@@ -114,6 +128,61 @@ def jobs_without_message(session: Session, waiting: list[Job], timing: JobTiming
         return not was_sent and busy[job.queue] < capacity.get(job.queue, 0)
 
     return list(filter(needs_message, waiting))
+
+
+def message_of(job: Job, pages: str) -> dict[str, Any]:
+    """The message about an ended job as JSON; chat servers show `text`. `pages` is the URL of the workbench."""
+    seconds = ((job.finished_at or now()) - job.queued_at).total_seconds()
+    link = f"{pages}/jobs?id={job.id}"
+    figures = {"id": job.id, "name": job.name, "state": job.state, "seconds": round(seconds)}
+    return {"text": f"“{job.name}” {WORDS[JobState(job.state)]}: {link}", "job": figures, "link": link}
+
+
+def collect_ended_jobs(session: Session) -> list[Job]:
+    """Watched long jobs that succeeded or failed since the last call. Then all active jobs are watched."""
+    row = session.get(Preference, WATCHED, with_for_update=True)
+    watched = list(row.value.get("jobs", [])) if row else []
+    active = sorted(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED), Job.parent_id.is_(None))))
+    if active != watched or row is None:
+        session.merge(Preference(key=WATCHED, value={"jobs": active}, updated_at=now()))
+    ended = set(watched) - set(active)
+    rows = session.scalars(select(Job).where(Job.id.in_(ended), Job.state.in_(WORDS))) if ended else ()
+    return [job for job in rows if took_long(job)]
+
+
+class WebhookNotifier:
+    """Sends messages about ended long jobs, one POST each, from its own thread; failed ones are not retried."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._last_error, self._watching = "", True
+        threading.Thread(target=self._run, name="webhook", daemon=True).start()
+
+    def look(self) -> None:
+        """Queue messages for jobs that have ended. Without a webhook none is watched, so none is told later."""
+        enabled = bool(webhook.webhook_url(self.settings))
+        jobs: list[Job] = []
+        if enabled or self._watching:
+            with db.writing(self.settings) as session:
+                if enabled:
+                    jobs = collect_ended_jobs(session)
+                else:
+                    session.execute(delete(Preference).where(Preference.key == WATCHED))
+        self._watching = enabled
+        for job in jobs:
+            self._queue.put(job)
+
+    def _run(self) -> None:
+        while job := self._queue.get():
+            error = ""
+            try:
+                webhook.post_to_webhook(self.settings, message_of(job, self.settings.url))
+            except Exception as problem:  # the thread must survive for later messages
+                error = str(problem) if isinstance(problem, SpeculoosError) else type(problem).__name__
+            if error not in ("", self._last_error):
+                log.warning("The webhook was not notified that %s ended: %s", job.name, error)
+            self._last_error = error
 
 
 def main() -> int:
@@ -139,19 +208,6 @@ def main() -> int:
                 last_cleanup = time.monotonic()
                 retention.in_background(settings)
     return 0
-
-
-def _interrupt(session: Session, job: Job, reason: str) -> bool:
-    try:
-        state = jobs.interrupt(session, job.id, job.attempt, reason)
-    except Fenced:
-        return False  # it ended or was claimed meanwhile
-    leases.release(session, f"job:{job.id}", job.attempt)
-    reports.add_log(session, job.id, job.attempt, reason, "warning")
-    workload.increment_counter(session, workload.LEASE_LOST if reason == SILENT else workload.WORKER_GONE)
-    with logs.with_log_context(job=job.id, attempt=job.attempt):
-        log.info("%s is now %s: %s", job.name, state, reason)
-    return True
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The work of each job kind: `run(request, context)` in a module named after the kind, imported on demand."""
+"""The work of each job kind: the function that its `work` names, imported on demand."""

@@ -113,16 +113,14 @@ def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[d
 def asked_questions(
     request: Evaluate | PlanRequest | Tune, context: JobContext, last: bool = False
 ) -> list[dict[str, Any]]:
-    """At most `request.limit` questions; with `last` the last of the built-in ones. Raises NotFound or Conflict if the
-    data set cannot be used."""
+    """At most `request.limit` questions; with `last` the last built-in ones. Raises NotFound or Conflict."""
     if not request.dataset_id:
         return built_in()[-request.limit :] if last else built_in(request.limit)
     return read_questions(context.input_with_files(Dataset, request.dataset_id).path, request.limit, context)
 
 
 def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | Division:
-    """The cells to measure, or the result if all are measured. Raises JobFailed if cells failed, Cancelled after a
-    cancel; measured cells are kept."""
+    """The cells to measure, or the result. Raises JobFailed if cells failed, Cancelled; measured cells are kept."""
     with context.session() as session:
         planned = cells(session, request, context.job_id)
         query = select(Evaluation).where(Evaluation.matrix_id == context.job_id, Evaluation.state == "ready")

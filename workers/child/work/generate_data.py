@@ -24,6 +24,7 @@ from corpus.sharding import (
     total_report,
 )
 from corpus.shards import count_lengths, count_rows, write_summary
+from models.tokenizer import load_tokenizer, read_eos_ids
 from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.files import write_json
 from speculoos.store import Store
@@ -65,7 +66,8 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
 def _run_divided(
     request: GenerateData, context: JobContext, source: str, options: GenerateOptions
 ) -> dict[str, Any] | Division:
-    place, author, folder = _place(request, context), _author(request, context), _folder(request, context)
+    place, author = _place(request, context), _author(request, context)
+    folder = context.dataset_folder(request.dataset_id)
     parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
     if len(parts) > MOST:
         raise BadInput(f"This would be {len(parts):,} shards, the maximum is {MOST:,}; use more prompts per shard.")
@@ -101,8 +103,7 @@ def _run_divided(
 
 
 def _run_shard(request: GenerateShard, context: JobContext) -> dict[str, Any]:
-    """Answer the shard's prompts and store it with the other shards, unless it is stored already. Finished rows of a
-    failed attempt are kept for the next."""
+    """Answer the shard's prompts and store it, unless it is stored. Rows of a failed attempt are kept for the next."""
     place = _place(request, context)
     report = place.report(request.key)
     if report is None:
@@ -130,7 +131,7 @@ def _merge_stopped(
     request: GenerateData, context: JobContext, parts: Sequence[ShardPart], finished: Reports
 ) -> Cancelled:
     """Merge the finished rows, including those of unfinished shards; returns the error to raise."""
-    folder, place = _folder(request, context), _place(request, context)
+    folder, place = context.dataset_folder(request.dataset_id), _place(request, context)
     if damaged := assemble(parts, finished, place, folder):
         finished = {key: report for key, report in finished.items() if key not in {part.key for part in damaged}}
         assemble(parts, finished, place, folder)
@@ -168,7 +169,7 @@ def _must_have_rows(report: dict[str, Any]) -> None:
 
 
 def _publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
-    folder = _folder(request, context)
+    folder = context.dataset_folder(request.dataset_id)
     if request.base_id:
         write_preview(context, folder, context.input_with_files(Base, request.base_id).path)
     counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
@@ -189,8 +190,7 @@ def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
 
 
 def _author(request: GenerateData, context: JobContext) -> dict[str, str]:
-    """Identity of the answering model: checksums of the base (also if an endpoint serves it), names of endpoint and
-    model. Equal identities give equal answers."""
+    """Identity of the answering model, by base and endpoint: equal identities give equal answers."""
     author = {}
     if request.endpoint:
         models = {request.endpoint_model or endpoint.model for endpoint in context.endpoints(request.endpoint)}
@@ -201,20 +201,16 @@ def _author(request: GenerateData, context: JobContext) -> dict[str, str]:
     return author
 
 
-def _folder(request: GenerateData, context: JobContext) -> Path:
-    return context.dataset_folder(request.dataset_id)
-
-
 def _place(request: GenerateData, context: JobContext) -> ShardFolder:
     """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
     if store := context.files.store:
         return ShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
-    return ShardFolder(Store(f"file://{_folder(request, context)}"), PARTS)
+    return ShardFolder(Store(f"file://{context.dataset_folder(request.dataset_id)}"), PARTS)
 
 
 def _work_folder(request: GenerateData, context: JobContext, key: str) -> Path:
     """Folder for the rows of shard `key` until the shard is complete, shared by all attempts."""
-    return _folder(request, context) / PARTS / f"{key}.work"
+    return context.dataset_folder(request.dataset_id) / PARTS / f"{key}.work"
 
 
 def _options(request: GenerateData) -> GenerateOptions:
@@ -226,7 +222,15 @@ def _answer(
     request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     if request.endpoint:
-        return _answer_remotely(request, context, source, folder, options)
+        from corpus.generate_remote import generate_remote
+
+        endpoints, served = context.endpoints(request.endpoint), None
+        if request.base_id:
+            base = context.input_with_files(Base, request.base_id)
+            tokenizer = load_tokenizer(base.path)
+            eos_ids = read_eos_ids(base.path, tokenizer)
+            served = ServedBase(tokenizer, eos_ids, base.weights_sha256, base.tokenizer_sha256)
+        return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, served)
     from corpus.generate_local import generate_local, generation_dtype
     from models.base import load_base
     from training.hidden_states.states_store import StatesStore
@@ -240,18 +244,3 @@ def _answer(
         folder_of_states = context.settings.hidden_states_folder / store
         states = StatesStore(folder_of_states, row.weights_sha256, base.dtype, base.hidden_size)
     return generate_local(base, source, folder, options, context, row.card or None, states)
-
-
-def _answer_remotely(
-    request: GenerateData, context: JobContext, source: str, folder: Path, options: GenerateOptions
-) -> dict[str, Any]:
-    from corpus.generate_remote import generate_remote
-
-    endpoints, served = context.endpoints(request.endpoint), None
-    if request.base_id:
-        from models.tokenizer import load_tokenizer, read_eos_ids
-
-        base = context.input_with_files(Base, request.base_id)
-        tokenizer = load_tokenizer(base.path)
-        served = ServedBase(tokenizer, read_eos_ids(base.path, tokenizer), base.weights_sha256, base.tokenizer_sha256)
-    return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, served)

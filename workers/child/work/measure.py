@@ -35,8 +35,7 @@ class LoadedModels:
 
 
 def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtype: str = "") -> LoadedModels:
-    """Download the files, take the device, then load; `dtype` "" uses the settings. Raises NotFound or Conflict if a
-    row cannot be used, Damaged if files have changed."""
+    """Take the device and load; `dtype` "" uses the settings. Raises NotFound, Conflict or Damaged."""
     base_row = context.input_with_files(Base, base_id)
     row = context.input_with_files(Checkpoint, checkpoint_id) if checkpoint_id else None
     device = take_device(context)

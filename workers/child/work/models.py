@@ -20,8 +20,7 @@ from workers.jobs.transfers import NO_PATH
 
 
 def run_fetch_model(request: FetchModel, context: JobContext) -> dict[str, Any]:
-    """Download and hash a base model, and fill its row with path, checksums and card. A folder of another machine is
-    downloaded to the model's folder, which is renamed when it is complete."""
+    """Download and hash a base model, and fill its row. The folder is renamed when it is complete."""
     folder = context.settings.home / "models" / request.base_id
     folder.parent.mkdir(parents=True, exist_ok=True)
     is_path = request.source not in NO_PATH
@@ -61,8 +60,7 @@ def remove_upload(folder: Path, uploads: Path) -> None:
 
 
 def run_export(request: Export, context: JobContext) -> dict[str, Any]:
-    """Write a checkpoint in a server's format, validate and zip it; zip and report are stored under exports/ of the
-    home. Runs on the CPU, next to other jobs. Fails if the validation fails."""
+    """Write a checkpoint in a server's format, validate and zip it under exports/, on the CPU."""
     row = context.input_with_files(Checkpoint, request.checkpoint_id)
     base_row = context.input_with_files(Base, row.base_id)
     check_export(row.path, base_row.path, request.format)

@@ -32,18 +32,18 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     datasets = [context.input_with_files(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
     settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
-    config = config_for(request.method, request.recipe, settings)
-    fitted = fit_length(config, request.settings, base)
-    if fitted is not config:
-        context.log(f"max_length: {fitted.max_length} tokens instead of {config.max_length}, the maximum of this base.")
-    store = fitted.hidden_states_store
+    unfitted = config_for(request.method, request.recipe, settings)
+    config = fit_length(unfitted, request.settings, base)
+    if config is not unfitted:
+        length = f"{config.max_length} tokens instead of {unfitted.max_length}"
+        context.log(f"max_length: {length}, the maximum of this base.")
+    store = config.hidden_states_store
     store_folder = context.settings.hidden_states_folder / store if store else None
-    states = StatesLocation(find_server(context.settings, fitted), store_folder)
+    states = StatesLocation(find_server(context.settings, config), store_folder)
     folder = context.checkpoint_folder(request.checkpoint_id)
     download_checkpoints(context, request.checkpoint_id, folder.parent)
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
-    config = fitted
     if resume and config.batch_tokens is None:  # earlier versions had other defaults
         config = config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
     if reason := no_server_reason(request.method, base.path):
