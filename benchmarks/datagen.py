@@ -29,11 +29,13 @@ WANTED = {"transformers": 2.0, "before": 1.3}
 BUILT_IN = PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl"
 LONGEST = 512
 """Maximum prompt length in tokens; longer prompts are truncated."""
+TOKENS, BATCH, DTYPES = 128, 64, ("bfloat16", "float32")
+"""New tokens of each answer, and our answers at once."""
 
 
-def read_prompts(model: Path, file: Path, limit: int) -> list[list[int]]:
+def read_prompts(file: Path, limit: int) -> list[list[int]]:
     """Token ids of the first user turns of a file's first `limit` rows, with chat template."""
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(starter_path())
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:limit]]
     return [render(tokenizer, [{"role": "user", "content": _first_turn(row)}])[:LONGEST] for row in rows]
 
@@ -49,10 +51,10 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
     script, own, theirs = "generation_side.py", {"engine": "ours"}, {"engine": "transformers"}
     contenders = [Contender("ours", script, own), Contender("transformers", script, theirs)]
     contenders += [Contender("before", script, own, args.before.resolve())] if args.before else []
-    options = {"model": str(args.model), "dtype": dtype, "prompts": str(prompts)}
-    options |= {"max_tokens": args.tokens, "threads": args.threads}
-    batches = {"ours": [args.batch], "transformers": args.batch_sizes}
-    batches["before"] = args.before_batch_sizes or [args.batch]
+    options = {"model": str(starter_path()), "dtype": dtype, "prompts": str(prompts)}
+    options |= {"max_tokens": TOKENS, "threads": torch.get_num_threads()}
+    batches = {"ours": [BATCH], "transformers": args.batch_sizes}
+    batches["before"] = args.before_batch_sizes or [BATCH]
     rounds: list[dict[str, Any]] = []
     with started(contenders, options) as (sides, failed):
         if failed:
@@ -61,7 +63,7 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
             rounds.append({(side.name, size): side.ask(batch=size) for side in sides for size in batches[side.name]})
             spoken = ", ".join(f"{who} {size}: {taken['seconds']:.1f} s" for (who, size), taken in rounds[-1].items())
             print(f"{dtype}, round {number + 1}: {spoken}", file=sys.stderr)
-    return figures(rounds, count * args.tokens)
+    return figures(rounds, count * TOKENS)
 
 
 def figures(rounds: list[dict[tuple[str, int], Any]], tokens: int) -> dict[str, Any]:
@@ -104,29 +106,23 @@ def table(result: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, default=starter_path())
     parser.add_argument("--prompts", type=Path, default=BUILT_IN, help="JSONL with user turns")
     parser.add_argument("--limit", type=int, default=128, help="prompts")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=64, help="our answers at once")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32, 64], help="those of transformers")
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--before", type=Path, help="a worktree of another commit")
     parser.add_argument("--before-batch-sizes", type=int, nargs="+", help="those of that commit (default: ours)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args(arguments)
-    prompts, before = read_prompts(args.model, args.prompts, args.limit), load_average()
+    prompts, before = read_prompts(args.prompts, args.limit), load_average()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompts.json"
         file.write_text(json.dumps(prompts))
-        dtypes = {dtype: race(args, dtype, file, len(prompts)) for dtype in args.dtypes}
+        dtypes = {dtype: race(args, dtype, file, len(prompts)) for dtype in DTYPES}
     result = conditions(before) | {
-        "threads": args.threads,
         "prompts": len(prompts),
         "prompt_tokens": sum(map(len, prompts)),
-        "tokens": args.tokens,
-        "batch": args.batch,
+        "tokens": TOKENS,
+        "batch": BATCH,
         "dtypes": dtypes,
     }
     finish(result, table(result), args.json)

@@ -80,15 +80,13 @@ def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -
     return run
 
 
-def contenders(
-    args: argparse.Namespace, dtype: str
-) -> tuple[dict[str, Callable[[list[int]], Answer]], LoadedBase, Target, Eagle3Draft]:
-    """(contenders by name, the base model for transformers, our target, an EAGLE-3 module to time steps with). The
-    module is created before `fast_target` takes over the base model's weights."""
+def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
+    """Run all contenders on all prompts in turn; returns medians, ratios, and forward pass costs by node count."""
     theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
     drafts = {folder.name: load_draft(folder, own) for folder in args.checkpoint}
-    module = fresh_module(own)
-    target = fast_target(own, args.context)
+    torch.manual_seed(0)  # an untrained module with the vocabulary of the starter's head: its step times are the same
+    module = Eagle3Draft.from_base(own, torch.arange(min(DRAFT_VOCABULARY, own.vocab_size)))
+    target = fast_target(own, args.context)  # after the drafts, as it takes over the base model's weights
     runs = {
         "transformers.generate": reference(theirs, args.max_tokens),
         "transformers prompt lookup": reference(theirs, args.max_tokens, prompt_lookup_num_tokens=10),
@@ -96,14 +94,9 @@ def contenders(
         "ours n-gram": ours(target, None, {"drafter": "ngram"}, args.max_tokens),
     }
     runs |= {f"ours {name}": ours(target, draft, {}, args.max_tokens) for name, draft in drafts.items()}
-    return runs, theirs, target, module
-
-
-def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """Run all contenders on all prompts in turn; returns medians, ratios, and forward pass costs by node count."""
-    runs, theirs, target, module = contenders(args, dtype)
     prompts = first_turns(theirs.tokenizer, args.questions, args.limit)
-    for prompt in warm_up(prompts, theirs.device):
+    # On a GPU whole prompts, so that most CUDA graphs are captured before timing.
+    for prompt in prompts[:2] if theirs.device.type == "cuda" else [prompts[0][:32]]:
         for run in runs.values():
             run(prompt)
     taken: dict[str, list[Answer]] = {name: [] for name in runs}
@@ -111,27 +104,19 @@ def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
         for name, run in runs.items():
             taken[name].append(run(prompt))
         print(f"{dtype}: {at + 1}/{len(prompts)} prompts", file=sys.stderr)
-    figures = {name: _figures(answers) for name, answers in taken.items()}
-    first = figures["transformers.generate"]["tokens_per_second"]
-    for figure in figures.values():
-        figure["ratio_to_transformers"] = round(figure["tokens_per_second"] / first, 3)
-        figure["ratio_to_our_plain"] = round(
-            figure["tokens_per_second"] / figures["ours plain"]["tokens_per_second"], 3
-        )
+    speeds = {name: statistics.median(tokens / s for tokens, s, _ in answers) for name, answers in taken.items()}
+    figures = {
+        name: {
+            "tokens_per_second": round(speeds[name], 2),
+            "ratio_to_transformers": round(speeds[name] / speeds["transformers.generate"], 3),
+            "ratio_to_our_plain": round(speeds[name] / speeds["ours plain"], 3),
+            "tau": round(statistics.mean([tau for _, _, tau in answers if tau] or [1.0]), 3),
+            "tokens": sum(tokens for tokens, _, _ in answers),
+        }
+        for name, answers in taken.items()
+    }
     costs = {"forward_ms": _forward_costs(theirs, target, prompts), "step_ms": _step_costs(target, module, prompts)}
     return {"contenders": figures, **costs}
-
-
-def warm_up(prompts: list[list[int]], device: torch.device) -> list[list[int]]:
-    """Prompts to answer before timing: on a GPU whole prompts, so that most CUDA graphs are captured."""
-    return prompts[:2] if device.type == "cuda" else [prompts[0][:32]]
-
-
-def fresh_module(base: LoadedBase) -> Eagle3Draft:
-    """An untrained EAGLE-3 module with the draft vocabulary size of the starter head; step times do not depend on
-    training."""
-    torch.manual_seed(0)
-    return Eagle3Draft.from_base(base, torch.arange(min(DRAFT_VOCABULARY, base.vocab_size)))
 
 
 def _step_costs(target: Target, module: Eagle3Draft, prompts: list[list[int]]) -> dict[str, Any]:
@@ -148,16 +133,6 @@ def _step_costs(target: Target, module: Eagle3Draft, prompts: list[list[int]]) -
     medians = {name: round(statistics.median(times), 2) for name, times in spent.items()}
     ratio = round(medians["eagle3"] / medians["plain"], 3)
     return medians | {"eagle3_drafting": round(statistics.median(drafting), 2), "ratio": ratio}
-
-
-def _figures(answers: list[Answer]) -> dict[str, Any]:
-    speeds = [tokens / seconds for tokens, seconds, _ in answers]
-    taus = [tau for _, _, tau in answers if tau]
-    return {
-        "tokens_per_second": round(statistics.median(speeds), 2),
-        "tau": round(statistics.mean(taus), 3) if taus else 1.0,
-        "tokens": sum(tokens for tokens, _, _ in answers),
-    }
 
 
 def _forward_costs(theirs: LoadedBase, target: Target, prompts: list[list[int]]) -> dict[str, dict[int, float]]:

@@ -4,23 +4,29 @@
     python -m benchmarks.pictures --every-page FOLDER       every page, light and dark, 400, 1024 and 1920 pixels wide
 
 The first starts `speculoos up` in an empty home folder and runs the required jobs, which takes some minutes on two
-otherwise idle cores. Texts are greedy and reproducible; speeds are measured. The second shows test rows with invented
-figures and is not for docs. Both need a git clone, as they use test tools.
+otherwise idle cores. Texts are greedy and reproducible; speeds are measured. The second shows every page and one object
+of each kind, with all tabs and expanded sections; its test rows have invented figures, so it is not for docs. Both need
+a git clone, as they use test tools.
 """
 
 import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 
-from benchmarks import every_page
-from benchmarks.camera import Camera, camera
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from app.views.shell import NAV, TAB_PAGES
 from models.starter import starter_path
 from speculoos.settings import PROJECT_ROOT
+from tests.browser.furnished import furnish, open_page
+from tests.tools.browser import HELP, find, launch_options
 from tests.tools.running import Up, wait_for
 from tracking import db, queries
 from tracking.names import STARTER
@@ -32,9 +38,55 @@ from workers.jobs.requests import GenerateData, Request
 from workers.jobs.submit import submit
 
 IMAGES = PROJECT_ROOT / "docs" / "images"
-WIDTH = 1280
+TIMEOUT_MS, SETTLED_MS = 120_000, 250
+WIDTH, HEIGHT, HIGHEST = 1280, 900, 12_000
+WIDTHS, THEMES = (400, 1024, 1920), ("light", "dark")
 QUESTION = "Write a Python function that checks whether a number is even."
 MODEL = "starter@starter"
+FOLDED = ", ".join(
+    f".sp-page {what}:visible"
+    for what in (
+        "button.label-wrap:not(.open)",
+        'button[aria-expanded="false"]:not([role])',
+        "details:not([open]) > summary",
+    )
+)
+TABS = '.sp-page button[role="tab"]:visible'
+
+
+@contextmanager
+def browser_page() -> Iterator[Page]:
+    """A page of a headless Chromium without animations. Raises SystemExit if none is found."""
+    path = find()
+    if path is None:
+        raise SystemExit(HELP)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(**launch_options(path))
+        page = browser.new_context(reduced_motion="reduce").new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        yield page
+        browser.close()
+
+
+def open_light(page: Page, url: str, width: int, height: int) -> None:
+    """Open `url` in a window of this size with the light theme."""
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": width, "height": height})
+    open_page(page, url)
+
+
+def scroll_to(page: Page, selector: str) -> None:
+    """Scroll an element to the top of the window."""
+    page.locator(selector).first.evaluate("node => node.scrollIntoView({block: 'start'})")
+
+
+def shoot(page: Page, file: Path) -> None:
+    """Write a screenshot of the window as a PNG with 256 colours, a third of the size."""
+    data = page.screenshot(animations="disabled", caret="hide")
+    image = Image.open(BytesIO(data)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save(file, optimize=True)
+    print(file)
 
 
 class Scene:
@@ -80,10 +132,9 @@ def running_scene(folder: Path) -> Iterator[Scene]:
         shutil.rmtree(up.settings.run_dir, ignore_errors=True)
 
 
-def playground(scene: Scene, camera: Camera) -> None:
+def playground(scene: Scene, page: Page) -> None:
     """Ask a question, measure plain decoding, and open a step."""
-    page = camera.page
-    camera.open(f"{scene.url}/playground?model={MODEL}", WIDTH, 960)
+    open_light(page, f"{scene.url}/playground?model={MODEL}", WIDTH, 960)
     page.locator("#prompt textarea").fill(QUESTION)
     page.locator("#send").click()
     page.locator('.sp-turn[data-state="SUCCEEDED"]').wait_for()
@@ -91,50 +142,99 @@ def playground(scene: Scene, camera: Camera) -> None:
     page.get_by_text("plain, same prompt").wait_for()
     page.locator(".tr-step").nth(12).click()
     page.locator(".sp-side .tr-tree").wait_for()
-    camera.scroll_to("#page-playground")
+    scroll_to(page, "#page-playground")
 
 
-def train(scene: Scene, camera: Camera) -> None:
+def train(scene: Scene, page: Page) -> None:
     """The filled-in form with its review."""
-    camera.open(f"{scene.url}/train?data={scene.answers}&base={scene.base}", WIDTH, 900)
-    camera.page.locator("#train-review .sp-command").wait_for()
+    open_light(page, f"{scene.url}/train?data={scene.answers}&base={scene.base}", WIDTH, HEIGHT)
+    page.locator("#train-review .sp-command").wait_for()
 
 
-def loss_mask(scene: Scene, camera: Camera) -> None:
+def loss_mask(scene: Scene, page: Page) -> None:
     """Rows of a data set with their loss masks."""
-    camera.open(f"{scene.url}/data?id={scene.answers}", WIDTH, 320)
-    camera.page.locator("#dataset-preview .sp-in-loss").first.wait_for()
-    camera.scroll_to("#dataset-preview")
+    open_light(page, f"{scene.url}/data?id={scene.answers}", WIDTH, 320)
+    page.locator("#dataset-preview .sp-in-loss").first.wait_for()
+    scroll_to(page, "#dataset-preview")
 
 
-PICTURES: dict[str, Callable[[Scene, Camera], None]] = {
-    "playground": playground,
-    "loss-mask": loss_mask,
-    "train": train,
-}
+PICTURES: dict[str, Callable[[Scene, Page], None]] = {"playground": playground, "loss-mask": loss_mask, "train": train}
 
 
-def take(names: list[str], folder: Path) -> None:
-    """Write `folder`/NAME.png for each name."""
-    with tempfile.TemporaryDirectory() as scratch, running_scene(Path(scratch)) as scene, camera() as browser:
-        for name in names:
-            PICTURES[name](scene, browser)
-            browser.shoot(folder / f"{name}.png")
-            print(folder / f"{name}.png")
+def take_every_page(folder: Path) -> None:
+    """Write `folder`/PAGE-WIDTH-THEME.png and an index.html that shows all."""
+    with tempfile.TemporaryDirectory() as scratch, browser_page() as page:
+        made = furnish(Path(scratch) / "home")
+        try:
+            places = (*NAV, *TAB_PAGES, *made.things.items())
+            names = [name for label, path in places for name in look(page, made.url + path, label, folder)]
+        finally:
+            made.bench.stop()
+    (folder / "index.html").write_text(index(names), encoding="utf-8")
+
+
+def look(page: Page, url: str, label: str, folder: Path, widths: Sequence[int] = WIDTHS) -> list[str]:
+    """Take the screenshots of one URL: as it opens, each of its other tabs, and all sections expanded. Returns their
+    names without width and theme."""
+    page_name, names = label.lower().replace(" ", "-"), []
+
+    def take(name: str, width: int) -> None:
+        names.append(name)
+        for theme in THEMES:
+            page.emulate_media(color_scheme=theme)
+            page.set_viewport_size({"width": width, "height": HEIGHT})
+            page.wait_for_timeout(SETTLED_MS)
+            whole = min(page.evaluate("document.documentElement.scrollHeight"), HIGHEST)
+            page.set_viewport_size({"width": width, "height": max(whole, HEIGHT)})
+            shoot(page, folder / f"{name}-{width}-{theme}.png")
+        page.emulate_media(color_scheme="light")
+
+    for width in widths:
+        open_light(page, url, width, HEIGHT)
+        take(page_name, width)
+        for number in range(1, page.locator(TABS).count()):
+            page.locator(TABS).nth(number).click()
+            take(f"{page_name}-tab-{number + 1}", width)
+        if unfold(page):
+            take(f"{page_name}-unfolded", width)
+    return list(dict.fromkeys(names))
+
+
+def unfold(page: Page) -> int:
+    """Expand all collapsed sections, also nested ones; returns their number."""
+    opened = 0
+    for _depth in range(2):
+        for part in page.locator(FOLDED).element_handles():
+            part.click()
+            opened += 1
+        page.wait_for_timeout(SETTLED_MS)
+    return opened
+
+
+def index(names: Sequence[str]) -> str:
+    """HTML page with the screenshots of each name in a row; names are of letters and dashes."""
+    rows = []
+    for name in names:
+        files = [f"{name}-{width}-{theme}.png" for theme in THEMES for width in WIDTHS]
+        pictures = " ".join(f'<a href="{f}"><img loading="lazy" src="{f}" alt="{f}" height="420"></a>' for f in files)
+        rows.append(f"<h2>{name}</h2><p>{pictures}</p>")
+    return f'<!doctype html><meta charset="utf-8"><title>Every page</title>{"".join(rows)}'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURES)}; all without one")
-    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the pictures (default: docs/images)")
     parser.add_argument("--every-page", type=Path, metavar="FOLDER", help="every page instead, into this folder")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(PICTURES)):
         parser.error(f"there is no picture {unknown[0]!r}; known are {', '.join(PICTURES)}")
     if options.every_page:
-        every_page.take(options.every_page)
-    else:
-        take(options.names or list(PICTURES), options.out)
+        take_every_page(options.every_page)
+        return
+    with tempfile.TemporaryDirectory() as scratch, running_scene(Path(scratch)) as scene, browser_page() as page:
+        for name in options.names or PICTURES:
+            PICTURES[name](scene, page)
+            shoot(page, IMAGES / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,12 @@ divided by verifications times the median step time of each question. The goals 
 head's shapes, and the correct order of the standalone drafts.
 """
 
-import argparse
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.report import conditions, finish, load_average, make_parser, table_lines
 from decoding.config import GenerateConfig
@@ -42,12 +38,10 @@ from evaluation.planner import (
 )
 from evaluation.questions import BUILT_IN, read_questions, spread_over_categories
 from evaluation.shapes import DraftShape, chain_shares
-from models.base import LoadedBase, load_base
+from models.base import load_base
 from models.checkpoints import load_draft
-from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
 from models.starter import STARTER_HEAD, starter_path
-from models.tiny import make_tiny_base
 from speculoos.reporting import SilentReporter
 
 ALLOWED = 0.15
@@ -57,6 +51,7 @@ DEPTHS = (1, 3)
 STANDALONE_TOKENS = 24
 """Maximum tokens of their answers: untrained, only their cost matters."""
 STANDALONE = "standalone"
+MAX_TOKENS, LAYERS = 64, (2, 4, 8)
 
 
 @dataclass
@@ -88,58 +83,52 @@ class PlannerContender:
 
 
 def contenders(
-    target: Target, head: Any, cuts: dict[int, Any], prompts: Sequence[Sequence[int]], args: argparse.Namespace
+    target: Target, head: Any, cuts: dict[int, Any], prompts: Sequence[Sequence[int]]
 ) -> list[PlannerContender]:
     """All contenders, with the τ that the planner predicts."""
     progress = PlanProgress(SilentReporter(), 1)
-    curves = measure_curves(target, head, tuning_space(head), prompts, args.max_tokens, progress)
-    shapes = [*curves.chains(), *_longest(curves.trees())]
+    curves = measure_curves(target, head, tuning_space(head), prompts, MAX_TOKENS, progress)
+    trees: dict[int, DraftShape] = {}  # of each size the one with the highest τ; the fastest is known only with costs
+    for shape in sorted(curves.trees(), key=lambda shape: -shape.tau):
+        trees.setdefault(shape.nodes, shape)
+    shapes = [*curves.chains(), *(trees[nodes] for nodes in sorted(trees))]
     result = [PlannerContender("plain", None, {"drafter": "none"}, 1.0, shape=DraftShape("plain"))]
     result += [PlannerContender(shape.name, head, shape.options, shape.tau, shape=shape) for shape in shapes]
     for layers, draft in cuts.items():
         steps = generate_steps(target, draft, {"depth": max(DEPTHS)}, prompts[:4], STANDALONE_TOKENS, progress)
         shares = chain_shares(steps, max(DEPTHS))
         for depth in DEPTHS:
-            tau = 1 + sum(shares[:depth])
-            name = f"{layers} layers, chain {depth}"
+            tau, name = 1 + sum(shares[:depth]), f"{layers} layers, chain {depth}"
             result.append(PlannerContender(name, draft, {"depth": depth}, tau, layers, depth))
     return result
 
 
-def _longest(trees: list[DraftShape]) -> list[DraftShape]:
-    """The tree with the highest predicted τ of each size; the fastest is known only after measuring costs."""
-    best: dict[int, DraftShape] = {}
-    for shape in sorted(trees, key=lambda shape: -shape.tau):
-        best.setdefault(shape.nodes, shape)
-    return [best[nodes] for nodes in sorted(best)]
-
-
-def race(base: LoadedBase, head: Any, args: argparse.Namespace) -> dict[str, Any]:
+def race(questions: Path, limit: int) -> dict[str, Any]:
     """Measure and predict all contenders."""
-    before = load_average()
-    layers = [count for count in args.layers if count < base.num_layers]
-    cuts = {count: StandaloneDraft.from_base(base, count).eval() for count in layers}
+    load, base = load_average(), load_base(starter_path())
+    head = load_draft(STARTER_HEAD, base)
+    cuts = {count: StandaloneDraft.from_base(base, count).eval() for count in LAYERS}
     target = fast_target(base, MAX_LENGTH)
-    rows = spread_over_categories(read_questions(args.questions), 2 * args.limit)
+    rows = spread_over_categories(read_questions(questions), 2 * limit)
     rows.sort(key=lambda row: row.get("category") or "")
-    prompts = prompts_of(base, rows, target.max_length - args.max_tokens)
+    prompts = prompts_of(base, rows, target.max_length - MAX_TOKENS)
     known, asked = prompts[::2], prompts[1::2]
-    entries = contenders(target, head, cuts, known, args)
+    entries = contenders(target, head, cuts, known)
     text = (known[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
-    meter = Meter(target, text, head, tuning_space(head), batches=(1,), layers=layers)
+    meter = Meter(target, text, head, tuning_space(head), batches=(1,), layers=LAYERS)
     meter.round()
     meter.taken.clear()
     for number, prompt in enumerate(asked, 1):
         for entry in entries if number % 2 else reversed(entries):
             target.rewind(0)
             drafter = make_drafter(target, entry.draft, entry.options)
-            most = min(args.max_tokens, STANDALONE_TOKENS) if entry.layers else args.max_tokens
-            entry.answers.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=most))))
+            config = GenerateConfig(max_tokens=STANDALONE_TOKENS if entry.layers else MAX_TOKENS)
+            entry.answers.append(list(generate(target, drafter, prompt, config)))
         meter.round()
         print(f"{number}/{len(asked)} questions", file=sys.stderr)
     costs = meter.costs()
     results = [compared(entry, costs) for entry in entries]
-    return {"contenders": results, **verdict(results), "costs": costs.to_json(), **conditions(before)}
+    return {"contenders": results, **verdict(results), "costs": costs.to_json(), **conditions(load)}
 
 
 def compared(entry: PlannerContender, costs: Costs) -> dict[str, Any]:
@@ -189,35 +178,14 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def subject(args: argparse.Namespace) -> tuple[LoadedBase, Any]:
-    """The starter with its head, or with --tiny a random base and a random EAGLE-3 draft."""
-    if not args.tiny:
-        base = load_base(args.model, dtype=args.dtype, device=args.device)
-        return base, load_draft(args.head, base)
-    torch.manual_seed(0)
-    base = load_base(make_tiny_base(Path(tempfile.mkdtemp())))
-    return base, Eagle3Draft.from_base(base)
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, default=starter_path())
-    parser.add_argument("--head", type=Path, default=STARTER_HEAD)
     parser.add_argument("--questions", type=Path, default=BUILT_IN)
     parser.add_argument("--limit", type=int, default=20, help="questions for acceptance, and as many for throughput")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tiny", action="store_true", help="use a random base model, to test this script")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    args = parse(arguments)
-    result = race(*subject(args), args)
+    args = parser.parse_args(arguments)
+    result = race(args.questions, args.limit)
     finish(result, table(result), args.json)
-    return 0 if args.tiny or (result["within"] and result["order_right"]) else 1
+    return 0 if result["within"] and result["order_right"] else 1
 
 
 if __name__ == "__main__":

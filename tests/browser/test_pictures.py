@@ -6,8 +6,7 @@ import pytest
 from PIL import Image, ImageStat
 from playwright.sync_api import Browser
 
-from benchmarks import every_page
-from benchmarks.camera import Camera
+from benchmarks.pictures import index, look
 from tests.browser.furnished import Furnished
 
 pytestmark = pytest.mark.browser
@@ -19,7 +18,7 @@ def test_a_page_is_taken_with_its_tabs_and_unfolded_in_both_themes(
 ) -> None:
     page = browser.new_page()
     url = furnished.url + furnished.things["a checkpoint"]
-    names = every_page.look(Camera(page), url, "A checkpoint", tmp_path, widths=[400])
+    names = look(page, url, "A checkpoint", tmp_path, widths=[400])
     page.close()
     assert names == [f"a-checkpoint{tab}" for tab in TABS]
     light, dark = ([taken(tmp_path / f"{name}-400-{theme}.png") for name in names] for theme in ("light", "dark"))
@@ -27,7 +26,7 @@ def test_a_page_is_taken_with_its_tabs_and_unfolded_in_both_themes(
     assert all(brightness(a) > 200 and brightness(b) < 80 for a, b in zip(light, dark, strict=True))
     assert light[-1].height > light[-2].height
     assert len({image.tobytes() for image in light}) == len(names)
-    assert every_page.index(names).count("<img") == 6 * len(names)
+    assert index(names).count("<img") == 6 * len(names)
 
 
 def taken(file: Path) -> Image.Image:
