@@ -19,7 +19,6 @@ from cli.commands import (
     data,
     endpoints,
     evaluate,
-    experiments,
     export,
     features,
     generate,
@@ -76,7 +75,6 @@ GROUPS = {
     "endpoints": endpoints,
     "features": features,
     "jobs": jobs,
-    "experiments": experiments,
     "keys": keys,
     "replay": replay,
 }
@@ -128,7 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(help_text.format_message())
         return 0
     except _click.exceptions.ClickException as error:
-        return fail(_usage(error), as_json)
+        context = getattr(error, "ctx", None)
+        hint = f"See `{context.command_path} --help`." if context else ""
+        return fail(BadInput(error.format_message().rstrip(".") + ".", hint), as_json)
     except SpeculoosError as error:
         return fail(error, as_json)
     except (KeyboardInterrupt, typer.Abort):
@@ -146,12 +146,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f"{type(error).__name__}: {error}"
         message = f"Unexpected error ({what}); please report it with the traceback that SPECULOOS_DEBUG=1 prints."
         return fail(Unexpected(message), as_json)
-
-
-def _usage(error: _click.exceptions.ClickException) -> BadInput:
-    context = getattr(error, "ctx", None)
-    hint = f"See `{context.command_path} --help`." if context else ""
-    return BadInput(error.format_message().rstrip(".") + ".", hint)
 
 
 if __name__ == "__main__":

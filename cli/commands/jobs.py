@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.removing import remove_row
+from cli.commands.targets import remove_row
 from cli.console import Json, Wait, figures, finish, listed, table
 from ops.homes import columns, open_home
 from tracking import jobs, listing, reports, shards

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from cli.commands.estimating import EstimateOnly, show_estimate
-from cli.commands.fields import request_options
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.console import Json, Wait, figures, finish, say
 from formats.refusals import no_server_reason
 from models.methods import METHODS, train_config

@@ -87,7 +87,7 @@ class Services:
         return all(part.ok for part in health.check(self.settings, self.names).values())
 
     def _start(self) -> None:
-        from speculoos.inference_token import read_inference_token
+        from speculoos.files import read_inference_token
 
         end_leftover_processes(self.settings)
         read_inference_token(self.settings)

@@ -17,7 +17,7 @@ from cli.launch.supervision import ProcessSupervisor, end_leftover_processes
 from ops import health
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
-from speculoos.inference_token import read_inference_token
+from speculoos.files import read_inference_token
 from speculoos.login_links import create_login_link
 from speculoos.people import access_warning
 from speculoos.settings import Settings

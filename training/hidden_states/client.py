@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 from torch import Tensor
 
-from speculoos.bounded import NO_COMPRESSION, read_limited
 from speculoos.errors import BadInput, Unavailable
 from speculoos.redaction import cut_to_words
 from speculoos.settings import HiddenStatesServer
@@ -21,6 +20,8 @@ OVERHEAD_BYTES = 2**20
 """Limit for the part of a response body that is not hidden states."""
 RETRYABLE_STATUSES = (408, 425, 429, 502, 503, 504)
 """HTTP statuses of temporary failures; the same request may succeed later."""
+NO_COMPRESSION = {"Accept-Encoding": "identity"}
+"""Request header that disables compression: a compressed response can expand to any size."""
 
 
 class TemporarilyUnavailable(Unavailable):
@@ -149,3 +150,14 @@ def _error_message(response: httpx.Response) -> str:
     error = body.get("error", body) if isinstance(body, dict) else {}
     message = error.get("message") if isinstance(error, dict) else error
     return cut_to_words(str(message or status), 500)
+
+
+def read_limited(answer: httpx.Response, most: int) -> bytes | None:
+    """The raw bytes of a streamed response; None, without reading further, if it has more than `most` bytes."""
+    parts, size = [], 0
+    for part in answer.iter_raw():
+        size += len(part)
+        if size > most:
+            return None
+        parts.append(part)
+    return b"".join(parts)

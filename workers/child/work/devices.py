@@ -7,7 +7,7 @@ import torch
 
 from models.base import decoding_dtype, load_base, pick_device
 from models.checkpoints import load_draft
-from speculoos.priority import lower_priority
+from speculoos.other_work import lower_priority
 from tracking.tables import Base, Checkpoint
 from workers.child.context import JobContext
 
