@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.race import Contender
-from benchmarks.report import conditions, finish, load_average, table_lines
+from benchmarks.report import Contender, conditions, finish, load_average, table_lines
 from benchmarks.training import BenchmarkPlan, add_options, conversations, ours, peers, training_sides
 from models.base import load_base
 from models.eagle3 import Eagle3Draft

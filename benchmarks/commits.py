@@ -19,21 +19,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.race import Contender, ask_in_turn, started
 from benchmarks.report import (
+    Contender,
     add_questions,
+    ask_in_turn,
     conditions,
     finish,
     first_turns,
     goal_lines,
     load_average,
     make_parser,
+    started,
     table_lines,
 )
 from models.base import load_tokenizer
 from models.starter import STARTER_HEAD, starter_path
 from speculoos.errors import Unavailable
 
+SIDE, ENGINE = "generation_side.py", {"engine": "decoding"}
 DRAFTERS, DTYPES = ("plain", "head"), ("float32", "bfloat16")
 WARM_UP = 1
 """Prompts of each start that are not measured."""
@@ -46,7 +49,7 @@ Answer = dict[str, dict[str, Any]]
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
     """Run both commits on all prompts; returns figures by drafter, and peak memory."""
-    contenders = [Contender("now", "decoding_side.py"), Contender("before", "decoding_side.py", tree=args.before)]
+    contenders = [Contender("now", SIDE, ENGINE), Contender("before", SIDE, ENGINE, args.before)]
     options = {"model": str(starter_path()), "dtype": dtype, "prompts": str(prompts), "checkpoint": str(STARTER_HEAD)}
     options |= {"max_tokens": args.max_tokens, "threads": torch.get_num_threads()}
     starts: dict[str, list[list[Answer]]] = {drafter: [] for drafter in DRAFTERS}
@@ -76,7 +79,6 @@ def figures(starts: list[list[Answer]]) -> dict[str, Any]:
     whole = {who: np.concatenate(values) for who, values in speeds.items()}
     return {
         "tokens_per_second": {who: round(float(np.median(values)), 2) for who, values in whole.items()},
-        "of_each_start": {who: [round(float(np.median(x)), 2) for x in values] for who, values in speeds.items()},
         "times_as_fast": round(float(np.median(whole["now"]) / np.median(whole["before"])), 3),
         "interval": _interval(speeds),
         "same_answers": sum(answer["now"]["digest"] == answer["before"]["digest"] for answer in answers),

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.race import Contender, started
-from benchmarks.report import conditions, finish, goal_lines, load_average, make_parser, table_lines
+from benchmarks.report import Contender, conditions, finish, goal_lines, load_average, make_parser, started, table_lines
+from evaluation.questions import read_questions
 from models.base import load_tokenizer
 from models.chat import render
 from models.starter import starter_path
@@ -36,14 +36,7 @@ TOKENS, BATCH, DTYPES = 128, 64, ("bfloat16", "float32")
 def read_prompts(file: Path, limit: int) -> list[list[int]]:
     """Token ids of the first user turns of a file's first `limit` rows, with chat template."""
     tokenizer = load_tokenizer(starter_path())
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:limit]]
-    return [render(tokenizer, [{"role": "user", "content": _first_turn(row)}])[:LONGEST] for row in rows]
-
-
-def _first_turn(row: dict[str, Any]) -> str:
-    if "conversations" in row:
-        return row["conversations"][0]["value"]
-    return row["messages"][0]["content"] if "messages" in row else row["prompt"]
+    return [render(tokenizer, row["messages"][:1])[:LONGEST] for row in read_questions(file, limit)]
 
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
@@ -71,19 +64,18 @@ def figures(rounds: list[dict[tuple[str, int], Any]], tokens: int) -> dict[str, 
     runs = {run: [taken[run] for taken in rounds] for run in rounds[0]}
     names = {run: "ours" if run[0] == "ours" else "{}, {} at once".format(*run) for run in runs}
 
-    def median(run: tuple[str, int], key: str) -> float:
-        return statistics.median(tokens / taken[key] for taken in runs[run])
+    def median(run: tuple[str, int]) -> float:
+        return statistics.median(tokens / taken["seconds"] for taken in runs[run])
 
     mine = next(run for run in runs if run[0] == "ours")
     ratios, same = {}, {}
     for peer in sorted({who for who, _ in runs} - {"ours"}):
-        best = max((run for run in runs if run[0] == peer), key=lambda run: median(run, "seconds"))
+        best = max((run for run in runs if run[0] == peer), key=median)
         pairs = list(zip(runs[best], runs[mine], strict=True))
         ratios[peer] = statistics.median(theirs["seconds"] / ours["seconds"] for theirs, ours in pairs)
         same[peer] = sum(a == b for a, b in zip(*(answers["digest"] for answers in pairs[-1]), strict=True))
     return {
-        "tokens_per_second": {name: round(median(run, "seconds"), 1) for run, name in names.items()},
-        "tokens_per_cpu_second": {name: round(median(run, "cpu_seconds"), 1) for run, name in names.items()},
+        "tokens_per_second": {name: round(median(run), 1) for run, name in names.items()},
         "peak_memory_mb": {name: max(taken["peak_memory_mb"] for taken in runs[run]) for run, name in names.items()},
         "times_as_fast": {peer: round(ratio, 2) for peer, ratio in ratios.items()},
         "same_answers": same,
@@ -95,9 +87,9 @@ def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [f"{result['prompts']} prompts ({result['prompt_tokens']} tokens) × {result['tokens']} new tokens."]
     for dtype, numbers in result["dtypes"].items():
-        columns = ("tokens_per_second", "tokens_per_cpu_second", "peak_memory_mb")
+        columns = ("tokens_per_second", "peak_memory_mb")
         rows = [(name, *(numbers[column][name] for column in columns)) for name in numbers["tokens_per_second"]]
-        lines += [f"\n**{dtype}**", "", *table_lines("| | tokens/s | tokens/s of a core | peak MiB |", rows)]
+        lines += [f"\n**{dtype}**", "", *table_lines("| | tokens/s | peak MiB |", rows)]
         for peer, ratio in numbers["times_as_fast"].items():
             lines.append(f"\nOurs is {ratio} × {peer}; {numbers['same_answers'][peer]} answers are the same.")
         lines += goal_lines(numbers["wanted"])

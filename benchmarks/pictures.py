@@ -1,19 +1,16 @@
-"""Takes the screenshots of README and docs from a running workbench, or of every page for review.
+"""Takes the screenshots of README and docs from a running workbench.
 
-    python -m benchmarks.pictures [NAME …]                  docs/images/NAME.png, all of them without a NAME
-    python -m benchmarks.pictures --every-page FOLDER       every page, light and dark, 400, 1024 and 1920 pixels wide
+    python -m benchmarks.pictures [NAME …]      docs/images/NAME.png, all of them without a NAME
 
-The first starts `speculoos up` in an empty home folder and runs the required jobs, which takes some minutes on two
-otherwise idle cores. Texts are greedy and reproducible; speeds are measured. The second shows every page and one object
-of each kind, with all tabs and expanded sections; its test rows have invented figures, so it is not for docs. Both need
-a git clone, as they use test tools.
+Starts `speculoos up` in an empty home folder and runs the required jobs, which takes some minutes on two otherwise idle
+cores. Texts are greedy and reproducible; speeds are measured. Needs a git clone, as it uses test tools.
 """
 
 import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from io import BytesIO
@@ -22,36 +19,24 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from app.views.shell import NAV, TAB_PAGES
+from cli.follow import follow
 from models.starter import starter_path
 from speculoos.settings import PROJECT_ROOT
-from tests.browser.furnished import furnish, open_page
+from tests.browser.furnished import open_page
 from tests.tools.browser import HELP, find, launch_options
 from tests.tools.running import Up, wait_for
 from tracking import db, queries
 from tracking.names import STARTER
-from tracking.states import FINISHED
-from tracking.tables import Job
 from workers.jobs.builtin import BUILT_IN, PROMPTS
 from workers.jobs.pace import PROBE
 from workers.jobs.requests import GenerateData, Request
 from workers.jobs.submit import submit
 
 IMAGES = PROJECT_ROOT / "docs" / "images"
-TIMEOUT_MS, SETTLED_MS = 120_000, 250
-WIDTH, HEIGHT, HIGHEST = 1280, 900, 12_000
-WIDTHS, THEMES = (400, 1024, 1920), ("light", "dark")
+TIMEOUT_MS = 120_000
+WIDTH, HEIGHT = 1280, 900
 QUESTION = "Write a Python function that checks whether a number is even."
 MODEL = "starter@starter"
-FOLDED = ", ".join(
-    f".sp-page {what}:visible"
-    for what in (
-        "button.label-wrap:not(.open)",
-        'button[aria-expanded="false"]:not([role])',
-        "details:not([open]) > summary",
-    )
-)
-TABS = '.sp-page button[role="tab"]:visible'
 
 
 @contextmanager
@@ -100,23 +85,12 @@ class Scene:
     @cached_property
     def answers(self) -> str:
         """Id of a data set with answers of the starter, which a job creates."""
-        prompts = self._finished(BUILT_IN[PROMPTS].request())
-        return self._finished(GenerateData(prompts, self.base, limit=120, max_tokens=96, batch_size=32))
+        prompts = self._run(BUILT_IN[PROMPTS].request())
+        return self._run(GenerateData(prompts, self.base, limit=120, max_tokens=96, batch_size=32))
 
-    def _finished(self, request: Request) -> str:
+    def _run(self, request: Request) -> str:
         """Run a job; returns the id of its data set."""
-        job = submit(request, settings=self.settings)
-
-        def ended() -> bool:
-            nonlocal job
-            with db.reading(self.settings) as session:
-                job = session.get_one(Job, job.id)
-            return job.state in FINISHED
-
-        wait_for(ended, job.name, seconds=1800)
-        if job.state != "SUCCEEDED":
-            raise SystemExit(f"{job.name} is {job.state}: {job.error}")
-        return job.request["dataset_id"]
+        return follow(self.settings, submit(request, settings=self.settings).id).request["dataset_id"]
 
 
 @contextmanager
@@ -161,76 +135,12 @@ def loss_mask(scene: Scene, page: Page) -> None:
 PICTURES: dict[str, Callable[[Scene, Page], None]] = {"playground": playground, "loss-mask": loss_mask, "train": train}
 
 
-def take_every_page(folder: Path) -> None:
-    """Write `folder`/PAGE-WIDTH-THEME.png and an index.html that shows all."""
-    with tempfile.TemporaryDirectory() as scratch, browser_page() as page:
-        made = furnish(Path(scratch) / "home")
-        try:
-            places = (*NAV, *TAB_PAGES, *made.things.items())
-            names = [name for label, path in places for name in look(page, made.url + path, label, folder)]
-        finally:
-            made.bench.stop()
-    (folder / "index.html").write_text(index(names), encoding="utf-8")
-
-
-def look(page: Page, url: str, label: str, folder: Path, widths: Sequence[int] = WIDTHS) -> list[str]:
-    """Take the screenshots of one URL: as it opens, each of its other tabs, and all sections expanded. Returns their
-    names without width and theme."""
-    page_name, names = label.lower().replace(" ", "-"), []
-
-    def take(name: str, width: int) -> None:
-        names.append(name)
-        for theme in THEMES:
-            page.emulate_media(color_scheme=theme)
-            page.set_viewport_size({"width": width, "height": HEIGHT})
-            page.wait_for_timeout(SETTLED_MS)
-            whole = min(page.evaluate("document.documentElement.scrollHeight"), HIGHEST)
-            page.set_viewport_size({"width": width, "height": max(whole, HEIGHT)})
-            shoot(page, folder / f"{name}-{width}-{theme}.png")
-        page.emulate_media(color_scheme="light")
-
-    for width in widths:
-        open_light(page, url, width, HEIGHT)
-        take(page_name, width)
-        for number in range(1, page.locator(TABS).count()):
-            page.locator(TABS).nth(number).click()
-            take(f"{page_name}-tab-{number + 1}", width)
-        if unfold(page):
-            take(f"{page_name}-unfolded", width)
-    return list(dict.fromkeys(names))
-
-
-def unfold(page: Page) -> int:
-    """Expand all collapsed sections, also nested ones; returns their number."""
-    opened = 0
-    for _depth in range(2):
-        for part in page.locator(FOLDED).element_handles():
-            part.click()
-            opened += 1
-        page.wait_for_timeout(SETTLED_MS)
-    return opened
-
-
-def index(names: Sequence[str]) -> str:
-    """HTML page with the screenshots of each name in a row; names are of letters and dashes."""
-    rows = []
-    for name in names:
-        files = [f"{name}-{width}-{theme}.png" for theme in THEMES for width in WIDTHS]
-        pictures = " ".join(f'<a href="{f}"><img loading="lazy" src="{f}" alt="{f}" height="420"></a>' for f in files)
-        rows.append(f"<h2>{name}</h2><p>{pictures}</p>")
-    return f'<!doctype html><meta charset="utf-8"><title>Every page</title>{"".join(rows)}'
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURES)}; all without one")
-    parser.add_argument("--every-page", type=Path, metavar="FOLDER", help="every page instead, into this folder")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(PICTURES)):
         parser.error(f"there is no picture {unknown[0]!r}; known are {', '.join(PICTURES)}")
-    if options.every_page:
-        take_every_page(options.every_page)
-        return
     with tempfile.TemporaryDirectory() as scratch, running_scene(Path(scratch)) as scene, browser_page() as page:
         for name in options.names or PICTURES:
             PICTURES[name](scene, page)

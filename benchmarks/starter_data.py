@@ -47,8 +47,10 @@ def main() -> None:
     base = load_base(starter_path(), dtype=generation_dtype())
     prompts = args.out / f"prompts-{number}"
     if not (prompts / "ready").exists():
-        rows = _prompts(base, args, number, parts)
-        _write(rows, prompts)
+        with ShardWriter(prompts) as shards:
+            for n, (kind, text) in enumerate(_prompts(base, args.prompts, number, parts)):
+                message = {"role": "user", "content": text}
+                shards.add({"id": f"{prompts.name}-{n}", "messages": [message], "category": kind})
         (prompts / "ready").touch()
     for name, temperature, limit in (("greedy", 0.0, None), ("sampled", 0.7, SAMPLED // parts)):
         options = GenerateOptions(
@@ -57,36 +59,20 @@ def main() -> None:
         print(generate_local(base, prompts, args.out / f"{name}-{number}", options, ConsoleReporter()))
 
 
-def _prompts(base: LoadedBase, args: argparse.Namespace, number: int, parts: int) -> list[dict]:
-    """Rows of this part, shuffled, so that an interrupted run has some of each kind."""
-    texts = _file_prompts(args.prompts, GIVEN)
-    prompts = [("given", text) for text in texts] + varied_prompts()
-    rows = [{"category": kind, "text": text} for kind, text in prompts][number::parts]
-    count = SELF_WRITTEN // parts
-    rows += [
-        {"category": "self-written", "text": text}
-        for text in self_written_prompts(base, count, batch_size=BATCH, seed=100 + number)
-    ]
-    random.Random(number).shuffle(rows)
-    return rows
-
-
-def _file_prompts(path: Path, count: int) -> list[str]:
-    """A seeded sample of the file's first user turns of at most LONGEST characters."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _prompts(base: LoadedBase, file: Path, number: int, parts: int) -> list[tuple[str, str]]:
+    """(category, prompt) of this part, shuffled, so that an interrupted run has some of each kind; from the file a
+    seeded sample of first user turns of at most LONGEST characters."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     texts = [row["conversations"][0]["value"] for row in rows]
     texts = [text for text in dict.fromkeys(texts) if len(text) <= LONGEST]
-    return random.Random(0).sample(texts, min(count, len(texts)))
+    given = [("given", text) for text in random.Random(0).sample(texts, min(GIVEN, len(texts)))]
+    prompts = [*given, *varied_prompts()][number::parts]
+    prompts += [("self-written", text) for text in self_written_prompts(base, SELF_WRITTEN // parts, seed=100 + number)]
+    random.Random(number).shuffle(prompts)
+    return prompts
 
 
-def _write(rows: list[dict], folder: Path) -> None:
-    with ShardWriter(folder) as shards:
-        for n, row in enumerate(rows):
-            message = {"role": "user", "content": row["text"]}
-            shards.add({"id": f"{folder.name}-{n}", "messages": [message], "category": row["category"]})
-
-
-def self_written_prompts(base: LoadedBase, count: int, batch_size: int, seed: int) -> Iterator[str]:
+def self_written_prompts(base: LoadedBase, count: int, seed: int) -> Iterator[str]:
     """Up to `count` distinct user turns sampled from `base`, which continues the chat template after the user tag up to
     the end of turn. Source: Xu et al. 2024 (Magpie, arXiv 2406.08464), section 2.1."""
     opening = _before_user(base)
@@ -97,7 +83,7 @@ def self_written_prompts(base: LoadedBase, count: int, batch_size: int, seed: in
         return [BatchAnswer(list(opening), MAX_TOKENS, rng, tag, TEMPERATURE) for tag, rng in samples]
 
     seen: set[str] = set()
-    for ended, _running in answer_all(base, source, batch_size, TOP_P):
+    for ended, _running in answer_all(base, source, BATCH, TOP_P):
         for answer in ended:
             text = base.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
             if answer.finish == "stop" and len(text) >= SHORTEST and text not in seen:
@@ -120,7 +106,10 @@ def varied_prompts() -> list[tuple[str, str]]:
     filled with a seeded random generator, so the list is reproducible."""
     slots: Slots = yaml.safe_load(Path(__file__).with_name("starter_prompts.yaml").read_text(encoding="utf-8"))
     draw = random.Random(0)
-    prompts = [("code", _code(slots, draw, form, task)) for form, task in product(slots["code"], slots["tasks"])]
+    prompts = [
+        ("code", form.format(language=draw.choice(slots["languages"]), task=task))
+        for form, task in product(slots["code"], slots["tasks"])
+    ]
     prompts += [("writing", _letter(slots, draw)) for _ in range(400)]
     prompts += [("explain", form.format(topic=topic)) for form, topic in product(slots["explain"], slots["topics"])]
     prompts += [
@@ -131,10 +120,6 @@ def varied_prompts() -> list[tuple[str, str]]:
     prompts = list(dict.fromkeys(prompts))
     draw.shuffle(prompts)
     return prompts
-
-
-def _code(slots: Slots, draw: random.Random, form: str, task: str) -> str:
-    return form.format(language=draw.choice(slots["languages"]), task=task)
 
 
 def _letter(slots: Slots, draw: random.Random) -> str:

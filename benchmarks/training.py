@@ -24,8 +24,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.race import Contender, Side, ask_in_turn, started
-from benchmarks.report import conditions, finish, goal_lines, load_average, make_parser, table_lines
+from benchmarks.report import (
+    Contender,
+    Side,
+    ask_in_turn,
+    conditions,
+    finish,
+    goal_lines,
+    load_average,
+    make_parser,
+    started,
+    table_lines,
+)
 from models.base import load_tokenizer, read_eos_ids
 from models.starter import starter_path
 from speculoos.errors import Unavailable
@@ -67,14 +77,10 @@ class BenchmarkPlan:
     def facts(self) -> dict[str, Any]:
         """Counts for the report."""
         positions = sum(len(step) * max(len(self.rows[i]) for i in step) for step in self.steps)
-        return {
-            "conversations": len(self.rows),
-            "tokens": sum(len(row) for row in self.rows),
-            "answer_tokens": sum(int(row.mask.sum()) for row in self.rows),
-            "steps": len(self.steps),
-            "padding": round(1 - sum(map(self.tokens, range(len(self.steps)))) / positions, 3),
-            "settings": SETTINGS,
-        }
+        padding = round(1 - sum(map(self.tokens, range(len(self.steps)))) / positions, 3)
+        tokens, answers = sum(map(len, self.rows)), sum(int(row.mask.sum()) for row in self.rows)
+        counts = {"conversations": len(self.rows), "tokens": tokens, "answer_tokens": answers}
+        return {**counts, "steps": len(self.steps), "padding": padding, "settings": SETTINGS}
 
 
 def conversations(data: Path) -> list[TokenisedConversation]:
@@ -111,7 +117,7 @@ def peers(args: argparse.Namespace, method: str) -> list[Contender]:
 def training_sides(
     contenders: Sequence[Contender], method: str, plan: BenchmarkPlan
 ) -> Iterator[tuple[list[Side], dict[str, str]]]:
-    """`race.started` with the plan in a file."""
+    """`report.started` with the plan in a file."""
     with tempfile.TemporaryDirectory() as folder:
         rows = [{"ids": row.token_ids.tolist(), "mask": row.mask.int().tolist()} for row in plan.rows]
         file = Path(folder) / "plan.json"
@@ -142,7 +148,6 @@ def contender_figures(name: str, rounds: list[dict[str, Any]], plan: BenchmarkPl
     counted = [(plan.tokens(i), taken[name]) for i, taken in enumerate(rounds) if i >= WARM_UP_ROUNDS]
     return {
         "tokens_per_second": round(statistics.median(n / taken["seconds"] for n, taken in counted), 1),
-        "tokens_per_cpu_second": round(statistics.median(n / taken["cpu_seconds"] for n, taken in counted), 1),
         "losses": [round(taken[name]["loss"], 4) for taken in rounds],
         "peak_memory_mb": rounds[-1][name]["peak_memory_mb"],
     }

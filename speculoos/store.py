@@ -71,7 +71,16 @@ class Store:
         target.mkdir(parents=True, exist_ok=True)
         (target / KEY_FILE).unlink(missing_ok=True)
         for name, entry in listed.items():
-            self._download(f"{place}/files/{entry['sha256']}", entry["sha256"], target / name)
+            source, path = f"{place}/files/{entry['sha256']}", target / name
+            if path.is_file() and file_sha256(path) == entry["sha256"]:
+                continue
+            try:
+                with new_path(path) as temporary:
+                    self.get_file(source, temporary)
+                    if file_sha256(temporary) != entry["sha256"]:
+                        raise Damaged(f"{self.url}/{source} is damaged: its sha256 has changed since the upload.")
+            except FileNotFoundError:
+                raise Damaged(f"{self.url}/{source} is missing.") from None
         for name, path in files_to_upload(target).items():
             if name not in listed:
                 path.unlink(missing_ok=True)
@@ -141,17 +150,6 @@ class Store:
         with self._translated(missing=True), suppress(FileNotFoundError):
             if names:
                 self._fs.rm([self._path(name) for name in names])
-
-    def _download(self, name: str, sha256: str, target: Path) -> None:
-        if target.is_file() and file_sha256(target) == sha256:
-            return
-        try:
-            with new_path(target) as temporary:
-                self.get_file(name, temporary)
-                if file_sha256(temporary) != sha256:
-                    raise Damaged(f"{self.url}/{name} is damaged: its sha256 has changed since the upload.")
-        except FileNotFoundError:
-            raise Damaged(f"{self.url}/{name} is missing.") from None
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")

@@ -79,28 +79,21 @@ def check_url(url: str, own_hosts: Collection[str] = ()) -> httpx.URL:
 
 
 def post(url: str, content: Mapping[str, Any], own_hosts: Collection[str] = ()) -> None:
-    """POST `content` as JSON once. Raises BadInput or Unavailable. Messages contain only the host: the rest of the URL
-    may be a secret."""
+    """POST `content` as JSON once, to a checked address with the certificate of the host. Raises BadInput or
+    Unavailable. Messages contain only the host: the rest of the URL may be a secret."""
     parts = check_url(url, own_hosts)
-    address = resolve_public_address(parts, own_hosts)
-    try:
-        status = _post(parts, address, content)
-    except httpx.HTTPError as error:
-        raise Unavailable(f"{parts.host} could not be reached ({type(error).__name__}).") from None
-    if not 200 <= status < 300:
-        raise Unavailable(f"{parts.host} did not accept the message (HTTP status {status}).")
-
-
-def _post(parts: httpx.URL, address: str, content: Mapping[str, Any]) -> int:
-    """Connect to `address`, verify the certificate of the host, and return the HTTP status."""
+    direct = parts.copy_with(host=resolve_public_address(parts, own_hosts))
     headers = {"Host": parts.netloc.decode("ascii")}
     extensions = {"sni_hostname": parts.raw_host.decode("ascii")}
-    with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-        direct = parts.copy_with(host=address)
-        request = client.build_request("POST", direct, json=content, headers=headers, extensions=extensions)
-        response = client.send(request, stream=True, follow_redirects=False)
-        response.close()
-        return response.status_code
+    try:
+        with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+            request = client.build_request("POST", direct, json=content, headers=headers, extensions=extensions)
+            response = client.send(request, stream=True, follow_redirects=False)
+            response.close()
+    except httpx.HTTPError as error:
+        raise Unavailable(f"{parts.host} could not be reached ({type(error).__name__}).") from None
+    if not 200 <= response.status_code < 300:
+        raise Unavailable(f"{parts.host} did not accept the message (HTTP status {response.status_code}).")
 
 
 def resolve_public_address(parts: httpx.URL, own_hosts: Collection[str] = ()) -> str:

@@ -2,7 +2,7 @@
 in the environment of its library, so each side imports its own.
 
 The option `plan` is a JSON file with `rows` ({"ids", "mask"}), `steps` (lists of row indices) and `settings`. Commands:
-{"step": 3, "lr": 0.001} → {"loss", "seconds", "cpu_seconds"}; {"save": FOLDER} → {}. A step includes the frozen base
+{"step": 3, "lr": 0.001} → {"loss", "seconds"}; {"save": FOLDER} → {}. A step includes the frozen base
 model's forward pass. Every side pads batches to their longest row.
 """
 
@@ -186,10 +186,8 @@ def padded(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def read_in_answer(answer: torch.Tensor) -> torch.Tensor:
-    """bool [B, L] like `answer`: both this token and the next are in an answer.
-
-    Other libraries mask the loss by the input token of a position; this mask makes them count our positions.
-    """
+    """bool [B, L]: both this token and the next are in an answer. Other libraries mask the loss by the input token of a
+    position; this mask makes them count our positions."""
     both = torch.zeros_like(answer)
     both[..., :-1] = answer[..., :-1] & answer[..., 1:]
     return both
@@ -215,7 +213,7 @@ def make(options: Json) -> tuple[Json, Callable[[Json], Json]]:
             save_file(tensors, Path(command["save"]) / "draft.safetensors")
             return {}
         rows = [plan["rows"][i] for i in plan["steps"][command["step"]]]
-        wall, cpu = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = command["lr"]
         loss = trainer.loss(rows)
@@ -224,7 +222,7 @@ def make(options: Json) -> tuple[Json, Callable[[Json], Json]]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         value = float(loss.detach())
-        return {"loss": value, "seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+        return {"loss": value, "seconds": time.perf_counter() - began}
 
     versions = {name: version(name) for name in trainer.packages} | {"torch": torch.__version__}
     return {"trainable": sum(p.numel() for p in parameters), "versions": versions}, answer

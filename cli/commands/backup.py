@@ -1,6 +1,7 @@
 """`speculoos backup` and `speculoos restore`: a home as one archive."""
 
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 from cli.console import Json, finish, say
 from ops.homes import open_home
 from speculoos.errors import BadInput, Conflict, Unavailable
-from speculoos.settings import Settings, load
+from speculoos.settings import load
 from tracking import processes
 from tracking.db import reading
 
@@ -54,11 +55,16 @@ def restore(
 ) -> int:
     """Fill an empty home from an archive; interrupted jobs resume at the next `speculoos up`."""
     from cli.launch.homelock import HomeLock
+    from ops.health import exists
     from ops.restore import restore as restore_home
 
     settings = load()
     lock = HomeLock(settings)
-    _refuse_running(settings)
+    with suppress(Unavailable), reading(settings) as session:  # no tables yet; other problems appear again later
+        # Other containers do not hold this machine's lock, but have a heartbeat.
+        alive = [row for row in processes.alive(session) if exists(row.key, settings.home)]
+        if running := [row.value.get("name", row.key) for row in alive]:
+            raise Conflict(f"The workbench is running ({', '.join(running)}); stop it, then restore.")
     if not lock.acquire("restore", ()):
         raise Conflict(f"Process {lock.holder().get('pid')} uses the home {settings.home}; stop it first.")
     try:
@@ -72,18 +78,3 @@ def restore(
     more = f" {report.jobs_going_on} jobs resume at the next `speculoos up`." if report.jobs_going_on else ""
     finish(asdict(report), as_json, text + more)
     return 0
-
-
-def _refuse_running(settings: Settings) -> None:
-    """Raises Conflict while processes with a heartbeat use this database (other containers do not hold this machine's
-    lock)."""
-    from ops.health import exists
-
-    try:
-        with reading(settings) as session:
-            alive = [row for row in processes.alive(session) if exists(row.key, settings.home)]
-            running = [row.value.get("name", row.key) for row in alive]
-    except Unavailable:
-        return  # no tables yet; any other problem appears again later
-    if running:
-        raise Conflict(f"The workbench is running ({', '.join(running)}); stop it, then restore.")
