@@ -15,7 +15,6 @@ from typer import _click
 
 from cli.commands import (
     backup,
-    cleanup,
     data,
     endpoints,
     evaluate,
@@ -33,7 +32,6 @@ from cli.commands import (
     services,
     train,
     tune,
-    verify,
 )
 from cli.commands.fields import kind_command
 from cli.console import fail
@@ -62,12 +60,12 @@ COMMANDS = (
     tune.tune,
     export.export,
     push.push,
-    verify.verify,
+    backup.verify,
     services.serve,
     services.worker,
     backup.backup,
     backup.restore,
-    cleanup.cleanup,
+    backup.cleanup,
 )
 GROUPS = {
     "models": models,

@@ -1,4 +1,4 @@
-"""`speculoos backup` and `speculoos restore`: a home as one archive."""
+"""`speculoos backup`, `restore`, `cleanup` and `verify`: the files of a home."""
 
 import sys
 from contextlib import suppress
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.console import Json, finish, say
+from cli.console import Json, finish, say, table
 from ops.homes import open_home
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.settings import load
@@ -78,3 +78,37 @@ def restore(
     more = f" {report.jobs_going_on} jobs resume at the next `speculoos up`." if report.jobs_going_on else ""
     finish(asdict(report), as_json, text + more)
     return 0
+
+
+def cleanup(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
+    leftovers: Annotated[
+        bool, typer.Option("--leftovers", help="Also remove unused files in the home that are older than a day.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Apply the retention rules of the settings; the reconciler does the same every hour."""
+    from ops import retention
+
+    removed = retention.clean(open_home(), dry_run=dry_run, leftovers=leftovers)
+    result = {rule: {"count": part.count, "bytes": part.bytes} for rule, part in removed.items()}
+    rows = [(rule, part.count, f"{part.bytes / 1e6:,.1f} MB") for rule, part in removed.items()]
+    finish({"dry_run": dry_run, "removed": result}, as_json, table(rows, ("rule", "number", "size")))
+
+
+def verify(
+    references: Annotated[
+        list[str] | None, typer.Argument(help="Models, MODEL@CHECKPOINT or data sets; default: all.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Hash all files again and list the damaged ones with a hint; exit code 1 if there are any."""
+    from ops.verify import check
+
+    findings = check(open_home(), references or ())
+    damaged = [one for one in findings if one.damage]
+    lines = [f"BAD {one.sentence()}" if one.damage else f"ok  {one.kind} {one.name}" for one in findings]
+    end = f"{len(damaged)} of {len(findings)} damaged." if damaged else f"{len(findings)} checked, none damaged."
+    result = {"healthy": not damaged, "checked": len(findings), "things": [one.to_json() for one in findings]}
+    finish(result, as_json, "\n".join([*lines, end]))
+    return 1 if damaged else 0
