@@ -8,7 +8,7 @@ import importlib.machinery
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,13 +172,18 @@ def compiled(cls: Any = None, **_: Any) -> Any:
     return cls if cls is not None else lambda made: made
 
 
+@contextmanager
+def nothing(*_args: Any, **_further: Any) -> Iterator[None]:
+    yield
+
+
 PARTS = {
     **dict.fromkeys(("VocabParallelEmbedding", "ParallelLMHead"), PeerRows),
     **{"RMSNorm": Norm, "QKVParallelLinear": qkv, "ReplicatedLinear": replicated, "LlamaMLP": GatedMlp},
     **{"LlamaDecoderLayer": PeerDecoderLayer, "LlamaForCausalLM": CausalLM, "AutoWeightsLoader": Loader},
     **{"support_torch_compile": compiled, "default_weight_loader": copy_in, "WeightsMapper": Mapper},
     "LogitsProcessor": lambda *_args, **_further: nn.Identity(),
-    "layer_stack": lambda *_args, **_further: nullcontext(),
+    "layer_stack": nothing,
     "get_current_vllm_config": lambda: current,
     "get_draft_quant_config": lambda _: None,
     "get_spec": lambda: SimpleNamespace(speculative_draft_window_size=None),

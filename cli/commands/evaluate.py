@@ -83,7 +83,6 @@ def _finish(result: dict[str, Any], as_json: bool) -> None:
 
 def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[str, str]:
     """Ids of the model that an endpoint serves and of the prompt set; "" if not specified."""
-
     ids = {"base_id": "", "checkpoint_id": "", "dataset_id": ""}
     with reading(settings) as session:
         if model:

@@ -84,8 +84,6 @@ def generate(
         "acceptance_by_depth": list(summary.acceptance_by_depth),
         "notice": target.notice,
     }
-    words = (
-        f"\n[{len(tokens)} tokens, {summary.tokens_per_second:.1f} tokens/s, "
-        f"{summary.mean_accepted_length:.2f} tokens per verification, {summary.finish}]"
-    )
-    finish(result, as_json, words)
+    counts = f"{len(tokens)} tokens, {summary.tokens_per_second:.1f} tokens/s"
+    per_step = f"{summary.mean_accepted_length:.2f} tokens per verification"
+    finish(result, as_json, f"\n[{counts}, {per_step}, {summary.finish}]")

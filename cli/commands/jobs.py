@@ -91,7 +91,6 @@ def remove(
 
 
 def _find(reference: str):
-
     settings = open_home()
     with reading(settings) as session:
         return settings, jobs.find(session, reference)
@@ -108,7 +107,6 @@ def _describe(reference: str) -> dict:
 
 
 def _entry(job, queues) -> dict:
-
     return {**columns(job, *HIDDEN), "place": queues.place(job), "waits": queues.waits_for(job)}
 
 
