@@ -1,7 +1,7 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
 # RERUNS (how often a failed test is tried again), DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
-# GPU_OUT (the file of the figures of `make gpu-check`), EVERY_PAGE (a folder for pictures of every page, of `make pictures`).
+# GPU_OUT (the file of the figures of `make gpu-check`).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
@@ -11,7 +11,6 @@ DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
 GPU_OUT ?= gpu.json
-EVERY_PAGE ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -65,9 +64,9 @@ bench: install ## speed beside transformers, and whether the output is the same,
 gpu-check: install ## exactness and speed on an NVIDIA GPU, in ten minutes; figures go into GPU_OUT and docs/benchmarks.md
 	$(BIN)/python -m benchmarks.gpu_check --json $(GPU_OUT)
 
-pictures: install ## the pictures of README and docs, in some minutes; with EVERY_PAGE=folder every page, for looking at
+pictures: install ## the pictures of README and docs, in some minutes
 	@$(BIN)/python -m tests.tools.browser
-	$(BIN)/python -m benchmarks.pictures $(if $(EVERY_PAGE),--every-page $(EVERY_PAGE))
+	$(BIN)/python -m benchmarks.pictures
 
 audit: install ## known vulnerabilities and licences of what is installed; needs the internet
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install -q $(PIP_ARGS) pip-audit; } \

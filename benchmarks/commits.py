@@ -19,22 +19,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.race import Contender, Side, ask_in_turn, started
 from benchmarks.report import (
+    Contender,
     add_questions,
+    ask_in_turn,
     conditions,
     finish,
     first_turns,
     goal_lines,
     load_average,
     make_parser,
+    started,
     table_lines,
 )
 from models.base import load_tokenizer
 from models.starter import STARTER_HEAD, starter_path
 from speculoos.errors import Unavailable
 
-DRAFTERS = ("plain", "head")
+SIDE, ENGINE = "generation_side.py", {"engine": "decoding"}
+DRAFTERS, DTYPES = ("plain", "head"), ("float32", "bfloat16")
 WARM_UP = 1
 """Prompts of each start that are not measured."""
 LEAST_SPEED, MOST_MEMORY = 0.98, 1.02
@@ -46,15 +49,18 @@ Answer = dict[str, dict[str, Any]]
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
     """Run both commits on all prompts; returns figures by drafter, and peak memory."""
-    contenders = [Contender("now", "decoding_side.py"), Contender("before", "decoding_side.py", tree=args.before)]
-    options = {"model": str(args.model), "dtype": dtype, "prompts": str(prompts), "checkpoint": str(args.checkpoint)}
-    options |= {"max_tokens": args.max_tokens, "threads": args.threads}
+    contenders = [Contender("now", SIDE, ENGINE), Contender("before", SIDE, ENGINE, args.before)]
+    options = {"model": str(starter_path()), "dtype": dtype, "prompts": str(prompts), "checkpoint": str(STARTER_HEAD)}
+    options |= {"max_tokens": args.max_tokens, "threads": torch.get_num_threads()}
     starts: dict[str, list[list[Answer]]] = {drafter: [] for drafter in DRAFTERS}
     for first in range(args.starts):
         with started(contenders, options) as (sides, failed):
             if failed:
                 raise Unavailable("; ".join(failed.values()))
-            answers = answer_prompts(sides, range(first, count, args.starts))
+            answers = [
+                {drafter: ask_in_turn(sides, i, prompt=number, drafter=drafter) for drafter in DRAFTERS}
+                for i, number in enumerate(range(first, count, args.starts))
+            ]
         for drafter in DRAFTERS:
             starts[drafter].append([answer[drafter] for answer in answers])
         print(f"{dtype}: start {first + 1}/{args.starts}", file=sys.stderr)
@@ -66,14 +72,6 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
     }
 
 
-def answer_prompts(sides: list[Side], numbers: range) -> list[dict[str, Answer]]:
-    """{drafter: answer} of both commits for some of the prompts."""
-    return [
-        {drafter: ask_in_turn(sides, i, prompt=number, drafter=drafter) for drafter in DRAFTERS}
-        for i, number in enumerate(numbers)
-    ]
-
-
 def figures(starts: list[list[Answer]]) -> dict[str, Any]:
     """Median speeds of one drafter, the speed ratio, and the number of equal answers."""
     answers = [answer for one in starts for answer in one]
@@ -81,7 +79,6 @@ def figures(starts: list[list[Answer]]) -> dict[str, Any]:
     whole = {who: np.concatenate(values) for who, values in speeds.items()}
     return {
         "tokens_per_second": {who: round(float(np.median(values)), 2) for who, values in whole.items()},
-        "of_each_start": {who: [round(float(np.median(x)), 2) for x in values] for who, values in speeds.items()},
         "times_as_fast": round(float(np.median(whole["now"]) / np.median(whole["before"])), 3),
         "interval": _interval(speeds),
         "same_answers": sum(answer["now"]["digest"] == answer["before"]["digest"] for answer in answers),
@@ -121,18 +118,14 @@ def main() -> None:
     parser = make_parser(__doc__)
     add_questions(parser, limit=36)
     parser.add_argument("--before", type=Path, required=True, help="a worktree of another commit")
-    parser.add_argument("--model", type=Path, default=starter_path())
-    parser.add_argument("--checkpoint", type=Path, default=STARTER_HEAD)
     parser.add_argument("--starts", type=int, default=6, help="fresh processes of each commit, for each precision")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     args.before, load = args.before.resolve(), load_average()
-    prompts = first_turns(load_tokenizer(args.model), args.questions, args.limit)
+    prompts = first_turns(load_tokenizer(starter_path()), args.questions, args.limit)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompts.json"
         file.write_text(json.dumps(prompts))
-        dtypes = {dtype: race(args, dtype, file, len(prompts)) for dtype in args.dtypes}
+        dtypes = {dtype: race(args, dtype, file, len(prompts)) for dtype in DTYPES}
     finish(conditions(load) | {"dtypes": dtypes}, table(dtypes), args.json)
 
 

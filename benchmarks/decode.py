@@ -38,17 +38,14 @@ from decoding.tuning import measure_forward
 from evaluation.estimate import milliseconds
 from models.base import LoadedBase, load_base, pick_device
 from models.checkpoints import load_draft
-from models.eagle3 import Eagle3Draft
 from models.runtime.transformers import TransformersForward
 from models.starter import starter_path
 
 CONTEXT = 200
 """Tokens in the KV cache while the forward pass is measured by node count."""
-DRAFT_VOCABULARY = 8192
-TREE_OF_8 = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 
-Answer = tuple[int, float, float]
-"""(new tokens, seconds, τ)"""
+Answer = tuple[int, float, float, float]
+"""(new tokens, seconds, τ, median milliseconds of a step)"""
 
 
 def reference(base: LoadedBase, max_tokens: int, **options: Any) -> Callable[[list[int]], Answer]:
@@ -60,7 +57,8 @@ def reference(base: LoadedBase, max_tokens: int, **options: Any) -> Callable[[li
         out = base.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, **options
         )
-        return out.shape[1] - len(prompt), time.perf_counter() - began, 1.0
+        count, seconds = out.shape[1] - len(prompt), time.perf_counter() - began
+        return count, seconds, 1.0, seconds / count * 1e3
 
     return run
 
@@ -74,21 +72,17 @@ def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -
         began = time.perf_counter()
         steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=max_tokens)))
         seconds = time.perf_counter() - began
-        summary = summarize(steps)
-        return summary.tokens, seconds, summary.mean_accepted_length
+        summary, step_ms = summarize(steps), statistics.median(map(milliseconds, steps[1:] or steps))
+        return summary.tokens, seconds, summary.mean_accepted_length, step_ms
 
     return run
 
 
-def contenders(
-    args: argparse.Namespace, dtype: str
-) -> tuple[dict[str, Callable[[list[int]], Answer]], LoadedBase, Target, Eagle3Draft]:
-    """(contenders by name, the base model for transformers, our target, an EAGLE-3 module to time steps with). The
-    module is created before `fast_target` takes over the base model's weights."""
+def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
+    """Run all contenders on all prompts in turn; returns medians, ratios, and forward pass costs by node count."""
     theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
     drafts = {folder.name: load_draft(folder, own) for folder in args.checkpoint}
-    module = fresh_module(own)
-    target = fast_target(own, args.context)
+    target = fast_target(own, args.context)  # after the drafts, as it takes over the base model's weights
     runs = {
         "transformers.generate": reference(theirs, args.max_tokens),
         "transformers prompt lookup": reference(theirs, args.max_tokens, prompt_lookup_num_tokens=10),
@@ -96,14 +90,9 @@ def contenders(
         "ours n-gram": ours(target, None, {"drafter": "ngram"}, args.max_tokens),
     }
     runs |= {f"ours {name}": ours(target, draft, {}, args.max_tokens) for name, draft in drafts.items()}
-    return runs, theirs, target, module
-
-
-def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """Run all contenders on all prompts in turn; returns medians, ratios, and forward pass costs by node count."""
-    runs, theirs, target, module = contenders(args, dtype)
     prompts = first_turns(theirs.tokenizer, args.questions, args.limit)
-    for prompt in warm_up(prompts, theirs.device):
+    # On a GPU whole prompts, so that most CUDA graphs are captured before timing.
+    for prompt in prompts[:2] if theirs.device.type == "cuda" else [prompts[0][:32]]:
         for run in runs.values():
             run(prompt)
     taken: dict[str, list[Answer]] = {name: [] for name in runs}
@@ -111,53 +100,18 @@ def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
         for name, run in runs.items():
             taken[name].append(run(prompt))
         print(f"{dtype}: {at + 1}/{len(prompts)} prompts", file=sys.stderr)
-    figures = {name: _figures(answers) for name, answers in taken.items()}
-    first = figures["transformers.generate"]["tokens_per_second"]
-    for figure in figures.values():
-        figure["ratio_to_transformers"] = round(figure["tokens_per_second"] / first, 3)
-        figure["ratio_to_our_plain"] = round(
-            figure["tokens_per_second"] / figures["ours plain"]["tokens_per_second"], 3
-        )
-    costs = {"forward_ms": _forward_costs(theirs, target, prompts), "step_ms": _step_costs(target, module, prompts)}
-    return {"contenders": figures, **costs}
-
-
-def warm_up(prompts: list[list[int]], device: torch.device) -> list[list[int]]:
-    """Prompts to answer before timing: on a GPU whole prompts, so that most CUDA graphs are captured."""
-    return prompts[:2] if device.type == "cuda" else [prompts[0][:32]]
-
-
-def fresh_module(base: LoadedBase) -> Eagle3Draft:
-    """An untrained EAGLE-3 module with the draft vocabulary size of the starter head; step times do not depend on
-    training."""
-    torch.manual_seed(0)
-    return Eagle3Draft.from_base(base, torch.arange(min(DRAFT_VOCABULARY, base.vocab_size)))
-
-
-def _step_costs(target: Target, module: Eagle3Draft, prompts: list[list[int]]) -> dict[str, Any]:
-    """Median milliseconds of a plain step, and of a step with an EAGLE-3 module and a tree of 8 nodes."""
-    drafters = {"plain": make_drafter(target), "eagle3": make_drafter(target, module, {"tree": TREE_OF_8})}
-    spent: dict[str, list[float]] = {name: [] for name in drafters}
-    drafting: list[float] = []
-    for prompt in prompts:
-        for name, drafter in drafters.items():
-            target.rewind(0)
-            steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=32)))[2:]
-            spent[name] += map(milliseconds, steps)
-            drafting += [s.ms_draft for s in steps] if name == "eagle3" else []
-    medians = {name: round(statistics.median(times), 2) for name, times in spent.items()}
-    ratio = round(medians["eagle3"] / medians["plain"], 3)
-    return medians | {"eagle3_drafting": round(statistics.median(drafting), 2), "ratio": ratio}
-
-
-def _figures(answers: list[Answer]) -> dict[str, Any]:
-    speeds = [tokens / seconds for tokens, seconds, _ in answers]
-    taus = [tau for _, _, tau in answers if tau]
-    return {
-        "tokens_per_second": round(statistics.median(speeds), 2),
-        "tau": round(statistics.mean(taus), 3) if taus else 1.0,
-        "tokens": sum(tokens for tokens, _, _ in answers),
+    speeds = {name: statistics.median(tokens / s for tokens, s, *_ in answers) for name, answers in taken.items()}
+    figures = {
+        name: {
+            "tokens_per_second": round(speeds[name], 2),
+            "ratio_to_transformers": round(speeds[name] / speeds["transformers.generate"], 3),
+            "ratio_to_our_plain": round(speeds[name] / speeds["ours plain"], 3),
+            "tau": round(statistics.mean([tau for _, _, tau, _ in answers if tau] or [1.0]), 3),
+            "step_ms": round(statistics.median(ms for *_, ms in answers), 2),
+        }
+        for name, answers in taken.items()
     }
+    return {"contenders": figures, "forward_ms": _forward_costs(theirs, target, prompts)}
 
 
 def _forward_costs(theirs: LoadedBase, target: Target, prompts: list[list[int]]) -> dict[str, dict[int, float]]:
@@ -198,19 +152,12 @@ def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = []
     for dtype, part in result["dtypes"].items():
-        rows = [
-            (name, f["tokens_per_second"], f["ratio_to_transformers"], f["ratio_to_our_plain"], f["tau"])
-            for name, f in part["contenders"].items()
-        ]
-        lines += [f"\n**{dtype}**", "", *table_lines("| | tokens/s | × transformers | × our plain | τ |", rows), ""]
+        rows = [(name, *figures.values()) for name, figures in part["contenders"].items()]
+        head = "| | tokens/s | × transformers | × our plain | τ | ms a step |"
+        lines += [f"\n**{dtype}**", "", *table_lines(head, rows), ""]
         costs = part["forward_ms"]
         times = [(f"{name} ms", *by.values()) for name, by in costs.items()]
         lines += table_lines(row(["nodes", *costs["ours"]]), times)
-        steps = part["step_ms"]
-        lines.append(
-            f"\nA step: plain {steps['plain']} ms, EAGLE-3 module with a tree of 8 nodes {steps['eagle3']} ms "
-            f"({steps['eagle3_drafting']} ms of it drafting): {steps['ratio']} ×."
-        )
         memory = part["peak_memory_mib"]
         lines.append(f"\nPeak memory: ours {memory['ours']:.0f} MiB, transformers {memory['transformers']:.0f} MiB.")
     return "\n".join(lines)

@@ -144,15 +144,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     target = fast_target(base, args.context)
     drafters = {name: make_drafter(target, None, {"drafter": name}) for name in ("none", "ngram")}
     drafters |= {folder.name: make_drafter(target, load_draft(folder, base)) for folder in args.checkpoint}
-    result = {}
-    for name, drafter in drafters.items():
-        outcomes = []
-        for one in expected:
-            outcomes.append(compare(target, drafter, one))
-            counts = f"{outcomes[-1].tokens} tokens, ties {outcomes[-1].ties}"
-            print(f"{name}: prompt {len(outcomes)}, {counts}", file=sys.stderr)
-        result[name] = verdict(outcomes)
-    return result
+    return {name: verdict([compare(target, drafter, one) for one in expected]) for name, drafter in drafters.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -165,13 +157,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=Path.home() / ".cache" / "speculoos" / "references")
     args = parser.parse_args(arguments)
     result = check(args)
-    lines = [
-        f"{name}: {'exact' if outcome['exact'] else 'DIFFERENT'}, {outcome['tokens']} tokens, "
-        f"{len(outcome['ties'])} ties, τ {outcome['mean_accepted_length']:.3f}"
-        for name, outcome in result.items()
-    ]
+    lines = []
+    for name, one in result.items():
+        counts = f"{one['tokens']} tokens, {len(one['ties'])} ties, τ {one['mean_accepted_length']:.3f}"
+        lines.append(f"{name}: {'exact' if one['exact'] else 'DIFFERENT'}, {counts}")
     finish(result, "\n".join(lines), args.json)
-    return 0 if all(outcome["exact"] for outcome in result.values()) else 1
+    return 0 if all(one["exact"] for one in result.values()) else 1
 
 
 if __name__ == "__main__":

@@ -2,38 +2,136 @@
 
     python -m benchmarks.gpu_check --json FILE
 
-Parts run in order of importance; a part that fails is reported as a failed claim, and the others continue. Prints a
-table and the failed claims, and writes the section "GPU" of docs/benchmarks.md. Exit status: 0 all claims hold, 1 some
-do not (or not all parts ran in time), 2 no GPU. --dry-run runs the same parts on the CPU with tiny shapes: exactness is
-judged, speed is not, and no page is written.
+A part that fails is a failed claim, and the others continue. Writes the section "GPU" of docs/benchmarks.md. Exit
+status: 0 all claims hold, 1 some do not, 2 no GPU. --dry-run runs the same parts on the CPU with tiny shapes: exactness
+is judged, speed is not, and no page is written.
 """
 
-import argparse
 import gc
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.gpu_bench import Bench, OutOfTime, Part, first_line
-from benchmarks.gpu_exactness import agreement, exactness, graphs
-from benchmarks.gpu_speed import large_shape, race
-from benchmarks.gpu_training import generation, training, two_jobs
+from benchmarks import decode
+from benchmarks.gpu_exactness import Bench, OutOfTime, agreement, exactness, graphs, tiny
 from benchmarks.peers.common import peak_memory_mb
+from benchmarks.peers.generation_side import ours
 from benchmarks.report import conditions, finish, load_average, make_parser, replace_between, table_lines
-from models.base import pick_device
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.generate import generate
+from decoding.target import fast_target
+from evaluation.estimate import milliseconds
+from evaluation.questions import BUILT_IN
+from evaluation.ties import TIE, first_difference
+from models.base import pick_device, wrap_model
+from models.methods import train_config
 from models.runtime.precision import disable_tf32
+from models.tiny import tiny_tokenizer
+from speculoos.reporting import SilentReporter
+from speculoos.settings import PROJECT_ROOT
+from tests.tools.homes import write_answers
+from training.loop import train
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+PAGE = PROJECT_ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- GPU figures: written by benchmarks/gpu_check.py -->", "<!-- end of GPU figures -->"
 MINUTES = 10.0
 NO_GPU = "No GPU that torch can use is here; --dry-run tries every part on the processor."
+VERDICTS = {True: "yes", False: "**no**", None: "not judged"}
+SPEED_GOAL, BANDWIDTH_GOAL = 4.0, 0.8
+CONTEXT = 512  # tokens in the KV caches: the longest built-in question with its answer
+SHAPE = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "num_hidden_layers": 8}
+LLAMA_8B = SHAPE | {"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256}
+SMALL_SHAPE = SHAPE | {"hidden_size": 512, "intermediate_size": 128, "vocab_size": 320}
+WARM_UP_STEPS = 4
+METHODS = {"eagle3": {"train_lm_head": False}, "medusa": {"medusa_num_heads": 2}}  # as in benchmarks.training
+
+
+def race(bench: Bench, dtype: str) -> None:
+    """Plain decoding, prompt lookup and the starter's head compared with transformers.generate, batch 1, greedy; and
+    the cost of verifying 1 … 64 nodes relative to one."""
+    words = ["--model", str(bench.starter), "--checkpoint", str(bench.head), "--questions", str(BUILT_IN)]
+    words += ["--limit", str(bench.size(6, 1)), "--max-tokens", str(bench.size(128, 6))]
+    words += ["--device", str(bench.device), "--context", str(CONTEXT)]
+    results = decode.race(decode.parse(words), dtype)
+    ratio = results["contenders"]["ours plain"]["ratio_to_transformers"]
+    name = f"{dtype}, plain beside transformers.generate, starter, batch 1"
+    bench.claim(name, f"≥ {SPEED_GOAL:g} ×", f"{ratio:.2f} ×", None if bench.dry else ratio >= SPEED_GOAL)
+    for name, one in results["contenders"].items():
+        bench.figures[f"{dtype}, {name}"] = ", ".join(f"{key} {figure:g}" for key, figure in one.items())
+    bench.figures[f"{dtype}, ms by nodes"] = results["forward_ms"]
+
+
+def large_shape(bench: Bench) -> None:
+    """Plain decoding with random layers of Llama-3-8B: bytes of weights read per second beside those of a copy."""
+    moved = bandwidth(bench.device, bench.size(2048, 8))
+    config = AutoConfig.for_model("llama", tie_word_embeddings=False, **(SMALL_SHAPE if bench.dry else LLAMA_8B))
+    torch.manual_seed(0)
+    with bench.device:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    base = wrap_model(model.to(bench.device), tiny_tokenizer(), "random")
+    embeddings = base.embed_tokens.weight  # one row of it is read for a token, all of the other weights
+    read = sum(weight.nbytes for weight in model.parameters()) - embeddings.nbytes
+    target, tokens = fast_target(base, CONTEXT), bench.size(64, 8) + WARM_UP_STEPS
+    generation = GenerateConfig(max_tokens=tokens, eos_ids=frozenset())
+    steps = list(generate(target, make_drafter(target), list(range(100, 132)), generation))[1 + WARM_UP_STEPS :]
+    seconds = statistics.median(map(milliseconds, steps)) / 1e3
+    share = read / seconds / moved
+    name = f"{base.num_layers} layers of Llama-3-8B, bf16, plain: bytes of weights read beside memory bandwidth"
+    bench.claim(name, f"≥ {BANDWIDTH_GOAL:.0%}", f"{share:.0%}", None if bench.dry else share >= BANDWIDTH_GOAL)
+    bench.figures |= {"memory bandwidth, GB/s": round(moved / 1e9, 1), "GB of weights a token": round(read / 1e9, 3)}
+    bench.figures["ms a token"] = round(seconds * 1e3, 3)
+
+
+def bandwidth(device: torch.device, mib: int) -> float:
+    """Memory bandwidth in bytes per second (reads and writes) of copying `mib` MiB."""
+    source = torch.zeros(mib * 2**20, dtype=torch.uint8, device=device)
+    names = {"source": source, "copy": torch.empty_like(source)}
+    return 2 * source.nbytes / Timer("copy.copy_(source)", globals=names).timeit(10).mean  # waits for the GPU
+
+
+def training(bench: Bench) -> None:
+    """Tokens per second of EAGLE-3 and Medusa training on the starter; the frozen base model runs in every step."""
+    length, count = bench.size(384, 24), bench.size(24, 4)
+    data = write_answers(bench.scratch / "rows", bench.size(64, 8), length)
+    fixed = {"epochs": 0, "max_steps": count, "max_length": length, "batch_tokens": bench.size(8192, 64)}
+    fixed |= {"held_out": 0, "cache_features_mb": 0, "eval_every": 0, "save_every": 0, "samples": 0}
+    for method, settings in METHODS.items():
+        bench.check_time()
+        config = train_config(method, base_dtype="auto", device=str(bench.device), **fixed, **settings)
+        reporter, steps = SilentReporter(), []
+        reporter.metrics = lambda _step, values, steps=steps: steps.append(values)
+        train(config, bench.starter, data, bench.scratch / f"trained-{method}", reporter=reporter)
+        figure = f"{len(steps)}, loss {steps[-1]['train/loss']:.2f}"
+        bench.claim(f"{method} trains on the starter", f"{count} steps", figure, len(steps) == count)
+        speed = statistics.median(step["train/tokens_per_second"] for step in steps[2:])
+        bench.figures[f"{method}, tokens/s"] = round(speed, 1)
+
+
+def batches(bench: Bench) -> None:
+    """fp32, tiny base: answers in batches, whose rows are freed and refilled, equal transformers up to a tie."""
+    target, references, _ = tiny(bench, "llama", "float32")
+    expected, wrong = references * 6, 0
+    answers = ours(target.base, [one.prompt for one in expected], bench.size(48, 8), batch=4)
+    for found, one in zip(answers, expected, strict=True):
+        at = first_difference(found, one.tokens)
+        wrong += at is not None and (at >= len(one.gaps) or one.gaps[at] > TIE)
+    figure = f"{len(answers) - wrong} of {len(answers)} answers, 4 at once"
+    bench.claim("fp32, batched: the tokens of transformers.generate", "all, ties aside", figure, not wrong)
+
+
+Part = Callable[[Bench], None]
 PARTS: dict[str, Part] = {
     "exactness": exactness,
     "CUDA graphs": graphs,
@@ -42,45 +140,34 @@ PARTS: dict[str, Part] = {
     "large shape": large_shape,
     "decoding in fp32": partial(race, dtype="float32"),
     "training": training,
-    "batched generation": generation,
-    "two jobs at once": two_jobs,
+    "batched generation": batches,
 }
-VERDICTS = {True: "yes", False: "**no**", None: "not judged"}
 
 
 def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[dict[str, Any]]:
-    """Run all parts, which add their claims to `bench`; those after the deadline are skipped. Returns their name,
-    seconds, peak memory in MiB and further figures; `ran`: the part was not stopped by the time limit."""
-    reports = []
+    """Run all parts, which add their claims to `bench`. `ran` in a report: not stopped or skipped at the deadline."""
+    reports, cuda = [], bench.device.type == "cuda"
     for name, part in (parts or PARTS).items():
         began, ran, bench.figures = time.monotonic(), True, {}
         try:
             bench.check_time()
-            clear(bench.device)
+            gc.collect()
+            disable_tf32(bench.device)
+            if cuda:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(bench.device)
             part(bench)
         except OutOfTime:
             ran = False
         except Exception as error:
-            bench.claim(f"{name} runs to its end", "no error", first_line(error), False)
+            line = (str(error).strip().splitlines() or [""])[0].replace("|", "/")  # for a table cell
+            bench.claim(f"{name} runs to its end", "no error", f"{type(error).__name__}: {line}", False)
         seconds = round(time.monotonic() - began, 1)
-        measured = {"seconds": seconds, "peak_mib": peak_mib(bench.device), "ran": ran, "figures": bench.figures}
+        peak = torch.cuda.max_memory_allocated(bench.device) // 2**20 if cuda else peak_memory_mb()
+        measured = {"seconds": seconds, "peak_mib": peak, "ran": ran, "figures": bench.figures}
         reports.append({"name": name, **measured})
         print(f"{name}: {seconds} s{'' if ran else ', not run to its end'}", file=sys.stderr)
     return reports
-
-
-def clear(device: torch.device) -> None:
-    """Free memory of earlier parts; reset peak statistics and matmul precision."""
-    gc.collect()
-    disable_tf32(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_mib(device: torch.device) -> int:
-    """Peak GPU memory of tensors since `clear`; without a GPU, the peak resident memory of this process."""
-    return torch.cuda.max_memory_allocated(device) // 2**20 if device.type == "cuda" else peak_memory_mb()
 
 
 def claim_in_time(bench: Bench, reports: list[dict[str, Any]], seconds: float, minutes: float) -> None:
@@ -91,66 +178,42 @@ def claim_in_time(bench: Bench, reports: list[dict[str, Any]], seconds: float, m
     bench.claim(f"all parts run in {minutes:g} minutes", "all", figure, not late and seconds <= minutes * 60)
 
 
-def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Run all parts; returns the result as JSON."""
-    began, load = time.monotonic(), load_average()
-    with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run)
-        reports = check(bench)
-    seconds = time.monotonic() - began
-    claim_in_time(bench, reports, seconds, args.minutes)
-    return conditions(load, device) | {
-        "dry_run": args.dry_run,
-        "seconds": round(seconds),
-        "claims": [asdict(claim) for claim in bench.claims],
-        "parts": reports,
-    }
-
-
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown: machine, claims, and further figures of each part."""
-    machine = result["machine"]
-    where = f"{machine['gpu']}, {machine['processor']}" if "gpu" in machine else machine["processor"]
+    machine, parts = result["machine"], result["parts"]
+    claims = ([c["name"], c["goal"], c["figure"], VERDICTS[c["holds"]]] for c in result["claims"])
+    figures = [[part["name"], "seconds, peak MiB", f"{part['seconds']}, {part['peak_mib']}"] for part in parts]
+    figures += [[part["name"], name, one] for part in parts for name, one in part["figures"].items()]
     lines = [
-        f"{result['date']}, {where}, Python {machine['python']}, torch {machine['torch']}, transformers "
-        f"{machine['transformers']}; {result['seconds']} s, load {result['load'][0]} to {result['load'][1]}.",
+        f"{result['date']}, {machine.get('gpu', 'no GPU')}, {machine['processor']}, Python {machine['python']}, torch "
+        f"{machine['torch']}, transformers {machine['transformers']}; {result['seconds']} s, "
+        f"load {result['load'][0]} to {result['load'][1]}.",
         "",
-        *table_lines(
-            "| claim | goal | figure | holds |",
-            ([c["name"], c["goal"], c["figure"], VERDICTS[c["holds"]]] for c in result["claims"]),
-        ),
+        *table_lines("| claim | goal | figure | holds |", claims),
         "",
-        *table_lines("| part | s | peak MiB |", ([p["name"], p["seconds"], p["peak_mib"]] for p in result["parts"])),
-        "",
-        *table_lines(
-            "| part | also measured |  |",
-            ([p["name"], name, figure_text(one)] for p in result["parts"] for name, one in p["figures"].items()),
-        ),
+        *table_lines("| part | measured |  |", figures),
     ]
     return "\n".join(lines)
-
-
-def figure_text(figure: Any) -> str:
-    """A figure, or several by name, as text."""
-    if isinstance(figure, dict):
-        return ", ".join(f"{name}: {one}" for name, one in figure.items())
-    return str(figure)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="parts that would begin later are not run")
-    parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the processor")
     args = parser.parse_args(arguments)
     disable_progress_bar()
     if not args.dry_run and not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
         return 2
-    device = pick_device("cpu" if args.dry_run else args.device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    result = measure(args, device)
+    device = pick_device("cpu" if args.dry_run else f"cuda:{torch.cuda.current_device()}")
+    began, load = time.monotonic(), load_average()
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run)
+        reports = check(bench)
+    seconds = time.monotonic() - began
+    claim_in_time(bench, reports, seconds, args.minutes)
+    result = conditions(load, device) | {"dry_run": args.dry_run, "seconds": round(seconds)}
+    result |= {"claims": [asdict(claim) for claim in bench.claims], "parts": reports}
     finish(result, table(result), args.json)
     if device.type == "cuda":
         PAGE.write_text(replace_between(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(result)), encoding="utf-8")

@@ -1,11 +1,9 @@
-"""Takes the screenshots of README and docs from a running workbench, or of every page for review.
+"""Takes the screenshots of README and docs from a running workbench.
 
-    python -m benchmarks.pictures [NAME …]                  docs/images/NAME.png, all of them without a NAME
-    python -m benchmarks.pictures --every-page FOLDER       every page, light and dark, 400, 1024 and 1920 pixels wide
+    python -m benchmarks.pictures [NAME …]      docs/images/NAME.png, all of them without a NAME
 
-The first starts `speculoos up` in an empty home folder and runs the required jobs, which takes some minutes on two
-otherwise idle cores. Texts are greedy and reproducible; speeds are measured. The second shows test rows with invented
-figures and is not for docs. Both need a git clone, as they use test tools.
+Starts `speculoos up` in an empty home folder and runs the required jobs, which takes some minutes on two otherwise idle
+cores. Texts are greedy and reproducible; speeds are measured. Needs a git clone, as it uses test tools.
 """
 
 import argparse
@@ -15,26 +13,65 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 
-from benchmarks import every_page
-from benchmarks.camera import Camera, camera
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from cli.follow import follow
 from models.starter import starter_path
 from speculoos.settings import PROJECT_ROOT
+from tests.browser.furnished import open_page
+from tests.tools.browser import HELP, find, launch_options
 from tests.tools.running import Up, wait_for
 from tracking import db, queries
 from tracking.names import STARTER
-from tracking.states import FINISHED
-from tracking.tables import Job
 from workers.jobs.builtin import BUILT_IN, PROMPTS
 from workers.jobs.estimates import PROBE
 from workers.jobs.requests import GenerateData, Request
 from workers.jobs.submit import submit
 
 IMAGES = PROJECT_ROOT / "docs" / "images"
-WIDTH = 1280
+TIMEOUT_MS = 120_000
+WIDTH, HEIGHT = 1280, 900
 QUESTION = "Write a Python function that checks whether a number is even."
 MODEL = "starter@starter"
+
+
+@contextmanager
+def browser_page() -> Iterator[Page]:
+    """A page of a headless Chromium without animations. Raises SystemExit if none is found."""
+    path = find()
+    if path is None:
+        raise SystemExit(HELP)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(**launch_options(path))
+        page = browser.new_context(reduced_motion="reduce").new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        yield page
+        browser.close()
+
+
+def open_light(page: Page, url: str, width: int, height: int) -> None:
+    """Open `url` in a window of this size with the light theme."""
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": width, "height": height})
+    open_page(page, url)
+
+
+def scroll_to(page: Page, selector: str) -> None:
+    """Scroll an element to the top of the window."""
+    page.locator(selector).first.evaluate("node => node.scrollIntoView({block: 'start'})")
+
+
+def shoot(page: Page, file: Path) -> None:
+    """Write a screenshot of the window as a PNG with 256 colours, a third of the size."""
+    data = page.screenshot(animations="disabled", caret="hide")
+    image = Image.open(BytesIO(data)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save(file, optimize=True)
+    print(file)
 
 
 class Scene:
@@ -48,23 +85,12 @@ class Scene:
     @cached_property
     def answers(self) -> str:
         """Id of a data set with answers of the starter, which a job creates."""
-        prompts = self._finished(BUILT_IN[PROMPTS].request())
-        return self._finished(GenerateData(prompts, self.base, limit=120, max_tokens=96, batch_size=32))
+        prompts = self._run(BUILT_IN[PROMPTS].request())
+        return self._run(GenerateData(prompts, self.base, limit=120, max_tokens=96, batch_size=32))
 
-    def _finished(self, request: Request) -> str:
+    def _run(self, request: Request) -> str:
         """Run a job; returns the id of its data set."""
-        job = submit(request, settings=self.settings)
-
-        def ended() -> bool:
-            nonlocal job
-            with db.reading(self.settings) as session:
-                job = session.get_one(Job, job.id)
-            return job.state in FINISHED
-
-        wait_for(ended, job.name, seconds=1800)
-        if job.state != "SUCCEEDED":
-            raise SystemExit(f"{job.name} is {job.state}: {job.error}")
-        return job.request["dataset_id"]
+        return follow(self.settings, submit(request, settings=self.settings).id).request["dataset_id"]
 
 
 @contextmanager
@@ -80,10 +106,9 @@ def running_scene(folder: Path) -> Iterator[Scene]:
         shutil.rmtree(up.settings.run_dir, ignore_errors=True)
 
 
-def playground(scene: Scene, camera: Camera) -> None:
+def playground(scene: Scene, page: Page) -> None:
     """Ask a question, measure plain decoding, and open a step."""
-    page = camera.page
-    camera.open(f"{scene.url}/playground?model={MODEL}", WIDTH, 960)
+    open_light(page, f"{scene.url}/playground?model={MODEL}", WIDTH, 960)
     page.locator("#prompt textarea").fill(QUESTION)
     page.locator("#send").click()
     page.locator('.sp-turn[data-state="SUCCEEDED"]').wait_for()
@@ -91,50 +116,35 @@ def playground(scene: Scene, camera: Camera) -> None:
     page.get_by_text("plain, same prompt").wait_for()
     page.locator(".tr-step").nth(12).click()
     page.locator(".sp-side .tr-tree").wait_for()
-    camera.scroll_to("#page-playground")
+    scroll_to(page, "#page-playground")
 
 
-def train(scene: Scene, camera: Camera) -> None:
+def train(scene: Scene, page: Page) -> None:
     """The filled-in form with its review."""
-    camera.open(f"{scene.url}/train?data={scene.answers}&base={scene.base}", WIDTH, 900)
-    camera.page.locator("#train-review .sp-command").wait_for()
+    open_light(page, f"{scene.url}/train?data={scene.answers}&base={scene.base}", WIDTH, HEIGHT)
+    page.locator("#train-review .sp-command").wait_for()
 
 
-def loss_mask(scene: Scene, camera: Camera) -> None:
+def loss_mask(scene: Scene, page: Page) -> None:
     """Rows of a data set with their loss masks."""
-    camera.open(f"{scene.url}/data?id={scene.answers}", WIDTH, 320)
-    camera.page.locator("#dataset-preview .sp-in-loss").first.wait_for()
-    camera.scroll_to("#dataset-preview")
+    open_light(page, f"{scene.url}/data?id={scene.answers}", WIDTH, 320)
+    page.locator("#dataset-preview .sp-in-loss").first.wait_for()
+    scroll_to(page, "#dataset-preview")
 
 
-PICTURES: dict[str, Callable[[Scene, Camera], None]] = {
-    "playground": playground,
-    "loss-mask": loss_mask,
-    "train": train,
-}
-
-
-def take(names: list[str], folder: Path) -> None:
-    """Write `folder`/NAME.png for each name."""
-    with tempfile.TemporaryDirectory() as scratch, running_scene(Path(scratch)) as scene, camera() as browser:
-        for name in names:
-            PICTURES[name](scene, browser)
-            browser.shoot(folder / f"{name}.png")
-            print(folder / f"{name}.png")
+PICTURES: dict[str, Callable[[Scene, Page], None]] = {"playground": playground, "loss-mask": loss_mask, "train": train}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURES)}; all without one")
-    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the pictures (default: docs/images)")
-    parser.add_argument("--every-page", type=Path, metavar="FOLDER", help="every page instead, into this folder")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(PICTURES)):
         parser.error(f"there is no picture {unknown[0]!r}; known are {', '.join(PICTURES)}")
-    if options.every_page:
-        every_page.take(options.every_page)
-    else:
-        take(options.names or list(PICTURES), options.out)
+    with tempfile.TemporaryDirectory() as scratch, running_scene(Path(scratch)) as scene, browser_page() as page:
+        for name in options.names or PICTURES:
+            PICTURES[name](scene, page)
+            shoot(page, IMAGES / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 python -m benchmarks.reliability drills.json
 """
 
-import argparse
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +127,8 @@ def plain(value: Any) -> str:
     return str(value)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figures", type=Path, help="the file DRILLS_OUT named")
-    args = parser.parse_args(arguments)
-    figures = json.loads(args.figures.read_text(encoding="utf-8"))
+def main() -> None:
+    figures = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))  # the file DRILLS_OUT named
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), figures), encoding="utf-8")
 
 

@@ -1,9 +1,17 @@
-"""What all benchmarks share: options, prompts, machine, Markdown tables and the result file."""
+"""What benchmarks share: options, prompts, machine, Markdown tables, the result file, and contenders as processes.
+
+Contenders run in turn, so that disturbances of the machine affect all of them.
+"""
 
 import argparse
 import json
 import os
-from collections.abc import Iterable, Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,6 +20,10 @@ import torch
 
 from evaluation.machine import describe_machine
 from models.chat import render
+from speculoos.errors import Unavailable
+from speculoos.settings import PROJECT_ROOT
+
+PEERS = Path(__file__).parent / "peers"
 
 
 def make_parser(text: str) -> argparse.ArgumentParser:
@@ -71,3 +83,82 @@ def replace_between(text: str, begin: str, end: str, figures: str) -> str:
     """`text` with `figures` as the new content between the two marks."""
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{figures}\n{end}{rest.partition(end)[2]}"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A script of benchmarks/peers with its own options."""
+
+    name: str
+    script: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tree: Path = PROJECT_ROOT
+    """Source tree whose modules it imports: this one or a worktree of another commit."""
+    python: Path = Path(sys.executable)
+    """Interpreter; that of another library's virtual environment does not import our modules."""
+
+
+class Side:
+    """A running contender (`serve` in peers/common.py). Raises Unavailable with its last log line if it ends early."""
+
+    def __init__(self, contender: Contender, options: Mapping[str, Any]):
+        self.name = contender.name
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (`close` closes it)
+        own = contender.python == Path(sys.executable)
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        environment |= {"PYTHONPATH": str(contender.tree)} if own else {}
+        environment |= {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
+        environment["OMP_NUM_THREADS"] = str(options["threads"])
+        self._process = subprocess.Popen(
+            [contender.python, PEERS / contender.script, json.dumps({**options, **contender.options})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=contender.tree,
+            env=environment,
+        )
+        self.facts = self._answer()
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Send a command and return the answer, which includes the peak memory so far."""
+        with suppress(BrokenPipeError):  # `_answer` reports the reason
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+
+    def _answer(self) -> dict[str, Any]:
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        status = self._process.wait()
+        self._log.seek(0)
+        last = next((line.strip() for line in reversed(self._log.readlines()) if line.strip()), "no output")
+        raise Unavailable(f"{self.name} ended with status {status}: {last}")
+
+
+@contextmanager
+def started(contenders: Sequence[Contender], options: Mapping[str, Any]) -> Iterator[tuple[list[Side], dict[str, str]]]:
+    """Yields (running contenders, {name: reason} of those that failed to start). `options` include `threads`."""
+    with ExitStack() as stack:
+        sides, failed = [], {}
+        for contender in contenders:
+            try:
+                side = Side(contender, options)
+            except (OSError, Unavailable) as error:
+                failed[contender.name] = str(error)
+                continue
+            stack.callback(side.close)
+            sides.append(side)
+        yield sides, failed
+
+
+def ask_in_turn(sides: Sequence[Side], number: int, **command: Any) -> dict[str, dict[str, Any]]:
+    """Ask every contender the same; the order rotates from round to round."""
+    first = number % max(len(sides), 1)
+    return {side.name: side.ask(**command) for side in (*sides[first:], *sides[:first])}

@@ -9,12 +9,12 @@ import argparse
 import json
 import random
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import torch
+import yaml
 
-from benchmarks.starter_prompts import varied_prompts
 from corpus.batch import BatchAnswer, answer_all
 from corpus.conversations import GenerateOptions, row_rng
 from corpus.generate_local import generate_local, generation_dtype
@@ -28,69 +28,50 @@ MARK = "\u2063user\u2063"
 SHORTEST = 8  # minimum characters of a prompt
 MAX_TOKENS, TEMPERATURE, TOP_P = 96, 1.0, 0.95
 LONGEST = 900  # maximum characters of a prompt from the file
+GIVEN, SELF_WRITTEN, SAMPLED = 2400, 3000, 1500  # prompts; SAMPLED are answered a second time, at temperature 0.7
+ANSWER_TOKENS, BATCH = 160, 48
+Slots = dict[str, list[str]]
+MONTHS = ("March", "June", "October")
 
 
 def main() -> None:
-    args = _arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with conversations")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
     torch.set_num_threads(args.threads)
     number, parts = map(int, args.part.split("/"))
     base = load_base(starter_path(), dtype=generation_dtype())
     prompts = args.out / f"prompts-{number}"
     if not (prompts / "ready").exists():
-        rows = _prompts(base, args, number, parts)
-        _write(rows, prompts)
+        with ShardWriter(prompts) as shards:
+            for n, (kind, text) in enumerate(_prompts(base, args.prompts, number, parts)):
+                message = {"role": "user", "content": text}
+                shards.add({"id": f"{prompts.name}-{n}", "messages": [message], "category": kind})
         (prompts / "ready").touch()
-    for name, temperature, limit in (("greedy", 0.0, None), ("sampled", 0.7, args.sampled // parts)):
+    for name, temperature, limit in (("greedy", 0.0, None), ("sampled", 0.7, SAMPLED // parts)):
         options = GenerateOptions(
-            max_tokens=args.max_tokens, temperature=temperature, batch_size=args.batch, limit=limit, seed=1
+            max_tokens=ANSWER_TOKENS, temperature=temperature, batch_size=BATCH, limit=limit, seed=1
         )
         print(generate_local(base, prompts, args.out / f"{name}-{number}", options, ConsoleReporter()))
 
 
-def _prompts(base: LoadedBase, args: argparse.Namespace, number: int, parts: int) -> list[dict]:
-    """Rows of this part, shuffled, so that an interrupted run has some of each kind."""
-    texts = _file_prompts(args.prompts, args.given)
-    prompts = [("given", text) for text in texts] + varied_prompts()
-    rows = [{"category": kind, "text": text} for kind, text in prompts][number::parts]
-    count = args.self_written // parts
-    rows += [
-        {"category": "self-written", "text": text}
-        for text in self_written_prompts(base, count, batch_size=args.batch, seed=100 + number)
-    ]
-    random.Random(number).shuffle(rows)
-    return rows
-
-
-def _file_prompts(path: Path, count: int) -> list[str]:
-    """A seeded sample of the file's first user turns of at most LONGEST characters."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _prompts(base: LoadedBase, file: Path, number: int, parts: int) -> list[tuple[str, str]]:
+    """(category, prompt) of this part, shuffled, so that an interrupted run has some of each kind; from the file a
+    seeded sample of first user turns of at most LONGEST characters."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     texts = [row["conversations"][0]["value"] for row in rows]
     texts = [text for text in dict.fromkeys(texts) if len(text) <= LONGEST]
-    return random.Random(0).sample(texts, min(count, len(texts)))
+    given = [("given", text) for text in random.Random(0).sample(texts, min(GIVEN, len(texts)))]
+    prompts = [*given, *varied_prompts()][number::parts]
+    prompts += [("self-written", text) for text in self_written_prompts(base, SELF_WRITTEN // parts, seed=100 + number)]
+    random.Random(number).shuffle(prompts)
+    return prompts
 
 
-def _write(rows: list[dict], folder: Path) -> None:
-    with ShardWriter(folder) as shards:
-        for n, row in enumerate(rows):
-            message = {"role": "user", "content": row["text"]}
-            shards.add({"id": f"{folder.name}-{n}", "messages": [message], "category": row["category"]})
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with conversations")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--given", type=int, default=2400, help="how many of the given prompts")
-    parser.add_argument("--self-written", type=int, default=3000)
-    parser.add_argument("--sampled", type=int, default=1500, help="prompts answered a second time, at temperature 0.7")
-    parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    return parser.parse_args()
-
-
-def self_written_prompts(base: LoadedBase, count: int, batch_size: int, seed: int) -> Iterator[str]:
+def self_written_prompts(base: LoadedBase, count: int, seed: int) -> Iterator[str]:
     """Up to `count` distinct user turns sampled from `base`, which continues the chat template after the user tag up to
     the end of turn. Source: Xu et al. 2024 (Magpie, arXiv 2406.08464), section 2.1."""
     opening = _before_user(base)
@@ -101,7 +82,7 @@ def self_written_prompts(base: LoadedBase, count: int, batch_size: int, seed: in
         return [BatchAnswer(list(opening), MAX_TOKENS, rng, tag, TEMPERATURE) for tag, rng in samples]
 
     seen: set[str] = set()
-    for ended, _running in answer_all(base, source, batch_size, TOP_P):
+    for ended, _running in answer_all(base, source, BATCH, TOP_P):
         for answer in ended:
             text = base.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
             if answer.finish == "stop" and len(text) >= SHORTEST and text not in seen:
@@ -117,6 +98,57 @@ def _before_user(base: LoadedBase) -> list[int]:
     before, mark, _after = rendered.partition(MARK)
     assert mark and before.strip(), "the chat template writes nothing before the user's text"
     return base.tokenizer(before, add_special_tokens=False)["input_ids"]
+
+
+def varied_prompts() -> list[tuple[str, str]]:
+    """(category, prompt) pairs, shuffled: about 1,600 different ones, from templates with slots (starter_prompts.yaml),
+    filled with a seeded random generator, so the list is reproducible."""
+    slots: Slots = yaml.safe_load(Path(__file__).with_name("starter_prompts.yaml").read_text(encoding="utf-8"))
+    draw = random.Random(0)
+    prompts = [
+        ("code", form.format(language=draw.choice(slots["languages"]), task=task))
+        for form, task in product(slots["code"], slots["tasks"])
+    ]
+    prompts += [("writing", _letter(slots, draw)) for _ in range(400)]
+    prompts += [("explain", form.format(topic=topic)) for form, topic in product(slots["explain"], slots["topics"])]
+    prompts += [
+        ("roleplay", f"Pretend to be {role} and {ask}.") for role, ask in product(slots["roles"], slots["asks"])
+    ]
+    prompts += [("extraction", _extraction(slots, draw)) for _ in range(350)]
+    prompts += [("reasoning", _reasoning(slots, draw)) for _ in range(350)]
+    prompts = list(dict.fromkeys(prompts))
+    draw.shuffle(prompts)
+    return prompts
+
+
+def _letter(slots: Slots, draw: random.Random) -> str:
+    kind, audience, subject, ending = (
+        draw.choice(slots[name]) for name in ("letters", "audiences", "subjects", "endings")
+    )
+    return f"Write a {kind} for {audience} about {subject}.{ending}"
+
+
+def _extraction(slots: Slots, draw: random.Random) -> str:
+    def order() -> str:
+        name, city, goods = (draw.choice(slots[kind]) for kind in ("names", "cities", "goods"))
+        price, day, month, year = (
+            draw.randint(5, 900),
+            draw.randint(1, 28),
+            draw.choice(MONTHS),
+            draw.randint(2001, 2024),
+        )
+        return f"{name} from {city} bought {goods} for {price} dollars on {day} {month} {year}."
+
+    orders = " ".join(order() for _ in range(draw.randint(2, 4)))
+    fields, shape = draw.choice(slots["wanted"]), draw.choice(slots["formats"])
+    return f"Extract {fields} from the following text. {shape}\n\n{orders}"
+
+
+def _reasoning(slots: Slots, draw: random.Random) -> str:
+    a, b, c = (name.split()[0] for name in draw.sample(slots["names"], 3))
+    x, y, z = draw.sample(slots["things"], 3)
+    n, m, k = (draw.randint(2, 40) for _ in range(3))
+    return draw.choice(slots["reason"]).format(a=a, b=b, c=c, x=x, y=y, z=z, n=n, m=m, k=k)
 
 
 if __name__ == "__main__":

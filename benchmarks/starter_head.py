@@ -37,9 +37,6 @@ NOTES = """Trained with Speculoos for the starter model, its own answers only:
     python -m benchmarks.starter_head --data DATA --out OUT {changes}
 
 Data: {rows} answers ({ways}), {tokens:,} tokens of the base's own, at most 160 each; prompts by kind: {kinds}."""
-BEGUN = """
-
-Begun with a draft of the same recipe, trained for {minutes:g} minutes (lr {lr:g}) on {data}."""
 
 
 def main() -> None:
@@ -52,7 +49,7 @@ def main() -> None:
     config = read_recipe(RECIPE).config(parse_settings(args.changes))
     card = read_card(starter_path())
     facts = merge(args.data, args.data / "answers", card)
-    notes = NOTES.format(changes=" ".join(args.changes), **facts) + begun(config.draft_path)
+    notes = NOTES.format(changes=" ".join(args.changes), **facts)
     info = {
         "base": "starter",
         "base_sha256": card["weights_sha256"],
@@ -66,34 +63,21 @@ def main() -> None:
         print(json.dumps(measure(done.folder, args.questions)))
 
 
-def begun(draft_path: str) -> str:
-    """Note on the training of the draft model that this one starts from; "" without one."""
-    if not draft_path:
-        return ""
-    training = read_config(draft_path)["training"]
-    settings = training["settings"]
-    return BEGUN.format(minutes=settings["max_minutes"], lr=settings["lr"], data=training["dataset"]["dataset"])
-
-
 def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
     """Merge the answers of all parts into the data set `folder`; returns rows, generated tokens and prompts by kind."""
-    kinds: Counter[str] = Counter()
-    ways: Counter[str] = Counter()
-    tokens = 0
     with ShardWriter(folder) as shards:
         for part in sorted(path for name in ("greedy", "sampled") for path in parts.glob(f"{name}-*")):
             for row in read_rows(part):
                 shards.add({**row, "id": f"{part.name}/{row['id']}"})
-    for row in read_rows(folder):
-        kinds[row.get("category", "")] += 1
-        ways[row["id"].split("-")[0]] += 1
-        tokens += sum(end - start for start, end in row["loss_spans"])
-    write_summary(folder, kind="conversations", tokenizer_sha256=card["tokenizer_sha256"], rows=sum(kinds.values()))
-    return {"rows": sum(kinds.values()), "tokens": tokens, "kinds": _counts_text(kinds), "ways": _counts_text(ways)}
-
-
-def _counts_text(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+    rows = list(read_rows(folder))
+    counts = {"kinds": (row.get("category", "") for row in rows), "ways": (row["id"].split("-")[0] for row in rows)}
+    facts = {
+        key: ", ".join(f"{name} {count}" for name, count in Counter(names).most_common())
+        for key, names in counts.items()
+    }
+    write_summary(folder, kind="conversations", tokenizer_sha256=card["tokenizer_sha256"], rows=len(rows))
+    tokens = sum(end - start for row in rows for start, end in row["loss_spans"])
+    return {"rows": len(rows), "tokens": tokens, **facts}
 
 
 def keep_tree(folder: Path) -> dict[str, Any]:

@@ -61,13 +61,9 @@ def table(rows: Iterable[Sequence[Any]], heads: Sequence[str]) -> str:
 
 def figures(result: Mapping[str, Any]) -> str:
     """`name  value` lines for a flat result."""
-    width = max(len(name) for name in result)
-    return "\n".join(f"{name.ljust(width)}  {_short(value)}" for name, value in result.items())
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
+    width, lines = max(len(name) for name in result), []
+    for name, value in result.items():
+        if isinstance(value, dict | list):
+            value = json.dumps(value, ensure_ascii=False)
+        lines.append(f"{name.ljust(width)}  {f'{value:.4g}' if isinstance(value, float) else value}")
+    return "\n".join(lines)

@@ -55,8 +55,13 @@ def follow(settings: Settings, job_id: str, services: Services | None = None) ->
             with reading(settings) as session:
                 job = get(session, job_id)
                 printer.show(job, logs(session, job_id, printer.last_log))
+            if job.state == JobState.CANCELLED:
+                raise Cancelled(f"“{job.name}” was cancelled. {job.error}".strip())
+            if job.state == JobState.FAILED:
+                reason = job.error or "no reason was recorded"
+                raise JobFailed(job.error_code, f"“{job.name}” failed: {reason}", job.hint)
             if job.state in FINISHED:
-                return _check_succeeded(job)
+                return job
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         interrupted = services and services.ours
@@ -92,11 +97,3 @@ def _progress_line(job: Job) -> str:
     has_eta = job.eta_seconds and "left" not in job.progress_note
     left = f", {timedelta(seconds=int(job.eta_seconds or 0))} left" if has_eta else ""
     return f"{job.name}: {job.done}{total} {job.unit}{left} {job.progress_note}".rstrip()
-
-
-def _check_succeeded(job: Job) -> Job:
-    if job.state == JobState.SUCCEEDED:
-        return job
-    if job.state == JobState.CANCELLED:
-        raise Cancelled(f"“{job.name}” was cancelled. {job.error}".strip())
-    raise JobFailed(job.error_code, f"“{job.name}” failed: {job.error or 'no reason was recorded'}", job.hint)

@@ -15,11 +15,9 @@ from typer import _click
 
 from cli.commands import (
     backup,
-    cleanup,
     data,
     endpoints,
     evaluate,
-    experiments,
     export,
     features,
     generate,
@@ -34,7 +32,6 @@ from cli.commands import (
     services,
     train,
     tune,
-    verify,
 )
 from cli.commands.fields import kind_command
 from cli.console import fail
@@ -63,12 +60,12 @@ COMMANDS = (
     tune.tune,
     export.export,
     push.push,
-    verify.verify,
+    backup.verify,
     services.serve,
     services.worker,
     backup.backup,
     backup.restore,
-    cleanup.cleanup,
+    backup.cleanup,
 )
 GROUPS = {
     "models": models,
@@ -76,7 +73,6 @@ GROUPS = {
     "endpoints": endpoints,
     "features": features,
     "jobs": jobs,
-    "experiments": experiments,
     "keys": keys,
     "replay": replay,
 }
@@ -128,7 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(help_text.format_message())
         return 0
     except _click.exceptions.ClickException as error:
-        return fail(_usage(error), as_json)
+        context = getattr(error, "ctx", None)
+        hint = f"See `{context.command_path} --help`." if context else ""
+        return fail(BadInput(error.format_message().rstrip(".") + ".", hint), as_json)
     except SpeculoosError as error:
         return fail(error, as_json)
     except (KeyboardInterrupt, typer.Abort):
@@ -146,12 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f"{type(error).__name__}: {error}"
         message = f"Unexpected error ({what}); please report it with the traceback that SPECULOOS_DEBUG=1 prints."
         return fail(Unexpected(message), as_json)
-
-
-def _usage(error: _click.exceptions.ClickException) -> BadInput:
-    context = getattr(error, "ctx", None)
-    hint = f"See `{context.command_path} --help`." if context else ""
-    return BadInput(error.format_message().rstrip(".") + ".", hint)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.errors import ApiError, as_api_error
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
-from speculoos.inference_token import read_inference_token
+from speculoos.files import read_inference_token
 from speculoos.settings import LOOPBACK, Settings
 from tracking import keys
 from tracking.db import reading, writing

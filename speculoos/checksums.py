@@ -97,8 +97,16 @@ def find_changed_files(folder: str | Path, sums: ChecksumCache | None = None) ->
         expected = read_checksums(folder)
     except Damaged as error:
         return {CHECKSUM_FILE: str(error).removeprefix(f"{folder}/{CHECKSUM_FILE}").strip(" .,")}
-    problems = {name: _problem(folder / name, digest, sums) for name, digest in expected.items()}
-    return {name: problem for name, problem in problems.items() if problem}
+    problems = {}
+    for name, digest in expected.items():
+        try:
+            if sums.of_file(folder / name) != digest:
+                problems[name] = f"is damaged (its sha256 differs from {CHECKSUM_FILE})"
+        except FileNotFoundError:
+            problems[name] = "is missing"
+        except OSError as error:
+            problems[name] = f"cannot be read ({error.strerror})"
+    return problems
 
 
 def format_checksums(sums: dict[str, str]) -> str:
@@ -109,12 +117,3 @@ def format_checksums(sums: dict[str, str]) -> str:
 def checksums_text(files: Iterable[Path]) -> str:
     """Text of a SHA256SUMS file for these files; recomputes their checksums."""
     return format_checksums({path.name: file_sha256(path) for path in files})
-
-
-def _problem(path: Path, digest: str, sums: ChecksumCache) -> str:
-    try:
-        return "" if sums.of_file(path) == digest else f"is damaged (its sha256 differs from {CHECKSUM_FILE})"
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from speculoos.private import apply_umask
+from speculoos.settings import Settings
 
 
 def portable_name(name: str) -> str:
@@ -83,6 +85,12 @@ def read_or_create_secret(path: Path, new: Callable[[], str]) -> str:
         finally:
             temporary.unlink(missing_ok=True)
     return path.read_text().strip()
+
+
+def read_inference_token(settings: Settings) -> str:
+    """The token with which programs of this home authenticate at the inference server, in home/secrets/inference-token;
+    created at the first call."""
+    return read_or_create_secret(settings.inference_token_file, lambda: secrets.token_urlsafe(32))
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from speculoos import errors
@@ -58,7 +58,7 @@ def run_limited(function: str, *arguments: Any, seconds: float, memory: int) -> 
         return child.call(function, *arguments, seconds=seconds)
 
 
-class LimitedChild:
+class LimitedChild(AbstractContextManager["LimitedChild"]):
     """A long-lived child that runs one call at a time; thread-safe. Started by `start` or the first call."""
 
     def __init__(self, memory: int, imports: Sequence[str] = ()):
@@ -69,9 +69,6 @@ class LimitedChild:
         self._socket: socket.socket | None = None
         self._lines: Any = None
         self._calls = 0
-
-    def __enter__(self) -> "LimitedChild":
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()

@@ -34,7 +34,7 @@ def configure_logging(settings: Settings, process: str, stream: TextIO | None = 
     known = known_secrets(settings)
     out = stream or sys.stderr
     handler = logging.StreamHandler(out if isinstance(out, RedactingStream) else RedactingStream(out, known))
-    handler.setFormatter((Lines if settings.log_format == "json" else Text)(process, known))
+    handler.setFormatter(RedactedFormatter(process, known, settings.log_format == "json"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.raiseExceptions = False
     for noisy in ("httpx", "httpcore", "alembic"):
@@ -51,10 +51,6 @@ def with_log_context(**subjects: Any) -> Iterator[None]:
         _context.reset(token)
 
 
-def _current_context() -> dict[str, Any]:
-    return {**_process_context, **_context.get()}
-
-
 def message_of(line: str) -> str:
     """The message of a log line without time, level and context; other lines unchanged."""
     if line.startswith('{"time"'):
@@ -63,36 +59,23 @@ def message_of(line: str) -> str:
     return HEAD.sub("", line)
 
 
-class Text(logging.Formatter):
-    """`2026-01-31 12:00:00,123 INFO worker-gpu workers.supervise.attempt [job=1a2b… attempt=2] message`."""
+class RedactedFormatter(logging.Formatter):
+    """A line of text, `2026-01-31 12:00:00,123 INFO worker-gpu workers.child.main [job=1a2b… attempt=2] message`, or a
+    JSON object with the same parts, the time in UTC, and the traceback if any."""
 
-    def __init__(self, process: str, known: list[str]):
+    def __init__(self, process: str, known: list[str], as_json: bool):
         super().__init__("%(asctime)s %(levelname)s %(process_name)s %(name)s%(subjects)s %(message)s")
-        self.process, self.known = process, known
+        self.process, self.known, self.as_json = process, known, as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        context = " ".join(f"{name}={value}" for name, value in _current_context().items())
-        record.subjects = f" [{context}]" if context else ""
-        record.process_name = self.process
-        return redact(super().format(record), self.known)
-
-
-class Lines(logging.Formatter):
-    """One JSON object per line: time (UTC), level, process, logger, context, message, and the traceback if any."""
-
-    def __init__(self, process: str, known: list[str]):
-        super().__init__()
-        self.process, self.known = process, known
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "process": self.process,
-            "logger": record.name,
-            **_current_context(),
-            "message": redact(record.getMessage(), self.known),
-        }
+        context = {**_process_context, **_context.get()}
+        if not self.as_json:
+            words = " ".join(f"{name}={value}" for name, value in context.items())
+            record.subjects, record.process_name = f" [{words}]" if words else "", self.process
+            return redact(super().format(record), self.known)
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = {"time": time, "level": record.levelname.lower(), "process": self.process, "logger": record.name}
+        fields |= {**context, "message": redact(record.getMessage(), self.known)}
         if record.exc_info:
             fields["exception"] = redact(self.formatException(record.exc_info), self.known)
         return json.dumps(fields, ensure_ascii=False, default=str)

@@ -23,7 +23,7 @@ NAME = 40  # maximum length of the host name
 
 def machine_key(home: Path | None = None) -> str:
     """`name~12345678`: the scope in which a pid is unique; differs by home folder, container and machine."""
-    return f"{socket.gethostname()[:NAME]}~{_tag(_read(SYSTEM), _home_id(home), _namespace())}"
+    return f"{socket.gethostname()[:NAME]}~{_tag(_read(SYSTEM), _home_id(home), _read(PROCESSES))}"
 
 
 def device_key(name: str, home: Path | None = None) -> str:
@@ -57,13 +57,7 @@ def _stored_id(home: Path) -> str:
 
 @functools.cache
 def _read(path: Path) -> str:
+    """A file's text, or the target of the link that names a namespace; "" on other systems."""
     with suppress(OSError):
-        return path.read_text().strip()
-    return ""
-
-
-@functools.cache
-def _namespace() -> str:
-    with suppress(OSError):
-        return os.readlink(PROCESSES)
+        return os.readlink(path) if path == PROCESSES else path.read_text().strip()
     return ""

@@ -1,4 +1,6 @@
-"""CPU share of other processes during a measurement: speeds measured under different load are not comparable."""
+"""CPU share of other processes during a measurement, as speeds under different load are not comparable; priority."""
+
+import os
 
 import psutil
 
@@ -6,6 +8,8 @@ MIN_CPU_SECONDS = 0.2
 """Shortest measurement, in CPU seconds summed over all cores; the system counts in hundredths of a second."""
 MAX_LOAD_DIFFERENCE = 0.2
 """Largest difference in CPU share between two comparable measurements (also in static/reference.js)."""
+
+NICE = 5  # niceness of threads that compute: about a third of the pages' CPU share when both are busy
 
 
 class OtherCpuLoad:
@@ -31,3 +35,12 @@ def _cpu_seconds() -> tuple[float, float, float]:
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # already included in user and nice
     total = sum(times) - guests
     return total, total - times.idle - getattr(times, "iowait", 0.0), own.user + own.system
+
+
+def lower_priority(device: str) -> None:
+    """Lower the priority of the calling thread, and of threads it starts, if it computes on the CPU.
+
+    Serving a page takes many short time slices, each of which would wait for the slices of all computing threads.
+    """
+    if device == "cpu":
+        os.nice(NICE)

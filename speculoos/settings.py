@@ -8,6 +8,7 @@ import hashlib
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -229,7 +230,8 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     texts = {name: read_text(env, f"SPECULOOS_{name.upper()}") for name in names}
     read = {name: _checked(name, kinds[name], text) for name, text in texts.items() if text}
     read.setdefault("inference_url", f"http://127.0.0.1:{read.get('inference_port', Settings.inference_port)}")
-    read.setdefault("inference_token", _stored_token(home))
+    with suppress(OSError):
+        read.setdefault("inference_token", (home / INFERENCE_TOKEN).read_text().strip())
     return Settings(**others, **read)
 
 
@@ -266,13 +268,6 @@ def home_of(env: Mapping[str, str]) -> Path:
 def _run_dir(home: Path) -> Path:
     tag = hashlib.sha256(str(home).encode()).hexdigest()[:10]
     return Path("/tmp") / f"speculoos-{os.getuid()}-{tag}"
-
-
-def _stored_token(home: Path) -> str:
-    try:
-        return (home / INFERENCE_TOKEN).read_text().strip()
-    except OSError:
-        return ""
 
 
 def _published_hosts(address: str, port: int) -> list[str]:

@@ -50,8 +50,15 @@ class Store:
 
     def __init__(self, url: str):
         self.url = hide_credentials(url)
+        options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file://") else {"use_listings_cache": False}
         with self._translated():
-            self._fs, self._root = _open(url)
+            import fsspec
+
+            try:
+                self._fs, root = fsspec.core.url_to_fs(url, **options)
+            except ValueError as error:
+                raise BadInput(f"SPECULOOS_STORE: {error}.") from None
+        self._root = root.rstrip("/")
 
     def put_folder(self, place: str, folder: Path, sums: Checksum = file_sha256) -> StoredFolder:
         """Upload a folder, or one file as a folder; files that exist in the store are not uploaded again."""
@@ -71,7 +78,16 @@ class Store:
         target.mkdir(parents=True, exist_ok=True)
         (target / KEY_FILE).unlink(missing_ok=True)
         for name, entry in listed.items():
-            self._download(f"{place}/files/{entry['sha256']}", entry["sha256"], target / name)
+            source, path = f"{place}/files/{entry['sha256']}", target / name
+            if path.is_file() and file_sha256(path) == entry["sha256"]:
+                continue
+            try:
+                with new_path(path) as temporary:
+                    self.get_file(source, temporary)
+                    if file_sha256(temporary) != entry["sha256"]:
+                        raise Damaged(f"{self.url}/{source} is damaged: its sha256 has changed since the upload.")
+            except FileNotFoundError:
+                raise Damaged(f"{self.url}/{source} is missing.") from None
         for name, path in files_to_upload(target).items():
             if name not in listed:
                 path.unlink(missing_ok=True)
@@ -142,17 +158,6 @@ class Store:
             if names:
                 self._fs.rm([self._path(name) for name in names])
 
-    def _download(self, name: str, sha256: str, target: Path) -> None:
-        if target.is_file() and file_sha256(target) == sha256:
-            return
-        try:
-            with new_path(target) as temporary:
-                self.get_file(name, temporary)
-                if file_sha256(temporary) != sha256:
-                    raise Damaged(f"{self.url}/{name} is damaged: its sha256 has changed since the upload.")
-        except FileNotFoundError:
-            raise Damaged(f"{self.url}/{name} is missing.") from None
-
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
 
@@ -189,7 +194,7 @@ def files_to_upload(folder: Path) -> dict[str, Path]:
         return {folder.name: folder}
     files: dict[str, Path] = {}
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _is_uploaded(name))
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "state-")) and name not in LOCAL)
         paths = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
         files |= {path.relative_to(folder).as_posix(): path for path in paths}
     return files
@@ -206,18 +211,3 @@ def read_key(folder: Path) -> str:
     with suppress(OSError):
         return (folder / KEY_FILE).read_text().strip()
     return ""
-
-
-def _is_uploaded(name: str) -> bool:
-    return not name.startswith((".", "state-")) and name not in LOCAL
-
-
-def _open(url: str) -> tuple[Any, str]:
-    import fsspec
-
-    options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file://") else {"use_listings_cache": False}
-    try:
-        fs, root = fsspec.core.url_to_fs(url, **options)
-    except ValueError as error:
-        raise BadInput(f"SPECULOOS_STORE: {error}.") from None
-    return fs, root.rstrip("/")

@@ -16,28 +16,15 @@ class Suite:
 
 
 TURNS = "`turns`, a list of texts"
+QUESTIONS = f"question.jsonl: `question_id`, `category` and {TURNS}"
+TASKS = f"question.jsonl: `question_id`, `category` of one of the six tasks, and {TURNS}"
+CODE = f"HumanEval.jsonl(.gz): `task_id` and `prompt`; or a file with {TURNS}"
+ANSWERS = f"test.jsonl: `question` and `answer`; or a file with {TURNS}"
 KNOWN = (
-    Suite(
-        "mt_bench",
-        "MT-Bench",
-        f"question.jsonl: `question_id`, `category` and {TURNS}",
-        ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl"),
-    ),
-    Suite(
-        "humaneval",
-        "HumanEval",
-        f"HumanEval.jsonl(.gz): `task_id` and `prompt`; or a file with {TURNS}",
-        ("openai/openai_humaneval", "openai_humaneval/test-00000-of-00001.parquet"),
-    ),
-    Suite(
-        "gsm8k",
-        "GSM8K",
-        f"test.jsonl: `question` and `answer`; or a file with {TURNS}",
-        ("openai/gsm8k", "main/test-00000-of-00001.parquet"),
-    ),
-    Suite(
-        "spec_bench", "Spec-Bench", f"question.jsonl: `question_id`, `category` of one of the six tasks, and {TURNS}"
-    ),
+    Suite("mt_bench", "MT-Bench", QUESTIONS, ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")),
+    Suite("humaneval", "HumanEval", CODE, ("openai/openai_humaneval", "openai_humaneval/test-00000-of-00001.parquet")),
+    Suite("gsm8k", "GSM8K", ANSWERS, ("openai/gsm8k", "main/test-00000-of-00001.parquet")),
+    Suite("spec_bench", "Spec-Bench", TASKS),
 )
 SUITES = {suite.name: suite for suite in KNOWN}
 """Suites that are imported from a file. The built-in questions and any prompt set can be used as suites too."""

@@ -1,7 +1,9 @@
-"""Our batched generation or transformers.generate, for benchmarks.datagen.
+"""Decoding and batched generation with one commit of this project, and batched generation with transformers, for
+benchmarks.commits and benchmarks.datagen (option `engine`).
 
-Imports the modules of the tree it is started in. The option `prompts` is a file with a JSON list of lists of token ids;
-a command {"batch": 32} answers all of them.
+Imports the modules of the tree it is started in, so it may use only what both commits share. The option `prompts` is a
+file with a JSON list of lists of token ids. Commands: {"prompt": 3, "drafter": "head"} answers one of them, {"batch":
+32} all.
 """
 
 import hashlib
@@ -14,12 +16,22 @@ from typing import Any
 
 import torch
 
-from corpus.batch import BatchAnswer, answer_all
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.generate import generate
+from decoding.target import fast_target
 from models.base import load_base
+from models.checkpoints import load_draft
+
+TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+"""Fixed here, since the default tree may differ between commits."""
+Json = dict[str, Any]
 
 
 def ours(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list[list[int]]:
     """Continuous batching, longest prompts first, as in `corpus.generate_local`."""
+    from corpus.batch import BatchAnswer, answer_all  # not in every commit that decodes
+
     base.eos_ids = frozenset()  # generate the full length
     answers = [BatchAnswer(prompt, tokens, random.Random(0)) for prompt in prompts]
     waiting = sorted(answers, key=lambda answer: -len(answer.prompt))
@@ -49,17 +61,37 @@ def theirs(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list
     return [answers[i] for i in range(len(prompts))]
 
 
-def make(options: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
-    prompts, base = json.loads(Path(options["prompts"]).read_text()), load_base(options["model"], options["dtype"])
-    run = {"ours": ours, "transformers": theirs}[options["engine"]]
-    run(base, prompts[:2], 2, 2)  # warm-up: kernel selection and weight packing
+def decoding(base: Any, prompts: list[list[int]], options: Json) -> Callable[[Json], list[list[int]]]:
+    """One answer at a time, plain or with the head of the option `checkpoint`."""
+    head = load_draft(options["checkpoint"], base)
+    target, config = fast_target(base, 2048), GenerateConfig(options["max_tokens"])
+    drafters = {"plain": make_drafter(target, None, {}), "head": make_drafter(target, head, {"tree": TREE})}
 
-    def answer(command: dict[str, Any]) -> dict[str, Any]:
-        began, cpu_began = time.perf_counter(), time.process_time()
-        answers = run(base, prompts, options["max_tokens"], command["batch"])
+    def run(command: Json) -> list[list[int]]:
+        target.rewind(0)
+        steps = generate(target, drafters[command["drafter"]], prompts[command["prompt"]], config)
+        return [[token.id for step in steps for token in step.tokens]]
+
+    return run
+
+
+def batched(base: Any, prompts: list[list[int]], options: Json) -> Callable[[Json], list[list[int]]]:
+    """All answers in batches, by us or by transformers."""
+    engine = {"ours": ours, "transformers": theirs}[options["engine"]]
+    engine(base, prompts[:2], 2, 2)  # warm-up: kernel selection and weight packing
+    return lambda command: engine(base, prompts, options["max_tokens"], command["batch"])
+
+
+def make(options: Json) -> tuple[Json, Callable[[Json], Json]]:
+    prompts, base = json.loads(Path(options["prompts"]).read_text()), load_base(options["model"], options["dtype"])
+    run = (decoding if options["engine"] == "decoding" else batched)(base, prompts, options)
+
+    def answer(command: Json) -> Json:
+        began = time.perf_counter()
+        answers = run(command)
         return {
             "seconds": time.perf_counter() - began,
-            "cpu_seconds": time.process_time() - cpu_began,
+            "tokens": sum(map(len, answers)),
             "digest": [hashlib.sha256(json.dumps(answer).encode()).hexdigest()[:12] for answer in answers],
         }
 

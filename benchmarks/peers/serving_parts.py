@@ -131,11 +131,6 @@ class CausalLM(nn.Module):
                 param.weight_loader(param, tensor, part[2])
 
 
-class Logits(nn.Module):
-    def __init__(self, *_args: Any, **_further: Any):
-        super().__init__()
-
-
 class Mapper:
     """vLLM's WeightsMapper: replaces parts of names, drops (None) or stacks tensors."""
 
@@ -183,15 +178,12 @@ def nothing(*_args: Any, **_further: Any) -> Iterator[None]:
 
 
 PARTS = {
+    **dict.fromkeys(("VocabParallelEmbedding", "ParallelLMHead"), PeerRows),
     **{"RMSNorm": Norm, "QKVParallelLinear": qkv, "ReplicatedLinear": replicated, "LlamaMLP": GatedMlp},
-    **{
-        "VocabParallelEmbedding": PeerRows,
-        "ParallelLMHead": PeerRows,
-        "LogitsProcessor": Logits,
-        "WeightsMapper": Mapper,
-    },
     **{"LlamaDecoderLayer": PeerDecoderLayer, "LlamaForCausalLM": CausalLM, "AutoWeightsLoader": Loader},
-    **{"support_torch_compile": compiled, "default_weight_loader": copy_in, "layer_stack": nothing},
+    **{"support_torch_compile": compiled, "default_weight_loader": copy_in, "WeightsMapper": Mapper},
+    "LogitsProcessor": lambda *_args, **_further: nn.Identity(),
+    "layer_stack": nothing,
     "get_current_vllm_config": lambda: current,
     "get_draft_quant_config": lambda _: None,
     "get_spec": lambda: SimpleNamespace(speculative_draft_window_size=None),

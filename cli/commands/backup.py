@@ -1,16 +1,17 @@
-"""`speculoos backup` and `speculoos restore`: a home as one archive."""
+"""`speculoos backup`, `restore`, `cleanup` and `verify`: the files of a home."""
 
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.console import Json, finish, say
+from cli.console import Json, finish, say, table
 from ops.homes import open_home
 from speculoos.errors import BadInput, Conflict, Unavailable
-from speculoos.settings import Settings, load
+from speculoos.settings import load
 from tracking import processes
 from tracking.db import reading
 
@@ -54,11 +55,16 @@ def restore(
 ) -> int:
     """Fill an empty home from an archive; interrupted jobs resume at the next `speculoos up`."""
     from cli.launch.homelock import HomeLock
+    from ops.health import exists
     from ops.restore import restore as restore_home
 
     settings = load()
     lock = HomeLock(settings)
-    _refuse_running(settings)
+    with suppress(Unavailable), reading(settings) as session:  # no tables yet; other problems appear again later
+        # Other containers do not hold this machine's lock, but have a heartbeat.
+        alive = [row for row in processes.alive(session) if exists(row.key, settings.home)]
+        if running := [row.value.get("name", row.key) for row in alive]:
+            raise Conflict(f"The workbench is running ({', '.join(running)}); stop it, then restore.")
     if not lock.acquire("restore", ()):
         raise Conflict(f"Process {lock.holder().get('pid')} uses the home {settings.home}; stop it first.")
     try:
@@ -74,16 +80,35 @@ def restore(
     return 0
 
 
-def _refuse_running(settings: Settings) -> None:
-    """Raises Conflict while processes with a heartbeat use this database (other containers do not hold this machine's
-    lock)."""
-    from ops.health import exists
+def cleanup(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
+    leftovers: Annotated[
+        bool, typer.Option("--leftovers", help="Also remove unused files in the home that are older than a day.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Apply the retention rules of the settings; the reconciler does the same every hour."""
+    from ops import retention
 
-    try:
-        with reading(settings) as session:
-            alive = [row for row in processes.alive(session) if exists(row.key, settings.home)]
-            running = [row.value.get("name", row.key) for row in alive]
-    except Unavailable:
-        return  # no tables yet; any other problem appears again later
-    if running:
-        raise Conflict(f"The workbench is running ({', '.join(running)}); stop it, then restore.")
+    removed = retention.clean(open_home(), dry_run=dry_run, leftovers=leftovers)
+    result = {rule: {"count": part.count, "bytes": part.bytes} for rule, part in removed.items()}
+    rows = [(rule, part.count, f"{part.bytes / 1e6:,.1f} MB") for rule, part in removed.items()]
+    finish({"dry_run": dry_run, "removed": result}, as_json, table(rows, ("rule", "number", "size")))
+
+
+def verify(
+    references: Annotated[
+        list[str] | None, typer.Argument(help="Models, MODEL@CHECKPOINT or data sets; default: all.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Hash all files again and list the damaged ones with a hint; exit code 1 if there are any."""
+    from ops.verify import check
+
+    findings = check(open_home(), references or ())
+    damaged = [one for one in findings if one.damage]
+    lines = [f"BAD {one.sentence()}" if one.damage else f"ok  {one.kind} {one.name}" for one in findings]
+    end = f"{len(damaged)} of {len(findings)} damaged." if damaged else f"{len(findings)} checked, none damaged."
+    result = {"healthy": not damaged, "checked": len(findings), "things": [one.to_json() for one in findings]}
+    finish(result, as_json, "\n".join([*lines, end]))
+    return 1 if damaged else 0

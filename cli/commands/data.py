@@ -5,10 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.estimating import EstimateOnly, show_estimate
-from cli.commands.fields import request_options
-from cli.commands.removing import remove_row
-from cli.commands.targets import base_id
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
+from cli.commands.targets import base_id, remove_row
 from cli.console import Json, Wait, figures, finish, listed, say, table
 from corpus.rows import parse_mapping
 from models import data_export
@@ -20,8 +18,8 @@ from speculoos.settings import Settings
 from speculoos.suites import SUITES
 from tracking import queries, shards
 from tracking.db import reading
-from tracking.states import JobState
 from tracking.stored import RowFiles
+from tracking.tables import Job
 from workers.jobs.builtin import BUILT_IN, added_sets, find_built_in
 from workers.jobs.request import Request
 from workers.jobs.requests import GenerateData, ImportAnswered, ImportPrompts
@@ -58,19 +56,33 @@ def import_file(
 
     if answered != bool(model):
         raise BadInput("Use --answered together with --model BASE, the model that generated the responses.")
-    suite = _check_suite(options["suite"], answered)
-    settings = open_home()
+    suite = options["suite"]
+    if suite and suite not in SUITES:
+        raise BadInput(f"--suite {suite}: there is no such suite; known are {', '.join(SUITES)}.")
+    for used, fault in (
+        (answered, "A suite contains only prompts; leave --answered out."),
+        (
+            file.startswith(HUB),
+            "A suite is read from its own file, or downloaded without a file; leave the Hub id out.",
+        ),
+        (columns, "A suite is read in its own format; leave --field out."),
+    ):
+        if suite and used:
+            raise BadInput(fault)
+    settings, path = open_home(), Path(file).expanduser().resolve()
     if file.startswith(HUB):
-        if suite:
-            raise BadInput("A suite is read from its own file, or downloaded without a file; leave the Hub id out.")
         fields = _hub_fields(settings, file, as_json, dry_run)
     elif dry_run:
         raise BadInput("--dry-run is for data sets on the Hub, hub:OWNER/NAME; a local file is not copied.")
+    elif suite and not file:
+        fields = {"path": ""}
+    elif not file or not path.is_file():
+        raise BadInput(f"{file}: there is no such file." if file else "Name the file to import.")
     else:
-        fields = _file_fields(file, suite)
+        fields = {"path": str(path), "original_name": path.name}
     if dry_run:
         return None
-    fields |= {"limit": options["limit"], "fields": _mapping(columns, suite)}
+    fields |= {"limit": options["limit"], "fields": parse_mapping(columns or ())}
     if answered:
         request: Request = ImportAnswered(base_id=base_id(settings, model), **fields)
     else:
@@ -79,30 +91,6 @@ def import_file(
         return show_estimate(settings, request, as_json)
     result = describe(settings, run_request(settings, request, name).request["dataset_id"])
     return finish(result, as_json, _summary(result))
-
-
-def _mapping(pairs: list[str] | None, suite: str) -> dict[str, str]:
-    if pairs and suite:
-        raise BadInput("A suite is read in its own format; leave --field out.")
-    return parse_mapping(pairs or ())
-
-
-def _file_fields(file: str, suite: str) -> dict[str, Any]:
-    """Request fields of a file; an empty path for a suite from the Hub."""
-    if suite and not file:
-        return {"path": ""}
-    path = Path(file).expanduser().resolve()
-    if not file or not path.is_file():
-        raise BadInput(f"{file}: there is no such file." if file else "Name the file to import.")
-    return {"path": str(path), "original_name": path.name}
-
-
-def _check_suite(name: str, answered: bool) -> str:
-    if name and name not in SUITES:
-        raise BadInput(f"--suite {name}: there is no such suite; known are {', '.join(SUITES)}.")
-    if name and answered:
-        raise BadInput("A suite contains only prompts; leave --answered out.")
-    return name
 
 
 def _hub_fields(settings: Settings, text: str, as_json: bool, dry_run: bool) -> dict[str, Any]:
@@ -175,18 +163,15 @@ def generate(
     return _print_job(settings, run_request(settings, request, name, wait), as_json)
 
 
-def _print_job(settings, job, as_json: bool) -> None:
+def _print_job(settings: Settings, job: Job, as_json: bool) -> None:
+    """The job with its data set, and its number of shards (1 if it is not divided) and finished shards."""
+    done = int(job.state == "SUCCEEDED")
+    if job.shards:
+        with reading(settings) as session:
+            done = shards.tally(session, job.id).ended_well
     dataset = describe(settings, job.request["dataset_id"])
-    result = {"job": job.id, "job_state": job.state, **dataset, **shards_of(settings, job)}
+    result = {"job": job.id, "job_state": job.state, **dataset, "shards": job.shards or 1, "shards_done": done}
     finish(result, as_json, figures({k: v for k, v in result.items() if k not in ("bad", "report", "failed")}))
-
-
-def shards_of(settings, job) -> dict[str, int]:
-    """Number of shards of a generation (1 if it is not divided), and of finished shards."""
-    if not job.shards:
-        return {"shards": 1, "shards_done": int(job.state == "SUCCEEDED")}
-    with reading(settings) as session:
-        return {"shards": job.shards, "shards_done": shards.tally(session, job.id).count(JobState.SUCCEEDED)}
 
 
 @app.command("list")

@@ -1,4 +1,4 @@
-"""`speculoos endpoints`: adds and removes OpenAI-compatible servers in settings.toml."""
+"""`speculoos endpoints`: adds and lists OpenAI-compatible servers in settings.toml."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from cli.console import Json, finish, listed, say, table
-from speculoos.errors import BadInput, NotFound
+from speculoos.errors import BadInput
 from speculoos.files import new_path
 from speculoos.settings import Endpoint, load, make_record
 
@@ -51,10 +51,14 @@ def add(
     endpoint = make_record(Endpoint, f"Endpoint {name}:", name, values)
     settings = load()
     if name in settings.endpoints:
-        raise BadInput(f"The endpoint {name!r} already exists; remove it first: speculoos endpoints rm {name}.")
+        raise BadInput(f"The endpoint {name!r} already exists; change its table in settings.toml.")
     file = settings.home / "settings.toml"
     before = file.read_text(encoding="utf-8") if file.exists() else ""
-    _write(file, "\n\n".join(filter(None, [before.rstrip("\n"), _toml_table(endpoint)])) + "\n")
+    table_lines = [f"[endpoints.{name}]"]  # without fields that have their default
+    for key, field in Endpoint.__dataclass_fields__.items():
+        if key != "name" and (value := getattr(endpoint, key)) != field.default:
+            table_lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    _write(file, "\n\n".join(filter(None, [before.rstrip("\n"), "\n".join(table_lines)])) + "\n")
     say(RESTART)
     if key_env and not endpoint.key:
         say(f"The variable {key_env} is not set in this shell; set it where the services start.")
@@ -65,55 +69,11 @@ def add(
 def list_endpoints(as_json: Json = False) -> None:
     """List the endpoints, and whether the variable of each key is set."""
     entries = [_entry(each) for each in load().endpoints.values()]
-    rows = [(each["name"], ", ".join(each["urls"]), each["model"], _key_state(each)) for each in entries]
+    rows = []
+    for each in entries:
+        key = f"{each['key_env']} is {'set' if each['key_set'] else 'not set'}" if each["key_env"] else "none needed"
+        rows.append((each["name"], ", ".join(each["urls"]), each["model"], key))
     finish(entries, as_json, table(rows, ("name", "url", "model", "key")))
-
-
-@app.command("rm")
-def remove(name: Name, as_json: Json = False) -> None:
-    """Remove an endpoint from settings.toml."""
-    settings = load()
-    if name not in settings.endpoints:
-        known = ", ".join(settings.endpoints) or "none yet"
-        raise NotFound(f"There is no endpoint {name!r} in settings.toml; known are: {known}.")
-    file = settings.home / "settings.toml"
-    before = file.read_text(encoding="utf-8")
-    text = _without_table(before, name)
-    expected = tomllib.loads(before)
-    del expected["endpoints"][name]
-    if {"endpoints": {}, **_parsed(text)} != expected:  # in another style, such as an inline table
-        raise BadInput(f"{file}: the endpoint {name!r} is not in its own table; remove it with an editor.")
-    _write(file, text)
-    say(RESTART)
-    finish({"name": name, "removed": True}, as_json, f"Removed {name}.")
-
-
-def _toml_table(endpoint: Endpoint) -> str:
-    """The endpoint as a TOML table, without fields that have their default."""
-    lines = [f"[endpoints.{endpoint.name}]"]
-    for key, field in Endpoint.__dataclass_fields__.items():
-        if key != "name" and (value := getattr(endpoint, key)) != field.default:
-            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
-    return "\n".join(lines)
-
-
-def _without_table(text: str, name: str) -> str:
-    """The file's text without the table of endpoint `name`; comments above the next table remain."""
-    head = re.compile(rf'\s*\[\s*endpoints\s*\.\s*(["\']?){re.escape(name)}\1\s*\]')
-    remaining, above, skipping = [], [], False
-    for line in text.splitlines(keepends=True):
-        skipping = bool(head.match(line)) or (skipping and not line.lstrip().startswith("["))
-        if not skipping:
-            remaining += [*above, line]
-        above = [*above, line] if skipping and line.lstrip()[:1] in ("", "#") else []
-    return "".join(remaining)
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except ValueError:
-        return {}
 
 
 def _write(file: Path, text: str) -> None:
@@ -134,9 +94,3 @@ def _entry(endpoint: Endpoint) -> dict[str, Any]:
     """The endpoint as JSON, without the key."""
     fields = {key: getattr(endpoint, key) for key in Endpoint.__dataclass_fields__ if key != "url"}
     return {**fields, "urls": endpoint.urls, "key_set": bool(endpoint.key)}
-
-
-def _key_state(entry: dict[str, Any]) -> str:
-    if not entry["key_env"]:
-        return "none needed"
-    return f"{entry['key_env']} is {'set' if entry['key_set'] else 'not set'}"

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.estimating import EstimateOnly, show_estimate
-from cli.commands.fields import request_options
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.commands.generate import CheckpointOption, Draft
 from cli.commands.targets import dataset, load_target, resolve
 from cli.console import Json, figures, finish, say
@@ -39,6 +38,8 @@ def evaluate(
     **options: Any,
 ) -> None:
     """Compare speculative with plain decoding on the same prompts, with interleaved steps."""
+    from cli.follow import run_request
+
     if options["endpoint"] and (draft or options["dtype"]):
         raise BadInput("A server sets its own draft and precision; leave --draft and --dtype out.")
     if not (model or options["endpoint"]):
@@ -46,19 +47,31 @@ def evaluate(
     request = Evaluate(**options, drafting=trees.read_options(parse_settings(draft or ())))
     check_sampling([request.temperature], [request.top_p], [request.dtype])
     settings = open_home()
-    if estimate:
-        return show_estimate(settings, request.changed(**served(settings, model, checkpoint, questions)), as_json)
-    if request.endpoint:
+    if estimate or request.endpoint:
         request = request.changed(**served(settings, model, checkpoint, questions))
-        return _finish(measure_endpoint(settings, request), as_json)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    if request.endpoint:
+        job = run_request(settings, request)  # stores the result
+        with reading(settings) as session:
+            row = session.get_one(Evaluation, job.request["evaluation_id"])
+        return _finish({"evaluation": row.id, "model": row.name, **row.result}, as_json)
+
+    from evaluation.acceptance import AcceptanceSampling
+    from evaluation.acceptance import evaluate as run
+
     settings = replace(settings, dtype=request.dtype or settings.dtype)
     ref = resolve(settings, model, checkpoint)
     rows = load_questions(settings, questions, request.limit)
+    base, loaded = load_target(settings, ref, device or settings.device)
+    sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
+    choices = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
+    with exclusive_device(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
+        measured = run(base, loaded, rows, ConsoleReporter(), **choices)  # with the device lease, so that jobs wait
+    if sharing.shared_with:
+        say(f"The device was shared with {sharing.shared_with}: speeds are too low, and the speedup is not exact.")
     result = {"model": ref.name, "questions": len(rows), "max_tokens": request.max_tokens}
-    result |= measure(settings, ref, rows, request, device or settings.device)
-    if result["shared_with"]:
-        say(f"The device was shared with {result['shared_with']}: speeds are too low, and the speedup is not exact.")
-    return _finish(result, as_json)
+    return _finish({**result, **measured, "shared_with": sharing.shared_with}, as_json)
 
 
 SHOWN = ("acceptance_by_depth", "mean_accepted_length_interval", "speedup_interval")
@@ -68,40 +81,8 @@ def _finish(result: dict[str, Any], as_json: bool) -> None:
     finish(result, as_json, figures({k: v for k, v in result.items() if not isinstance(v, list | dict) or k in SHOWN}))
 
 
-def measure(settings: Any, ref: Any, questions: list[dict[str, Any]], request: Evaluate, device: str) -> dict[str, Any]:
-    """Run `evaluation.acceptance.evaluate` on base and draft, with the device lease, so that jobs wait. `shared_with`
-    names the process that held the lease before."""
-    from evaluation.acceptance import AcceptanceSampling
-    from evaluation.acceptance import evaluate as run
-
-    base, draft = load_target(settings, ref, device)
-    sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
-    with exclusive_device(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
-        result = run(
-            base,
-            draft,
-            questions,
-            ConsoleReporter(),
-            max_tokens=request.max_tokens,
-            options=request.drafting,
-            sampling=sampling,
-        )
-    return {**result, "shared_with": sharing.shared_with}
-
-
-def measure_endpoint(settings: Any, request: Evaluate) -> dict[str, Any]:
-    """Evaluate an endpoint in a job, which stores the result."""
-    from cli.follow import run_request
-
-    job = run_request(settings, request)
-    with reading(settings) as session:
-        row = session.get_one(Evaluation, job.request["evaluation_id"])
-    return {"evaluation": row.id, "model": row.name, **row.result}
-
-
 def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[str, str]:
     """Ids of the model that an endpoint serves and of the prompt set; "" if not specified."""
-
     ids = {"base_id": "", "checkpoint_id": "", "dataset_id": ""}
     with reading(settings) as session:
         if model:

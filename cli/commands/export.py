@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.fields import EstimateOnly, show_estimate
 from cli.console import Json, finish, say, table
 from formats import OWN, find_format
 from formats.facts import CardFacts
@@ -23,7 +23,6 @@ from tracking.stored import RowFiles
 from workers.jobs.requests import Export
 
 if TYPE_CHECKING:
-    from formats.facts import CardFacts
     from formats.report import ExportReport
 
 
@@ -53,13 +52,16 @@ def export(
     settings = open_home()
     row = find(settings, checkpoint)
     if listing:
-        return _list_formats(row, as_json)
-    if estimate:
+        choices = [option.to_json() for option in export_options(row.path, row.base_path)]
+        rows = [(each["name"], "yes" if each["possible"] else "no", each["reason"] or each["for"]) for each in choices]
+        finish(choices, as_json, table(rows, ("format", "possible", "servers, or reason")))
+    elif estimate:
         show_estimate(settings, Export(row.id, find_format(form).name), as_json)
-        return 0
-    if find_format(form).name == OWN:
-        return _export_own(row, output, as_json)
-    return _export_for_server(row, form, output, force, as_json)
+    elif find_format(form).name == OWN:
+        _export_own(row, output, as_json)
+    else:
+        return _export_for_server(row, form, output, force, as_json)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class ExportRow:
     sha256: str
     base_path: str
     base_known: Any
-    facts: "CardFacts"
+    facts: CardFacts
     sums: ChecksumCache
 
     @property
@@ -106,14 +108,7 @@ def find(settings: Any, reference: str) -> ExportRow:
     )
 
 
-def _list_formats(row: ExportRow, as_json: bool) -> int:
-    choices = [option.to_json() for option in export_options(row.path, row.base_path)]
-    rows = [(each["name"], "yes" if each["possible"] else "no", each["reason"] or each["for"]) for each in choices]
-    finish(choices, as_json, table(rows, ("format", "possible", "servers, or reason")))
-    return 0
-
-
-def _export_own(row: ExportRow, output: Path | None, as_json: bool) -> int:
+def _export_own(row: ExportRow, output: Path | None, as_json: bool) -> None:
     from formats.export import check_zip_target
 
     name = archive.archive_name(row.facts.name, row.name)
@@ -125,7 +120,6 @@ def _export_own(row: ExportRow, output: Path | None, as_json: bool) -> int:
     archive.write_zip(row.path, target)
     result = {"path": str(target), "bytes": target.stat().st_size, "sha256": file_sha256(target)}
     finish({**result, "checkpoint": row.full_name}, as_json, f"{target} ({result['bytes'] / 1e6:.1f} MB)")
-    return 0
 
 
 def _export_for_server(row: ExportRow, form: str, output: Path | None, force: bool, as_json: bool) -> int:
@@ -136,19 +130,13 @@ def _export_for_server(row: ExportRow, form: str, output: Path | None, force: bo
     check_export(row.path, row.base_path, form, target)
     row.check()
     report = build_export(row.path, row.load_base(), form, target, ConsoleReporter(), row.facts, force)
-    finish({**_file_info(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _summary(target, report))
+    files = [target] if target.is_file() else [path for path in target.iterdir() if path.is_file()]
+    result = {"path": str(target), "bytes": sum(path.stat().st_size for path in files), "checkpoint": row.full_name}
+    words = [f"{target}, for {report.servers}", *checks(report), "README.md in it says how to serve it."]
+    finish({**result, **report.to_json()}, as_json, "\n".join(words))
     if not report.passed:
         say(f"Validation failed; this export should not be served: {' '.join(report.failures)}")
     return 0 if report.passed else 1
-
-
-def _file_info(target: Path) -> dict[str, Any]:
-    files = [target] if target.is_file() else [path for path in target.iterdir() if path.is_file()]
-    return {"path": str(target), "bytes": sum(path.stat().st_size for path in files)}
-
-
-def _summary(target: Path, report: "ExportReport") -> str:
-    return "\n".join([f"{target}, for {report.servers}", *checks(report), "README.md in it says how to serve it."])
 
 
 def checks(report: "ExportReport") -> list[str]:

@@ -1,16 +1,40 @@
-"""Command options generated from the fields of a job kind, with their help, default and bounds."""
+"""Command options generated from the fields of a job kind, with their help, default and bounds; `--estimate`."""
 
 import inspect
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
-from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.console import Json, Wait, figures, finish
 from models.methods.settings import Setting
 from ops.homes import open_home
+from speculoos.settings import Settings
 from workers.jobs.request import Request
+
+EstimateOnly = Annotated[
+    bool, typer.Option("--estimate", help="Only estimate time, disk and memory; nothing is started.")
+]
+
+
+def show_estimate(settings: Settings, request: Request, as_json: bool) -> None:
+    """Check the request like `submit` and print its estimate. Raises the same errors as `submit`."""
+    from workers.jobs.submit import check_and_estimate
+
+    guess = check_and_estimate(settings, request)
+    amounts = {"seconds": guess.seconds, "disk_bytes": guess.disk, "memory_bytes": guess.memory}
+    result = {"kind": request.kind, "steps": guess.steps, "rests_on": guess.basis, "warnings": guess.warnings}
+    result |= {name: None if amount is None else round(amount) for name, amount in amounts.items()}
+    shown = {
+        "time": f"about {timedelta(seconds=round(guess.seconds))}" if guess.seconds is not None else "unknown",
+        "steps": f"{guess.steps:,} {guess.rhythm}" if guess.steps else "",
+        "disk": f"{guess.disk / 1e6:,.1f} MB",
+        "memory": f"{guess.memory / 1e6:,.0f} MB",
+        "based on": guess.basis,
+    }
+    text = figures({name: value for name, value in shown.items() if value})
+    finish(result, as_json, "\n".join([text, *guess.warnings]))
 
 
 def request_options(kind: type[Request], *names: str) -> Callable[[Any], Any]:

@@ -2,9 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,6 +42,7 @@ def generate(
     from decoding.config import GenerateConfig
     from decoding.drafters import make_drafter
     from decoding.generate import generate as run
+    from decoding.stats import summarize
     from decoding.target import fast_target
     from decoding.text import TextStream
     from models.chat import render
@@ -62,37 +62,21 @@ def generate(
     target, stream = fast_target(base), TextStream(base.tokenizer)
     drafter = make_drafter(target, loaded, drafting)
     prompt_ids = render(base.tokenizer, [{"role": "user", "content": text}], system)
-    steps, records = _recorded(run(target, drafter, prompt_ids, config), stream, not as_json)
+    steps, records = [], []
+    for step in run(target, drafter, prompt_ids, config):
+        steps.append(step)
+        records.append(stream.record(step))
+        if not as_json:
+            print("".join(token["text"] for token in records[-1]["tokens"]), end="", flush=True)
     if trace is not None:
         with new_file(trace) as lines:
             lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    result = _result(ref.name, target, steps, records, stream.text)
-    finish(result, as_json, _summary(result))
-
-
-def _recorded(steps: Iterator[Any], stream: Any, show: bool) -> tuple[list[Any], list[dict[str, Any]]]:
-    """(steps, their records); with `show` the text is printed as it is generated."""
-    done, records = [], []
-    for step in steps:
-        done.append(step)
-        records.append(stream.record(step))
-        if show:
-            print("".join(token["text"] for token in records[-1]["tokens"]), end="", flush=True)
-    if show:
-        print()
-    return done, records
-
-
-def _result(model: str, target: Any, steps: list[Any], records: list[dict[str, Any]], text: str) -> dict[str, Any]:
-    """The result object of `speculoos generate`."""
-    from decoding.stats import summarize
-
-    summary = summarize(steps)
-    return {
-        "model": model,
-        "token_ids": [token.id for step in steps for token in step.tokens],
-        "text": text,
-        "tokens": list(_tokens(records)),
+    summary, tokens = summarize(steps), [token for record in records for token in record["tokens"]]
+    result = {
+        "model": ref.name,
+        "token_ids": [token["id"] for token in tokens],
+        "text": stream.text,
+        "tokens": [{key: token[key] for key in ("id", "text", "origin", "depth")} for token in tokens],
         "mean_accepted_length": summary.mean_accepted_length,
         "tokens_per_second": summary.tokens_per_second,
         "finish": summary.finish,
@@ -100,16 +84,6 @@ def _result(model: str, target: Any, steps: list[Any], records: list[dict[str, A
         "acceptance_by_depth": list(summary.acceptance_by_depth),
         "notice": target.notice,
     }
-
-
-def _tokens(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for record in records:
-        for token in record["tokens"]:
-            yield {"id": token["id"], "text": token["text"], "origin": token["origin"], "depth": token["depth"]}
-
-
-def _summary(result: dict[str, Any]) -> str:
-    return (
-        f"[{len(result['token_ids'])} tokens, {result['tokens_per_second']:.1f} tokens/s, "
-        f"{result['mean_accepted_length']:.2f} tokens per verification, {result['finish']}]"
-    )
+    counts = f"{len(tokens)} tokens, {summary.tokens_per_second:.1f} tokens/s"
+    per_step = f"{summary.mean_accepted_length:.2f} tokens per verification"
+    finish(result, as_json, f"\n[{counts}, {per_step}, {summary.finish}]")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.removing import remove_row
+from cli.commands.targets import remove_row
 from cli.console import Json, Wait, figures, finish, listed, table
 from ops.homes import columns, open_home
 from tracking import jobs, listing, reports, shards
@@ -92,7 +92,6 @@ def remove(
 
 
 def _find(reference: str):
-
     settings = open_home()
     with reading(settings) as session:
         return settings, jobs.find(session, reference)
@@ -109,7 +108,6 @@ def _describe(reference: str) -> dict:
 
 
 def _entry(job, queues) -> dict:
-
     return {**columns(job, *HIDDEN), "place": queues.place(job), "waits": queues.waits_for(job)}
 
 

@@ -1,6 +1,6 @@
 """`speculoos keys`: API keys of the inference server, besides the token of the home."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,7 +30,10 @@ def list_keys(
     with reading(open_home()) as session:
         entries = [columns(key, "sha256", "note") for key in keys.list_keys(session, revoked)]
     heads = ("name", "hint", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
-    finish(entries, as_json, table(([_shown(head, key[head]) for head in heads] for key in entries), heads))
+    rows = [
+        [str(key[head] or "never")[:19] if head.endswith("_at") else key[head] for head in heads] for key in entries
+    ]
+    finish(entries, as_json, table(rows, heads))
 
 
 @app.command()
@@ -41,8 +44,3 @@ def revoke(
     with writing(open_home()) as session:
         result = columns(keys.revoke(session, reference), "sha256", "note")
     finish(result, as_json, f"Revoked {result['name']}.")
-
-
-def _shown(head: str, value: Any) -> str:
-    """Times to the second."""
-    return str(value or "never")[:19] if head.endswith("_at") else value or ""

@@ -40,27 +40,25 @@ def matrix(
 
     settings = open_home()
     lists = {"temperatures": temperature, "top_ps": top_p, "dtypes": dtype}
-    options |= {key: values for key, values in lists.items() if values}
-    request = request_of(settings, model, suite or [BUILT_IN_SUITE_NAME], tree or [], options)
+    lists["drafting"] = [parse(each) for each in tree or ()]
+    with reading(settings) as session:
+        pairs = [queries.find_model(session, each) for each in model]
+        rows = [{"base_id": base.id, "checkpoint_id": draft.id if draft else ""} for base, draft in pairs]
+        sets = [queries.find_dataset(session, s).id if s != BUILT_IN_SUITE_NAME else "" for s in suite or ()] or [""]
+    request = Matrix(models=rows, suites=sets, **options, **{key: values for key, values in lists.items() if values})
     if estimate:
         result = expected(settings, request)
         finish(result, as_json, figures(result))
         return
-    result = described(settings, run_request(settings, request, name, wait))
-    finish(result, as_json, figures({k: v for k, v in result.items() if k != "evaluations"}))
-
-
-def request_of(
-    settings: Settings, models: list[str], suites: list[str], trees: list[str], options: dict[str, Any]
-) -> Any:
-    """The request with names replaced by ids. Raises NotFound and BadInput."""
+    job = run_request(settings, request, name, wait)
+    ready = (Evaluation.matrix_id == job.id, Evaluation.state == "ready")
     with reading(settings) as session:
-        pairs = [queries.find_model(session, model) for model in models]
-        rows = [{"base_id": base.id, "checkpoint_id": draft.id if draft else ""} for base, draft in pairs]
-        sets = ["" if suite == BUILT_IN_SUITE_NAME else queries.find_dataset(session, suite).id for suite in suites]
-    if trees:
-        options = {**options, "drafting": [parse(tree) for tree in trees]}
-    return Matrix(models=rows, suites=sets, **options)
+        found = list(session.scalars(select(Evaluation).where(*ready).order_by(Evaluation.created_at, Evaluation.id)))
+        total = shards.tally(session, job.id).total
+    keys = ("id", "name", "suite", "questions", "temperature", "top_p", "tree", "dtype", *FIGURES)
+    result = {"job": job.id, "job_state": job.state, "cells": total, "measured": len(found)}
+    evaluations = [{key: getattr(row, key) for key in keys} for row in found]
+    finish({**result, "evaluations": evaluations}, as_json, figures(result))
 
 
 def expected(settings: Settings, request: Any) -> dict[str, Any]:
@@ -72,14 +70,3 @@ def expected(settings: Settings, request: Any) -> dict[str, Any]:
         count = len(cells(session, request))
     seconds = round(estimated.seconds) if estimated.seconds is not None else None
     return {"evaluations": count, "seconds": seconds, "rests_on": estimated.basis}
-
-
-def described(settings: Settings, job: Any) -> dict[str, Any]:
-    """The job as JSON, with the number of finished evaluations and their results."""
-    ready = (Evaluation.matrix_id == job.id, Evaluation.state == "ready")
-    with reading(settings) as session:
-        rows = list(session.scalars(select(Evaluation).where(*ready).order_by(Evaluation.created_at, Evaluation.id)))
-        tally = shards.tally(session, job.id)
-    keys = ("id", "name", "suite", "questions", "temperature", "top_p", "tree", "dtype", *FIGURES)
-    cells = [{key: getattr(row, key) for key in keys} for row in rows]
-    return {"job": job.id, "job_state": job.state, "cells": tally.total, "measured": len(rows), "evaluations": cells}

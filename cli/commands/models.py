@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.estimating import EstimateOnly, show_estimate
-from cli.commands.removing import remove_row
-from cli.commands.targets import base_id
+from cli.commands.fields import EstimateOnly, show_estimate
+from cli.commands.targets import base_id, remove_row
 from cli.console import Json, figures, finish, listed, table
 from ops.homes import columns, open_home
 from speculoos.errors import BadInput
@@ -26,20 +25,13 @@ def list_models(as_json: Json = False) -> None:
     """List the base models with their folders and checkpoints."""
     with reading(open_home()) as session:
         bases, checkpoints = queries.bases(session), queries.checkpoints(session)
-    entries = [
-        {
-            "name": b.name,
-            "path": b.path,
-            "state": b.state,
-            "source": b.source,
-            "location": b.location,
-            "id": b.id,
-            "weights_sha256": b.weights_sha256,
-            "parameters": b.card.get("parameters"),
-            "checkpoints": [_checkpoint(c) for c in checkpoints if c.base_id == b.id],
-        }
-        for b in bases
-    ]
+    keys = ("name", "path", "state", "source", "location", "id", "weights_sha256")
+    own_keys = ("name", "id", "state", "method", "path", "figures")
+    entries = []
+    for base in bases:
+        own = [{key: getattr(c, key) for key in own_keys} for c in checkpoints if c.base_id == base.id]
+        values = {key: getattr(base, key) for key in keys}
+        entries.append({**values, "parameters": base.card.get("parameters"), "checkpoints": own})
     rows = []
     for base in entries:
         rows.append((base["name"], base["state"], base["source"], base["path"]))
@@ -96,23 +88,17 @@ def add_draft(
 
 
 def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, str]:
-    """(source, Hub id or absolute path)."""
-    source = source or _guess_source(location)
+    """(source, Hub id or absolute path); without a source it is detected from the location and the files on disk."""
+    path = Path(location).expanduser()
+    if not source and location == "starter":
+        source = "starter"
+    elif not source and location.endswith(".gguf"):
+        source = "gguf"
+    elif not source:
+        source = "folder" if path.is_dir() or location.startswith((".", "/", "~")) else "hub"
     if source not in known:
         raise BadInput(f"--source {source}: expected one of {', '.join(known)}.")
-    if source in ("folder", "gguf"):
-        location = str(Path(location).expanduser().resolve())
-    return source, location
-
-
-def _guess_source(location: str) -> str:
-    """starter, gguf, folder or hub, by the form of the location and the files on disk."""
-    path = Path(location).expanduser()
-    if location == "starter":
-        return "starter"
-    if location.endswith(".gguf"):
-        return "gguf"
-    return "folder" if path.is_dir() or location.startswith((".", "/", "~")) else "hub"
+    return source, str(path.resolve()) if source in ("folder", "gguf") else location
 
 
 @app.command()
@@ -154,8 +140,3 @@ def remove(
         return checkpoint or base
 
     remove_row(find, force, as_json)
-
-
-def _checkpoint(row) -> dict:
-    fields = {"name": row.name, "id": row.id, "state": row.state, "method": row.method, "path": row.path}
-    return {**fields, "figures": row.figures}

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.commands.evaluate import load_questions, served
-from cli.commands.fields import request_options
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.commands.targets import load_target, resolve
 from cli.console import Json, finish, say, table
 from ops.homes import open_home
@@ -38,7 +37,9 @@ def plan(
     """Predict the throughput of chains, trees and standalone drafts from the cost of steps on a machine."""
     fields = PlanRequest(base_id="", **options)  # checks the options
     if estimate:
-        return _show_estimate(model, questions, machine, fields, as_json)
+        settings = open_home()
+        ids, costs = served(settings, model, "", questions), {"machine": str(machine)} if machine else {}
+        return show_estimate(settings, fields.changed(**ids, costs=costs), as_json)
 
     from evaluation.costs import read_costs
     from evaluation.planner import PlanOptions, predict_plan
@@ -55,14 +56,6 @@ def plan(
     if keep:
         write_json(keep.expanduser(), result["costs"])
     return finish({"model": model, **result}, as_json, words(result))
-
-
-def _show_estimate(model: str, questions: str, machine: Path | None, request: PlanRequest, as_json: bool) -> None:
-    """Print the estimate of a plan; with the costs of another machine nothing is measured."""
-    settings = open_home()
-    ids = served(settings, model, "", questions)
-    costs = {"machine": str(machine)} if machine else {}
-    show_estimate(settings, request.changed(**ids, costs=costs), as_json)
 
 
 def _measure_plan(
@@ -106,32 +99,22 @@ def read_curves(path: Path) -> Any:
 def words(result: dict[str, Any]) -> str:
     """The plan as tables with the verdict below."""
     batches = list(result["plain"]["by_batch"])
-    rows = [_row(shape, batches) for shape in (result["plain"], *result["shapes"])]
+    rows = []
+    for shape in (result["plain"], *result["shapes"]):
+        by_batch = shape["by_batch"]
+        speeds = (f"{by_batch[b]['tokens_per_second']:.1f} ({by_batch[b]['speedup']:.2f} ×)" for b in batches)
+        step, drafting = f"{by_batch['1']['step_ms']:.1f}", f"{by_batch['1']['draft_ms']:.1f}"
+        rows.append((shape["name"], f"{shape['tau']:.2f}", step, drafting, *speeds))
     heads = ("drafting", "τ", "step ms", "drafting ms", *(f"tokens/s at batch {batch}" for batch in batches))
     parts = [table(rows, heads)]
-    if result["standalone"]:
-        parts.append(_standalone_table(result["standalone"]))
+    if standalone := result["standalone"]:
+        width = standalone[0].get("hidden_size")
+        first = f"layers of hidden size {width}" if width else "standalone layers"
+        cells = []
+        for row in standalone:
+            needed = "never faster" if row["needed_acceptance"] is None else f"{row['needed_acceptance']:.0%}"
+            speeds = (f"{at['speedup']:.2f} ×" for at in row["speedups"].values())
+            cells.append((row["layers"], f"{row['token_ms']:.2f}", needed, *speeds))
+        heads = (first, "ms per token", "required acceptance", *(f"at {share}" for share in standalone[0]["speedups"]))
+        parts.append(table(cells, heads))
     return "\n\n".join(filter(None, (*parts, result["verdict"], result.get("busy"))))
-
-
-def _row(shape: dict[str, Any], batches: list[str]) -> tuple[Any, ...]:
-    one = shape["by_batch"]["1"]
-    speeds = (shape["by_batch"][batch] for batch in batches)
-    cells = (f"{at['tokens_per_second']:.1f} ({at['speedup']:.2f} ×)" for at in speeds)
-    return (shape["name"], f"{shape['tau']:.2f}", f"{one['step_ms']:.1f}", f"{one['draft_ms']:.1f}", *cells)
-
-
-def _standalone_table(rows: list[dict[str, Any]]) -> str:
-    width = rows[0].get("hidden_size")
-    heads = (
-        f"layers of hidden size {width}" if width else "standalone layers",
-        "ms per token",
-        "required acceptance",
-        *(f"at {s}" for s in rows[0]["speedups"]),
-    )
-    cells = []
-    for row in rows:
-        required = "never faster" if row["needed_acceptance"] is None else f"{row['needed_acceptance']:.0%}"
-        speeds = (f"{at['speedup']:.2f} ×" for at in row["speedups"].values())
-        cells.append((row["layers"], f"{row['token_ms']:.2f}", required, *speeds))
-    return table(cells, heads)

@@ -1,18 +1,14 @@
 """`speculoos push`: uploads a checkpoint in a server's format to a repository of the Hub."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cli.commands.export import ExportRow, checks, find
+from cli.commands.export import checks, find
 from cli.console import Json, finish, table
 from formats import find_format
 from ops.homes import open_home
 from speculoos.reporting import ConsoleReporter
-
-if TYPE_CHECKING:
-    from formats.push import HubExport
-    from formats.report import ExportReport
 
 
 def push(
@@ -39,41 +35,31 @@ def push(
         export.check_access(public)
     row.check()
     report = export.make(row.load_base, ConsoleReporter())
-    result = _as_json(row, export, public, report)
-    if dry_run:
-        finish({**result, "dry_run": True}, as_json, _listing(result, report))
-        return 0
-    commit = export.send(public)
-    text = f"{export.url} holds {row.full_name} for {result['for']} (commit {commit[:12]})."
-    finish({**result, "dry_run": False, "commit": commit}, as_json, text)
-    return 0
-
-
-def _as_json(row: ExportRow, export: "HubExport", public: bool, report: "ExportReport") -> dict[str, Any]:
     files = export.files()
-    return {
-        "repo": export.repo,
+    result = {
+        "repo": repo,
         "url": export.url,
         "private": not public,
         "checkpoint": row.full_name,
-        "format": export.format,
+        "format": form,
         "for": report.servers,
         "base_model": row.facts.hub_id,
         "files": files,
         "bytes": sum(file["bytes"] for file in files),
         "passed": report.passed,
         "checks": [vars(check) for check in report.checks],
+        "dry_run": dry_run,
     }
-
-
-def _listing(result: dict[str, Any], report: "ExportReport") -> str:
-    rows = [(file["name"], f"{file['bytes']:,}", file["sha256"][:12]) for file in result["files"]]
-    kind = "private" if result["private"] else "public"
-    return "\n".join(
-        [
-            table(rows, ("file", "bytes", "sha256")),
-            *checks(report),
-            f"Dry run: would upload {result['bytes'] / 1e6:,.1f} MB for {result['for']} to {result['url']} ({kind} if "
-            "it is created); files with other names are kept. Nothing was sent.",
-        ]
-    )
+    if dry_run:
+        rows = [(file["name"], f"{file['bytes']:,}", file["sha256"][:12]) for file in files]
+        end = (
+            f"Dry run: would upload {result['bytes'] / 1e6:,.1f} MB for {result['for']} to {result['url']} "
+            f"({'public' if public else 'private'} if it is created); files with other names are kept. "
+            "Nothing was sent."
+        )
+        finish(result, as_json, "\n".join([table(rows, ("file", "bytes", "sha256")), *checks(report), end]))
+        return 0
+    commit = export.send(public)
+    text = f"{export.url} holds {row.full_name} for {result['for']} (commit {commit[:12]})."
+    finish({**result, "commit": commit}, as_json, text)
+    return 0

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.estimating import EstimateOnly, show_estimate
 from cli.commands.evaluate import served
-from cli.commands.fields import request_options
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.commands.targets import dataset, is_folder, load_target, resolve
 from cli.console import Json, figures, finish, say
 from ops.homes import open_home
@@ -55,14 +54,17 @@ def run_draft(
 ) -> None:
     """Evaluate a draft on recorded responses: τ and the projected speed. The base model is needed only for drafts that
     read its hidden states."""
+    settings = open_home()
     if estimate:
-        return _show_estimate(file, draft, limit, as_json)
+        ids = served(settings, draft, "", str(file))
+        if not ids["checkpoint_id"]:
+            raise BadInput(f"--estimate needs a checkpoint as --draft BASE@CHECKPOINT, got {draft!r}.")
+        return show_estimate(settings, ReplayRequest(**ids, limit=limit or sys.maxsize), as_json)
 
     from corpus.recordings import read_recordings
     from evaluation.costs import read_costs
-    from evaluation.replay import project_times, replay, replay_figures
+    from evaluation.replay import playground_answer, project_times, replay, replay_figures
 
-    settings = open_home()
     file, name = find_recordings(settings, file)
     costs = read_costs(machine) if machine else None
     drafting = parse_settings(drafting or ())
@@ -72,20 +74,19 @@ def run_draft(
     replayed = replay(recordings, opened.target, opened.make, ConsoleReporter(), limit, max_tokens)
     costs = costs or opened.costs()
     replayed, speed = project_times(replayed, costs) if costs else (replayed, {})
-    result = replay_figures(replayed, opened.target.base.tokenizer) | speed
+    tokenizer = opened.target.base.tokenizer
+    result = replay_figures(replayed, tokenizer) | speed
     result["replayed"] = {"file": name, "rows": len(replayed.rows), "drafting": drafting, "draft": draft}
     if ref is not None and ref.base_id and keep:
-        result |= _store(settings, ref, result, replayed, opened.target.base.tokenizer, drafting, options["show"])
+        config = {"replay": name, "drafting": drafting}
+        answers = [playground_answer(row, tokenizer, name) for row in replayed.rows[: options["show"]]]
+        with writing(settings) as session:
+            stored = (f"{ref.name} on {name}", ref.base_id, ref.checkpoint_id, config, result)
+            row = evaluations.save_evaluation(session, *stored)
+            runs = evaluations.save_responses(session, ref.name, answers)
+            result["evaluation_id"] = row.id
+            result["chats"] = [f"/playground?chat={run.group_id}" for run in runs]
     return finish(result, as_json, figures({key: result[key] for key in PRINTED if result.get(key) not in (None, [])}))
-
-
-def _show_estimate(data: Path, draft: str, limit: int | None, as_json: bool) -> None:
-    """Print the estimate of a checkpoint on a data set of this home."""
-    settings = open_home()
-    ids = served(settings, draft, "", str(data))
-    if not ids["checkpoint_id"]:
-        raise BadInput(f"--estimate needs a checkpoint as --draft BASE@CHECKPOINT, got {draft!r}.")
-    show_estimate(settings, ReplayRequest(**ids, limit=limit or sys.maxsize), as_json)
 
 
 def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
@@ -114,19 +115,3 @@ def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, A
     for notice in getattr(loaded, "notices", ()):
         say(notice)
     return open_with_base(base, loaded, drafting)
-
-
-def _store(
-    settings: Any, ref: Any, result: dict[str, Any], replayed: Any, tokenizer: Any, drafting: dict[str, Any], show: int
-) -> dict[str, Any]:
-    """Store the evaluation, and the first `show` responses as chats; returns its id and their URLs."""
-    from evaluation.replay import playground_answer
-
-    source = result["replayed"]["file"]
-    config = {"replay": source, "drafting": drafting}
-    name = f"{ref.name} on {source}"
-    answers = [playground_answer(row, tokenizer, source) for row in replayed.rows[:show]]
-    with writing(settings) as session:
-        row = evaluations.save_evaluation(session, name, ref.base_id, ref.checkpoint_id, config, result)
-        runs = evaluations.save_responses(session, ref.name, answers)
-        return {"evaluation_id": row.id, "chats": [f"/playground?chat={run.group_id}" for run in runs]}

@@ -9,7 +9,7 @@ import typer
 from cli.console import Json, finish, say
 from ops.homes import open_home
 from speculoos.errors import BadInput
-from speculoos.inference_token import read_inference_token
+from speculoos.files import read_inference_token
 from speculoos.login_links import create_login_link
 from speculoos.settings import load
 

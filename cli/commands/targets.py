@@ -1,16 +1,21 @@
-"""Resolves models, checkpoints and data sets of commands: rows of this home, or folders on disk."""
+"""Models, checkpoints and data sets of commands: rows of this home, or folders on disk; deletes rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.orm import Session
+
+from cli.console import finish
 from models.damage import BaseChecksums
 from models.starter import installed
+from ops.homes import open_home
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from tracking import queries
-from tracking.db import reading
+from tracking import changes, queries
+from tracking.db import reading, writing
 from tracking.stored import RowFiles
 
 
@@ -98,3 +103,14 @@ def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, A
     if not ref.checkpoint_path:
         return base, None
     return base, load_draft(ref.checkpoint_path, base, ref.base_sha256, ref.checkpoint_sha256, sums)
+
+
+def remove_row(find: Callable[[Session], Any], force: bool, as_json: bool) -> None:
+    """Delete the row that `find` returns. Raises Conflict with its dependents, unless `force`."""
+    settings = open_home()
+    with writing(settings) as session:
+        row = find(session)
+        name, row_id = row.name, row.id
+        paths = changes.delete(session, settings, row, force=force)
+    freed = changes.remove_files(paths)
+    finish({"deleted": row_id, "name": name, "bytes": freed}, as_json, f"Deleted {name} ({freed / 1e6:.1f} MB).")

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from cli.commands.estimating import EstimateOnly, show_estimate
-from cli.commands.fields import request_options
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.console import Json, Wait, figures, finish, say
 from formats.refusals import no_server_reason
 from models.methods import METHODS, train_config
@@ -82,29 +81,13 @@ def train(
         say(unserved)
     if estimate:
         return show_estimate(home, request, as_json)
-    user = current_user()
-    job, *_ = run_jobs(
-        home,
-        lambda: submit_training(
-            request, measure=measure, name=name, experiment=experiment.strip() or None, user=user, settings=home
-        ),
-        "gpu",
-        wait=wait,
-    )
+    choices = {"measure": measure, "name": name, "experiment": experiment.strip() or None, "user": current_user()}
+    job, *_ = run_jobs(home, lambda: submit_training(request, settings=home, **choices), "gpu", wait=wait)
     with reading(home) as session:
         row = queries.find_checkpoint(session, job.request["checkpoint_id"])
         metrics = last_metrics(session, job.id)
-    result = {
-        "checkpoint": f"{model}@{row.name}",
-        "name": row.name,
-        "id": row.id,
-        "state": row.state,
-        "path": row.path,
-        "step": row.step,
-        "job": job.id,
-        "job_state": job.state,
-        "metrics": metrics,
-    }
+    result = {"checkpoint": f"{model}@{row.name}", "job": job.id, "job_state": job.state, "metrics": metrics}
+    result |= {key: getattr(row, key) for key in ("name", "id", "state", "path", "step")}
     return finish({**result, "settings": row.config}, as_json, figures(result))
 
 
@@ -124,12 +107,5 @@ def make_request(
     stored = changes if is_built_in(recipe) else settings  # the job reads a built-in recipe again
     values = {key: value for key, value in config.to_json().items() if key in stored and key != "method"}
     first, *more = dataset_ids
-    return Train(
-        method=config.method,
-        base_id=base_id,
-        dataset_id=first,
-        more_dataset_ids=more,
-        settings=values,
-        recipe=recipe,
-        **options,
-    )
+    ids = {"base_id": base_id, "dataset_id": first, "more_dataset_ids": more}
+    return Train(method=config.method, **ids, settings=values, recipe=recipe, **options)

@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.estimating import EstimateOnly, show_estimate
-from cli.commands.fields import request_options
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.console import Json, finish, table
 from models.methods.trees import NOT_SAVED
 from ops.homes import open_home

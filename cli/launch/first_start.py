@@ -16,20 +16,15 @@ def make_secrets(folder: Path) -> list[str]:
     """Create missing files password, inference-token, db-password and database-url in `folder` (mode 0600, never
     changed). Returns the names of the created files."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = ["password", "inference-token", "db-password"]
-    names = [name for name in names if _make(folder / name, secrets.token_urlsafe(18))]
-    db_password = (folder / "db-password").read_text().strip()
-    if _make(folder / "database-url", f"postgresql://speculoos:{db_password}@db:5432/speculoos"):
-        names.append("database-url")
+    names = []
+    for name in ("password", "inference-token", "db-password", "database-url"):
+        if not (folder / name).exists():
+            value = secrets.token_urlsafe(18)
+            if name == "database-url":
+                value = f"postgresql://speculoos:{(folder / 'db-password').read_text().strip()}@db:5432/speculoos"
+            read_or_create_secret(folder / name, lambda value=value: value)
+            names.append(name)
     return names
-
-
-def _make(path: Path, value: str) -> bool:
-    """Write `value` atomically unless the file exists; returns whether it was written."""
-    if path.exists():
-        return False
-    read_or_create_secret(path, lambda: value)
-    return True
 
 
 def _ping(url: str) -> int:

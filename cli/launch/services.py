@@ -9,6 +9,7 @@ from cli.launch.programs import BROKER, RECONCILER, programs
 from cli.launch.supervision import ProcessSupervisor, end_leftover_processes
 from ops import health
 from speculoos.errors import SpeculoosError, Unavailable
+from speculoos.files import read_inference_token
 from speculoos.settings import Settings
 
 BROKER_SECONDS = 30.0
@@ -67,32 +68,25 @@ class Services:
         """Tend own services, or take the lock and start them. Raises Unavailable when a program cannot start."""
         if self._supervisor:
             self._supervisor.check(self.names)
-        elif self._has_remote_workers():
-            return
+        elif not self.settings.embedded_broker and all(p.ok for p in health.check(self.settings, self.names).values()):
+            return  # workers run elsewhere, such as in other containers or on other machines
         elif self._lock.acquire(COMMAND, self.names):
-            self._start()
-        else:
-            self._report(self._lock.holder())
+            end_leftover_processes(self.settings)
+            read_inference_token(self.settings)
+            self._supervisor = ProcessSupervisor(self.settings, programs(self.settings, self.names))
+            self._supervisor.start()
+        elif not self._reported:
+            holder = self._lock.holder()
+            missing = set(self.names) - set(holder.get("programs", self.names))
+            if holder.get("mode") not in (UP, None) and missing:  # another command, without the needed workers
+                say(f"Another speculoos command (process {holder.get('pid')}) uses this home; waiting for it …")
+                self._reported = True
 
     def stop(self) -> None:
         if self._supervisor:
             stop_services(self._supervisor)
             self._supervisor = None
         self._lock.release()
-
-    def _has_remote_workers(self) -> bool:
-        """Whether workers run elsewhere, such as in other containers or on other machines; needs REDIS_URL."""
-        if self.settings.embedded_broker:
-            return False
-        return all(part.ok for part in health.check(self.settings, self.names).values())
-
-    def _start(self) -> None:
-        from speculoos.inference_token import read_inference_token
-
-        end_leftover_processes(self.settings)
-        read_inference_token(self.settings)
-        self._supervisor = ProcessSupervisor(self.settings, programs(self.settings, self.names))
-        self._supervisor.start()
 
     def _wait_for_broker(self) -> None:
         deadline = time.monotonic() + BROKER_SECONDS
@@ -101,10 +95,3 @@ class Services:
                 raise Unavailable(part.detail, part.hint)
             time.sleep(0.1)
             self.keep()
-
-    def _report(self, holder: dict) -> None:
-        """Say that this command waits for another one that runs services without the needed workers."""
-        missing = set(self.names) - set(holder.get("programs", self.names))
-        if holder.get("mode") not in (UP, None) and missing and not self._reported:
-            say(f"Another speculoos command (process {holder.get('pid')}) uses this home; waiting for it …")
-            self._reported = True

@@ -17,7 +17,7 @@ from cli.launch.supervision import ProcessSupervisor, end_leftover_processes
 from ops import health
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
-from speculoos.inference_token import read_inference_token
+from speculoos.files import read_inference_token
 from speculoos.login_links import create_login_link
 from speculoos.people import access_warning
 from speculoos.settings import Settings
@@ -56,7 +56,9 @@ def _run(settings: Settings) -> int:
     stop = _stop_on_signals(settings)
     supervisor: ProcessSupervisor | None = None
     try:
-        _check_exposure(settings)
+        if not settings.is_loopback and not settings.password:
+            said = f"SPECULOOS_HOST is {settings.host}, which other machines can reach; set SPECULOOS_PASSWORD."
+            raise BadInput(said)
         prepare(settings)
         _check_ports(settings)
         supervisor = ProcessSupervisor(settings, programs(settings))
@@ -108,30 +110,17 @@ def wait_healthy(supervisor: ProcessSupervisor, names: tuple[str, ...], stop: th
     return not stop.is_set()
 
 
-def _check_exposure(settings: Settings) -> None:
-    if not settings.is_loopback and not settings.password:
-        raise BadInput(f"SPECULOOS_HOST is {settings.host}, which other machines can reach; set SPECULOOS_PASSWORD.")
-
-
 def _check_ports(settings: Settings) -> None:
-    addresses = ((settings.host, settings.port, "SPECULOOS_PORT", WEB),)
-    addresses += ((settings.inference_host, settings.inference_port, "SPECULOOS_INFERENCE_PORT", INFERENCE),)
-    for host, port, setting, name in addresses:
-        if not _free(host, port):
+    for host, port, setting, name in (
+        (settings.host, settings.port, "SPECULOOS_PORT", WEB),
+        (settings.inference_host, settings.inference_port, "SPECULOOS_INFERENCE_PORT", INFERENCE),
+    ):
+        try:
+            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        except OSError:
             raise Conflict(
                 f"Port {port} of {name} is in use{_user_of(port)}; end that process or set {setting} to another port."
-            )
-
-
-def _free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+            ) from None
 
 
 def _user_of(port: int) -> str:

@@ -2,11 +2,12 @@
 PostgreSQL and home folder or store (SPECULOOS_STORE)."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import psutil
 
 from cli.launch.programs import worker_command
 from ops import health
@@ -45,10 +46,30 @@ def run(queue: str, count: int, threads: int | None, devices: list[str]) -> int:
     """Run `count` worker processes for `queue` until stopped; a single one replaces this process. Devices are assigned
     round-robin."""
     command = list(worker_command(queue, threads))
-    environments = [_environment(devices, number) for number in range(count)]
+    assigned = [{"SPECULOOS_DEVICE": devices[number % len(devices)]} if devices else {} for number in range(count)]
     if count == 1:
-        os.execve(command[0], command, environments[0])
-    return _watch(command, environments)
+        os.execve(command[0], command, {**os.environ, **assigned[0]})
+
+    def start(variables: dict[str, str]) -> psutil.Popen:
+        """Start in a new session, so that Ctrl-C reaches only this process, which ends the children once."""
+        return psutil.Popen(command, env={**os.environ, **variables}, start_new_session=True)
+
+    children = [start(variables) for variables in assigned]
+    try:
+        while True:  # until Ctrl-C or TERM; the command line raises KeyboardInterrupt for both
+            time.sleep(POLL_INTERVAL)
+            for index, child in enumerate(children):
+                if child.poll() is not None:
+                    print(f"A worker ended (status {child.returncode}) and is restarted.", file=sys.stderr)
+                    time.sleep(RESTART_SECONDS)
+                    children[index] = start(assigned[index])
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        for child in children:
+            child.terminate()
+        for child in psutil.wait_procs(children, STOP_TIMEOUT)[1]:
+            child.kill()
 
 
 def _check_shared(settings: Settings) -> None:
@@ -65,41 +86,3 @@ def _check_shared(settings: Settings) -> None:
 
 def _is_sqlite(settings: Settings) -> bool:
     return db.database_url(settings).get_backend_name() == "sqlite"
-
-
-def _environment(devices: list[str], number: int) -> dict[str, str]:
-    return {**os.environ, "SPECULOOS_DEVICE": devices[number % len(devices)]} if devices else dict(os.environ)
-
-
-def _watch(command: list[str], environments: list[dict[str, str]]) -> int:
-    """Restart workers that end; end all on Ctrl-C or TERM (the command line raises KeyboardInterrupt for both)."""
-    children = [_start(command, environment) for environment in environments]
-    try:
-        while True:
-            time.sleep(POLL_INTERVAL)
-            for index, child in enumerate(children):
-                if child.poll() is not None:
-                    print(f"A worker ended (status {child.returncode}) and is restarted.", file=sys.stderr)
-                    time.sleep(RESTART_SECONDS)
-                    children[index] = _start(command, environments[index])
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        _end(children)
-
-
-def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start in a new session, so that Ctrl-C reaches only this process, which ends the children once."""
-    return subprocess.Popen(command, env=environment, start_new_session=True)
-
-
-def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    for child in children:
-        child.terminate()
-    deadline = time.monotonic() + STOP_TIMEOUT
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()

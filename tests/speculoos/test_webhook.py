@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from speculoos import outgoing, webhook
+from speculoos import webhook
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from tests.tools.receiver import Receiver
@@ -23,12 +23,12 @@ SECRET = "/hooks/T0/very-secret-token"
     ],
 )
 def test_no_address_of_the_own_network_is_public(address: str) -> None:
-    assert not outgoing.is_public(address)
+    assert not webhook.is_public(address)
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "64:ff9b::101:101"])
 def test_addresses_of_the_internet_are(address: str) -> None:
-    assert outgoing.is_public(address)
+    assert webhook.is_public(address)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_addresses_of_the_internet_are(address: str) -> None:
 )
 def test_what_is_no_https_address_of_a_host_is_refused(url: str) -> None:
     with pytest.raises(BadInput):
-        outgoing.check_url(url)
+        webhook.check_url(url)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]"])
 def test_the_own_machine_under_any_name_gets_nothing(receiver: Receiver, host: str) -> None:
     port = receiver.host.rpartition(":")[2]
     with pytest.raises(SpeculoosError):
-        outgoing.post(f"https://{host}:{port}/", {"text": "hello"})
+        webhook.post(f"https://{host}:{port}/", {"text": "hello"})
     assert not receiver.got
 
 
@@ -61,9 +61,9 @@ def test_a_name_is_asked_for_once_and_connected_to_what_was_looked_at(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(outgoing, "is_public", lambda address: address == "203.0.113.1")
-    parts = outgoing.check_url(f"https://changes.example:{port}/")
-    assert outgoing.resolve_public_address(parts) == "203.0.113.1" and len(answers) == 2
+    monkeypatch.setattr(webhook, "is_public", lambda address: address == "203.0.113.1")
+    parts = webhook.check_url(f"https://changes.example:{port}/")
+    assert webhook.resolve_public_address(parts) == "203.0.113.1" and len(answers) == 2
 
 
 def test_one_message_goes_to_a_host_that_the_operator_names(home: Settings, receiver: Receiver) -> None:

@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from speculoos.bounded import NO_COMPRESSION, read_limited
 from speculoos.errors import BadInput, Unavailable, Unsupported
 from speculoos.redaction import cut_to_words
 from speculoos.settings import HiddenStatesServer
@@ -38,6 +37,8 @@ CHECK_ROWS, CHECK_TOKENS = 6, 64
 JSON_NUMBER_CHARS = 32  # maximum characters of one number in JSON, separator included
 WRITE_SECONDS = 60.0
 POLL_SECONDS = 0.02
+NO_COMPRESSION = {"Accept-Encoding": "identity"}
+"""Request header that disables compression: a compressed response can expand to any size."""
 
 
 class TemporarilyUnavailable(Unavailable):
@@ -312,3 +313,26 @@ class VllmClient(StatesClient):
                 f"vLLM “{self.server.name}” sends {columns} layers, expected are {len(layers)} and the last.",
                 f"Start it with eagle_aux_hidden_state_layer_ids {ids}.",
             )
+
+
+def _error_message(response: httpx.Response) -> str:
+    """The error message in a response body; supports the shapes that different servers use."""
+    status = f"{response.status_code} {response.reason_phrase}"
+    try:
+        body = response.json()
+    except ValueError:
+        return status
+    error = body.get("error", body) if isinstance(body, dict) else {}
+    message = error.get("message") if isinstance(error, dict) else error
+    return cut_to_words(str(message or status), 500)
+
+
+def read_limited(answer: httpx.Response, most: int) -> bytes | None:
+    """The raw bytes of a streamed response; None, without reading further, if it has more than `most` bytes."""
+    parts, size = [], 0
+    for part in answer.iter_raw():
+        size += len(part)
+        if size > most:
+            return None
+        parts.append(part)
+    return b"".join(parts)

@@ -15,7 +15,7 @@ from models.base import decoding_dtype, load_base, pick_device
 from models.checkpoints import load_draft, update_draft_config
 from speculoos.errors import Unsupported
 from speculoos.files import total_bytes
-from speculoos.priority import lower_priority
+from speculoos.other_work import lower_priority
 from tracking import evaluations, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, now
 from workers.child.context import JobContext
