@@ -157,7 +157,7 @@ async def _stream(completion: Completion, events: AsyncIterator[Any]) -> AsyncIt
         async for event in events:
             if isinstance(event, GenerationResult):
                 if last is not None:
-                    yield _event(completion.chunk(last, event.finish, speculation_summary=event.summary))
+                    yield _event(completion.chunk(last, event.summary["finish"], speculation_summary=event.summary))
                 if completion.with_usage:
                     yield _event(completion.usage_chunk(event.summary))
             elif event["finish"]:

@@ -58,10 +58,6 @@ class GenerationResult:
     token_ids: list[int]
     summary: dict[str, Any]
 
-    @property
-    def finish(self) -> str:
-        return self.summary["finish"]
-
 
 class Engine:
     """A device with its queue and its loaded models. `budget`: their bytes; `depth`, `total`: see DeviceQueue."""

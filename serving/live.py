@@ -127,7 +127,7 @@ class LiveRuns:
         finally:
             writer.close()
         with writing(self.settings) as session:
-            if result.finish != "cancelled":
+            if result.summary["finish"] != "cancelled":
                 runs.finish_run(session, run.id, result.text, result.summary)
             elif self.engine.closing:
                 runs.fail_run(session, run.id, STOPPED)

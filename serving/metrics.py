@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.errors import STOPPING, ApiError
 
 disable_created_metrics()  # they would add an unused series per metric
+PREFIX = "speculoos_inference"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 OTHER = "other"  # label of all unknown paths, whose number is unbounded
 CLOSED = "closed"  # status of a request whose client disconnected before the response
@@ -31,7 +32,7 @@ class InferenceMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        options: dict[str, Any] = {"namespace": "speculoos_inference", "registry": self.registry}
+        options: dict[str, Any] = {"namespace": PREFIX, "registry": self.registry}
         counter, self._gauge = partial(Counter, **options), partial(Gauge, **options)
         seconds = partial(Histogram, buckets=SECONDS, **options)
         self.requests = seconds("request_seconds", "Time to the last byte of a response", ("route", "status"))

@@ -68,16 +68,12 @@ class Prompts:
     def _call(self, ref: ModelRef, part: str, function: str, seconds: float, *arguments: Any) -> Any:
         try:
             return self._child.call(f"{WORK}:{function}", ref.base_path, ref.base_sha256, *arguments, seconds=seconds)
-        except LimitExceeded as error:
-            reason = CAUSES[error.reason].format(seconds=seconds, memory=MEMORY / 2**30)
-            log.warning("The %s of %s %s and was stopped", part, ref.base_name, reason)
-            raise _failed(ref, part, f"{reason} and was stopped") from None
-        except ChildError as error:
-            log.warning("The %s of %s failed: %s: %s", part, ref.base_name, error.kind, error)
-            first = str(error).splitlines()[0][:200].rstrip(".")
-            raise _failed(ref, part, f"failed ({error.kind}: {first})") from None
-
-
-def _failed(ref: ModelRef, part: str, reason: str) -> ApiError:
-    message = f"The {part} of the model {ref.base_name!r} {reason}; send another text or import a fixed model."
-    return ApiError(400, message, "prompt_failed", "model")
+        except (LimitExceeded, ChildError) as error:
+            if isinstance(error, LimitExceeded):
+                cause = CAUSES[error.reason].format(seconds=seconds, memory=MEMORY / 2**30)
+                reason = f"{cause} and was stopped"
+            else:
+                reason = f"failed ({error.kind}: {str(error).splitlines()[0][:200].rstrip('.')})"
+            log.warning("The %s of %s %s", part, ref.base_name, reason)
+            message = f"The {part} of the model {ref.base_name!r} {reason}; send another text or import a fixed model."
+            raise ApiError(400, message, "prompt_failed", "model") from None

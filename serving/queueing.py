@@ -109,13 +109,12 @@ class DeviceQueue:
         on_begin: Callable[[float], Any] = float,
         on_panic: Callable[[], Any] = lambda: None,
     ):
-        """`limit`: seconds between heartbeats. `on_begin` gets the seconds waited; `on_panic`: after a
-        BaseException."""
+        """`limit`: seconds between heartbeats. `on_begin` gets the seconds waited."""
         self.name, self.depth, self.total = name, depth, total
         self.heartbeat = Heartbeat(limit)
         self._on_begin, self._on_panic = on_begin, on_panic
         self._lanes: OrderedDict[str, deque[Ticket]] = OrderedDict()
-        self._ready = threading.Condition()
+        self._ready = threading.Condition()  # its lock is reentrant
         self._closed = False
         self._current: Ticket | None = None
         self._seconds = TYPICAL_SECONDS
@@ -130,7 +129,7 @@ class DeviceQueue:
         ticket = Ticket(self, lane, work, on_dropped)
         with self._ready:
             if not self._closed:
-                self._check_room(lane)
+                self.check_room(lane)
                 self._lanes.setdefault(lane, deque()).append(ticket)
                 self._ready.notify()
                 return ticket
@@ -141,7 +140,10 @@ class DeviceQueue:
     def check_room(self, lane: str) -> None:
         """Raises Busy if `lane` or the queue is full."""
         with self._ready:
-            self._check_room(lane)
+            own, all_waiting = len(self._lanes.get(lane, ())), self.waiting
+            if lane != UPKEEP and (own >= self.depth or all_waiting >= self.total):
+                ahead = own * len(self._lanes) if own >= self.depth else all_waiting
+                raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own >= self.depth)
 
     @property
     def waiting(self) -> int:
@@ -178,12 +180,6 @@ class DeviceQueue:
             ticket.cancelled.set()
             self._call(ticket.on_dropped)
         self._thread.join(timeout)
-
-    def _check_room(self, lane: str) -> None:
-        own, all_waiting = len(self._lanes.get(lane, ())), sum(map(len, self._lanes.values()))
-        if lane != UPKEEP and (own >= self.depth or all_waiting >= self.total):
-            ahead = own * len(self._lanes) if own >= self.depth else all_waiting
-            raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own >= self.depth)
 
     def _drop(self, ticket: Ticket) -> bool:
         with self._ready:

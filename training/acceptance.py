@@ -7,7 +7,6 @@ Steps truncated by the end of an answer are excluded, as in the engine's figure.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -59,7 +58,9 @@ class Acceptance:
         steps, emitted = simulate_steps(runs, positions)
         self.steps += steps
         self.emitted += emitted
-        self.paths.update(_paths(outcome.ranks.tolist()))
+        for ranks in outcome.ranks.tolist():  # [0, 2, 99] counts (0,) and (0, 2)
+            inside = tuple(takewhile(lambda rank: rank < WIDTH, ranks))
+            self.paths.update(inside[:depth] for depth in range(1, len(inside) + 1))
 
 
 def simulate_steps(runs: list[int], positions: list[tuple[int, int]]) -> tuple[int, int]:
@@ -82,13 +83,6 @@ def simulate_steps(runs: list[int], positions: list[tuple[int, int]]) -> tuple[i
                 emitted += runs[n] + 1
             position += runs[n] + 1
     return steps, emitted
-
-
-def _paths(ranks: list[list[int]]) -> Iterator[tuple[int, ...]]:
-    """All prefixes of each row before its first rank outside a wide tree: [0, 2, 99] gives (0,) and (0, 2)."""
-    for row in ranks:
-        inside = tuple(takewhile(lambda rank: rank < WIDTH, row))
-        yield from (inside[:depth] for depth in range(1, len(inside) + 1))
 
 
 @torch.no_grad()

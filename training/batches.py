@@ -182,7 +182,10 @@ def choose_vocabulary(
     if config.draft_vocab_size > vocab_size:
         limit = f"this base has {vocab_size} tokens"
         raise BadInput(f"draft_vocab_size: {limit}, got {config.draft_vocab_size}; give {vocab_size} or less.")
-    counts = token_counts(conversations, vocab_size)
+    counts = torch.zeros(vocab_size, dtype=torch.int64)  # how often each token counts in the loss
+    for first in range(0, len(conversations), COUNTED_TOGETHER):
+        some = [c.token_ids[c.mask] for c in conversations[first : first + COUNTED_TOGETHER]]
+        counts += torch.bincount(torch.cat(some).long(), minlength=vocab_size)
     order = torch.sort(counts, descending=True, stable=True).indices
     total = max(int(counts.sum()), 1)
     size = config.draft_vocab_size or vocab_size
@@ -193,12 +196,3 @@ def choose_vocabulary(
     always = torch.tensor(sorted(i for i in base.eos_ids if i < vocab_size), dtype=torch.int64)
     ids = torch.cat([always, order[~torch.isin(order, always)]])[:size].sort().values
     return ids, f"Draft vocabulary of {size} tokens covers {int(counts[ids].sum()) / total:.2%} of the answers."
-
-
-def token_counts(conversations: Sequence[TokenisedConversation], vocab_size: int) -> Tensor:
-    """How often each token counts in the loss: int64 [vocab_size]."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for first in range(0, len(conversations), COUNTED_TOGETHER):
-        some = [c.token_ids[c.mask] for c in conversations[first : first + COUNTED_TOGETHER]]
-        counts += torch.bincount(torch.cat(some).long(), minlength=vocab_size)
-    return counts

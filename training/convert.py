@@ -7,7 +7,8 @@ draft's. `load` restores a saved one. Unlike our own loop, such loops divide eac
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +33,6 @@ from training.token_files import row_info
 
 BASE = "base"  # folder of a copied base model, inside the draft's folder
 OWN = "method."  # prefix of names in this module's state dict; a checkpoint has the draft's names
-
-
-class IncompatibleKeys(NamedTuple):
-    missing_keys: list[str]
-    unexpected_keys: list[str]
 
 
 def conversations_from(
@@ -172,13 +168,11 @@ class TrainableDraft(PreTrainedModel):
         if all(name.startswith(OWN) for name in state_dict):
             return super().load_state_dict(state_dict, strict, assign)
         expected = stored_tensors(self.draft)
-        keys = IncompatibleKeys(
-            [n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected]
-        )
-        if strict and (wrong := [*keys.missing_keys, *keys.unexpected_keys]):
+        missing, unexpected = [n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected]
+        if strict and (wrong := [*missing, *unexpected]):
             raise BadInput(f"The state dict does not belong to this draft (first wrong tensor: {wrong[0]}).")
         self.draft.load_state_dict(state_dict, strict=False)
-        return keys
+        return SimpleNamespace(missing_keys=missing, unexpected_keys=unexpected)
 
     def base_sha256(self) -> str:
         """sha256 of the base's weights; "" when they are not safetensors files in a folder."""

@@ -166,11 +166,6 @@ def _to_distribution(logits: Tensor, p: Tensor) -> Tensor:
     return loss
 
 
-def _soft_ce(logits: Tensor, teacher: Tensor) -> Tensor:
-    """−Σ p log q for p = softmax(teacher)."""
-    return _to_distribution(logits, teacher.softmax(-1))
-
-
 def _kl(logits: Tensor, teacher: Tensor) -> Tensor:
     """Σ p (log p − log q); the entropy of p has no gradient, so the derivative is q − p again."""
     log_p, log_q = teacher.log_softmax(-1), logits.log_softmax(-1)
@@ -189,7 +184,11 @@ def _reverse_kl(logits: Tensor, teacher: Tensor) -> Tensor:
     return loss
 
 
-DISTANCES = {"ce": _soft_ce, "kl": _kl, "reverse_kl": _reverse_kl}
+DISTANCES = {
+    "ce": lambda logits, teacher: _to_distribution(logits, teacher.softmax(-1)),
+    "kl": _kl,
+    "reverse_kl": _reverse_kl,
+}
 
 
 class _Gradients:

@@ -26,7 +26,16 @@ def fsdp_switch(device: torch.device) -> Iterator[bool]:
     the variable is unset: otherwise accelerate would shard by itself, and transformers might load the base's weights in
     the first process only. Operations may mix sharded tensors with plain ones, which are equal in all processes
     (ScaledLinear's scale)."""
-    enabled, value = _enabled(device), os.environ.pop(SWITCH, None)
+    from accelerate.utils import parse_flag_from_env
+
+    if enabled := bool(parse_flag_from_env(SWITCH)):
+        if device.type not in DEVICES:
+            raise Unsupported(f"FSDP is not supported on a {device.type} device; launch without --use_fsdp ({SWITCH}).")
+        if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
+            raise Unsupported(f"FSDP version {version} is not supported; launch with --fsdp_version 2 (FSDP_VERSION).")
+        for name in filter(parse_flag_from_env, ("FSDP_OFFLOAD_PARAMS", "FSDP_ACTIVATION_CHECKPOINTING")):
+            raise Unsupported(f"{name} is not supported by this training loop; launch without --{name.lower()}.")
+    value = os.environ.pop(SWITCH, None)
     try:
         with ExitStack() as stack:
             if enabled:
@@ -88,17 +97,3 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
-
-
-def _enabled(device: torch.device) -> bool:
-    from accelerate.utils import parse_flag_from_env
-
-    if not parse_flag_from_env(SWITCH):
-        return False
-    if device.type not in DEVICES:
-        raise Unsupported(f"FSDP is not supported on a {device.type} device; launch without --use_fsdp ({SWITCH}).")
-    if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
-        raise Unsupported(f"FSDP version {version} is not supported; launch with --fsdp_version 2 (FSDP_VERSION).")
-    for name in filter(parse_flag_from_env, ("FSDP_OFFLOAD_PARAMS", "FSDP_ACTIVATION_CHECKPOINTING")):
-        raise Unsupported(f"{name} is not supported by this training loop; launch without --{name.lower()}.")
-    return True

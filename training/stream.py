@@ -43,7 +43,13 @@ class FeatureStore:
             self._in_memory[index] = features
         elif size <= self._disk_left:
             self._disk_left -= size
-            self._write(index, features, size)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self._folder).free < 2 * size:
+                raise Unavailable(
+                    f"The disk of {self._folder} is full.", "Lower cache_disk_gb, or free space and retry."
+                )
+            save_file({name: t.detach().cpu().contiguous() for name, t in features.items()}, self._path(index))
+            self._on_disk[index] = str(next(iter(features.values())).device)
 
     def clear(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -51,13 +57,6 @@ class FeatureStore:
 
     def _path(self, index: int) -> Path:
         return self._folder / f"features-{index:06d}.safetensors"
-
-    def _write(self, index: int, features: Features, size: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(self._folder).free < 2 * size:
-            raise Unavailable(f"The disk of {self._folder} is full.", "Lower cache_disk_gb, or free space and retry.")
-        save_file({name: t.detach().cpu().contiguous() for name, t in features.items()}, self._path(index))
-        self._on_disk[index] = str(next(iter(features.values())).device)
 
 
 def feature_bytes(features: Features) -> int:

@@ -166,22 +166,14 @@ def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: P
     return len(ids)
 
 
-def tokenise_in_child(
-    shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], key: str, file: str
-) -> int | None:
-    """For child processes. None when the tokenizer in `model` has another cache key than `key`."""
-    tokenizer, own_key = _tokenizer_in_child(model, tuple(eos_ids))
-    return (
-        tokenise_piece(Piece(Path(shard), digest, start, end), tokenizer, eos_ids, Path(file))
-        if own_key == key
-        else None
-    )
+def tokenise_in_child(shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], file: str) -> int:
+    """For child processes: `tokenise_piece` with the tokenizer in folder `model`."""
+    return tokenise_piece(Piece(Path(shard), digest, start, end), _tokenizer(model), eos_ids, Path(file))
 
 
 @lru_cache(maxsize=1)
-def _tokenizer_in_child(model: str, eos_ids: tuple[int, ...]) -> tuple[Any, str]:
+def _tokenizer(model: str) -> Any:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # tokenizers do not need it
     from models.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(model)
-    return tokenizer, token_cache_key(tokenizer, eos_ids)
+    return load_tokenizer(model)

@@ -77,7 +77,7 @@ def tokenise_dataset(
     result = TokenisedDataset(all_pieces if rows is None else _first(all_pieces, rows), root / key)
     missing = [piece for piece in result.pieces if not _is_valid(result.file(piece))]
     if missing:
-        _fill(result, missing, tokenizer, eos, key, reporter or SilentReporter())
+        _fill(result, missing, tokenizer, eos, reporter or SilentReporter())
         _remove_stale(root, {piece.digest[:32] for piece in all_pieces})
     return result
 
@@ -92,33 +92,33 @@ def _first(all_pieces: Iterable[Piece], rows: int) -> list[Piece]:
 
 
 def _fill(
-    result: TokenisedDataset, missing: Sequence[Piece], tokenizer: Any, eos: list[int], key: str, reporter: Reporter
+    result: TokenisedDataset, missing: Sequence[Piece], tokenizer: Any, eos: list[int], reporter: Reporter
 ) -> None:
-    began = time.monotonic()
+    began, result.processes = time.monotonic(), _processes(missing)
     model = Path(str(getattr(tokenizer, "name_or_path", "") or ""))
-    result.processes = _processes(missing) if model.is_dir() else 1
-    if result.processes > 1:
-        missing = _tokenise_parallel(result, missing, model, eos, key, reporter)
-    for piece in missing:
-        check_stop(reporter)
-        result.tokens += tokenise_piece(piece, tokenizer, eos, result.file(piece))
+    own = load_tokenizer(model) if result.processes > 1 and model.is_dir() else None
+    if own is not None and token_cache_key(own, eos) == result.folder.name:  # else `tokenizer` was changed in memory
+        _tokenise_parallel(result, missing, model, eos, reporter)
+    else:
+        result.processes = 1
+        for piece in missing:
+            check_stop(reporter)
+            result.tokens += tokenise_piece(piece, tokenizer, eos, result.file(piece))
     how = f"{result.processes} processes" if result.processes > 1 else "this process"
     seconds = time.monotonic() - began
     reporter.log(f"Tokenised {result.tokens:,} tokens in {seconds:.1f} s ({how}); they are cached with the data set.")
 
 
 def _tokenise_parallel(
-    result: TokenisedDataset, missing: Sequence[Piece], model: Path, eos: list[int], key: str, reporter: Reporter
-) -> list[Piece]:
-    """Tokenise pieces in child processes; returns those whose tokenizer, loaded from `model`, differs from ours."""
-    remaining: list[Piece] = []
+    result: TokenisedDataset, missing: Sequence[Piece], model: Path, eos: list[int], reporter: Reporter
+) -> None:
     free: SimpleQueue[LimitedChild] = SimpleQueue()
 
-    def tokenise(piece: Piece) -> int | None:
+    def tokenise(piece: Piece) -> int:
         child = free.get()
-        arguments = (str(piece.shard), piece.digest, piece.start, piece.end, str(model), eos, key)
+        arguments = (str(piece.shard), piece.digest, piece.start, piece.end, str(model), eos, str(result.file(piece)))
         try:
-            return child.call(f"{WORK}:tokenise_in_child", *arguments, str(result.file(piece)), seconds=SECONDS)
+            return child.call(f"{WORK}:tokenise_in_child", *arguments, seconds=SECONDS)
         except (LimitExceeded, ChildError) as error:
             raise Unavailable(f"{piece.shard.name} could not be tokenised: {error}") from None
         finally:
@@ -129,18 +129,13 @@ def _tokenise_parallel(
         for _ in range(result.processes):
             free.put(stack.enter_context(LimitedChild(MEMORY, (WORK,))))  # killed when the block ends
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        pending = {threads.submit(tokenise, piece): piece for piece in missing}
+        pending = {threads.submit(tokenise, piece) for piece in missing}
         while pending:
             check_stop(reporter)
-            for future in wait(pending, POLL_SECONDS, FIRST_COMPLETED).done:
-                piece = pending.pop(future)
-                if (tokens := future.result()) is None:
-                    remaining.append(piece)
-                else:
-                    result.tokens += tokens
-            done = f"{len(missing) - len(pending)} of {len(missing)} pieces"
-            reporter.progress(0, None, "", f"Tokenising: {done}")
-    return remaining
+            done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+            result.tokens += sum(future.result() for future in done)
+            text = f"Tokenising: {len(missing) - len(pending)} of {len(missing)} pieces"
+            reporter.progress(0, None, "", text)
 
 
 def _processes(missing: Sequence[Piece]) -> int:

@@ -18,16 +18,8 @@ from torch import Tensor
 from speculoos.errors import BadInput, Unavailable, Unsupported
 from speculoos.redaction import cut_to_words
 from speculoos.settings import HiddenStatesServer
-from training.hidden_states.wire import (
-    MAX_VALUE_BYTES,
-    MIN_LAYER_LIMIT,
-    PROTOCOL,
-    HiddenStates,
-    StatesRequest,
-    check_shapes,
-    concat_states,
-    from_bytes,
-)
+from training.hidden_states import wire
+from training.hidden_states.wire import HiddenStates, StatesRequest, check_shapes, concat_states, from_bytes
 
 CONNECT_SECONDS = 10.0
 OVERHEAD_BYTES = 2**20  # limit for the part of a response body that is not hidden states
@@ -159,7 +151,7 @@ class ReferenceClient(StatesClient):
 
     def check(self, rows: Sequence[Tensor]) -> str:
         facts = self._connection.json("GET", "/v1/base")
-        if not isinstance(facts, dict) or facts.get("protocol") != PROTOCOL:
+        if not isinstance(facts, dict) or facts.get("protocol") != wire.PROTOCOL:
             raise BadInput(f"“{self._name}” is no server of hidden states of this version; check its url.")
         if (served := str(facts.get("base_sha256"))) != self._sha256:
             raise BadInput(
@@ -171,7 +163,7 @@ class ReferenceClient(StatesClient):
 
     def states(self, request: StatesRequest) -> HiddenStates:
         width = self._base.hidden_size
-        max_bytes, body = request.numbers(width) * MAX_VALUE_BYTES, request.to_json(self._sha256)
+        max_bytes, body = request.numbers(width) * wire.MAX_VALUE_BYTES, request.to_json(self._sha256)
         result = from_bytes(self._connection.request("POST", "/v1/hidden_states", max_bytes, json=body).content)
         check_shapes(result, request, width)
         return result
@@ -300,7 +292,7 @@ class VllmClient(StatesClient):
 
     def _check_columns(self, shape: list[int], layers: tuple[int, ...]) -> None:
         columns, width = (*shape[1:], 0, 0)[:2]
-        max_columns = max(self.base.num_layers, MIN_LAYER_LIMIT) + 1
+        max_columns = max(self.base.num_layers, wire.MIN_LAYER_LIMIT) + 1
         if len(shape) != 3 or not 0 < columns <= max_columns or width != self.base.hidden_size:
             raise BadInput(
                 f"vLLM “{self.server.name}” sends hidden states of {columns} layers and {width} "

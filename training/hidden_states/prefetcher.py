@@ -183,7 +183,13 @@ def connect_prefetcher(
     if not (config.hidden_states or config.hidden_states_store):
         return None
     location = location or StatesLocation()
-    client = _server(config, location.server, base, sha256) if isinstance(base, HeadOnlyBase) else None
+    server, client = location.server, None
+    if isinstance(base, HeadOnlyBase) and config.hidden_states == FROM_STORE:
+        client = StoreOnly()
+    elif isinstance(base, HeadOnlyBase):
+        if server is None:
+            raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
+        client = VllmClient(server, base) if server.kind == "vllm" else ReferenceClient(server, base, sha256)
     compute = client.states if client else partial(compute_states, base)
     if config.hidden_states_store:
         if location.folder is None:
@@ -210,14 +216,6 @@ def connect_prefetcher(
 
     base.compute_hidden = compute_hidden
     return prefetcher
-
-
-def _server(config: TrainConfig, server: HiddenStatesServer | None, base: Any, sha256: str) -> StatesClient:
-    if config.hidden_states == FROM_STORE:
-        return StoreOnly()
-    if server is None:
-        raise BadInput(f"hidden_states: there is no server named “{config.hidden_states}” in settings.toml.")
-    return VllmClient(server, base) if server.kind == "vllm" else ReferenceClient(server, base, sha256)
 
 
 def make_states_request(batch: Batch, wanted: RequiredStates) -> StatesRequest:
