@@ -22,13 +22,14 @@ from decoding.target import Target, fast_target
 from decoding.tuning import lengths_by_size, values_from_steps
 from evaluation.costs import Costs
 from evaluation.estimate import SEED, interval_of
-from evaluation.load import LoadMonitor
+from evaluation.machine import load_figures
 from evaluation.meter import BATCHES, ROWS, Meter
 from evaluation.shapes import CHAINS, TREES, AcceptanceCurves, DraftShape, chain_options, chain_shares, expected_chain
 from evaluation.tuning import prompts_of
 from models.base import LoadedBase
 from models.methods import METHODS
 from speculoos.errors import BadInput, Unsupported
+from speculoos.other_work import OtherCpuLoad
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
@@ -52,8 +53,6 @@ class PlanOptions:
     layers: tuple[int, ...] = LAYERS
     rounds: int = ROUNDS
     max_tokens: int = 48
-    draft_hidden_size: int = 0
-    """Width of standalone drafts; 0 for the base's."""
 
 
 class PlanProgress:
@@ -97,18 +96,17 @@ def plan(
         curves = measure_curves(target, draft, space, prompts, choices.max_tokens, progress)
     if costs is None:
         text = (prompts[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
-        sizes = {"layers": choices.layers, "hidden_size": choices.draft_hidden_size}
-        meter = Meter(target, text, draft, space, batches=choices.batches, **sizes)
+        meter = Meter(target, text, draft, space, batches=choices.batches, layers=choices.layers)
         meter.round()
         meter.taken.clear()  # the first round only allocates buffers and lets libraries select kernels
-        load = LoadMonitor()
+        load = OtherCpuLoad()
         for _ in range(choices.rounds):
             meter.round()
             progress.step("forwards")
         costs = meter.costs()
         result = predict_plan(costs, curves, basis)
         _add_intervals(result, meter, _reachable(costs, curves))
-        return result | load.figures(reporter, result["timing_noise"])
+        return result | load_figures(load, reporter, result["timing_noise"])
     return predict_plan(costs, curves, basis)
 
 
@@ -210,10 +208,8 @@ def standalone(costs: Costs, layers: int) -> dict[str, Any]:
         return max((expected_chain(acceptance, depth) * plain / ms, depth) for depth, ms in steps.items())
 
     needed = _break_even(lambda acceptance: speedup(acceptance)[0])
-    width = {"hidden_size": costs.standalone_hidden_size} if costs.standalone_hidden_size else {}
     return {
         "layers": layers,
-        **width,
         "token_ms": round(costs.standalone[layers][1], 3),
         "of_a_plain_step": round(costs.standalone[layers][1] / plain, 4),
         "needed_acceptance": None if needed is None else round(needed, 3),
@@ -268,9 +264,7 @@ def _standalone_verdict(rows: Sequence[dict[str, Any]]) -> str:
         else f"{row['layers']} layers cannot pay"
         for row in rows
     ]
-    width = rows[0].get("hidden_size")
-    subject = f"Standalone drafts of hidden size {width}" if width else "Standalone drafts cut from this base"
-    return f"{subject}: {', '.join(parts)}."
+    return f"Standalone drafts cut from this base: {', '.join(parts)}."
 
 
 def tuning_space(draft: Any) -> TuningSpace | None:

@@ -43,9 +43,7 @@ def plan(
     from evaluation.costs import read_costs
     from evaluation.planner import PlanOptions, predict_plan
 
-    choices = PlanOptions(
-        tuple(fields.batches), tuple(fields.layers), rounds, fields.max_tokens, fields.draft_hidden_size
-    )
+    choices = PlanOptions(tuple(fields.batches), tuple(fields.layers), rounds, fields.max_tokens)
     costs = read_costs(machine) if machine else None
     curves = read_curves(acceptance) if acceptance else None
     if costs and (curves or "@" not in model):
@@ -122,13 +120,7 @@ def _row(shape: dict[str, Any], batches: list[str]) -> tuple[Any, ...]:
 
 
 def _standalone_table(rows: list[dict[str, Any]]) -> str:
-    width = rows[0].get("hidden_size")
-    heads = (
-        f"layers of hidden size {width}" if width else "standalone layers",
-        "ms per token",
-        "required acceptance",
-        *(f"at {s}" for s in rows[0]["speedups"]),
-    )
+    heads = ("standalone layers", "ms per token", "required acceptance", *(f"at {s}" for s in rows[0]["speedups"]))
     cells = []
     for row in rows:
         required = "never faster" if row["needed_acceptance"] is None else f"{row['needed_acceptance']:.0%}"

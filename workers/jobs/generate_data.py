@@ -27,6 +27,7 @@ class GenerateData(Request):
 
     kind: ClassVar[str] = "generate_data"
     title: ClassVar[str] = "Generate responses"
+    retired: ClassVar[tuple[str, ...]] = ("unique",)
     output: ClassVar = ("dataset_id", Dataset)
     rate: ClassVar[Rate] = Rate(share=0.6)
 
@@ -81,7 +82,6 @@ class GenerateData(Request):
         label="API of the endpoint",
     )
     drop_cut: bool = setting(False, "Skip responses that were cut by the limit.", label="Skip cut responses")
-    unique: bool = setting(False, "Skip duplicate conversations.", label="Skip duplicates")
     hidden_states_store: str = setting(
         "",
         "Store the model's last hidden states under this name; trainings of Medusa heads with the same store do not "

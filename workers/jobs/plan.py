@@ -25,6 +25,7 @@ class PlanRequest(Request):
 
     kind: ClassVar[str] = "plan"
     title: ClassVar[str] = "Plan"
+    retired: ClassVar[tuple[str, ...]] = ("draft_hidden_size",)
     rate: ClassVar[Rate] = Rate(share=1.0, unit="reads")
 
     base_id: str
@@ -37,13 +38,6 @@ class PlanRequest(Request):
         [2, 4, 8], "Numbers of layers of standalone drafts.", label="Layers of standalone drafts"
     )
     costs: dict[str, Any] = {}
-    draft_hidden_size: int = setting(
-        0,
-        "Hidden size of standalone drafts; 0: that of the base.",
-        0,
-        10**6,
-        label="Hidden size of standalone drafts",
-    )
 
     @field_validator("batches", mode="before")
     @classmethod

@@ -82,6 +82,8 @@ class Request(BaseModel):
     output_in_base: ClassVar[bool] = False
     """Whether the output's name must be unique only within its base."""
     rate: ClassVar[Rate] = Rate()
+    retired: ClassVar[tuple[str, ...]] = ()
+    """Fields of earlier versions, ignored in stored requests."""
     work: ClassVar[str] = ""
     """Module whose `run(request, context)` does the work; default: `workers.child.work.KIND`."""
 
@@ -108,6 +110,7 @@ class Request(BaseModel):
         """A stored request. Numbers outside of the bounds are kept, as earlier versions accepted some of them; anything
         else is validated. Raises BadInput."""
         options = cls.options()
+        data = {key: value for key, value in data.items() if key not in cls.retired}
         outside = {key: value for key, value in data.items() if key in options and not options[key].contains(value)}
         inside = cls(**{key: value for key, value in data.items() if key not in outside})
         return inside.model_copy(update=outside)

@@ -10,7 +10,6 @@ from corpus.sharding import (
     ShardPart,
     add_unfinished,
     assemble,
-    drop_duplicates,
     finished_reports,
     plan_shards,
     total_report,
@@ -49,8 +48,6 @@ def run(request: GenerateData, context: JobContext, source: str, extends: bool) 
     if damaged := assemble(parts, reports, place, folder):
         context.log(f"{len(damaged)} finished shards are damaged and are generated again.", "warning")
         return _division(request, parts, finished_reports(parts, place, folder))
-    if request.unique:
-        reports = drop_duplicates(parts, reports, folder)
     report = total_report(parts, reports)
     must_have_rows(report)
     write_summary(
@@ -81,7 +78,7 @@ def _division(request: GenerateData, parts: Sequence[ShardPart], reports: Report
 
 
 def _request(request: GenerateData, part: ShardPart) -> dict[str, Any]:
-    fields = {**request.to_json(), "samples": 1, "shard_rows": None, "limit": part.rows, "unique": False}
+    fields = {**request.to_json(), "samples": 1, "shard_rows": None, "limit": part.rows}
     return GenerateShard(**fields, key=part.key, first=part.first, first_sample=part.sample).to_json()
 
 
