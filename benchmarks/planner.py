@@ -34,7 +34,6 @@ from evaluation.meter import Meter
 from evaluation.planner import (
     MAX_LENGTH,
     PLAN_TEXT_TOKENS,
-    PlanProgress,
     generate_steps,
     measure_curves,
     prompts_of,
@@ -48,7 +47,6 @@ from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
 from models.starter import STARTER_HEAD, starter_path
 from models.tiny import make_tiny_base
-from speculoos.reporting import SilentReporter
 
 ALLOWED = 0.15
 """Allowed relative error of a prediction."""
@@ -87,17 +85,20 @@ class PlannerContender:
         }
 
 
+def silent(_note: str) -> None:
+    """No progress is shown."""
+
+
 def contenders(
     target: Target, head: Any, cuts: dict[int, Any], prompts: Sequence[Sequence[int]], args: argparse.Namespace
 ) -> list[PlannerContender]:
     """All contenders, with the τ that the planner predicts."""
-    progress = PlanProgress(SilentReporter(), 1)
-    curves = measure_curves(target, head, tuning_space(head), prompts, args.max_tokens, progress)
+    curves = measure_curves(target, head, tuning_space(head), prompts, args.max_tokens, silent)
     shapes = [*curves.chains(), *_longest(curves.trees())]
     result = [PlannerContender("plain", None, {"drafter": "none"}, 1.0, shape=DraftShape("plain"))]
     result += [PlannerContender(shape.name, head, shape.options, shape.tau, shape=shape) for shape in shapes]
     for layers, draft in cuts.items():
-        steps = generate_steps(target, draft, {"depth": max(DEPTHS)}, prompts[:4], STANDALONE_TOKENS, progress)
+        steps = generate_steps(target, draft, {"depth": max(DEPTHS)}, prompts[:4], STANDALONE_TOKENS, silent)
         shares = chain_shares(steps, max(DEPTHS))
         for depth in DEPTHS:
             tau = 1 + sum(shares[:depth])

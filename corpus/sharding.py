@@ -208,7 +208,6 @@ def total_report(parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, 
 
 
 def _ranges(source: str | Path, limit: int | None, rows: int) -> Iterator[tuple[int, int, str]]:
-    """(first, count, sha256 of the lines) of each range of `rows` prompts."""
     first, count, digest = 0, 0, hashlib.sha256()
     for number, (_, _, line) in enumerate(read_lines(source)):
         if limit is not None and number >= limit:

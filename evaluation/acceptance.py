@@ -158,7 +158,6 @@ def evaluate(
 
 
 def _breakdown(bench: _Bench) -> dict[str, Any]:
-    """Breakdown of the acceptance, and the prompts with the lowest τ."""
     answers = [measured.speculative for measured in bench.done]
     prompts = (
         PromptFigures.of({"id": m.id, "turn": m.turn, "category": m.category}, m.speculative, m.messages)
@@ -265,7 +264,6 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
 
 
 def _report_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
-    """Report one question's figures while the others are still measured."""
     if turns_done:
         first = turns_done[0]
         sample = {"question": first.id, "category": first.category, **_whole_figures(turns_done)}
@@ -273,7 +271,6 @@ def _report_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
 
 
 def _first_pass_note(bench: _Bench) -> str:
-    """τ so far, and the maximum number of passes."""
     tau = f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else ""
     return ", ".join(filter(None, (tau, f"pass 1 of at most {PASSES}" if bench.speculates else "")))
 

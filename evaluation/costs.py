@@ -123,7 +123,6 @@ def read_costs(path: str | Path) -> Costs:
 
 
 def _extrapolate(points: Mapping[int, float], x: int) -> float:
-    """`interpolate`, with linear extrapolation from the last two points."""
     xs = sorted(points)
     if x <= xs[-1] or len(xs) < 2:
         return interpolate(points, x)

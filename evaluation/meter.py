@@ -159,7 +159,6 @@ class Meter:
 
 
 def _rising_by_layers(standalone: dict[int, dict[int, float]]) -> dict[int, dict[int, float]]:
-    """Make the costs monotonic in the number of layers, for each number of sequences."""
     batches = {batch for by_batch in standalone.values() for batch in by_batch}
     columns = {
         b: non_decreasing({n: by_batch[b] for n, by_batch in standalone.items() if b in by_batch}) for b in batches

@@ -7,8 +7,9 @@ Yan et al. 2024 (*Decoding Speculative Decoding*): a draft is limited by its lat
 cost is measured first, and the acceptance rate at which it breaks even is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -55,19 +56,6 @@ class PlanOptions:
     max_tokens: int = 48
 
 
-class PlanProgress:
-    """Progress of a plan."""
-
-    def __init__(self, reporter: Reporter, total: int):
-        self.reporter, self.total, self.done = reporter, total, 0
-
-    def step(self, note: str) -> None:
-        """Count one measurement. Raises Cancelled when the reporter requests a stop."""
-        self.done += 1
-        self.reporter.progress(self.done, self.total, "measurements", note)
-        check_stop(self.reporter)
-
-
 def plan(
     base: LoadedBase,
     draft: Any,
@@ -90,7 +78,13 @@ def plan(
     prompts = prompts_of(base, questions, target.max_length - choices.max_tokens)
     space = tuning_space(draft)
     runs = 0 if draft is None or curves is not None else len(prompts) * (1 if draft.method == "draft" else 2)
-    progress = PlanProgress(reporter, runs + choices.rounds * (costs is None))
+    done, total = count(1), runs + choices.rounds * (costs is None)
+
+    def progress(note: str) -> None:
+        """Count one measurement. Raises Cancelled when the reporter requests a stop."""
+        reporter.progress(next(done), total, "measurements", note)
+        check_stop(reporter)
+
     basis = MEASURED if costs is None else OTHER_MACHINE
     if curves is None and draft is not None:
         curves = measure_curves(target, draft, space, prompts, choices.max_tokens, progress)
@@ -102,7 +96,7 @@ def plan(
         load = OtherCpuLoad()
         for _ in range(choices.rounds):
             meter.round()
-            progress.step("forwards")
+            progress("forwards")
         costs = meter.costs()
         result = predict_plan(costs, curves, basis)
         _add_intervals(result, meter, _reachable(costs, curves))
@@ -159,7 +153,6 @@ def _reachable(costs: Costs, curves: AcceptanceCurves | None) -> list[DraftShape
 
 
 def _speed(shape: DraftShape | None, costs: Costs, batch: int) -> float:
-    """Tokens per second of all sequences."""
     return batch * shape.tau * 1e3 / costs.step(shape, batch) if shape else 0.0
 
 
@@ -185,7 +178,6 @@ def _row(shape: DraftShape, costs: Costs) -> dict[str, Any]:
 
 
 def _best(shapes: Sequence[dict[str, Any]], batch: int) -> str:
-    """Name of the fastest shape, or plain."""
     fastest = max(shapes, key=lambda shape: shape["by_batch"][str(batch)]["speedup"], default=None)
     return fastest["name"] if fastest and fastest["by_batch"][str(batch)]["speedup"] > 1 else "plain"
 
@@ -283,7 +275,7 @@ def measure_curves(
     space: TuningSpace,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    progress: PlanProgress,
+    progress: Callable[[str], None],
 ) -> AcceptanceCurves:
     """Acceptance of the draft's deepest chain and widest tree, in answers of up to `max_tokens`."""
     chain = generate_steps(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
@@ -306,12 +298,12 @@ def generate_steps(
     options: dict[str, Any],
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    progress: PlanProgress,
+    progress: Callable[[str], None],
 ) -> list[Step]:
     """All steps of the answers to `prompts`."""
     drafter, steps = make_drafter(target, draft, options), []
     for prompt in prompts:
         target.rewind(0)
         steps += generate(target, drafter, prompt, GenerateConfig(max_tokens=max_tokens))
-        progress.step("acceptance")
+        progress("acceptance")
     return steps

@@ -106,7 +106,6 @@ def tune(
 def _measured(
     base: LoadedBase, steps: Sequence[Step], costs: dict[int, float], draft_ms: Sequence[float], other_ms: float
 ) -> dict[str, Any]:
-    """The measurements for evaluating trees, and the machine."""
     shares = acceptance_by_rank(steps)
     return {
         "by_rank": [[None if s is None else round(s, 4) for s in ranks] for ranks in shares],
