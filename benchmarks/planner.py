@@ -25,13 +25,12 @@ from decoding.target import fast_target
 from evaluation.costs import Costs
 from evaluation.estimate import milliseconds
 from evaluation.meter import Meter
-from evaluation.planner import MAX_LENGTH, PLAN_TEXT_TOKENS, PlanProgress, measure_curves, prompts_of, tuning_space
+from evaluation.planner import MAX_LENGTH, PLAN_TEXT_TOKENS, measure_curves, prompts_of, tuning_space
 from evaluation.questions import BUILT_IN, read_questions, spread_over_categories
 from evaluation.shapes import DraftShape
 from models.base import load_base
 from models.checkpoints import load_draft
 from models.starter import STARTER_HEAD, starter_path
-from speculoos.reporting import SilentReporter
 
 ALLOWED = 0.15
 """Allowed relative error of a prediction."""
@@ -46,7 +45,7 @@ def race(questions: Path, limit: int) -> dict[str, Any]:
     rows.sort(key=lambda row: row.get("category") or "")
     prompts = prompts_of(base, rows, target.max_length - MAX_TOKENS)
     known, asked, space = prompts[::2], prompts[1::2], tuning_space(head)
-    curves = measure_curves(target, head, space, known, MAX_TOKENS, PlanProgress(SilentReporter(), 1))
+    curves = measure_curves(target, head, space, known, MAX_TOKENS, lambda note: None)
     trees: dict[int, DraftShape] = {}  # of each size the one with the highest τ; the fastest is known only with costs
     for shape in sorted(curves.trees(), key=lambda shape: -shape.tau):
         trees.setdefault(shape.nodes, shape)

@@ -150,7 +150,6 @@ def _trimmed(turns: list[Message], endings: list[str]) -> tuple[list[Message], l
 
 
 def _check_turns(messages: list[Message]) -> None:
-    """Raise BadRecord for empty turns."""
     for message in messages:
         role, content = message["role"], message["content"].strip()
         if role == "user" and not content:

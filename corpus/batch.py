@@ -116,7 +116,6 @@ class _Batch:
 
     @torch.inference_mode()
     def _forward(self, token_lists: Sequence[Sequence[int]], first: int, answers: Sequence[BatchAnswer]) -> None:
-        """Add `token_lists` to the cache of `answers` and sample the next token of each."""
         starts = self.cache.lengths[first : first + len(token_lists)]
         inputs = Inputs.batch(token_lists, starts, self.base.device, first)
         greedy = all(answer.temperature <= 0 for answer in answers)

@@ -2,14 +2,14 @@
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corpus.shards import count_rows, read_rows, remove_duplicates, write_summary
+from corpus.shards import count_rows, read_rows, write_summary
 
-KIND_FAILED, EMPTY, CUT, DUPLICATE = "failed", "empty", "cut", "duplicate"
+KIND_FAILED, EMPTY, CUT = "failed", "empty", "cut"
 """Kinds of omitted rows."""
 EXACT, TEXT = "exact", "text alone"
 """Label sources of a row: its token ids, or its text, which is tokenised for training."""
@@ -48,8 +48,6 @@ class GenerateOptions:
     """API of endpoints: `chat`, or `completions`, with the chat template rendered by this process."""
     drop_cut: bool = False
     """Omit conversations with an answer truncated at `max_tokens`."""
-    unique: bool = False
-    """Omit conversations identical to an earlier one."""
 
     def temperature_of(self, row_id: str) -> float:
         """Temperature of a row's answers: a function of its id alone, i.e. of prompt and sample."""
@@ -148,12 +146,9 @@ def make_conversation_from_row(
 
 
 def finish_dataset(
-    folder: str | Path, options: GenerateOptions, report: Mapping[str, Any], **summary: Any
+    folder: str | Path, options: GenerateOptions, report: dict[str, Any], **summary: Any
 ) -> dict[str, Any]:
-    """Write the report and `summary` to `dataset.json`; returns the report, without duplicates if `options.unique`."""
-    removed = remove_duplicates(Path(folder)).total() if options.unique and report["complete"] else 0
-    left_out = {**report["left_out"], **({DUPLICATE: removed} if removed else {})}
-    report = {**report, "rows": report["rows"] - removed, "left_out": left_out}
+    """Write the report and `summary` to `dataset.json`; returns the report."""
     config = {**asdict(options), **summary.pop("config", {})}
     write_summary(folder, kind="conversations", config=config, **summary, **report)
     return report

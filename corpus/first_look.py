@@ -50,7 +50,6 @@ def columns(path: str) -> list[str]:
 
 
 def _display(row: Any) -> dict[str, Any]:
-    """A row with its messages, reference answers after the user turns they belong to."""
     if isinstance(row, BadRow):
         return {"line": row.line, "reason": row.reason}
     references = list(row.reference)

@@ -73,7 +73,6 @@ def generate_remote(
 
 
 def _probe(options: GenerateOptions, served: ServedBase | None) -> dict[str, Any] | None:
-    """A request for one token, to find out how a server returns token ids."""
     if served is None:
         return None
     limits: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0}

@@ -54,7 +54,6 @@ def read_parquet(path: Path, fields: Collection[str] | None = None) -> Records:
 
 
 def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -> Records:
-    """The rows of one row group; `before` is the number of rows before it in the file."""
     group = file.metadata.row_group(number)
     size, reason = 0, ""  # decoded bytes: each distinct text once, every value of fixed width
     for index in range(group.num_columns):

@@ -70,7 +70,6 @@ def _messages_and_output(line: int, record: dict[str, Any]) -> tuple[list[Messag
 
 
 def _ids(record: dict[str, Any], key: str) -> list[int] | None:
-    """Token ids; None without the field. Raises BadRecord for invalid ones."""
     value = record.get(key)
     if value is None:
         return None

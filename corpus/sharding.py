@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from corpus.conversations import DUPLICATE, EXACT, KIND_FAILED, TEXT, GenerateOptions, to_answer
-from corpus.shards import read_lines, read_summary, remove_duplicates, shard_files, write_sums
+from corpus.conversations import EXACT, KIND_FAILED, TEXT, GenerateOptions, to_answer
+from corpus.shards import read_lines, read_summary, shard_files, write_sums
 from speculoos.checksums import file_sha256
 from speculoos.errors import Conflict, Damaged
 from speculoos.files import new_path
@@ -22,7 +22,7 @@ from speculoos.store import Store
 
 REPORTED = 200
 """Maximum failed prompts listed in a report; all are counted."""
-IGNORED = ("batch_size", "limit", "max_minutes", "first", "samples", "first_sample", "unique")
+IGNORED = ("batch_size", "limit", "max_minutes", "first", "samples", "first_sample")
 """Options that do not affect answers."""
 NEWER = ("temperatures", "replace_system", "api", "drop_cut")
 """Options of later versions: with default values they are not part of the key, so that old keys stay valid."""
@@ -156,21 +156,6 @@ def assemble(
     return damaged
 
 
-def drop_duplicates(
-    parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]], folder: Path
-) -> dict[str, Mapping[str, Any]]:
-    """Remove duplicate conversations from the assembled parts; returns the updated reports."""
-    removed = remove_duplicates(folder)
-    updated = dict(reports)
-    for part in (part for part in parts if part.file in removed):
-        file, report = folder / part.file, reports[part.key]
-        left_out = Counter(report.get("left_out") or {KIND_FAILED: len(report["failed"])})
-        left_out[DUPLICATE] += removed[part.file]
-        counted = _count_rows([line for line in file.read_bytes().splitlines() if line.strip()])
-        updated[part.key] = {**report, **counted, "left_out": dict(left_out), "sha256": file_sha256(file)}
-    return updated
-
-
 def add_unfinished(parts: Sequence[ShardPart], works: Mapping[str, Path], folder: Path) -> int:
     """Add the finished rows of unfinished parts to the data set when a generation is stopped; returns their number."""
     sums, count = {}, 0
@@ -218,7 +203,6 @@ def total_report(parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, 
 
 
 def _ranges(source: str | Path, limit: int | None, rows: int) -> Iterator[tuple[int, int, str]]:
-    """(first, count, sha256 of the lines) of each range of `rows` prompts."""
     first, count, digest = 0, 0, hashlib.sha256()
     for number, (_, _, line) in enumerate(read_lines(source)):
         if limit is not None and number >= limit:

@@ -17,7 +17,7 @@ from models.damage import check_dataset
 from models.identity import read_json
 from speculoos.checksums import CHECKSUM_FILE, file_sha256, find_changed_files, format_checksums, read_checksums
 from speculoos.errors import BadInput, Damaged, NotFound
-from speculoos.files import new_file, new_path, write_json
+from speculoos.files import new_file, write_json
 
 ROWS_PER_SHARD = 2000
 SUMMARY = "dataset.json"
@@ -152,32 +152,6 @@ def _known_sums(folder: Path) -> dict[str, str]:
         return read_checksums(folder)
     except Damaged:
         return {}
-
-
-def remove_duplicates(folder: Path) -> Counter[str]:
-    """{shard: removed rows} of the changed shards, which are rewritten with their checksums. Memory: a few dozen bytes
-    per row, and the lines of one shard."""
-    seen: set[bytes] = set()
-    removed: Counter[str] = Counter()
-    for file in shard_files(folder):
-        lines = [line for line in file.read_bytes().splitlines(keepends=True) if line.strip()]
-        first = [line for line in lines if _is_new(line, seen)]
-        if len(first) < len(lines):
-            with new_path(file) as temporary, open(temporary, "wb") as out:
-                out.writelines(first)
-            removed[file.name] = len(lines) - len(first)
-    if removed:
-        write_sums(folder, {name: file_sha256(folder / name) for name in removed}, more=True)
-    return removed
-
-
-def _is_new(line: bytes, seen: set[bytes]) -> bool:
-    """Whether the row's messages are not in `seen`; adds them."""
-    messages = json.dumps(json.loads(line)["messages"], sort_keys=True).encode()
-    digest = hashlib.blake2b(messages, digest_size=16).digest()
-    new = digest not in seen
-    seen.add(digest)
-    return new
 
 
 def count_lengths(folder: str | Path) -> dict[str, Any]:

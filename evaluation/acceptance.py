@@ -24,13 +24,13 @@ from decoding.target import Target, fast_target
 from decoding.text import token_text_reader
 from evaluation.breakdown import PromptFigures, breakdown, worst_first
 from evaluation.estimate import AcceptanceEstimate, StepTiming, estimate
-from evaluation.load import LoadMonitor
-from evaluation.machine import describe_machine
+from evaluation.machine import describe_machine, load_figures
 from evaluation.questions import turns
 from evaluation.ties import TIE, first_difference, gap_at
 from models.base import LoadedBase
 from models.chat import render
 from speculoos.errors import BadInput, Unavailable
+from speculoos.other_work import OtherCpuLoad
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 4096
@@ -123,7 +123,7 @@ def evaluate(
     """Measure `draft` (or the drafter named in `options`, or none) on rows with `messages`. Returns a JSON-able dict:
 
     `mean_accepted_length` (τ), `speedup`, each with `…_interval` ([low, high] at 95 %), `timing_noise` (the relative
-    standard error of the speedup due to timing), `other_load` and `busy` (`evaluation.load`), `passes`,
+    standard error of the speedup due to timing), `other_load` and `busy` (`evaluation.machine`), `passes`,
     `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`, `identical_to_plain` (token for token, except for ties;
     None with sampling), `ties` (prompts whose first difference is between two tokens with plain logits within 1e-3),
     `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`, `differences`, the
@@ -139,7 +139,7 @@ def evaluate(
     bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling)
     bench.total = len(questions) * (PASSES if bench.speculates else 1)
     _warm_up(bench)
-    began, load = monotonic(), LoadMonitor()
+    began, load = monotonic(), OtherCpuLoad()
     for row in questions:
         before = len(bench.done)
         _question(bench, row)
@@ -151,14 +151,13 @@ def evaluate(
     _repeat(bench, until=began + PASSES * (monotonic() - began))
     reporter.progress(bench.completed, bench.completed, "questions")
     figures = acceptance_result(bench.done)
-    figures |= load.figures(reporter, figures.get("timing_noise") or 0.0)
+    figures |= load_figures(load, reporter, figures.get("timing_noise") or 0.0)
     if not bench.sampling.greedy:
         figures |= {"identical_to_plain": None, "ties": 0, "differences": []}
     return figures | _conditions(bench) | (_breakdown(bench) if bench.speculates else {})
 
 
 def _breakdown(bench: _Bench) -> dict[str, Any]:
-    """Breakdown of the acceptance, and the prompts with the lowest τ."""
     answers = [measured.speculative for measured in bench.done]
     prompts = (
         PromptFigures.of({"id": m.id, "turn": m.turn, "category": m.category}, m.speculative, m.messages)
@@ -265,7 +264,6 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
 
 
 def _report_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
-    """Report one question's figures while the others are still measured."""
     if turns_done:
         first = turns_done[0]
         sample = {"question": first.id, "category": first.category, **_whole_figures(turns_done)}
@@ -273,7 +271,6 @@ def _report_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
 
 
 def _first_pass_note(bench: _Bench) -> str:
-    """τ so far, and the maximum number of passes."""
     tau = f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else ""
     return ", ".join(filter(None, (tau, f"pass 1 of at most {PASSES}" if bench.speculates else "")))
 

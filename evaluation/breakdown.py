@@ -85,7 +85,6 @@ def classify_tokens(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _in_code(text: str, piece: str) -> bool:
-    """Whether the token is inside a fence, or part of one."""
     return text.count(FENCE) % 2 == 1 or (text[-2:] + piece).count(FENCE) > text[-2:].count(FENCE)
 
 

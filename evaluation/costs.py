@@ -29,7 +29,7 @@ FilePoints = dict[Count, Milliseconds]
 class Costs:
     """Costs in milliseconds. `target`: sequences → rows per sequence → one forward. `draft`: chain or tree → depth →
     drafting for one sequence. `passes`: rows → one pass of the draft network. `standalone`: layers → sequences → one
-    drafted token per sequence. `other`: rest of a step. `standalone_hidden_size`: 0 for the base's."""
+    drafted token per sequence. `other`: rest of a step."""
 
     target: dict[int, Points]
     draft: dict[str, Points] = field(default_factory=dict)
@@ -37,7 +37,6 @@ class Costs:
     standalone: dict[int, Points] = field(default_factory=dict)
     other: float = 0.0
     machine: dict[str, Any] = field(default_factory=dict)
-    standalone_hidden_size: int = 0
 
     @property
     def batches(self) -> list[int]:
@@ -79,7 +78,6 @@ class Costs:
             "pass_ms": _rounded(self.passes),
             "standalone_ms": _rounded(self.standalone),
             "other_ms": round(self.other, 4),
-            **({"standalone_hidden_size": self.standalone_hidden_size} if self.standalone_hidden_size else {}),
         }
 
     @classmethod
@@ -99,8 +97,7 @@ class Costs:
         if standalone and (len(target[1]) < 2 or not all(1 in points for points in standalone.values())):
             raise BadInput(f'{name}: standalone_ms needs "1" of each, and target_ms forwards of more rows than one.')
         machine = file.machine if isinstance(file.machine, dict) else {"name": str(file.machine or "")}
-        width = file.standalone_hidden_size
-        return cls(target, dict(file.draft_ms), file.pass_ms, standalone, file.other_ms, machine, width)
+        return cls(target, dict(file.draft_ms), file.pass_ms, standalone, file.other_ms, machine)
 
 
 class _CostsFile(BaseModel):
@@ -112,7 +109,6 @@ class _CostsFile(BaseModel):
     standalone_ms: dict[Count, FilePoints] = {}
     other_ms: Milliseconds = 0.0
     machine: Any = {}
-    standalone_hidden_size: int = Field(0, ge=0)
 
 
 def read_costs(path: str | Path) -> Costs:
@@ -127,7 +123,6 @@ def read_costs(path: str | Path) -> Costs:
 
 
 def _extrapolate(points: Mapping[int, float], x: int) -> float:
-    """`interpolate`, with linear extrapolation from the last two points."""
     xs = sorted(points)
     if x <= xs[-1] or len(xs) < 2:
         return interpolate(points, x)

@@ -19,20 +19,17 @@ from decoding.drafters.eagle import EagleDrafter
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.standalone import StandaloneDrafter
 from decoding.generate import generate
-from decoding.target import Target, fast_target
+from decoding.target import Target
 from decoding.tree import DraftTree, chain_shape
 from decoding.tuning import measure_forward
 from evaluation.costs import Costs
 from evaluation.machine import describe_machine
 from evaluation.shapes import CHAIN, TREE, chain_options
 from models.base import LoadedBase
-from models.methods import train_config
 from models.methods.expectation import non_decreasing
-from models.methods.standalone import shape_of
 from models.runtime.cache import KVCache
 from models.runtime.forward import FastForward, fastest_forward
 from models.runtime.interface import Forward, Inputs, Selection
-from models.standalone import StandaloneDraft, base_shape
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 BATCHES = (1, 2, 4, 8, 16)
@@ -66,7 +63,7 @@ class RepeatedBatch:
 
 class Meter:
     """Measures one target, and optionally a draft; call `round` repeatedly. Standalone drafts are timed as the first
-    layers of the base, or with random weights for another `hidden_size`; only for bases with our own forward."""
+    layers of the base; only for bases with our own forward."""
 
     def __init__(
         self,
@@ -78,12 +75,10 @@ class Meter:
         rows: Sequence[int] = ROWS,
         batches: Sequence[int] = BATCHES,
         layers: Sequence[int] = (),
-        hidden_size: int = 0,
     ):
         self.target, self.prompt = target, list(prompt)
         self.rows, self.batches = tuple(sorted({1, *rows})), tuple(sorted({1, *batches}))
         base = target.base
-        self.hidden_size = hidden_size
         largest = max(self.batches)
         self.repeated = RepeatedBatch(base, prompt, largest, max(self.rows)) if largest > 1 else None
         self.truncated = self._truncated(base, layers) if isinstance(target.forward, FastForward) else {}
@@ -93,21 +88,10 @@ class Meter:
     def _truncated(self, base: LoadedBase, layers: Sequence[int]) -> dict[int, tuple[RepeatedBatch, StandaloneDrafter]]:
         truncated = {}
         for count in (n for n in layers if n < base.num_layers):
-            target = self._resized(base, count) if self.hidden_size else self._truncate(base, count)
+            target = Target(base, self.target.max_length, self.target.forward.cut(count))  # weights are shared
             drafter = StandaloneDrafter(target, chain_shape(CHAIN_DEPTH), base.vocab_size)
             truncated[count] = RepeatedBatch(target.base, self.prompt, max(self.batches), 1, target.forward), drafter
         return truncated
-
-    def _truncate(self, base: LoadedBase, layers: int) -> Target:
-        """The base's first layers; weights are shared."""
-        return Target(base, self.target.max_length, self.target.forward.cut(layers))
-
-    def _resized(self, base: LoadedBase, layers: int) -> Target:
-        """A randomly initialised draft model with `layers` layers and `hidden_size`. Raises BadInput."""
-        sizes = {"draft_num_layers": layers, "draft_hidden_size": self.hidden_size, "draft_init": "random"}
-        shape = shape_of(train_config("draft", **sizes), base_shape(base))
-        draft = StandaloneDraft.from_base(base, layers, shape, random=True)
-        return fast_target(draft.eval().requires_grad_(False).as_base(base), self.target.max_length)
 
     def round(self) -> None:
         """Measure everything once."""
@@ -170,12 +154,10 @@ class Meter:
             _rising_by_layers(standalone),
             medians["other"][""].get(0, 0.0),
             describe_machine(self.target.base.device) if times is None else {},
-            self.hidden_size,
         )
 
 
 def _rising_by_layers(standalone: dict[int, dict[int, float]]) -> dict[int, dict[int, float]]:
-    """Make the costs monotonic in the number of layers, for each number of sequences."""
     batches = {batch for by_batch in standalone.values() for batch in by_batch}
     columns = {
         b: non_decreasing({n: by_batch[b] for n, by_batch in standalone.items() if b in by_batch}) for b in batches

@@ -7,8 +7,9 @@ Yan et al. 2024 (*Decoding Speculative Decoding*): a draft is limited by its lat
 cost is measured first, and the acceptance rate at which it breaks even is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,14 @@ from decoding.target import Target, fast_target
 from decoding.tuning import lengths_by_size, values_from_steps
 from evaluation.costs import Costs
 from evaluation.estimate import SEED, interval_of
-from evaluation.load import LoadMonitor
+from evaluation.machine import load_figures
 from evaluation.meter import BATCHES, ROWS, Meter
 from evaluation.shapes import CHAINS, TREES, AcceptanceCurves, DraftShape, chain_options, chain_shares, expected_chain
 from evaluation.tuning import prompts_of
 from models.base import LoadedBase
 from models.methods import METHODS
 from speculoos.errors import BadInput, Unsupported
+from speculoos.other_work import OtherCpuLoad
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
@@ -52,21 +54,6 @@ class PlanOptions:
     layers: tuple[int, ...] = LAYERS
     rounds: int = ROUNDS
     max_tokens: int = 48
-    draft_hidden_size: int = 0
-    """Width of standalone drafts; 0 for the base's."""
-
-
-class PlanProgress:
-    """Progress of a plan."""
-
-    def __init__(self, reporter: Reporter, total: int):
-        self.reporter, self.total, self.done = reporter, total, 0
-
-    def step(self, note: str) -> None:
-        """Count one measurement. Raises Cancelled when the reporter requests a stop."""
-        self.done += 1
-        self.reporter.progress(self.done, self.total, "measurements", note)
-        check_stop(self.reporter)
 
 
 def plan(
@@ -91,24 +78,29 @@ def plan(
     prompts = prompts_of(base, questions, target.max_length - choices.max_tokens)
     space = tuning_space(draft)
     runs = 0 if draft is None or curves is not None else len(prompts) * (1 if draft.method == "draft" else 2)
-    progress = PlanProgress(reporter, runs + choices.rounds * (costs is None))
+    done, total = count(1), runs + choices.rounds * (costs is None)
+
+    def progress(note: str) -> None:
+        """Count one measurement. Raises Cancelled when the reporter requests a stop."""
+        reporter.progress(next(done), total, "measurements", note)
+        check_stop(reporter)
+
     basis = MEASURED if costs is None else OTHER_MACHINE
     if curves is None and draft is not None:
         curves = measure_curves(target, draft, space, prompts, choices.max_tokens, progress)
     if costs is None:
         text = (prompts[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
-        sizes = {"layers": choices.layers, "hidden_size": choices.draft_hidden_size}
-        meter = Meter(target, text, draft, space, batches=choices.batches, **sizes)
+        meter = Meter(target, text, draft, space, batches=choices.batches, layers=choices.layers)
         meter.round()
         meter.taken.clear()  # the first round only allocates buffers and lets libraries select kernels
-        load = LoadMonitor()
+        load = OtherCpuLoad()
         for _ in range(choices.rounds):
             meter.round()
-            progress.step("forwards")
+            progress("forwards")
         costs = meter.costs()
         result = predict_plan(costs, curves, basis)
         _add_intervals(result, meter, _reachable(costs, curves))
-        return result | load.figures(reporter, result["timing_noise"])
+        return result | load_figures(load, reporter, result["timing_noise"])
     return predict_plan(costs, curves, basis)
 
 
@@ -161,7 +153,6 @@ def _reachable(costs: Costs, curves: AcceptanceCurves | None) -> list[DraftShape
 
 
 def _speed(shape: DraftShape | None, costs: Costs, batch: int) -> float:
-    """Tokens per second of all sequences."""
     return batch * shape.tau * 1e3 / costs.step(shape, batch) if shape else 0.0
 
 
@@ -187,7 +178,6 @@ def _row(shape: DraftShape, costs: Costs) -> dict[str, Any]:
 
 
 def _best(shapes: Sequence[dict[str, Any]], batch: int) -> str:
-    """Name of the fastest shape, or plain."""
     fastest = max(shapes, key=lambda shape: shape["by_batch"][str(batch)]["speedup"], default=None)
     return fastest["name"] if fastest and fastest["by_batch"][str(batch)]["speedup"] > 1 else "plain"
 
@@ -210,10 +200,8 @@ def standalone(costs: Costs, layers: int) -> dict[str, Any]:
         return max((expected_chain(acceptance, depth) * plain / ms, depth) for depth, ms in steps.items())
 
     needed = _break_even(lambda acceptance: speedup(acceptance)[0])
-    width = {"hidden_size": costs.standalone_hidden_size} if costs.standalone_hidden_size else {}
     return {
         "layers": layers,
-        **width,
         "token_ms": round(costs.standalone[layers][1], 3),
         "of_a_plain_step": round(costs.standalone[layers][1] / plain, 4),
         "needed_acceptance": None if needed is None else round(needed, 3),
@@ -268,9 +256,7 @@ def _standalone_verdict(rows: Sequence[dict[str, Any]]) -> str:
         else f"{row['layers']} layers cannot pay"
         for row in rows
     ]
-    width = rows[0].get("hidden_size")
-    subject = f"Standalone drafts of hidden size {width}" if width else "Standalone drafts cut from this base"
-    return f"{subject}: {', '.join(parts)}."
+    return f"Standalone drafts cut from this base: {', '.join(parts)}."
 
 
 def tuning_space(draft: Any) -> TuningSpace | None:
@@ -289,7 +275,7 @@ def measure_curves(
     space: TuningSpace,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    progress: PlanProgress,
+    progress: Callable[[str], None],
 ) -> AcceptanceCurves:
     """Acceptance of the draft's deepest chain and widest tree, in answers of up to `max_tokens`."""
     chain = generate_steps(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
@@ -312,12 +298,12 @@ def generate_steps(
     options: dict[str, Any],
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    progress: PlanProgress,
+    progress: Callable[[str], None],
 ) -> list[Step]:
     """All steps of the answers to `prompts`."""
     drafter, steps = make_drafter(target, draft, options), []
     for prompt in prompts:
         target.rewind(0)
         steps += generate(target, drafter, prompt, GenerateConfig(max_tokens=max_tokens))
-        progress.step("acceptance")
+        progress("acceptance")
     return steps

@@ -159,7 +159,6 @@ def _prompt(row: ReplayedRow) -> PromptFigures:
 
 
 def _interval(done: ReplayResult) -> list[float] | None:
-    """95 % interval of τ, by the same bootstrap as evaluations."""
     figures = estimate([_untimed(row.steps) for row in done.rows])
     return [round(value, 4) for value in figures.tau_interval] if figures else None
 

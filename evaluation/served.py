@@ -174,7 +174,6 @@ def _ask(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str
 
 
 def _from_counters(session: _Session) -> PublishedAcceptance | None:
-    """The increase of the server's counters since the last scrape."""
     if session.before is None:
         return None
     before, session.before = session.before, scrape(session.endpoint)

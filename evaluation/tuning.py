@@ -18,13 +18,13 @@ from decoding.step import Step
 from decoding.target import Target, fast_target
 from decoding.tuning import TreePlan, lengths_by_size, measure_forward, plan_dynamic, plan_tree, values_from_steps
 from evaluation.estimate import DRAWS, SEED, interval_of
-from evaluation.load import LoadMonitor
-from evaluation.machine import describe_machine
+from evaluation.machine import describe_machine, load_figures
 from evaluation.questions import turns
 from models.base import LoadedBase
 from models.chat import render
 from models.methods import METHODS
 from models.methods.expectation import interpolate, non_decreasing
+from speculoos.other_work import OtherCpuLoad
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
@@ -71,7 +71,7 @@ def tune(
 
     Repacks the base's weights (fast_target). Raises Cancelled between questions when the reporter requests a stop.
     """
-    target, load = fast_target(base, MAX_LENGTH), LoadMonitor()
+    target, load = fast_target(base, MAX_LENGTH), OtherCpuLoad()
     space = METHODS[draft.method].load("drafter").tuning(draft)
     prompts = prompts_of(base, questions, target.max_length - max_tokens)
     answers, steps = list[list[Step]](), list[Step]()
@@ -99,14 +99,13 @@ def tune(
         reporter.progress(len(prompts) + 1, len(prompts) + 1, "measurements")
     measured = _measured(base, steps, costs, [draft_ms(depth) for depth in range(1, space.deepest + 1)], other_ms)
     intervals = _intervals(plan, answers, times)
-    measured |= intervals | load.figures(reporter, intervals["timing_noise"])
+    measured |= intervals | load_figures(load, reporter, intervals["timing_noise"])
     return TunedDraft(drafting if plan.nodes else {}, plan, {**measured, "questions": len(prompts)})
 
 
 def _measured(
     base: LoadedBase, steps: Sequence[Step], costs: dict[int, float], draft_ms: Sequence[float], other_ms: float
 ) -> dict[str, Any]:
-    """The measurements for evaluating trees, and the machine."""
     shares = acceptance_by_rank(steps)
     return {
         "by_rank": [[None if s is None else round(s, 4) for s in ranks] for ranks in shares],

@@ -16,8 +16,8 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -72,8 +72,13 @@ def back_up(settings: Settings, target: Path, *, say: Say = lambda _: None, **op
     if target.exists():
         raise Conflict(f"{target} already exists; choose another name, such as one with the date.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(target) as out, tarfile.open(fileobj=out, copybufsize=CHUNK, **compression) as tar:
-        report = _write(settings, tar, say, **options)
+    try:
+        with new_private_file(target) as out, tarfile.open(fileobj=out, copybufsize=CHUNK, **compression) as tar:
+            report = _write(settings, tar, say, **options)
+    except OSError as error:
+        if not disk_full(error):
+            raise
+        raise Unavailable(f"The disk of {target.parent} is full, so {target.name} was not written.") from None
     report.bytes = target.stat().st_size
     return report
 
@@ -83,18 +88,6 @@ def stream(settings: Settings, out: IO[bytes], *, say: Say = lambda _: None, **o
     and logins; without `files` (default true) it holds only the database."""
     with tarfile.open(fileobj=out, mode="w|", copybufsize=CHUNK) as tar:
         return _write(settings, tar, say, **options)
-
-
-@contextmanager
-def new_file(target: Path) -> Iterator[IO[bytes]]:
-    """A file of mode 0600 that appears when the block ends without an error. Raises Unavailable for a full disk."""
-    try:
-        with new_private_file(target) as out:
-            yield out
-    except OSError as error:
-        if not disk_full(error):
-            raise
-        raise Unavailable(f"The disk of {target.parent} is full, so {target.name} was not written.") from None
 
 
 def _write(

@@ -157,7 +157,6 @@ def _checked(head: Any, name: str) -> dict[str, Any]:
 
 
 def _fill(settings: Settings, busy: Path, head: dict[str, Any], end: dict[str, Any]) -> RestoreReport:
-    """Write the rows into tables of the archive's revision, upgrade these, and move the files."""
     files = sorted(path for path in (busy / HOME).rglob("*") if path.is_file())
     places = [(path, settings.home / path.relative_to(busy / HOME)) for path in files]
     places = [(path, place) for path, place in places if not place.exists()]  # settings and secrets of this home stay

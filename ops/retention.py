@@ -175,7 +175,6 @@ def _log_files(settings: Settings, at: datetime) -> Iterator[Path]:
 
 
 def _uploads(settings: Settings, at: datetime) -> Iterator[Path]:
-    """Files, then the folders that are empty without them."""
     cutoff, folder = _cutoff(at, settings.keep_uploads_days).timestamp(), settings.home / "uploads"
     with db.reading(settings) as session:
         needed = {*storage.uploads_of(session, settings.home)}

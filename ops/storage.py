@@ -164,7 +164,6 @@ def _place(name: str) -> str:
 
 
 def _busy(session: Session) -> set[str]:
-    """Store prefixes of rows that an unfinished job works on."""
     active = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
     return {stored.store_key(kind, row.id) for kind, row in rows_with_files(session) if row.job_id in active}
 

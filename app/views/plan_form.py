@@ -7,12 +7,11 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.forms import whole
 from app.links import on_event_open
 from app.views import choices
 from app.views.job_start import command_of, form_end, started
 from app.widgets.elements import block, closed_accordion, on_typing
-from app.widgets.fields import dropdown, one_line
+from app.widgets.fields import dropdown
 from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
@@ -24,7 +23,6 @@ from workers.jobs.requests import PlanRequest
 LEAD = "Predicts the speedup of draft shapes and batch sizes from measured step times and acceptance rates."
 NO_DRAFT = ("None: standalone drafts with layers of the base model", "")
 FIGURES = "JSON written by `speculoos plan --keep FILE` on the other machine. Empty: measure on this machine."
-WIDTH = "Hidden size of standalone drafts"
 LONGEST = 200_000
 
 
@@ -39,13 +37,12 @@ class PlanForm:
                 self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
                 batches = setting_control(PlanRequest.options()["batches"], "plans-batches")
                 layers = setting_control(PlanRequest.options()["layers"], "plans-layers")
-                width = one_line(WIDTH, "plans-width", placeholder="as the base model")
             figures = gr.Textbox(
                 label="Measurements of another machine", info=FIGURES, lines=2, max_lines=8, elem_id="plans-figures"
             )
             self.review, said, start, target = form_end("plans", "Plan")
         self.outputs = [self.box, self.draft, self.review]
-        fields = [self.draft, batches, layers, figures, width]
+        fields = [self.draft, batches, layers, figures]
         on_typing(fields, self.review_now, [chosen, *fields], self.review)
         on_event_open(start.click, self.submit, [chosen, *fields], said, target)
 
@@ -65,7 +62,7 @@ class PlanForm:
         return started(self.settings, lambda: plan_request(*values))
 
 
-def plan_request(base: str, draft: str, batches: str, layers: str, figures: str, width: str = "") -> PlanRequest:
+def plan_request(base: str, draft: str, batches: str, layers: str, figures: str) -> PlanRequest:
     """The request of the form's values. Raises BadInput with the field's name."""
     return PlanRequest(
         base_id=base,
@@ -73,7 +70,6 @@ def plan_request(base: str, draft: str, batches: str, layers: str, figures: str,
         batches=batches or "",
         layers=layers or "",
         costs=figures_of(figures),
-        draft_hidden_size=whole(WIDTH, width, low=1, high=10**6, default=0),
     )
 
 

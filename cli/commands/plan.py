@@ -44,9 +44,7 @@ def plan(
     from evaluation.costs import read_costs
     from evaluation.planner import PlanOptions, predict_plan
 
-    choices = PlanOptions(
-        tuple(fields.batches), tuple(fields.layers), rounds, fields.max_tokens, fields.draft_hidden_size
-    )
+    choices = PlanOptions(tuple(fields.batches), tuple(fields.layers), rounds, fields.max_tokens)
     costs = read_costs(machine) if machine else None
     curves = read_curves(acceptance) if acceptance else None
     if costs and (curves or "@" not in model):

@@ -123,7 +123,7 @@ def test_a_wrong_box_is_named_in_the_words_of_the_page(box, value, words):
 def test_a_generate_form_round_trips():
     request = GenerateData("set-1", endpoint="mine", endpoint_model="big", limit=5, temperature=0.7, max_minutes=2.0)
     assert forms.generate_request("set-1", **forms.generate_form(request)) == request
-    more = {"temperatures": (0.0, 0.7), "replace_system": True, "drop_cut": True, "unique": True, "api": "completions"}
+    more = {"temperatures": (0.0, 0.7), "replace_system": True, "drop_cut": True, "api": "completions"}
     served = GenerateData("set-1", endpoint="mine", base_id="base-1", samples=2, **more)
     assert forms.generate_request("set-1", **forms.generate_form(served)) == served
     assert forms.generate_request("set-1", **ANSWERS, served="base-2", api="completions").api == "chat", "of endpoints"

@@ -86,14 +86,12 @@ def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
     good = plan_form.plan_request("base", "", "8, 1,1", "2", "")
     assert (good.batches, good.layers, good.costs) == ([1, 8], [2], {})
     assert plan_form.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
-    assert plan_form.plan_request("base", "", "1", "2", "", "192").draft_hidden_size == 192
     for values, word in (
         (("base", "", "1,x", "2", ""), "Batch sizes"),
         (("base", "", "1,65", "2", ""), "Batch sizes"),
         (("base", "", "9" * 5000, "2", ""), "Batch sizes"),
         (("base", "", "1", "0", ""), "Layers"),
         (("base", "", "1", "2", "{"), "Measurements"),
-        (("base", "", "1", "2", "", "wide"), "Hidden size of standalone drafts"),
         (("base", "", "1", "2", "[1]"), "Measurements"),
         (("base", "", "1", "2", "x" * 200_001), "200,000"),
     ):

@@ -13,9 +13,8 @@ from corpus.generate_local import generate_local
 from corpus.generate_remote import generate_remote
 from corpus.importing import import_prompts
 from corpus.sharding import plan_shards
-from corpus.shards import read_rows, read_summary
+from corpus.shards import read_rows
 from models.base import load_base, load_tokenizer
-from models.damage import dataset_problems
 from speculoos.errors import BadInput
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
@@ -111,17 +110,6 @@ def test_what_is_cut_or_empty_is_left_out_and_counted(tiny_base: Path, tmp_path:
     assert (shown["prompt"], shown["text"], shown["finish"]) == ("fox", "you said: fox", "stop")
 
 
-def test_conversations_that_are_there_twice_are_taken_out(tiny_base: Path, tmp_path: Path) -> None:
-    source = prompt_set(tmp_path, ["fox", "dog", "fox", "fox"])
-    with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
-        report = answered(server, source, tmp_path / "out", unique=True)
-        again = answered(server, source, tmp_path / "all")
-    rows = list(read_rows(tmp_path / "out"))
-    assert sorted(row["messages"][0]["content"] for row in rows) == ["dog", "fox"] and again["rows"] == 4
-    assert (report["rows"], report["left_out"]) == (2, {"duplicate": 2}) and report["failed"] == []
-    assert read_summary(tmp_path / "out")["rows"] == 2 and dataset_problems(tmp_path / "out") == {}
-
-
 def test_the_local_base_leaves_cut_answers_out_too(tiny_base: Path, tmp_path: Path) -> None:
     source = prompt_set(tmp_path, [f"the fox {n}" for n in range(6)])
     base, asked = load_base(tiny_base), {"max_tokens": 6, "batch_size": 3}
@@ -138,7 +126,7 @@ def test_keys_of_shards_change_with_what_changes_answers_and_stay_as_they_were_o
         return plan_shards(source, GenerateOptions(**options), 10, endpoint="it", model="m")[0].key
 
     assert key() == OLD_KEY, "shards that an earlier version made are still known"
-    assert key(unique=True) == key(temperatures=()) == key(api="chat") == OLD_KEY
+    assert key(temperatures=()) == key(api="chat") == OLD_KEY
     others = [{"temperatures": MIX}, {"replace_system": True}, {"api": "completions"}, {"drop_cut": True}]
     assert len({key(), *(key(**option) for option in others)}) == 5
 
@@ -184,6 +172,6 @@ def test_what_cannot_be_asked_together_is_refused(fields: dict[str, Any], words:
 
 
 def test_a_stored_request_reads_back_equal() -> None:
-    request = GenerateData(source_id="s", base_id="b", temperatures=MIX, samples=3, unique=True)
+    request = GenerateData(source_id="s", base_id="b", temperatures=MIX, samples=3)
     (request).check_options()
     assert from_json("generate_data", json.loads(json.dumps(request.to_json()))) == request

@@ -15,7 +15,6 @@ from corpus.sharding import (
     ShardPart,
     add_unfinished,
     assemble,
-    drop_duplicates,
     finished_reports,
     plan_shards,
     store_shard,
@@ -179,23 +178,3 @@ def test_unfinished_shards_are_added_for_who_stops_and_give_way_to_whole_ones(so
         made(tmp_path, source, part)
     assemble(parts, finished_reports(parts, place(tmp_path), data), place(tmp_path), data)
     assert [row["id"] for row in read_rows(data)] == [row["id"] for row in read_rows(source)]
-
-
-def test_what_is_there_twice_goes_from_the_whole_and_stays_gone_when_it_is_extended(tmp_path: Path) -> None:
-    file = tmp_path / "twice.jsonl"
-    file.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in ("a", "b", "a", "c", "b", "b", "d")))
-    import_prompts(file, tmp_path / "twice", SilentReporter())
-    source, data = tmp_path / "twice", tmp_path / "data"
-    parts, reports = finished(tmp_path, source)
-    assert assemble(parts, reports, place(tmp_path), data) == []
-    now = drop_duplicates(parts, reports, data)
-    report = total_report(parts, now)
-    assert [row["messages"][0]["content"] for row in read_rows(data)] == ["a", "b", "c", "d"]
-    assert (report["rows"], report["tokens"], report["finish"]) == (4, 12, {"stop": 4})
-    assert report["left_out"] == {"duplicate": 3} and report["failed_rows"] == 0 and report["prompts"] == 7
-    write_summary(data, kind="conversations", **report)
-    place(tmp_path).clear()
-    assert dataset_problems(data) == {}
-    again = finished_reports(parts, place(tmp_path), data)
-    assert len(again) == len(parts) and assemble(parts, again, place(tmp_path), data) == [], "nothing is made again"
-    assert total_report(parts, drop_duplicates(parts, again, data)) == report

@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from evaluation.acceptance import evaluate
-from evaluation.load import busy_warning
+from evaluation.machine import busy_warning
 from evaluation.planner import PlanOptions, plan
 from evaluation.questions import built_in
 from evaluation.tuning import tune

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cli.commands.plan import words
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -196,23 +195,6 @@ def test_measuring_leaves_the_text_as_it_was(tiny_base):
     assert set(costs.target) == {1, 2} and set(costs.target[2]) == {1, 3} and set(costs.standalone[1]) == {1, 2}
     many = RepeatedBatch(base, list(range(20)), 2, 3)
     assert many.milliseconds(2, 3) > 0 and many.cache.lengths == [20, 20]
-
-
-def test_standalone_drafts_of_another_width_are_timed_at_that_width(tiny_base):
-    target = fast_target(load_base(tiny_base), 128)
-    sizes = {"batches": (1, 2), "layers": (1, 2), "rows": (1, 2)}
-    meter = Meter(target, list(range(20)), **sizes, hidden_size=16)
-    narrow = meter.truncated[2][0].base
-    assert (narrow.hidden_size, narrow.num_layers, narrow.vocab_size) == (16, 2, target.base.vocab_size)
-    meter.round()
-    costs = meter.costs()
-    assert set(costs.standalone) == {1, 2} and Costs.from_json(costs.to_json()).standalone_hidden_size == 16
-    made = surface(costs, None)
-    assert [(row["layers"], row["hidden_size"]) for row in made["standalone"]] == [(1, 16), (2, 16)]
-    assert "Standalone drafts of hidden size 16" in made["verdict"]
-    assert "layers of hidden size 16" in words(made)
-    with pytest.raises(BadInput, match="draft_hidden_size: 17 is not a multiple"):
-        Meter(target, list(range(20)), **sizes, hidden_size=17)
 
 
 def test_a_batch_computes_what_each_sequence_alone_does(tiny_base):

@@ -178,7 +178,7 @@ def test_answers_of_the_server_of_a_base_train_at_once_with_exact_labels(
     with LabellingServer(tokenizer, "vllm") as server:
         table = ("[endpoints.it]", f'url = "{server.url}"', 'model = "m"', "concurrency = 2")
         (home.home / "settings.toml").write_text("\n".join(table) + "\n")
-        ask = GenerateData(source_id=prompts.id, endpoint="it", base_id=base.id, shard_rows=shard_rows, unique=True)
+        ask = GenerateData(source_id=prompts.id, endpoint="it", base_id=base.id, shard_rows=shard_rows)
         request, context = begin(ask)
         context.settings = replace(context.settings, endpoints=load({"SPECULOOS_HOME": str(home.home)}).endpoints)
         ended = generate_data.run(request, context)

@@ -68,12 +68,12 @@ def test_generating_through_an_endpoint_names_it_and_no_model() -> None:
 
 
 def test_options_of_answers_read_back() -> None:
-    more = {"temperatures": (0.0, 0.7), "api": "completions", "replace_system": True, "drop_cut": True, "unique": True}
+    more = {"temperatures": (0.0, 0.7), "api": "completions", "replace_system": True, "drop_cut": True}
     request = GenerateData(source_id="d1", base_id="b1", endpoint="big", samples=2, **more)
     _, values = parsed(command_for(request, NAMES))
     assert (values["endpoint"], values["model"], values["samples"]) == ("big", "starter", 2)
     assert parse_numbers("--temperatures", values["temperatures"]) == request.temperatures
-    assert all(values[key] == more[key] for key in ("api", "replace_system", "drop_cut", "unique"))
+    assert all(values[key] == more[key] for key in ("api", "replace_system", "drop_cut"))
 
 
 def test_training_reads_back_with_every_setting() -> None:
@@ -186,8 +186,8 @@ DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help
     [
         (Tune("b1", "c1", "d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
         (
-            PlanRequest("b1", "c1", dataset_id="d1", draft_hidden_size=192),
-            {"model": "--help@-my-heads", "questions": "-my prompts", "draft_hidden_size": 192},
+            PlanRequest("b1", "c1", dataset_id="d1"),
+            {"model": "--help@-my-heads", "questions": "-my prompts"},
         ),
         (ReplayRequest("b1", "c1", dataset_id="d2"), {"file": Path("-answers"), "draft": "--help@-my-heads"}),
         (Export("c1", "vllm-eagle3"), {"checkpoint": "-my-heads", "form": "vllm-eagle3"}),

@@ -210,6 +210,12 @@ def test_requests_survive_their_rows(request_: Request) -> None:
     assert from_json(request_.kind, request_.to_json()) == request_
 
 
+@pytest.mark.parametrize("kind", ["generate_data", "generate_shard"])
+def test_fields_of_earlier_versions_are_ignored(kind: str) -> None:
+    row = REQUESTS[kind]("d1", "b1").to_json()
+    assert from_json(kind, {**row, "unique": True}).to_json() == row
+
+
 def test_unknown_kinds_and_fields_are_bad_input() -> None:
     with pytest.raises(BadInput, match="Unknown kind of job"):
         from_json("mine_coins", {})

@@ -23,6 +23,7 @@ class GenerateData(Request):
 
     kind: ClassVar[str] = "generate_data"
     title: ClassVar[str] = "Generate responses"
+    retired: ClassVar[tuple[str, ...]] = ("unique",)
     output: ClassVar = ("dataset_id", Dataset)
     rate: ClassVar[Rate] = Rate(share=0.6)
 
@@ -62,7 +63,6 @@ class GenerateData(Request):
         "chat", "chat, or completions with the base's chat template, applied here.", label="API of the endpoint"
     )
     drop_cut: bool = setting(False, "Skip responses that were cut by the limit.", label="Skip cut responses")
-    unique: bool = setting(False, "Skip duplicate conversations.", label="Skip duplicates")
     hidden_states_store: str = setting(
         "", "Name of a store for hidden states, which trainings of Medusa heads read.", label="Store of hidden states"
     )

@@ -62,6 +62,8 @@ class Request(BaseModel):
     output: ClassVar[tuple[str, type[Table]] | None] = None  # the field with the id of the output row, and its table
     output_in_base: ClassVar[bool] = False  # whether the output's name must be unique only within its base
     rate: ClassVar[Rate] = Rate()
+    retired: ClassVar[tuple[str, ...]] = ()
+    """Fields of earlier versions, ignored in stored requests."""
     work: ClassVar[str] = ""
     """`module:function` that does the work, called with (request, context); default: `workers.child.work.KIND:run`."""
 
@@ -88,6 +90,7 @@ class Request(BaseModel):
         """A stored request. Numbers outside of the bounds are kept, as earlier versions accepted some of them; anything
         else is validated. Raises BadInput."""
         options = cls.options()
+        data = {key: value for key, value in data.items() if key not in cls.retired}
         outside = {key: value for key, value in data.items() if key in options and not options[key].contains(value)}
         inside = cls(**{key: value for key, value in data.items() if key not in outside})
         return inside.model_copy(update=outside)
