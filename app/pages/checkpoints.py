@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.views import checkpoint_rows, export_rows, manage
 from app.views.draft_form import AddDraft
-from app.views.job_start import queued
+from app.views.job_forms import queued
 from app.views.manage import SMALL, Manage
 from app.views.replay_form import ReplayForm
 from app.views.tree_form import TreeForm

@@ -11,7 +11,6 @@ from app import visitor
 from app.forms import SOURCES, fetch_request
 from app.links import on_event_open
 from app.views import model_view
-from app.views.hub_search import HubSearch
 from app.views.manage import SMALL, Manage, note_line
 from app.views.plan_form import PlanForm
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, page_header, section
@@ -69,7 +68,6 @@ def build(settings: Settings) -> None:
 def build_add(settings: Settings) -> None:
     with closed_accordion("Add a model", elem_id="models-add"):
         source = gr.Radio(list(SOURCES), value="Hub id", label="Source", elem_id="models-source")
-        hub = HubSearch()
         with gr.Row():
             placeholder, info = HINTS["Hub id"]
             location = one_line("Location", "models-location", placeholder=placeholder, info=info, scale=3)
@@ -77,18 +75,16 @@ def build_add(settings: Settings) -> None:
         message = block(elem_id="models-said")
         add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
         target = hidden("models-target")
-    source.change(hint, source, [location, hub.all], **QUIET)
-    hub.wire(location)
+    source.change(hint, source, location, **QUIET)
     values = [source, location, name]
     for event in (add.click, location.submit):
         on_event_open(event, partial(add_model, settings), values, message, target)
 
 
-def hint(source: str) -> tuple[Any, Any]:
-    """The location field for a source, and the visibility of the Hub search."""
+def hint(source: str) -> Any:
+    """The location field for a source."""
     placeholder, info = HINTS[source]
-    field = gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
-    return field, gr.Column(visible=source == "Hub id")
+    return gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
 
 
 @show_errors("")

@@ -116,14 +116,11 @@ def empty_leaderboard(view: LeaderboardView) -> str:
 
 
 def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
-    return interval_chart(*bars(rows, names, view))
-
-
-def bars(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> tuple[str, list[Bar], str]:
-    """(title, bars, unit) of τ if the list is sorted by it, otherwise of the speedup."""
+    """Of τ if the list is sorted by it, otherwise of the speedup."""
     key = "tau" if view.sort.endswith("tau") else "speedup"
     words, unit = {"tau": ("Mean accepted length τ", ""), "speedup": ("Speedup", " ×")}[key]
-    return words, bars_of(key, [(model_words(row, names), settings_words(row), row) for row in rows]), unit
+    bars = bars_of(key, [(model_words(row, names), settings_words(row), row) for row in rows])
+    return interval_chart(words, bars, unit)
 
 
 def bars_of(key: str, rows: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
@@ -160,7 +157,6 @@ def download_links(view: LeaderboardView, total: int) -> str:
     query = view.query()
     links = (
         (f"/api/evaluations.csv?{query}", f"CSV of {total:,}", True),
-        (f"/api/evaluations.png?{query}", "PNG of the chart", True),
         (address(view), "Link to this view", None),
     )
     if not total:

@@ -8,10 +8,9 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.forms import whole
-from app.links import on_event_open
 from app.views import choices
-from app.views.job_start import command_of, form_end, started
-from app.widgets.elements import block, closed_accordion, on_typing
+from app.views.job_forms import JobForm
+from app.widgets.elements import block, closed_accordion
 from app.widgets.fields import dropdown, one_line
 from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
@@ -32,7 +31,6 @@ class PlanForm:
     """The form, inside the current Blocks. `chosen` holds the id of the base model."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
-        self.settings = settings
         with closed_accordion("Plan a draft", elem_id="plans", visible=False) as self.box:
             block(tag("p", safe(LEAD), class_="sp-lead"))
             with gr.Row():
@@ -43,11 +41,9 @@ class PlanForm:
             figures = gr.Textbox(
                 label="Measurements of another machine", info=FIGURES, lines=2, max_lines=8, elem_id="plans-figures"
             )
-            self.review, said, start, target = form_end("plans", "Plan")
-        self.outputs = [self.box, self.draft, self.review]
-        fields = [self.draft, batches, layers, figures, width]
-        on_typing(fields, self.review_now, [chosen, *fields], self.review)
-        on_event_open(start.click, self.submit, [chosen, *fields], said, target)
+            fields = {"base": chosen, "draft": self.draft, "batches": batches, "layers": layers}
+            form = JobForm(settings, "plans", "Plan", {**fields, "figures": figures, "width": width}, plan_request)
+        self.outputs = [self.box, self.draft, form.review]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs`; `?checkpoint=` selects a draft and opens the form."""
@@ -57,12 +53,6 @@ class PlanForm:
         requested = query.get("checkpoint", "")
         box = gr.Accordion(visible=True, open=True) if requested else gr.Accordion(visible=True)
         return [box, gr.Dropdown(drafts, value=choices.valid_choice(drafts, requested or None)), ""]
-
-    def review_now(self, *values: Any) -> str:
-        return command_of(self.settings, lambda: plan_request(*values))
-
-    def submit(self, *values: Any) -> tuple[str, str]:
-        return started(self.settings, lambda: plan_request(*values))
 
 
 def plan_request(base: str, draft: str, batches: str, layers: str, figures: str, width: str = "") -> PlanRequest:

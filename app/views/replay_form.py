@@ -7,7 +7,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.views.choices import data_words
-from app.views.job_start import queued
+from app.views.job_forms import queued
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block
 from app.widgets.fields import dropdown

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.views import manage, tree_view
-from app.views.job_start import queued
+from app.views.job_forms import queued
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, notice, on_typing, section
 from app.widgets.fields import dropdown

@@ -7,7 +7,7 @@ import pytest
 
 from app.pages import checkpoints, jobs
 from app.views import evaluation_view, job_rows, outcomes, verdict
-from app.views.extend_form import limit_for
+from app.views.generate_form import limit_for
 from app.views.job_panel import head
 from app.views.verdict import NextSteps, TrainingFacts
 from app.widgets.list_query import ListQuery

@@ -9,8 +9,8 @@ from sqlalchemy import func, select
 
 from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
+from app.pages.data import BuiltInSets
 from app.views import data_view, job_rows, job_view, model_view
-from app.views.built_in_sets import BuiltInSets
 from app.views.checkpoint_rows import REFERENCE
 from app.views.choices import response_models, valid_choice
 from app.views.experiment_view import view as experiment
