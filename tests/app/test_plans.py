@@ -1,14 +1,13 @@
 """Plans and replays from rows: what is asked for, what is drawn, and names that are markup."""
 
 import json
-from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 
+from app.pages.checkpoints import recorded, replay
 from app.views import plan_form, plan_view
 from app.views.checkpoint_rows import evaluations_table, last_measured
-from app.views.replay_form import ReplayForm, recorded
 from app.widgets.surface import surface
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -137,7 +136,6 @@ def test_a_replay_is_an_evaluation_but_no_measurement_and_its_outputs_are_chats(
 
 
 def test_recorded_answers_of_the_base_are_offered_and_replayed_by_a_job(filled):
-    form = SimpleNamespace(settings=filled)
     with writing(filled) as rows:
         rows.add(Base(id="other", name="other", source="folder", location="/y", path="/y", state="ready"))
         rows.flush()
@@ -145,9 +143,9 @@ def test_recorded_answers_of_the_base_are_offered_and_replayed_by_a_job(filled):
             rows.add(Dataset(id=name, name=name, kind="conversations", state="ready", rows=3, base_id=base))
     with reading(filled) as rows:
         assert [row_id for _, row_id in recorded(rows, rows.get(Checkpoint, "heads"))] == ["mine"]
-    assert "choose a data set" in ReplayForm.submit(form, "heads", None)
-    assert "is gone" in ReplayForm.submit(form, "gone", "mine")
-    assert "/jobs?id=" in ReplayForm.submit(form, "heads", "mine")
+    assert "choose a data set" in replay(filled, "heads", None)
+    assert "is gone" in replay(filled, "gone", "mine")
+    assert "/jobs?id=" in replay(filled, "heads", "mine")
     with reading(filled) as rows:
         job = rows.query(Job).filter(Job.kind == "replay").one()
         assert job.name == "Replay tiny@heads on mine"
