@@ -33,8 +33,8 @@ ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 def table(session: Session, which: ListQuery, place: str = "") -> str:
     """A page of the jobs that match `which`, newest first by default."""
     query = filtered_query(listing.newest(SHOWN.get(which.which, ())), which)
-    shown, queues = page(session, query, place), listing.Queues(session)
-    waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
+    shown = page(session, query, place)
+    waits = job_rows.waits_of(session, shown.rows)
     listed = job_rows.jobs_table(shown.rows, waits, filtered=which.is_filtered, chosen=True)
     return (
         (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")

@@ -18,10 +18,9 @@ from app.widgets.formatting import ago, figure
 from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
-from tracking import experiments, listing, trainings
+from tracking import experiments, trainings
 from tracking.evaluations import finite_number
 from tracking.paging import page
-from tracking.states import JobState
 from tracking.tables import Evaluation, Experiment, Job
 from tracking.trainings import KIND, MAX_TRAININGS, Training
 
@@ -154,9 +153,8 @@ def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
         return empty_state(
             "No jobs yet", "Select jobs on the list of jobs and add them to this experiment.", "/jobs", "Go to Jobs"
         )
-    queues = listing.Queues(session)
-    waits = {job.id: job_rows.waits_words(queues, job) for job in jobs if job.state == JobState.QUEUED}
-    return bulk_bar(BULK, compare_button()) + job_rows.jobs_table(jobs[::-1], waits, chosen=True, elsewhere=True)
+    listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, elsewhere=True)
+    return bulk_bar(BULK, compare_button()) + listed
 
 
 def link(session: Session, job: Job) -> str:

@@ -21,7 +21,6 @@ from app.views import (
     job_view,
     metrics_view,
     plan_view,
-    shard_rows,
     tree_view,
     verdict,
 )
@@ -133,10 +132,10 @@ def head(session: Session, job: Job, home: Path | None = None) -> str:
     parts = [
         job_rows.title(job),
         note_line(job),
-        shard_rows.whole_link(session, job),
+        job_rows.whole_link(session, job),
         experiment_rows.link(session, job),
         job_view.progress(job),
-        shard_rows.part(session, job),
+        job_rows.shards_part(session, job),
         generation_view.part(session, job, home),
         job_view.banner(job, job_rows.waits_words(listing.Queues(session), job)),
     ]

@@ -6,7 +6,7 @@ from html import unescape
 import pytest
 
 from app.pages import checkpoints, jobs
-from app.views import evaluation_view, job_rows, outcomes, verdict
+from app.views import evaluation_view, job_rows, verdict
 from app.views.generate_form import limit_for
 from app.views.job_panel import head
 from app.views.verdict import NextSteps, TrainingFacts
@@ -84,13 +84,13 @@ def test_an_estimate_gives_no_verdict_on_speed() -> None:
 )
 def test_every_job_that_is_done_says_its_result(kind: str, result: dict, words: str) -> None:
     job = Job(name="a", kind=kind, queue="io", state="SUCCEEDED", result=result)
-    assert outcomes.outcome(job) == words
+    assert job_rows.outcome(job) == words
     job.state = "RUNNING"
-    assert outcomes.outcome(job) == ""
+    assert job_rows.outcome(job) == ""
 
 
 def test_no_kind_of_job_is_without_words() -> None:
-    assert outcomes.RESULT_TEXTS.keys() == {request.kind for request in KINDS}
+    assert job_rows.RESULT_TEXTS.keys() == {request.kind for request in KINDS}
 
 
 @pytest.fixture

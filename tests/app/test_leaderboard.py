@@ -1,4 +1,4 @@
-"""The leaderboard from rows alone: what it shows, sorts, narrows and gives away; and a matrix's grid of cells."""
+"""The leaderboard from rows alone: what it shows, sorts, narrows and gives away."""
 
 import csv
 import io
@@ -14,18 +14,17 @@ from sqlalchemy.orm import Session
 from app import figure_files
 from app.evaluation_forms import matrix_request, served_request
 from app.pages import evaluations
-from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, matrix_grid, verdict
+from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, verdict
 from app.views.job_panel import output_links
 from app.views.manage import delete, save
 from app.widgets.intervals import Bar, interval_chart
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from tracking import changes, db, jobs, shards
+from tracking import changes, db, jobs
 from tracking import leaderboard as board
 from tracking.leaderboard import LeaderboardView
 from tracking.paging import page
-from tracking.shards import Division, Shard
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, now
 from workers.jobs import add_builtin, builtin
 from workers.jobs.requests import Evaluate
 
@@ -262,41 +261,6 @@ def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
 def test_charts_need_no_figure_and_bound_their_bars() -> None:
     assert interval_chart("x", []) == ""
     assert interval_chart("x", [Bar("a", "b", 1.0)] * 40).count("<li>") == 20
-
-
-# --- the grid of a matrix --------------------------------------------------------------------------------------------
-
-
-def test_the_grid_has_a_place_for_each_combination(filled: Settings) -> None:
-    cells = [
-        Evaluate(base_id="base", checkpoint_id=checkpoint, dataset_id=suite, temperature=temperature, drafting=drafting)
-        for checkpoint in ("one", "two")
-        for suite in ("", "gsm")
-        for temperature in (0.0, 1.0)
-        for drafting in ({}, {"tree": [[0, 0]]})
-    ][:-1]
-    with db.writing(filled) as session:
-        job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="all")
-        jobs.claim(session, job.id, "worker", 30)
-        shards.divide(
-            session, job.id, 1, Division("evaluate", "gpu", "questions", [Shard(c.to_json(), 5) for c in cells])
-        )
-        first, second, third = shards.list_shards(session, job.id)[:3]
-        for cell in (first, second, third):
-            jobs.claim(session, cell.id, "worker", 30)
-        jobs.succeed(session, first.id, 1, {"evaluation_id": "d", "speedup": 1.42, "mean_accepted_length": 2.31})
-        jobs.fail(session, second.id, 1, "bad_input", HOSTILE)
-        shards.update_progress(session)
-    with db.reading(filled) as session:
-        found = session.get_one(Job, job.id)
-        assert found.progress_note == "1 of 15 cells done, 1 running, 1 failed"
-        found.progress_note = ""
-        html = matrix_grid.part(session, found)
-    assert html.count('class="sp-cell') == 15 and html.count("sp-no-cell") == 1
-    assert html.count('scope="row"') == 4 and html.count('scope="col"') == 4
-    assert 'href="/evaluations?id=d"' in html and "1.42 ×" in html and "τ 2.31" in html
-    assert "1 of 15 cells done, 1 running, 1 failed." in html and f"/evaluations?matrix={job.id}" in html
-    assert "<img" not in html and "@<wbr>one" in html and "GSM8K" in html and "T 1" in html and "chain 2" in html
 
 
 # --- the forms -------------------------------------------------------------------------------------------------------
