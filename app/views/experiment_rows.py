@@ -7,9 +7,10 @@ from sqlalchemy.orm import Session
 
 from app.views import job_rows
 from app.views.checkpoint_rows import method_words
+from app.views.leaderboard import figure_cell
 from app.views.manage import note_line
 from app.views.metrics_view import AXES
-from app.views.trainings_tables import evaluations_by_setting, measured_cell
+from app.views.trainings_tables import evaluations_by_setting
 from app.views.trainings_view import comparison_url, labels
 from app.widgets.bulk import bulk_bar, compare_button
 from app.widgets.charts import ChartStyle, line_chart
@@ -114,8 +115,8 @@ def figures_table(
                 safe(training.data),
                 safe(f"{seen:,.0f}" if seen else "–"),
                 safe(figure(held_out.get(training.job.id))),
-                measured_cell(row, "tau"),
-                measured_cell(row, "speedup", " ×"),
+                figure_cell(row, "tau", linked=True),
+                figure_cell(row, "speedup", " ×", linked=True),
             ]
         )
     note = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""

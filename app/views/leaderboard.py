@@ -133,12 +133,16 @@ def interval_ends(row: Evaluation, key: str) -> tuple[float | None, float | None
     return getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
 
 
-def interval_note(row: Evaluation, key: str) -> str:
-    """The interval in small print; "" if there is none."""
-    low, high = interval_ends(row, key)
-    if low is None or high is None:
-        return ""
-    return tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between")
+def figure_cell(row: Evaluation | None, key: str, unit: str = "", linked: bool = False) -> str:
+    """The figure `key` with its interval in small print; `linked` to the evaluation."""
+    value = getattr(row, key, None)
+    if row is None or value is None:
+        return "–"
+    words, (low, high) = safe(f"{value:.2f}{unit}"), interval_ends(row, key)
+    link = {"href": f"/evaluations?id={row.id}"} if linked else {}
+    between = "" if low is None or high is None else safe(f"{low:.2f} – {high:.2f}")
+    shown = tag("a" if linked else "b", words, class_="sp-figure", **link)
+    return shown + (tag("span", between, class_="sp-row-note sp-between") if between else "")
 
 
 def settings_words(row: Evaluation) -> str:
@@ -221,14 +225,9 @@ def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
         safe(row.questions or "–") + tag("div", safe(prompts_words(row)), class_="sp-row-note"),
         safe(f"{row.temperature:g}"),
         safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
-        _figure(row, "speedup", " ×"),
-        _figure(row, "tau"),
+        figure_cell(row, "speedup", " ×"),
+        figure_cell(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),
         safe(f"server {row.source}" if row.source else row.machine or "–"),
         safe(ago(row.measured_at)),
     ]
-
-
-def _figure(row: Evaluation, key: str, unit: str = "") -> str:
-    value = getattr(row, key)
-    return "–" if value is None else tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + interval_note(row, key)

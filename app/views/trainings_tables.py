@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.views import job_view
-from app.views.leaderboard import bars_of, interval_note, settings_words
+from app.views.leaderboard import bars_of, figure_cell, settings_words
 from app.views.metrics_view import AXES
 from app.views.trainings_view import Metrics, comparison_url, labels
 from app.widgets.elements import facts
@@ -146,22 +146,13 @@ def _measured_rows(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]
     rows = []
     for way, evaluations in evaluations_by_setting(trainings)[:MOST_MEASURED]:
         chosen = [evaluations.get(training.job.id) for training in trainings]
-        rows.append((_way("τ", way), [measured_cell(row, "tau") for row in chosen]))
-        rows.append((_way("Speedup", way), [measured_cell(row, "speedup", " ×") for row in chosen]))
+        rows.append((_way("τ", way), [figure_cell(row, "tau", linked=True) for row in chosen]))
+        rows.append((_way("Speedup", way), [figure_cell(row, "speedup", " ×", linked=True) for row in chosen]))
     return rows
 
 
 def _way(what: str, how: str) -> str:
     return tag("span", safe(what) + tag("span", safe(how), class_="sp-row-note"))
-
-
-def measured_cell(row: Evaluation | None, key: str, unit: str = "") -> str:
-    """The figure `key` of an evaluation with its interval, linked to the evaluation."""
-    value = getattr(row, key, None)
-    if row is None or value is None:
-        return DASH
-    link = tag("a", safe(f"{value:.2f}{unit}"), href=f"/evaluations?id={row.id}", class_="sp-figure")
-    return link + interval_note(row, key)
 
 
 def _head(row_id: str, name: str, ids: Sequence[str]) -> str:

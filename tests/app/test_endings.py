@@ -9,7 +9,7 @@ from app.pages import checkpoints, jobs
 from app.views import evaluation_view, job_rows, verdict
 from app.views.generate_form import limit_for
 from app.views.job_panel import head
-from app.views.verdict import NextSteps, TrainingFacts
+from app.views.verdict import TrainingFacts
 from app.widgets.list_query import ListQuery
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -20,7 +20,7 @@ from workers.jobs.command_line import extend_command
 from workers.jobs.extend import prompts_left
 from workers.jobs.requests import KINDS
 
-WAYS = NextSteps(extend="/extend", data="/data", longer="/longer", method="/method", chat="/chat", evaluate="/evaluate")
+WAYS = {name: f"/{name}" for name in ("extend", "data", "longer", "method", "chat", "evaluate")}
 NONE = TrainingFacts(tau=1.5, measured=False)
 
 

@@ -221,7 +221,7 @@ def test_one_evaluation_stands_beside_what_the_server_gets(filled: Settings) -> 
         assert [row.id for row in board.comparable_evaluations(session, session.get_one(Evaluation, "c"))] == ["d", "c"]
     assert "Local engine" in html and "Server team" in html
     assert "Local engine and servers" not in alone
-    depths = alone[alone.index("sp-depths") :]
+    depths = alone[alone.index("Acceptance by depth") :]
     assert "80%" in depths and "50%" in depths
     assert "<img" not in html + alone and "speculoos evaluate" in html
 
