@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.views import shell, trainings_tables, trainings_view
+from app.views import shell, trainings_view
 from app.widgets.elements import block, closed_accordion, empty_state, hidden, notice, on_change, on_load, page_header
 from app.widgets.list_page import SIGNATURE_SEPARATOR, changed_parts
 from app.widgets.picker import live
@@ -73,8 +73,8 @@ def drawn(session: Session, ids: str) -> list[Any]:
     return [
         trainings_view.missing_jobs_notice(found) if ids else NOTHING,
         gr.Column(visible=bool(found.trainings)),
-        trainings_tables.settings_table(found.trainings),
+        trainings_view.settings_table(found.trainings),
         *trainings_view.charts(metrics),
-        trainings_tables.bars(found.trainings),
-        trainings_tables.figures_table(found.trainings, metrics),
+        trainings_view.bars(found.trainings),
+        trainings_view.figures_table(session, found.trainings, metrics),
     ]

@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.views import job_view
-from app.views.experiment_rows import tokens_of
-from app.views.trainings_tables import settings_of
+from app.views.trainings_view import settings_of, tokens_of
 from app.widgets import spreadsheet
 from speculoos.redaction import redact
 from tracking import experiments, path_columns, trainings

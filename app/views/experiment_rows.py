@@ -9,9 +9,7 @@ from app.views import job_rows
 from app.views.checkpoint_rows import method_words
 from app.views.leaderboard import figure_cell
 from app.views.manage import note_line
-from app.views.metrics_view import AXES
-from app.views.trainings_tables import evaluations_by_setting
-from app.views.trainings_view import comparison_url, labels
+from app.views.trainings_view import comparison_url, evaluations_by_setting, held_out_of, labels, tokens_of
 from app.widgets.bulk import bulk_bar, compare_button
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import detail_head, empty_state, link_button, row_note
@@ -20,7 +18,6 @@ from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtere
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
 from tracking import experiments, trainings
-from tracking.evaluations import finite_number
 from tracking.paging import page
 from tracking.tables import Evaluation, Experiment, Job
 from tracking.trainings import KIND, MAX_TRAININGS, Training
@@ -58,8 +55,7 @@ def parts(session: Session, row: Experiment) -> list[str]:
     """Head, figures, learning curve and jobs of one experiment."""
     jobs = experiments.jobs_of(session, row.id)
     rows = trainings.with_rows(session, [job for job in jobs if job.kind == KIND][-MOST_TRAININGS:])
-    tokens = tokens_of(session, rows)
-    held_out = trainings.best_values(session, [training.job.id for training in rows], "eval/tau")
+    tokens, held_out = tokens_of(session, rows), held_out_of(session, rows)
     how, measured = next(iter(evaluations_by_setting(rows)), ("", {}))
     return [
         head(row, jobs),
@@ -67,16 +63,6 @@ def parts(session: Session, row: Experiment) -> list[str]:
         learning_curve(rows, tokens, held_out, measured),
         jobs_table(session, jobs),
     ]
-
-
-def tokens_of(session: Session, rows: Sequence[Training]) -> dict[str, float]:
-    """Job id → tokens seen: from the checkpoint's figures, otherwise from the last logged point."""
-    seen = trainings.best_values(session, [training.job.id for training in rows], AXES["tokens"])
-    for training in rows:
-        tokens = finite_number((training.checkpoint.figures or {}).get("tokens")) if training.checkpoint else None
-        if tokens:  # older versions did not count the steps after the last log line
-            seen[training.job.id] = max(tokens, seen.get(training.job.id, 0))
-    return seen
 
 
 def head(row: Experiment, jobs: Sequence[Job]) -> str:

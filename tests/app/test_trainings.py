@@ -7,7 +7,7 @@ import re
 import pytest
 
 from app.pages import trainings as page
-from app.views import shell, trainings_tables, trainings_view
+from app.views import shell, trainings_view
 from app.views.trainings_view import comparison_url, ids_of
 from speculoos.settings import Settings
 from tracking import db, trainings
@@ -112,7 +112,7 @@ def test_a_training_on_several_sets_names_them_all(filled: Settings) -> None:
 
 
 def test_settings_of_another_method_are_a_dash() -> None:
-    differ, equal = trainings_tables.split_settings([{"lr": 1.0, "heads": 3}, {"lr": 1.0}])
+    differ, equal = trainings_view.split_settings([{"lr": 1.0, "heads": 3}, {"lr": 1.0}])
     assert differ == {"heads": ["3", "–"]} and equal == {"lr": "1"}
 
 
