@@ -29,9 +29,8 @@ def clone_form(job: Job) -> str:
     """URL of the form with the values of `job`; "" for other kinds."""
     if job.kind == "train":
         return f"/train?clone={job.id}"
-    if job.kind == "import_draft":
-        uploaded = job.request.get("source") == "upload"  # the uploaded files no longer exist
-        return f"/checkpoints?base={job.request.get('base_id', '')}" if uploaded else f"/checkpoints?clone={job.id}"
+    if job.kind == "import_draft" and job.request.get("source") == "upload":  # the uploaded files no longer exist
+        return f"/checkpoints?base={job.request.get('base_id', '')}"
     if job.kind == "generate_data":
         return f"/data?id={job.request.get('source_id', '')}&clone={job.id}"
     return ""

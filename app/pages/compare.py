@@ -57,16 +57,11 @@ def first_targets(choices: list[tuple[str, str]]) -> list[str]:
 
 
 def render_recent(items: list[tuple[str, str, str]]) -> str:
-    if not items:
-        return ""
-    rows = "".join(map(_earlier, items))
-    return tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", rows, class_="sp-recent")
-
-
-def _earlier(item: tuple[str, str, str]) -> str:
-    group, prompt, when = item
-    link = tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}")
-    return tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
+    rows = ""
+    for group, prompt, when in items:
+        link = tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}")
+        rows += tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
+    return tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", rows, class_="sp-recent") if rows else ""
 
 
 def build(settings: Settings) -> None:
@@ -88,12 +83,7 @@ def build(settings: Settings) -> None:
     group = hidden("comparison-id")
     block('<div data-sp="compare" class="sp-compare"></div>', elem_id="stage")
     earlier = block(elem_id="recent")
-    wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earlier)
     stop.click(None, js="() => { window.speculoos.compare.stop(); }", api_visibility="private")
-
-
-def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earlier) -> None:
-    """Load choices when the page opens; the button starts a comparison that the browser's script follows."""
 
     def load(request: gr.Request):
         with reading(settings) as session:

@@ -85,8 +85,11 @@ class EvaluationsPage:
         with gr.Column(elem_id="evaluations-listing") as self.list:
             self.matrix, self.server = MatrixForm(settings), ServerForm(settings)
             with gr.Row(elem_classes="sp-filters"):
-                self.filters = {key: self._filter(key, label) for key, label in FILTERS.items()}
-                self.sort = self._filter("sort", "Order")
+                labels = {**FILTERS, "sort": "Order"}
+                self.boxes = [
+                    dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
+                    for key, label in labels.items()
+                ]
             self.away = block(elem_id="evaluations-away")
             self.table = picker("evaluations-table", main=True)
             self.chart = block(elem_id="evaluations-chart")
@@ -96,13 +99,8 @@ class EvaluationsPage:
             self.steps_said = block(elem_id="evaluation-steps-said")
             self.steps_target = hidden("evaluation-steps-target")
             self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
-        self.boxes = [*self.filters.values(), self.sort]
         self.live = [self.seen, self.away, self.table, self.chart, self.one]
         self.frame = [self.chosen, self.shown, self.problem, self.list, self.detail, self.back, *self.live]
-
-    @staticmethod
-    def _filter(key: str, label: str) -> gr.Dropdown:
-        return dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
 
     def wire(self) -> None:
         outputs = [*self.frame, *self.boxes]
@@ -124,7 +122,7 @@ class EvaluationsPage:
 
         def draw(session: Session) -> list[Any]:
             forms = [*self.matrix.opened(session), *self.server.opened(session)]
-            return [*view_of(session, query), *forms, *self._managed(session, query)]
+            return [*view_of(session, query), *forms, *self.manage.view(row_of(session, query))]
 
         return self._read(draw, len([*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]))
 
@@ -132,7 +130,7 @@ class EvaluationsPage:
         """The view of the URL after a click or the back button of the browser."""
         query = _fields(search)
         return self._read(
-            lambda session: [*view_of(session, query), *self._managed(session, query)],
+            lambda session: [*view_of(session, query), *self.manage.view(row_of(session, query))],
             len(self.boxes) + len(self.manage.outputs),
         )
 
@@ -164,9 +162,6 @@ class EvaluationsPage:
         """Run one of its prompts again and record probabilities: (error notice, URL to open)."""
         chat, error = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
         return (notice(error, "bad"), "") if error else ("", f"/playground?chat={chat}")
-
-    def _managed(self, session: Session, query: Mapping[str, str]) -> list[Any]:
-        return self.manage.view(row_of(session, query))
 
     def _read(self, draw: Callable[[Session], list[Any]], other_count: int) -> list[Any]:
         """Values of the frame and `other_count` further outputs; if reading fails, an error notice and no updates."""

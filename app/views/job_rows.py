@@ -20,7 +20,7 @@ from tracking import listing, shards
 from tracking.evaluations import finite_number
 from tracking.leaderboard import LeaderboardView
 from tracking.states import JobState
-from tracking.tables import Job, JobLog
+from tracking.tables import Experiment, Job, JobLog
 from workers.jobs.requests import kind_title
 
 COLUMNS = ["State", "Job", "Progress", "Result", "Time"]
@@ -173,6 +173,12 @@ def whole_link(session: Session, job: Job) -> str:
         return ""
     link = tag("a", safe(session.get_one(Job, job.parent_id).name), href=f"/jobs?id={job.parent_id}")
     return tag("p", f"{'Cell' if job.kind == 'evaluate' else 'Shard'} {job.number + 1} of {link}", class_="sp-lead")
+
+
+def experiment_link(session: Session, job: Job) -> str:
+    row = session.get(Experiment, job.experiment_id) if job.experiment_id else None
+    name = tag("a", safe(row.name), href=f"/experiments?id={row.id}") if row else ""
+    return tag("p", f"Part of the experiment {name}.", class_="sp-lead") if row else ""
 
 
 def attempts(times: Mapping[int, float]) -> str:

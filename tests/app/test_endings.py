@@ -6,9 +6,9 @@ from html import unescape
 import pytest
 
 from app.pages import checkpoints, jobs
+from app.pages.jobs import head
 from app.views import evaluation_view, job_rows, verdict
 from app.views.generate_form import limit_for
-from app.views.job_panel import head
 from app.views.verdict import TrainingFacts
 from app.widgets.list_query import ListQuery
 from speculoos.errors import BadInput

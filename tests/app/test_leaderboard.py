@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from app import figure_files
 from app.evaluation_forms import matrix_request, served_request
 from app.pages import evaluations
+from app.pages.jobs import output_links
 from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, verdict
-from app.views.job_panel import output_links
 from app.views.manage import delete, save
 from app.widgets.intervals import Bar, interval_chart
 from speculoos.errors import BadInput

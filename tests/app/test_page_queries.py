@@ -11,9 +11,9 @@ from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
 from app.pages.data import BuiltInSets
 from app.pages.home import experiment_view as experiment
-from app.views import data_view, job_rows, job_view, model_view
+from app.pages.jobs import clone, output_links
+from app.views import data_view, job_rows, job_view
 from app.views.choices import response_models, valid_choice
-from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
 from app.widgets import review
@@ -210,12 +210,12 @@ def test_a_greedy_answer_is_shown_once_with_its_tau_at_every_step():
 def test_the_model_card_says_what_it_can_carry_and_why_not(filled):
     with reading(filled) as rows:
         base = rows.get(Base, "base")
-    assert "134,515,008" in model_view.details(base)
-    assert "600 MB in float32" in model_view.details(base)
-    found = model_view.methods(base)
+    assert "134,515,008" in models.details(base)
+    assert "600 MB in float32" in models.details(base)
+    found = models.methods(base)
     assert found.count(">yes<") == 3
     assert "It has no &lt;b&gt;middle&lt;/b&gt;." in found
-    assert model_view.line(base) == "LlamaForCausalLM · 135 M parameters · float32"
+    assert models.line(base) == "LlamaForCausalLM · 135 M parameters · float32"
 
 
 def test_rows_left_out_are_listed_by_line_and_reason(filled):

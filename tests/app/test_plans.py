@@ -6,7 +6,7 @@ import gradio as gr
 import pytest
 
 from app.pages.checkpoints import recorded, replay
-from app.views import plan_form, plan_view
+from app.views import plan_view
 from app.views.checkpoint_rows import evaluations_table, last_measured
 from app.widgets.surface import surface
 from speculoos.errors import BadInput
@@ -82,10 +82,10 @@ def test_another_kind_of_job_is_no_plan(filled):
 
 
 def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
-    good = plan_form.plan_request("base", "", "8, 1,1", "2", "")
+    good = plan_view.plan_request("base", "", "8, 1,1", "2", "")
     assert (good.batches, good.layers, good.costs) == ([1, 8], [2], {})
-    assert plan_form.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
-    assert plan_form.plan_request("base", "", "1", "2", "", "192").draft_hidden_size == 192
+    assert plan_view.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
+    assert plan_view.plan_request("base", "", "1", "2", "", "192").draft_hidden_size == 192
     for values, word in (
         (("base", "", "1,x", "2", ""), "Batch sizes"),
         (("base", "", "1,65", "2", ""), "Batch sizes"),
@@ -97,7 +97,7 @@ def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
         (("base", "", "1", "2", "x" * 200_001), "200,000"),
     ):
         with pytest.raises(BadInput, match=word):
-            plan_form.plan_request(*values)
+            plan_view.plan_request(*values)
 
 
 def test_the_command_beside_the_button_is_the_request(home):
@@ -109,10 +109,10 @@ def test_the_command_beside_the_button_is_the_request(home):
 
 def test_the_form_offers_the_drafts_of_its_base(filled):
     with gr.Blocks():
-        form = plan_form.PlanForm(filled, gr.Textbox())
+        form = plan_view.PlanForm(filled, gr.Textbox())
     with reading(filled) as rows:
         box, draft, _ = form.view(rows, rows.get(Base, "base"), {"checkpoint": "heads"})
-        assert draft.choices == [("heads", "heads"), plan_form.NO_DRAFT] and draft.value == "heads" and box.open
+        assert draft.choices == [("heads", "heads"), plan_view.NO_DRAFT] and draft.value == "heads" and box.open
         assert not form.view(rows, None, {})[0].visible
 
 

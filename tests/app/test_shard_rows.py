@@ -6,8 +6,8 @@ import time
 import pytest
 
 from app.pages import jobs as jobs_page
+from app.pages.jobs import head
 from app.views import job_rows
-from app.views.job_panel import head
 from app.views.status_bar import job_chip
 from app.widgets.list_query import ListQuery
 from speculoos.settings import Settings
