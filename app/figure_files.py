@@ -5,7 +5,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
-from app.views import experiment_export, leaderboard
+from app.pages import experiments
+from app.views import leaderboard
 from speculoos.errors import NotFound
 from speculoos.redaction import known_secrets
 from speculoos.settings import Settings
@@ -34,7 +35,7 @@ def routes(settings: Settings) -> APIRouter:
     def experiment_csv(experiment_id: str) -> Response:
         with reading(settings) as session:
             row = experiment_row(session, experiment_id)
-            text = experiment_export.as_csv(session, row, settings.home, known_secrets(settings))
+            text = experiments.as_csv(session, row, settings.home, known_secrets(settings))
             return as_file(text.encode("utf-8-sig"), CSV, f"{file_name(row)}.csv")
 
     return router

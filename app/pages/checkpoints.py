@@ -49,14 +49,9 @@ def row_signature(session: Session, _checkpoint_id: str) -> str:
     return f"{signature(session)}.{export_rows.signature(session)}"
 
 
+LISTED = checkpoint_rows.checkpoints_table
 CHECKPOINTS = Listing(
-    "checkpoints",
-    Checkpoint,
-    "checkpoint",
-    checkpoint_rows.checkpoints_table,
-    signature,
-    row_signature=row_signature,
-    bulk=True,
+    "checkpoints", Checkpoint, "checkpoint", LISTED, signature, row_signature=row_signature, bulk=True
 )
 
 
@@ -129,8 +124,6 @@ def measure(settings: Settings, checkpoint_id: str) -> str:
 
 
 def replay(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> str:
-    """Evaluate the draft on the recorded responses of a data set."""
-
     def request(row: Checkpoint) -> ReplayRequest:
         if not dataset_id:
             raise BadInput(f"{RECORDED}: choose a data set.")

@@ -6,7 +6,7 @@ import gradio as gr
 from sqlalchemy import select
 
 from app import turns
-from app.drafting import LOOKUP, Drafting
+from app.drafting import Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
 from app.widgets.fields import drafting_fields, drafting_values, dropdown, sampling_fields, turn_options_of
@@ -116,14 +116,9 @@ def opening(
         chosen = [v for v in query.get("models", "").split(",") if v in known]
         drafting = Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
         return chosen or first_targets(choices), query.get("prompt", "")[:2000], drafting
-    values = [_value(run) for run in columns]
+    values = [targets.value_of(run) for run in columns]
     drafting = next(
         (options for run in columns if (options := Drafting.of(run.request)) != turns.DEFAULT_DRAFTING),
         turns.DEFAULT_DRAFTING,
     )
     return [v for v in values if v in known], columns[0].request["messages"][-1]["content"], drafting
-
-
-def _value(run: Any) -> str:
-    lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
-    return run.model + targets.LOOKUP_CHOICE if lookup else run.model

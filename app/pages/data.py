@@ -50,7 +50,6 @@ LONGEST_WORDS = 200
 
 
 def table(session: Session, which: ListQuery, place: str = "") -> str:
-    """A page of the list of data sets under the filter `which`."""
     rows_page = page_of(session, filtered_query(queries.dataset_query(SHOWN.get(which.which, "")), which), place)
     return data_view.data_table(rows_page.rows, filtered=which.is_filtered) + pager("data", rows_page, which)
 
@@ -165,7 +164,6 @@ class DataPanel:
 
 
 def head(session: Session, data: Dataset) -> str:
-    """Name, state, and the next step."""
     job = session.get(Job, data.job_id) if data.job_id else None
     waits = listing.Queues(session).waits_for(job) if job else ""
     parts = [data_view.title(data), note_line(data), data_view.state(data, job, waits), next_step(data)]

@@ -60,7 +60,6 @@ NOW = "(_, ...rest) => [window.location.search, ...rest]"
 
 
 def now(session: Session, row_id: str) -> str:
-    """Signature of the displayed rows, compared by the poll."""
     signature = board.signature(session)
     if row_id:
         query = select(Evaluation.state, Job.version).outerjoin(Job, Job.id == Evaluation.job_id)

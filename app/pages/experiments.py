@@ -1,6 +1,8 @@
 """The Experiments page: named groups of jobs; `?id=` opens one."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -8,11 +10,12 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.links import on_event_open
-from app.views import job_rows, shell
+from app.views import job_rows, job_view, shell
 from app.views.checkpoint_rows import method_words
 from app.views.leaderboard import figure_cell
 from app.views.manage import SMALL, Manage, note_line
-from app.views.trainings_view import comparison_url, evaluations_by_setting, held_out_of, labels, tokens_of
+from app.views.trainings_view import comparison_url, evaluations_by_setting, held_out_of, labels, settings_of, tokens_of
+from app.widgets import spreadsheet
 from app.widgets.bulk import Action, bulk_bar, compare_button, on_bulk
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import (
@@ -33,8 +36,9 @@ from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtere
 from app.widgets.picker import live, pager, pick, picker, table
 from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
+from speculoos.redaction import redact
 from speculoos.settings import Settings
-from tracking import experiments, trainings
+from tracking import experiments, path_columns, trainings
 from tracking.db import writing
 from tracking.paging import page
 from tracking.tables import Evaluation, Experiment, Job
@@ -44,11 +48,19 @@ LEAD = "Groups of jobs: their trainings, results, and τ by amount of data."
 COLUMNS = ["Experiment", "Jobs", "Trainings", "Created"]
 MOST_TRAININGS = 200
 """Maximum number of trainings shown of one experiment, the newest."""
+HEAD = (
+    *("experiment", "job", "job_id", "state", "draft", "base", "data_set", "method", "steps", "seconds"),
+    "tokens_seen",
+)
+MEASURED = (
+    *("suite", "questions", "temperature", "top_p", "tree", "dtype", "source", "machine", "tau", "tau_low", "tau_high"),
+    *("speedup", "speedup_low", "speedup_high", "tokens_per_second", "plain_tokens_per_second"),
+)
+SETTING = "setting."
 BULK = {"remove": ("Remove from the experiment", "Remove from the experiment? The jobs are not deleted.")}
 
 
 def experiments_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
-    """A page of the experiments that match `which`."""
     shown = page(session, filtered_query(experiments.query(), which), place)
     if not shown.rows:
         return empty_list_html(
@@ -69,13 +81,9 @@ def experiments_table(session: Session, which: ListQuery = ALL_ROWS, place: str 
     return table(COLUMNS, rows, "Experiments", wide_first=True, named=COLUMNS[1:]) + pager("experiments", shown, which)
 
 
+SIGNATURE, ROW_SIGNATURE = experiments.signature, experiments.row_signature
 EXPERIMENTS = Listing(
-    "experiments",
-    Experiment,
-    "experiment",
-    experiments_table,
-    experiments.signature,
-    row_signature=experiments.row_signature,
+    "experiments", Experiment, "experiment", experiments_table, SIGNATURE, row_signature=ROW_SIGNATURE
 )
 
 
@@ -139,7 +147,6 @@ def remove(settings: Settings, job_id: str) -> None:
 
 
 def parts(session: Session, row: Experiment) -> list[str]:
-    """Head, figures, learning curve and jobs of one experiment."""
     jobs = experiments.jobs_of(session, row.id)
     rows = trainings.with_rows(session, [job for job in jobs if job.kind == KIND][-MOST_TRAININGS:])
     tokens, held_out = tokens_of(session, rows), held_out_of(session, rows)
@@ -223,10 +230,50 @@ def learning_curve(
 
 
 def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
-    """All its jobs, newest first, with checkboxes."""
     if not jobs:
         return empty_state(
             "No jobs yet", "Select jobs on the list of jobs and add them to this experiment.", "/jobs", "Go to Jobs"
         )
     listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, elsewhere=True)
     return bulk_bar(BULK, compare_button()) + listed
+
+
+def as_csv(session: Session, row: Experiment, home: Path, secrets: list[str]) -> str:
+    """The trainings with all settings, a line per evaluation or one line without figures. Paths in the home folder are
+    relative as in the database; secrets are masked."""
+    jobs = experiments.jobs_of(session, row.id)
+    rows = trainings.with_rows(session, [job for job in jobs if job.kind == KIND])
+    tokens = tokens_of(session, rows)
+    records = []
+    for training in rows:
+        fields = _fields(row, training, tokens.get(training.job.id), home)
+        figures = [{key: getattr(evaluation, key) for key in MEASURED} for evaluation in training.evaluations]
+        records += [{**fields, **each} for each in figures] or [fields]
+    keys = dict.fromkeys(key for record in records for key in record if key.startswith(SETTING))
+    masked = [
+        {key: redact(value, secrets) if isinstance(value, str) else value for key, value in record.items()}
+        for record in records
+    ]
+    return spreadsheet.as_csv([*HEAD, *MEASURED, *keys], masked)
+
+
+def _fields(row: Experiment, training: Training, tokens: float | None, home: Path) -> dict[str, Any]:
+    settings = path_columns.map_paths(settings_of(training), lambda text: path_columns.to_stored_path(home, text))
+    values = {
+        "experiment": row.name,
+        "job": training.job.name,
+        "job_id": training.job.id,
+        "state": training.job.state,
+        "draft": training.checkpoint.name if training.checkpoint else "",
+        "base": settings.pop("base"),
+        "data_set": settings.pop("data set"),
+        "method": settings.pop("method"),
+        "steps": training.job.done,
+        "seconds": job_view.seconds(training.job),
+        "tokens_seen": tokens,
+    }
+    return values | {f"{SETTING}{key}": _cell(value) for key, value in settings.items()}
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict | tuple) else value

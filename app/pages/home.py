@@ -57,14 +57,11 @@ TONES = {"SUCCEEDED": "good", "RUNNING": "info", "FAILED": "bad", "INTERRUPTED":
 
 
 def build(settings: Settings) -> None:
-    """Wire the page inside the current Blocks."""
     page_header("Speculoos", LEAD)
     HomePage(settings).wire()
 
 
 class HomePage:
-    """The components, all drawn from rows."""
-
     def __init__(self, settings: Settings):
         self.settings = settings
         self.experiment = hidden("home-experiment")
@@ -82,7 +79,6 @@ class HomePage:
         self.live = [self.seen, self.look, self.work, self.start, self.machine]
 
     def wire(self) -> None:
-        """Connect the events: opening, the poll, the button."""
         on_load(self.open_address, [self.experiment, *self.live])
         experiment = {"chosen": "home-experiment", "seen": "home-seen"}
         on_change("home", self.poll, [self.experiment, self.seen], self.live, **experiment)
@@ -91,7 +87,6 @@ class HomePage:
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """Show the experiment in the URL, or the latest."""
         experiment_id = str(request.query_params.get("experiment", ""))[:64]
         return [experiment_id, *self.redraw(experiment_id)]
 
@@ -134,7 +129,6 @@ class HomePage:
 
 
 def hero(title: str, text: str) -> str:
-    """Title and text of one of the two large boxes."""
     return tag("div", tag("h2", safe(title)) + tag("p", safe(text)), class_="sp-hero-text")
 
 
@@ -231,36 +225,21 @@ def last_job(session: Session) -> str:
 
 STEPS = (
     ("/models", "1. Choose a model", "The starter is installed. Add your own by Hub id, folder or GGUF file."),
-    (
-        "/data",
-        "2. Generate training data",
-        "Import prompts and generate the model's responses. The draft is trained on them.",
-    ),
-    (
-        "/train",
-        "3. Train a draft",
-        "Medusa heads, EAGLE, or a small standalone model, with live charts of loss and accuracy.",
-    ),
+    ("/data", "2. Generate training data", "Import prompts and generate responses. The draft is trained on them."),
+    ("/train", "3. Train a draft", "Medusa heads, EAGLE, or a small standalone model, with live charts."),
     ("/playground", "4. Chat with it", "See which tokens were drafted and how much faster the responses are."),
 )
 
 
 def first_steps() -> str:
-    """Cards with the manual steps, for a home folder without jobs."""
-    cards = "".join(
-        tag(
-            "a",
-            tag("span", safe(title), class_="sp-card-title") + tag("span", safe(text), class_="sp-card-line"),
-            href=link,
-            class_="sp-card",
-        )
-        for link, title, text in STEPS
-    )
+    cards = ""
+    for link, title, text in STEPS:
+        words = tag("span", safe(title), class_="sp-card-title") + tag("span", safe(text), class_="sp-card-line")
+        cards += tag("a", words, href=link, class_="sp-card")
     return tag("h2", "Or step by step", class_="sp-section") + tag("div", cards, class_="sp-cards")
 
 
 def machine(session: Session, settings: Settings) -> str:
-    """Tiles of CPU, memory, disk, running jobs and models."""
     disk, memory = shutil.disk_usage(nearest_existing(settings.home)), psutil.virtual_memory()
     alive = processes.alive(session, "inference")
     ready = len(queries.bases(session, ready_only=True))

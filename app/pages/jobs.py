@@ -26,7 +26,7 @@ from app.views import (
     tree_view,
     verdict,
 )
-from app.views.job_forms import own_kind_forms
+from app.views.job_forms import own_kind_form
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
 from app.widgets.bulk import Action, bulk_bar, compare_button, name_field, on_bulk
 from app.widgets.elements import QUIET, block, hidden, link_button, notice, page_header
@@ -43,6 +43,7 @@ from tracking.paging import page
 from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
 from workers.jobs import submit
+from workers.jobs.requests import own_kinds
 
 SHOWN = {
     "All": (),
@@ -57,7 +58,6 @@ ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 
 
 def table(session: Session, which: ListQuery, place: str = "") -> str:
-    """A page of the jobs that match `which`, newest first by default."""
     query = filtered_query(listing.newest(SHOWN.get(which.which, ())), which)
     shown = page(session, query, place)
     waits = job_rows.waits_of(session, shown.rows)
@@ -86,7 +86,8 @@ def build(settings: Settings) -> None:
     shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
     with listed.listing():
-        own_kind_forms(settings)
+        for kind in own_kinds():
+            own_kind_form(settings, kind)
         message = block(elem_id="jobs-bulk-said")
     with listed.opened():
         panel = JobPanel(settings, listed.chosen)

@@ -59,7 +59,6 @@ HINTS = {
 
 
 def table(session: Session, which: ListQuery, place: str = "") -> str:
-    """A page of the list of models."""
     shown = page_of(session, filtered_query(queries.base_query(), which), place)
     if not shown.rows:
         return empty_list_html(which, "model", "Add one above: a Hub id, a folder, a GGUF file or the starter model.")
@@ -98,7 +97,6 @@ def build_add(settings: Settings) -> None:
 
 
 def hint(source: str) -> Any:
-    """The location field for a source."""
     placeholder, info = HINTS[source]
     return gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
 
@@ -179,14 +177,11 @@ def uses(base: Base) -> str:
 
 def methods(base: Base) -> str:
     """Draft methods that the base model supports, and why it does not support others."""
-    reasons = (base.card or {}).get("methods") or {}
-    rows = "".join(_method(name, reason) for name, reason in reasons.items())
+    rows = ""
+    for name, reason in ((base.card or {}).get("methods") or {}).items():
+        mark = badge("no", "bad") if reason else badge("yes", "good")
+        rows += tag("li", mark + tag("b", safe(method_words(name))) + tag("span", safe(reason)))
     return tag("ul", rows, class_="sp-methods") if rows else ""
-
-
-def _method(name: str, reason: str) -> str:
-    mark = badge("no", "bad") if reason else badge("yes", "good")
-    return tag("li", mark + tag("b", safe(method_words(name))) + tag("span", safe(reason)))
 
 
 def details(base: Base) -> str:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from app import turns
-from app.drafting import LOOKUP, Drafting
+from app.drafting import Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
 from app.widgets.fields import drafting_fields, drafting_values, dropdown, sampling_fields, turn_options_of
@@ -39,7 +39,7 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
     """Choices and values of the dropdowns: the model in the URL, otherwise the chat's last one or the best draft."""
     chat = turns.chat_of(settings, query.get("chat", ""))
     last = max(chat, key=lambda run: run.created_at, default=None)
-    model = query.get("model") or (_value(last) if last else "")
+    model = query.get("model") or (targets.value_of(last, "@") if last else "")
     with reading(settings) as session:
         bases = targets.base_names(session)
         base_name, draft = split_model(model)
@@ -143,12 +143,6 @@ def send_turn(
         settings, chat, target.model, text, sampling, target.drafter, drafting, after=after if follows else None
     )
     return run.group_id, text if error else "", ""
-
-
-def _value(run: Any) -> str:
-    """Value of the dropdowns for a run: `base@draft`, with prompt lookup as a draft."""
-    lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
-    return f"{run.model}@{targets.LOOKUP_CHOICE}" if lookup else run.model
 
 
 def _first(known: list[str]) -> str:

@@ -71,7 +71,6 @@ def build(settings: Settings) -> None:
 
 
 def health_table(settings: Settings) -> str:
-    """Table of all checks, failed ones first."""
     return health_html(check(settings, [name for name in CHECKS if name not in NEEDS_TORCH]))
 
 
@@ -97,19 +96,16 @@ def storage_facts(settings: Settings) -> str:
 
 def endpoints(settings: Settings) -> str:
     """Each endpoint's name and the variable of its key; never the key."""
-    if not settings.endpoints:
-        example = '[endpoints.mine]\nurl = "https://example.org/v1"\nmodel = "some-model"\nkey_env = "MINE_API_KEY"'
-        return none_yet(settings, example)
+    example = '[endpoints.mine]\nurl = "https://example.org/v1"\nmodel = "some-model"\nkey_env = "MINE_API_KEY"'
     rows = [[safe(name), safe(e.model or "chosen per request"), key_badge(e)] for name, e in settings.endpoints.items()]
-    return table(["Name", "Model", "Key"], rows, "Endpoints")
+    return table(["Name", "Model", "Key"], rows, "Endpoints") if rows else none_yet(settings, example)
 
 
 def state_servers(settings: Settings) -> str:
     """Each server's name, kind, and the variable of its token; never the token."""
-    if not settings.state_servers:
-        return none_yet(settings, '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"')
+    example = '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"'
     rows = [[safe(name), safe(s.kind), key_badge(s)] for name, s in settings.state_servers.items()]
-    return table(["Name", "Kind", "Token"], rows, "Servers of hidden states")
+    return table(["Name", "Kind", "Token"], rows, "Servers of hidden states") if rows else none_yet(settings, example)
 
 
 def none_yet(settings: Settings, example: str) -> str:
@@ -120,9 +116,8 @@ def none_yet(settings: Settings, example: str) -> str:
 def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or StateServer)
     if not endpoint.key_env:
         return safe("none needed")
-    return (
-        badge(f"{endpoint.key_env} is set", "good") if endpoint.key else badge(f"{endpoint.key_env} is not set", "bad")
-    )
+    words, tone = ("is set", "good") if endpoint.key else ("is not set", "bad")
+    return badge(f"{endpoint.key_env} {words}", tone)
 
 
 def limits(settings: Settings) -> str:

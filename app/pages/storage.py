@@ -66,7 +66,6 @@ class StoragePage:
         self.chore = BackgroundTask()
 
     def build(self) -> None:
-        """Components and events, inside the current Blocks."""
         seen, overview = hidden("storage-seen"), block(elem_id="storage-overview")
         parts = block(elem_id="storage-parts")
         section(

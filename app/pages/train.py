@@ -53,8 +53,6 @@ class TrainSubmission(NamedTuple):
 
 
 class TrainPage:
-    """The form on the left, the review on the right."""
-
     def __init__(self, settings: Settings):
         self.settings = settings
         self.empty = block(elem_id="train-empty")
@@ -168,7 +166,6 @@ class TrainPage:
         measure: bool,
         *values: Any,
     ) -> TrainSubmission:
-        """Parse the values of the controls. Raises BadInput."""
         settings = self.advanced.named(values, method)
         request = forms.train_request(base or "", data or [], method, recipe, settings)
         return TrainSubmission(request, name.strip(), (experiment or "").strip(), bool(measure))

@@ -38,7 +38,6 @@ BULK = {"delete": ("Delete", "Delete for good, with everything that depends on t
 
 
 def checkpoints_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
-    """A page of the checkpoints that match `which`, newest first by default."""
     shown = page(session, filtered_query(queries.checkpoint_query(), which), place)
     if not shown.rows:
         return empty_list_html(
@@ -105,7 +104,6 @@ def tau_source(figures: Mapping[str, Any]) -> str:
 
 
 def state_mark(checkpoint: Checkpoint) -> str:
-    """Badges of an imported checkpoint and of one that is not ready."""
     states = {"pending": ("being created", "info"), "failed": ("not finished", "bad")}
     imported = [("imported", "")] if is_imported(checkpoint) else []
     marks = [*imported, *(mark for state, mark in states.items() if state == checkpoint.state)]
@@ -113,7 +111,6 @@ def state_mark(checkpoint: Checkpoint) -> str:
 
 
 def is_imported(checkpoint: Checkpoint) -> bool:
-    """Whether the draft was imported, not trained here."""
     return str(checkpoint.config.get("source")) in SOURCE_WORDS
 
 

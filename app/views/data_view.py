@@ -53,7 +53,6 @@ def title(data: Dataset) -> str:
 
 
 def state(data: Dataset, job: Job | None, waits_for: str) -> str:
-    """Progress of the job, or what went wrong."""
     if data.state == "ready":
         complete = (data.report or {}).get("complete", True)
         html = ("" if complete else notice(CUT_SHORT, "info")) + _truncation_warning(data)
@@ -166,7 +165,6 @@ def distributions(data: Dataset) -> str:
 
 
 def _pairs(points: Any) -> list[tuple[float, float]]:
-    """Points of a line; none if there is only one."""
     return [(float(x), float(y)) for x, y in points] if points and len(points) > 1 else []
 
 
@@ -179,7 +177,6 @@ def _turns(turns: Any) -> str:
 
 
 def bad_rows(data: Dataset) -> str:
-    """Table of rows that were left out, with line and reason."""
     bad = [row for row in (data.report or {}).get("bad") or [] if isinstance(row, dict)]
     if not bad:
         return ""

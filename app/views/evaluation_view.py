@@ -222,7 +222,6 @@ def breakdown(row: Evaluation, again: bool = True) -> str:
 
 
 def missing(row: Evaluation) -> str:
-    """Why parts of the breakdown are missing."""
     result = row.result or {}
     if not result.get("mean_accepted_length"):
         return ""
@@ -240,11 +239,8 @@ def depths(result: Mapping[str, Any]) -> str:
 def lengths(result: Mapping[str, Any]) -> str:
     counts = [count for count in result.get("lengths") or () if isinstance(count, int)]
     total = sum(counts)
-    rows = [
-        (f"{n} token{'s' if n > 1 else ''}", count / total, f"{count / total:.0%}")
-        for n, count in enumerate(counts, 1)
-        if total
-    ]
+    shares = [count / total for count in counts] if total else []
+    rows = [(f"{n} token{'s' if n > 1 else ''}", share, f"{share:.0%}") for n, share in enumerate(shares, 1)]
     return bars("Tokens per step", rows, f"{total:,} steps; τ is their mean.")
 
 
@@ -260,7 +256,6 @@ def by_position(result: Mapping[str, Any]) -> str:
 
 
 def by_class(result: Mapping[str, Any]) -> str:
-    """Share of drafted tokens by kind of token."""
     rows = []
     for each in result.get("by_class") or ():
         share = each["drafted"] / each["tokens"] if each["tokens"] else 0.0
@@ -270,7 +265,6 @@ def by_class(result: Mapping[str, Any]) -> str:
 
 
 def worst(row: Evaluation, again: bool) -> str:
-    """The prompts with the lowest τ, with buttons to show their steps."""
     prompts = (row.result or {}).get("per_prompt") or []
     if not prompts:
         return ""

@@ -110,13 +110,11 @@ class GenerateForm:
 
 
 def _cloned(session: Session, job_id: str) -> dict[str, Any]:
-    """Form values of a generation; {} for other jobs."""
     job = session.get(Job, job_id) if job_id else None
     return generate_form(from_json(job.kind, job.request)) if job and job.kind == GenerateData.kind else {}
 
 
 def _endpoint_controls(who: str | None) -> tuple[Any, ...]:
-    """Visibility of the controls that only endpoints have."""
     visible = bool(who) and who.startswith(ENDPOINT)
     return gr.Textbox(visible=visible), gr.Dropdown(visible=visible), gr.Dropdown(visible=visible)
 

@@ -63,7 +63,6 @@ def speeds(now: GenerationProgress) -> str:
 
 
 def disk_space(job: Job, now: GenerationProgress, home: Path | None) -> str:
-    """Disk space used, and expected at the average row size so far."""
     if not now.rows or job.state != JobState.RUNNING:
         return ""
     words = f"{size(now.bytes)} of rows so far"
@@ -75,7 +74,6 @@ def disk_space(job: Job, now: GenerationProgress, home: Path | None) -> str:
 
 
 def skipped_rows_table(counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> str:
-    """Table of skipped rows by reason, with an example of each."""
     by_kind = {str(each.get("kind")): each for each in reversed(examples)}
     rows = [
         [safe(SKIP_REASONS.get(kind, kind)), f"{counts[kind]:,}", _example(by_kind.get(kind))]

@@ -172,7 +172,6 @@ def mapping_of(fields: tuple[str | None, ...]) -> dict[str, str]:
 
 
 def first_look(result: dict[str, Any]) -> str:
-    """HTML of the first rows; invalid rows with the reason."""
     bad = sum("reason" in row for row in result["rows"])
     words = f"Preview of the first {len(result['rows'])} rows"
     html = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")

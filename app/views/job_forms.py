@@ -21,7 +21,6 @@ from tracking.db import reading
 from tracking.tables import Checkpoint
 from workers.jobs.command_line import command_for
 from workers.jobs.request import Request
-from workers.jobs.requests import own_kinds
 from workers.jobs.submit import check_and_estimate, submit
 
 
@@ -56,7 +55,6 @@ class JobForm:
 
     @show_errors(tone="warn")
     def review_now(self, name: str, *values: Any) -> str:
-        """The estimate and the command that does the same."""
         request = self._request(values)
         estimate = check_and_estimate(self.settings, request)
         with reading(self.settings) as session:
@@ -70,13 +68,8 @@ class JobForm:
         return "", f"/jobs?id={job.id}"
 
 
-def own_kind_forms(settings: Settings) -> None:
-    """One form per kind, inside the current Blocks."""
-    for kind in own_kinds():
-        own_kind_form(settings, kind)
-
-
 def own_kind_form(settings: Settings, kind: type[Request]) -> JobForm:
+    """The form of an operator's own job kind, inside the current Blocks."""
     prefix = f"new-{kind.kind.replace('_', '-')}"
     with closed_accordion(kind.title, elem_id=prefix):
         fields = setting_rows(kind.options().values(), lambda name: f"{prefix}-{name.replace('_', '-')}")

@@ -81,7 +81,6 @@ def kind_and_user(job: Job) -> str:
 
 
 def time_words(job: Job) -> str:
-    """When a job was queued or started, or its duration and end."""
     if job.state == "QUEUED":
         return f"queued {ago(job.created_at)}"
     if job.state in ACTIVE:
@@ -176,9 +175,11 @@ def whole_link(session: Session, job: Job) -> str:
 
 
 def experiment_link(session: Session, job: Job) -> str:
-    row = session.get(Experiment, job.experiment_id) if job.experiment_id else None
-    name = tag("a", safe(row.name), href=f"/experiments?id={row.id}") if row else ""
-    return tag("p", f"Part of the experiment {name}.", class_="sp-lead") if row else ""
+    row = session.get(Experiment, job.experiment_id or "")
+    if row is None:
+        return ""
+    name = tag("a", safe(row.name), href=f"/experiments?id={row.id}")
+    return tag("p", f"Part of the experiment {name}.", class_="sp-lead")
 
 
 def attempts(times: Mapping[int, float]) -> str:
@@ -205,7 +206,6 @@ def _log_line(line: JobLog) -> str:
 
 
 def config(job: Job, names: Mapping[str, str]) -> str:
-    """The job's request, ids replaced by names."""
     plain = {k: v for k, v in job.request.items() if v not in ("", None, {}, [])}
     settings = plain.pop("settings", {})
     rows = [(key.removesuffix("_id").replace("_", " "), _value(value, names)) for key, value in plain.items()]

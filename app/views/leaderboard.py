@@ -1,6 +1,6 @@
 """The leaderboard as HTML, bar chart and CSV. Pure functions of rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -100,14 +100,12 @@ def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> st
     """Of τ if the list is sorted by it, otherwise of the speedup."""
     by_tau = ("tau", "Mean accepted length τ", "")
     key, words, unit = by_tau if view.sort.endswith("tau") else ("speedup", "Speedup", " ×")
-    bars = bars_of(key, [(model_words(row, names), settings_words(row), row) for row in rows])
+    bars = [
+        Bar(model_words(row, names), settings_words(row), getattr(row, key), *interval_ends(row, key))
+        for row in rows
+        if getattr(row, key) is not None
+    ]
     return interval_chart(words, bars, unit)
-
-
-def bars_of(key: str, rows: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
-    """Bars of the figure `key` from (name, note, evaluation); rows without this figure are left out."""
-    measured = ((name, note, row) for name, note, row in rows if getattr(row, key) is not None)
-    return [Bar(name, note, getattr(row, key), *interval_ends(row, key)) for name, note, row in measured]
 
 
 def interval_ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
@@ -134,7 +132,6 @@ def settings_words(row: Evaluation) -> str:
 
 
 def download_links(view: LeaderboardView, total: int) -> str:
-    """Links to download the shown rows and to this view."""
     if not total:
         return ""
     file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
@@ -147,7 +144,6 @@ def address(view: LeaderboardView, **more: str) -> str:
 
 
 def as_csv(rows: Sequence[Evaluation], names: Names) -> str:
-    """A line per evaluation, with the command that repeats it."""
     return spreadsheet.as_csv(CSV, [_record(row, names) for row in rows])
 
 
@@ -179,7 +175,6 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
 
 
 def _head(column: str, key: str, view: LeaderboardView) -> str:
-    """A link that sorts by the column; an arrow shows the current order."""
     orders = {key: (" ↑", "ascending"), f"-{key}": (" ↓", "descending")}
     sign, words = orders.get(view.sort, ("", "by another column"))
     title = f"Sort by {column}, now {words}"

@@ -86,14 +86,12 @@ class ServerForm:
 
 
 def size_controls(kind: type[Evaluate | Matrix], prefix: str) -> list[Any]:
-    """Controls of the number of questions and of tokens per response."""
     options = kind.options()
     sizes = (("limit", "limit", 10), ("max_tokens", "tokens", 64))
     return [setting_control(options[name], f"{prefix}-{short}", value=value) for name, short, value in sizes]
 
 
 def cells_note(session: Session, request: Matrix) -> str:
-    """Number of evaluations, and of combinations that are not supported."""
     count, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
     left_out = f"; {missing:,} unsupported combinations are skipped" if missing else ""
     return tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}{left_out}."), class_="sp-lead")

@@ -117,7 +117,6 @@ def webhook_state(settings: Settings) -> str:
 
 @show_errors(gr.skip())
 def save_webhook(settings: Settings, url: str) -> tuple[str, Any]:
-    """Store a URL: the notice, and the field, emptied on success."""
     webhook.store_webhook(settings, url or "")
     return webhook_state(settings), ""
 
@@ -181,7 +180,6 @@ def build_keys(settings: Settings) -> None:
 
 @show_errors(gr.skip())
 def keys_view(settings: Settings) -> list[Any]:
-    """Table of the keys without secrets, and the choices of keys to revoke."""
     with reading(settings) as session:
         live = keys.list_keys(session)
     choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)

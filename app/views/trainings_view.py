@@ -8,12 +8,11 @@ from urllib.parse import urlencode
 from sqlalchemy.orm import Session
 
 from app.views import job_view
-from app.views.leaderboard import bars_of, figure_cell, settings_words
+from app.views.leaderboard import figure_cell, settings_words
 from app.views.metrics_view import AXES, FIRST, NUMBERED, SHARES, UNITS, chart_of, groups_of, title_of
 from app.widgets.charts import ChartStyle, Points, line_chart
 from app.widgets.elements import facts, notice, row_note
 from app.widgets.formatting import duration, figure, size
-from app.widgets.intervals import interval_chart
 from app.widgets.picker import table
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
@@ -39,12 +38,10 @@ DEPENDS_ON_DATA = "depends on the data"
 
 
 def ids_of(text: str) -> list[str]:
-    """The job ids of `?ids=a,b`."""
     return list(dict.fromkeys(row_id.strip()[:64] for row_id in text[:LONGEST].split(",") if row_id.strip()))
 
 
 def comparison_url(ids: Sequence[str]) -> str:
-    """URL of the comparison of these jobs."""
     return "/trainings?" + urlencode({"ids": ",".join(ids)}, safe=",")
 
 
@@ -167,7 +164,6 @@ def figures_table(session: Session, trainings: Sequence[Training], metrics: Metr
 
 
 def _head(row_id: str, name: str, ids: Sequence[str]) -> str:
-    """The name, linked to the job, and a link that removes it from the comparison."""
     link = tag("a", safe(name), href=f"/jobs?id={row_id}", class_="sp-row-name")
     if len(ids) < 3:
         return link
@@ -191,19 +187,6 @@ def _data(training: Training) -> str:
 def _time(training: Training) -> str:
     took = job_view.seconds(training.job)
     return safe(duration(took)) if took is not None else DASH
-
-
-def bars(trainings: Sequence[Training]) -> str:
-    """Charts of τ and speedup of the most common evaluation settings."""
-    ways = evaluations_by_setting(trainings)
-    if not ways:
-        return ""
-    way, rows = ways[0]
-    pairs = zip(labels(trainings), trainings, strict=True)
-    measured = [(name, "", rows[training.job.id]) for name, training in pairs if training.job.id in rows]
-    html = interval_chart(f"τ: {way}", bars_of("tau", measured))
-    html += interval_chart(f"Speedup: {way}", bars_of("speedup", measured), " ×")
-    return tag("div", html, class_="sp-charts") if html else ""
 
 
 def evaluations_by_setting(trainings: Sequence[Training]) -> list[tuple[str, dict[str, Evaluation]]]:

@@ -42,8 +42,6 @@ class TrainingVerdict(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """Facts of a finished training: τ and its source, its data, its best step."""
-
     tau: float | None
     measured: bool
     speedup: float | None = None

@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from app import events, figure_files
 from app.pages import experiments as page
 from app.pages import jobs as jobs_page
-from app.views import experiment_export
 from app.views.manage import delete, question, save
 from app.widgets.bulk import run_bulk_action
 from app.widgets.list_query import ListQuery
@@ -180,7 +179,7 @@ def test_a_secret_with_a_quote_stays_secret_and_cells_stay_apart(filled: Setting
         session.get_one(Job, "job-1").name = "https://host:8000"
         session.get_one(Checkpoint, "draft-1").name = "x@y"
         session.flush()
-        lines = experiment_export.as_csv(session, row, filled.home, [secret]).splitlines()
+        lines = page.as_csv(session, row, filled.home, [secret]).splitlines()
     assert not any('a""b' in line for line in lines)
     first = next(line for line in csv.DictReader(lines) if line["job_id"] == "job-1")
     assert (first["job"], first["draft"]) == ("https://host:8000", "x@y")

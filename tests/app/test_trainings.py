@@ -59,7 +59,7 @@ def measured(name: str, tau: float, questions: str) -> Evaluation:
 
 
 def drawn(settings: Settings, ids: str = "") -> dict[str, str]:
-    names = ("problem", "column", "differ", "charts", "more", "bars", "figures")
+    names = ("problem", "column", "differ", "charts", "more", "figures")
     with db.reading(settings) as session:
         return dict(zip(names, page.drawn(session, ids), strict=True))
 
@@ -133,7 +133,6 @@ def test_figures_stand_side_by_side_with_intervals(filled: Settings) -> None:
     made = drawn(filled, ids="one,two")
     assert ">Size<" not in made["figures"], "nobody has a size"
     assert "1.90 – 2.10" in made["figures"] and "MT-Bench" in made["figures"] and "1,000" in made["figures"]
-    assert made["bars"].count("sp-interval-span") == 2 and "τ: GSM8K" in made["bars"]
 
 
 def test_what_is_shown_follows_the_rows(filled: Settings) -> None:

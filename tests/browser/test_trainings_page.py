@@ -15,7 +15,7 @@ from tracking.db import writing
 from tracking.tables import Checkpoint, Evaluation, Job
 
 pytestmark = pytest.mark.browser
-SHOWN = ("trainings-settings", "trainings-charts", "trainings-bars", "trainings-figures")
+SHOWN = ("trainings-settings", "trainings-charts", "trainings-figures")
 
 
 @pytest.fixture
