@@ -5,7 +5,8 @@ neither; tests/damaged lies about a hash.
 Data sets: tests/chats (two shards of JSONL, a test split, code), tests/tables (parquet), tests/private (wants a token),
 tests/long (6 MB of JSONL),
 tests/scripts (code only), tests/parts (two sets of splits), tests/torn (lies about a hash), tests/strange (no list),
-slow/drip and slow/silent (never end); of the suites, MT-Bench at its address and GSM8K without its file.
+slow/drip and slow/silent (never end), ill/torn, ill/deep, ill/huge and ill/down (no list); of the suites, MT-Bench at
+its address and GSM8K without its file.
 """
 
 import hashlib
@@ -145,6 +146,9 @@ class Handler(BaseHTTPRequestHandler):
         name = f"{owner}/{name}"
         if owner == "slow":
             return self.drip(name == "slow/drip")
+        if owner == "ill":
+            torn = {"ill/torn": b'{"id": "ill/to', "ill/deep": b"[" * 1_000_000, "ill/huge": b"[" + b" " * (16 << 20)}
+            return self.send(200, torn[name], {}) if name in torn else self.send(503, b"<html>", {})
         if name == "tests/strange":
             return self.json({"id": name, "siblings": [{"rfilename": "rows.jsonl", "size": "many"}, 7]})
         if (
