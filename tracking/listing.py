@@ -29,13 +29,10 @@ def newest(states: Sequence[str] = ()) -> Select[Any]:
     return query.where(Job.state.in_(states)) if states else query
 
 
-def active(session: Session, *, without_experiment: str = "", limit: int | None = None) -> list[Job]:
+def active(session: Session) -> list[Job]:
     """Running and waiting jobs, in the order of IN_ORDER."""
     listed = (Job.state.not_in(FINISHED), Job.parent_id.is_(None))
-    query = select(Job).where(*listed).order_by(*IN_ORDER).limit(limit)
-    if without_experiment:
-        query = query.where(func.coalesce(Job.experiment_id, "") != without_experiment)
-    return list(session.scalars(query))
+    return list(session.scalars(select(Job).where(*listed).order_by(*IN_ORDER)))
 
 
 def took_long(job: Job) -> bool:

@@ -1,6 +1,7 @@
 """The Checkpoints page: all drafts with lineage and figures, import of published drafts; `?id=` opens one to download,
 evaluate, tune or delete it."""
 
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -9,24 +10,29 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.views import checkpoint_rows, export_rows, manage
+from app.views.choices import data_words
 from app.views.draft_form import AddDraft
-from app.views.job_start import queued
+from app.views.job_forms import queued
 from app.views.manage import SMALL, Manage
-from app.views.replay_form import ReplayForm
-from app.views.tree_form import TreeForm
+from app.views.tree_view import TreeForm, tuning_result
 from app.widgets.bulk import Action, on_bulk
 from app.widgets.downloads import export_list, on_export
 from app.widgets.elements import QUIET, block, page_header
+from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.problems import show_errors
+from speculoos.errors import BadInput
 from speculoos.settings import Settings
+from tracking import queries
 from tracking.db import reading
 from tracking.states import JobState
 from tracking.tables import Checkpoint, Evaluation, Job
-from workers.jobs.requests import Evaluate, Export, Tune
+from workers.jobs.requests import Evaluate, Export, ReplayRequest, Tune
 from workers.jobs.submit import submit
 
 LEAD = "Draft models, trained here or imported: their origin, quality and downloads."
+RECORDED = "Recorded responses"
+INFO = "Responses of this base model, or recorded responses imported on the Data page as conversations."
 
 
 def signature(session: Session) -> str:
@@ -43,14 +49,9 @@ def row_signature(session: Session, _checkpoint_id: str) -> str:
     return f"{signature(session)}.{export_rows.signature(session)}"
 
 
+LISTED = checkpoint_rows.checkpoints_table
 CHECKPOINTS = Listing(
-    "checkpoints",
-    Checkpoint,
-    "checkpoint",
-    checkpoint_rows.checkpoints_table,
-    signature,
-    row_signature=row_signature,
-    bulk=True,
+    "checkpoints", Checkpoint, "checkpoint", LISTED, signature, row_signature=row_signature, bulk=True
 )
 
 
@@ -59,28 +60,29 @@ class CheckpointPanel:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
-        self.head = block(elem_id="checkpoint-head")
-        self.links = block(elem_id="checkpoint-links")
+        head, links = block(elem_id="checkpoint-head"), block(elem_id="checkpoint-links")
         with gr.Tabs(elem_id="checkpoint-tabs"):
             with gr.Tab("Downloads", elem_id="checkpoint-tab-downloads"):
-                self.exports = export_list("checkpoint-exports")
-                self.export_said = block(elem_id="checkpoint-export-said")
+                exports, export_said = export_list("checkpoint-exports"), block(elem_id="checkpoint-export-said")
             with gr.Tab("Evaluations", elem_id="checkpoint-tab-evaluations"):
-                self.evaluations = block(elem_id="checkpoint-evaluations")
-                self.measure = gr.Button("Evaluate on the built-in questions", elem_id="checkpoint-evaluate", **SMALL)
-                self.said = block(elem_id="checkpoint-evaluate-said")
-                self.replay = ReplayForm(settings, chosen)
+                evaluations = block(elem_id="checkpoint-evaluations")
+                measured = gr.Button("Evaluate on the built-in questions", elem_id="checkpoint-evaluate", **SMALL)
+                measure_said = block(elem_id="checkpoint-evaluate-said")
+                with gr.Row(equal_height=True):
+                    data = dropdown([], label=RECORDED, info=INFO, elem_id="checkpoint-replay-data", scale=3)
+                start = gr.Button("Replay", elem_id="checkpoint-replay", **SMALL)
+                replay_said = block(elem_id="checkpoint-replay-said")
             with gr.Tab("Tree", elem_id="checkpoint-tab-tree"):
                 self.tree = TreeForm(settings, chosen)
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
-                self.config = block(elem_id="checkpoint-settings")
+                config = block(elem_id="checkpoint-settings")
         self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
-        self.live = [self.head, self.links, self.exports, self.evaluations, self.config, self.measure]
-        self.live += self.tree.live
-        static = [*self.replay.outputs, *self.tree.outputs, *self.manage.outputs]
-        self.outputs = [*self.live, self.export_said, self.said, *static]
-        on_export(self.exports, chosen, self._make, [self.export_said, self.exports])
-        self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
+        self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
+        static = [export_said, measure_said, data, start, replay_said]
+        self.outputs = [*self.live, *static, *self.tree.outputs, *self.manage.outputs]
+        on_export(exports, chosen, self._make, [export_said, exports])
+        measured.click(partial(measure, settings), chosen, measure_said, **QUIET)
+        start.click(partial(replay, settings), [chosen, data], replay_said, **QUIET)
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
         return [
@@ -90,13 +92,15 @@ class CheckpointPanel:
             checkpoint_rows.evaluations_table(session, row),
             checkpoint_rows.settings_table(row),
             gr.Button(visible=row.state == "ready"),
-            *self.tree.live_view(row),
+            tuning_result(row),
         ]
 
     def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
         live = self.live_view(session, row) if row else ["", "", "", "", "", gr.Button(visible=False), ""]
-        static = [*self.replay.view(session, row), *self.tree.view(session, row), *self.manage.view(row)]
-        return [*live, "", "", *static]
+        sets = recorded(session, row) if row and row.state == "ready" else []
+        data = gr.Dropdown(sets, value=sets[0][1] if sets else None, visible=bool(sets))
+        static = ["", "", data, gr.Button(visible=bool(sets)), ""]
+        return [*live, *static, *self.tree.view(session, row), *self.manage.view(row)]
 
     @show_errors(gr.skip())
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
@@ -117,6 +121,21 @@ def measure(settings: Settings, checkpoint_id: str) -> str:
         lambda row: Evaluate(base_id=row.base_id, checkpoint_id=row.id),
         "acceptance and speed on 20 questions, beside plain",
     )
+
+
+def replay(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> str:
+    def request(row: Checkpoint) -> ReplayRequest:
+        if not dataset_id:
+            raise BadInput(f"{RECORDED}: choose a data set.")
+        return ReplayRequest(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
+
+    return queued(settings, checkpoint_id, request, "the draft on 50 recorded responses")
+
+
+def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
+    """(label, id) of the data sets with answers by the checkpoint's base."""
+    rows = queries.datasets(session, "conversations", ready_only=True)
+    return [(data_words(data), data.id) for data in rows if data.base_id == row.base_id]
 
 
 def build(settings: Settings) -> None:

@@ -6,7 +6,7 @@ import gradio as gr
 from sqlalchemy import select
 
 from app import turns
-from app.drafting import LOOKUP, Drafting
+from app.drafting import Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
 from app.widgets.fields import drafting_fields, drafting_values, dropdown, sampling_fields, turn_options_of
@@ -57,16 +57,11 @@ def first_targets(choices: list[tuple[str, str]]) -> list[str]:
 
 
 def render_recent(items: list[tuple[str, str, str]]) -> str:
-    if not items:
-        return ""
-    rows = "".join(map(_earlier, items))
-    return tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", rows, class_="sp-recent")
-
-
-def _earlier(item: tuple[str, str, str]) -> str:
-    group, prompt, when = item
-    link = tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}")
-    return tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
+    rows = ""
+    for group, prompt, when in items:
+        link = tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}")
+        rows += tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
+    return tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", rows, class_="sp-recent") if rows else ""
 
 
 def build(settings: Settings) -> None:
@@ -88,12 +83,7 @@ def build(settings: Settings) -> None:
     group = hidden("comparison-id")
     block('<div data-sp="compare" class="sp-compare"></div>', elem_id="stage")
     earlier = block(elem_id="recent")
-    wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earlier)
     stop.click(None, js="() => { window.speculoos.compare.stop(); }", api_visibility="private")
-
-
-def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earlier) -> None:
-    """Load choices when the page opens; the button starts a comparison that the browser's script follows."""
 
     def load(request: gr.Request):
         with reading(settings) as session:
@@ -126,14 +116,9 @@ def opening(
         chosen = [v for v in query.get("models", "").split(",") if v in known]
         drafting = Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
         return chosen or first_targets(choices), query.get("prompt", "")[:2000], drafting
-    values = [_value(run) for run in columns]
+    values = [targets.value_of(run) for run in columns]
     drafting = next(
         (options for run in columns if (options := Drafting.of(run.request)) != turns.DEFAULT_DRAFTING),
         turns.DEFAULT_DRAFTING,
     )
     return [v for v in values if v in known], columns[0].request["messages"][-1]["content"], drafting
-
-
-def _value(run: Any) -> str:
-    lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
-    return run.model + targets.LOOKUP_CHOICE if lookup else run.model

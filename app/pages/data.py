@@ -1,30 +1,52 @@
 """The Data page: imported prompts and generated conversations; `?id=` opens one data set."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import arrivals, previews, visitor
+from app.links import on_event_open
 from app.views import data_view
-from app.views.built_in_sets import BuiltInSets
 from app.views.generate_form import GenerateForm
 from app.views.import_form import ImportForm
-from app.views.manage import Manage, note_line
-from app.views.rows_browser import RowsBrowser
-from app.widgets.elements import block, link_button, notice, page_header, section
+from app.views.manage import SMALL, Manage, note_line, row
+from app.widgets.elements import (
+    QUIET,
+    badge,
+    block,
+    closed_accordion,
+    hidden,
+    hidden_json,
+    link_button,
+    notice,
+    on_load,
+    on_typing,
+    page_header,
+    section,
+)
+from app.widgets.fields import one_line
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import live, pager
-from app.widgets.text import tag
+from app.widgets.problems import show_errors
+from app.widgets.text import safe, tag
 from ops.homes import names
+from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
+from tracking.db import reading
 from tracking.paging import page as page_of
 from tracking.tables import Base, Dataset, Job
+from workers.jobs.builtin import BUILT_IN, BuiltIn, added_sets
+from workers.jobs.submit import add_built_in
 
 SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
+MOST_PLACES = 10_000
+LONGEST_WORDS = 200
 
 
 def table(session: Session, which: ListQuery, place: str = "") -> str:
@@ -69,11 +91,54 @@ def build(settings: Settings) -> None:
     panel.manage.wire(*page.again)
 
 
+class BuiltInSets:
+    """The included data sets, each with a button that adds it; open if there is no data set yet."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        with closed_accordion("Included data sets", elem_id="data-builtin") as box:
+            words, buttons = [], []
+            for name, built_in in BUILT_IN.items():
+                with gr.Row(elem_classes="sp-offer"):
+                    words.append(block(offer(built_in), elem_id=f"data-offer-{name}"))
+                    buttons.append(gr.Button("Add", elem_id=f"data-add-{name}", **SMALL))
+            said, target = block(elem_id="data-said-builtin"), hidden("data-builtin-target")
+        on_load(self.opened, [box, *words])
+        for name, button in zip(BUILT_IN, buttons, strict=True):
+            on_event_open(button.click, partial(self.add, name), None, said, target)
+
+    def opened(self) -> list[Any]:
+        """Open the form if there is no data set; mark the sets that are already added."""
+        try:
+            with reading(self.settings) as session:
+                added, has_data = added_sets(session), session.scalar(select(Dataset.id).limit(1))
+        except SpeculoosError:
+            return [gr.skip()] * (1 + len(BUILT_IN))
+        offers = [offer(built_in, added.get(name, "")) for name, built_in in BUILT_IN.items()]
+        return [gr.skip() if has_data else gr.Accordion(open=True), *offers]
+
+    @show_errors("")
+    def add(self, name: str) -> tuple[str, str]:
+        """Add a set unless it exists: (notice, URL to open)."""
+        dataset_id, job = add_built_in(name, user=visitor.user(), settings=self.settings)
+        url = f"/data?id={dataset_id}"
+        if job:
+            return "", url
+        return notice(f"“{name}” was added before.", "info", url, "Open it"), ""
+
+
+def offer(built_in: BuiltIn, dataset_id: str = "") -> str:
+    """HTML of a set: title, size, description, and a link if it is already added."""
+    count = tag("span", safe(f"{built_in.rows:,} rows, {built_in.name}"), class_="sp-row-note")
+    link = badge("Added", "good") + tag("a", "Open it", href=f"/data?id={dataset_id}") if dataset_id else ""
+    head = tag("h2", safe(built_in.title), class_="sp-offer-title") + count + link
+    return tag("div", tag("div", head, class_="sp-link-row") + tag("p", safe(built_in.lead), class_="sp-lead"))
+
+
 class DataPanel:
     """Details of one data set: progress, counts, rows left out, first rows, and the forms that generate answers."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
-        self.settings = settings
         self.head = live("dataset-head")
         self.generate = GenerateForm(settings, chosen)
         self.facts = block(elem_id="dataset-facts")
@@ -83,23 +148,22 @@ class DataPanel:
         section("Rows")
         self.rows = RowsBrowser(settings, chosen)
         figures = [self.head, self.facts, self.distributions, self.bad]
-        self.live = [*figures, *self.rows.live, *self.generate.live]
-        self.outputs = [*self.live, *self.generate.outputs[1:], *self.manage.outputs, self.rows.find]
+        self.live = [*figures, *self.rows.live, self.generate.box]
+        self.outputs = [*self.live, *self.generate.outputs, *self.manage.outputs, self.rows.find]
         self.generate.follow(self.facts)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
         facts, distributions = data_view.details(data, names(session)), data_view.distributions(data)
         figures = [head(session, data), facts, distributions, data_view.bad_rows(data)]
-        return [*figures, *self.rows.live_view(session, data), *self.generate.live_view(data)]
+        box = gr.Accordion(visible=self.generate.is_for(data))
+        return [*figures, *self.rows.view(session, data), box]
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
         live = self.live_view(session, data) if data else [gr.skip()] * len(self.live)
-        generate, *generating = self.generate.view(session, data, query)
-        return [*live[:-1], generate, *generating, *self.manage.view(data), ""]
+        return [*live, *self.generate.view(session, data, query), *self.manage.view(data), ""]
 
 
 def head(session: Session, data: Dataset) -> str:
-    """Name, state, and the next step."""
     job = session.get(Job, data.job_id) if data.job_id else None
     waits = listing.Queues(session).waits_for(job) if job else ""
     parts = [data_view.title(data), note_line(data), data_view.state(data, job, waits), next_step(data)]
@@ -123,3 +187,44 @@ DOWNLOADS = (
     ("messages", "Download JSONL", "One row per line: messages with role and content"),
     ("conversations", "Download ShareGPT", "One row per line: conversations with from and value"),
 )
+
+
+class RowsBrowser:
+    """The rows of a data set, with paging and search. `chosen` is the hidden text with its id; `live` is redrawn when
+    it changes."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings = settings
+        self.find = one_line("Search the rows", "dataset-find", max_length=LONGEST_WORDS)
+        self.preview = block(elem_id="dataset-preview")
+        with gr.Row(elem_classes="sp-buttons"):
+            before = gr.Button("← Before", elem_id="dataset-before", visible=False, **SMALL)
+            after = gr.Button("After →", elem_id="dataset-after", visible=False, **SMALL)
+        places = hidden_json("dataset-places", [])
+        self.live = [self.preview, before, after, places]
+        inputs = [chosen, self.find, places]
+        on_typing([self.find], lambda data_id, words: self._shown(data_id, words, []), inputs[:2], self.live)
+        after.click(self._shown, inputs, self.live, **QUIET)
+        before.click(self._back, inputs, self.live, **QUIET)
+
+    def _back(self, data_id: str, words: str, places: Any) -> list[Any]:
+        return self._shown(data_id, words, places[:-2] if isinstance(places, list) else [])
+
+    @show_errors(gr.skip(), gr.skip(), gr.skip())
+    def _shown(self, data_id: str, words: str, places: Any) -> list[Any]:
+        with reading(self.settings) as session:
+            return self.view(session, row(session, Dataset, "data set", data_id), words or "", places)
+
+    def view(self, session: Session, data: Dataset, words: str = "", places: Any = ()) -> list[Any]:
+        """Values of `live`: the rows after the last of `places` (the pages shown before), and the paging buttons."""
+        if data.state == "ready" and (waits := arrivals.download_notice(session, self.settings, data)):
+            return [notice(waits, "info"), gr.Button(visible=False), gr.Button(visible=False), []]
+        known = [place for place in places if isinstance(place, str)][:MOST_PLACES] if isinstance(places, list) else []
+        folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
+        rows = previews.rows_from(folder, known[-1] if known else "", words[:LONGEST_WORDS])
+        masks = {} if words.strip() or known else previews.masked_rows(folder)
+        html = data_view.preview(rows.rows, masks, words)
+        if not rows.whole:
+            early = f"Searched {previews.MOST_READ >> 20} MB; “After” continues the search."
+            html += tag("p", safe(early), class_="sp-lead")
+        return [html, gr.Button(visible=bool(known)), gr.Button(visible=bool(rows.next)), [*known, rows.next]]

@@ -1,6 +1,6 @@
 """The Evaluations page: a leaderboard with filters and sorting, and forms that start evaluations.
 
-The URL holds the state of the view; `?id=` opens one evaluation, `?clone=` prefills a form from a job.
+The URL holds the state of the view; `?id=` opens one evaluation.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.evaluated import run_again
-from app.evaluation_forms import cloned
 from app.links import on_event_open
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
@@ -61,7 +60,6 @@ NOW = "(_, ...rest) => [window.location.search, ...rest]"
 
 
 def now(session: Session, row_id: str) -> str:
-    """Signature of the displayed rows, compared by the poll."""
     signature = board.signature(session)
     if row_id:
         query = select(Evaluation.state, Job.version).outerjoin(Job, Job.id == Evaluation.job_id)
@@ -86,8 +84,11 @@ class EvaluationsPage:
         with gr.Column(elem_id="evaluations-listing") as self.list:
             self.matrix, self.server = MatrixForm(settings), ServerForm(settings)
             with gr.Row(elem_classes="sp-filters"):
-                self.filters = {key: self._filter(key, label) for key, label in FILTERS.items()}
-                self.sort = self._filter("sort", "Order")
+                labels = {**FILTERS, "sort": "Order"}
+                self.boxes = [
+                    dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
+                    for key, label in labels.items()
+                ]
             self.away = block(elem_id="evaluations-away")
             self.table = picker("evaluations-table", main=True)
             self.chart = block(elem_id="evaluations-chart")
@@ -97,13 +98,8 @@ class EvaluationsPage:
             self.steps_said = block(elem_id="evaluation-steps-said")
             self.steps_target = hidden("evaluation-steps-target")
             self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
-        self.boxes = [*self.filters.values(), self.sort]
         self.live = [self.seen, self.away, self.table, self.chart, self.one]
         self.frame = [self.chosen, self.shown, self.problem, self.list, self.detail, self.back, *self.live]
-
-    @staticmethod
-    def _filter(key: str, label: str) -> gr.Dropdown:
-        return dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
 
     def wire(self) -> None:
         outputs = [*self.frame, *self.boxes]
@@ -122,24 +118,18 @@ class EvaluationsPage:
     def open_address(self, request: gr.Request) -> list[Any]:
         """The view of the URL, with the choices of the forms."""
         query = {key: str(value) for key, value in request.query_params.items()}
-        other_outputs = [*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]
-        return self._read(
-            lambda session: [*view_of(session, query), *self._forms(session, query), *self._managed(session, query)],
-            len(other_outputs),
-        )
 
-    def _forms(self, session: Session, query: Mapping[str, str]) -> list[Any]:
-        """Choices of the forms; `?clone=` prefills one of them from that job."""
-        job = session.get(Job, query["clone"][:64]) if query.get("clone") else None
-        form, values = (cloned(job.kind, job.request) if job else None) or ("", None)
-        matrix = self.matrix.opened(session, values if form == "matrix" else None)
-        return [*matrix, *self.server.opened(session, values if form == "served" else None)]
+        def draw(session: Session) -> list[Any]:
+            forms = [*self.matrix.opened(session), *self.server.opened(session)]
+            return [*view_of(session, query), *forms, *self.manage.view(row_of(session, query))]
+
+        return self._read(draw, len([*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]))
 
     def pick(self, search: str) -> list[Any]:
         """The view of the URL after a click or the back button of the browser."""
         query = _fields(search)
         return self._read(
-            lambda session: [*view_of(session, query), *self._managed(session, query)],
+            lambda session: [*view_of(session, query), *self.manage.view(row_of(session, query))],
             len(self.boxes) + len(self.manage.outputs),
         )
 
@@ -171,9 +161,6 @@ class EvaluationsPage:
         """Run one of its prompts again and record probabilities: (error notice, URL to open)."""
         chat, error = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
         return (notice(error, "bad"), "") if error else ("", f"/playground?chat={chat}")
-
-    def _managed(self, session: Session, query: Mapping[str, str]) -> list[Any]:
-        return self.manage.view(row_of(session, query))
 
     def _read(self, draw: Callable[[Session], list[Any]], other_count: int) -> list[Any]:
         """Values of the frame and `other_count` further outputs; if reading fails, an error notice and no updates."""

@@ -1,33 +1,89 @@
 """The Experiments page: named groups of jobs; `?id=` opens one."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.links import on_event_open
-from app.views import experiment_rows, shell
-from app.views.manage import SMALL, Manage
-from app.widgets.bulk import Action, on_bulk
-from app.widgets.elements import QUIET, block, hidden, page_header, section
+from app.views import job_rows, job_view, shell
+from app.views.checkpoint_rows import method_words
+from app.views.leaderboard import figure_cell
+from app.views.manage import SMALL, Manage, note_line
+from app.views.trainings_view import comparison_url, evaluations_by_setting, held_out_of, labels, settings_of, tokens_of
+from app.widgets import spreadsheet
+from app.widgets.bulk import Action, bulk_bar, compare_button, on_bulk
+from app.widgets.charts import ChartStyle, line_chart
+from app.widgets.elements import (
+    QUIET,
+    block,
+    detail_head,
+    empty_state,
+    hidden,
+    link_button,
+    page_header,
+    row_note,
+    section,
+)
 from app.widgets.fields import one_line
+from app.widgets.formatting import ago, figure
 from app.widgets.list_page import Listing, ListPage
-from app.widgets.picker import live, picker
+from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
+from app.widgets.picker import live, pager, pick, picker, table
 from app.widgets.problems import show_errors
+from app.widgets.text import safe, tag
+from speculoos.redaction import redact
 from speculoos.settings import Settings
-from tracking import experiments
+from tracking import experiments, path_columns, trainings
 from tracking.db import writing
-from tracking.tables import Experiment
+from tracking.paging import page
+from tracking.tables import Evaluation, Experiment, Job
+from tracking.trainings import KIND, MAX_TRAININGS, Training
 
 LEAD = "Groups of jobs: their trainings, results, and τ by amount of data."
+COLUMNS = ["Experiment", "Jobs", "Trainings", "Created"]
+MOST_TRAININGS = 200
+"""Maximum number of trainings shown of one experiment, the newest."""
+HEAD = (
+    *("experiment", "job", "job_id", "state", "draft", "base", "data_set", "method", "steps", "seconds"),
+    "tokens_seen",
+)
+MEASURED = (
+    *("suite", "questions", "temperature", "top_p", "tree", "dtype", "source", "machine", "tau", "tau_low", "tau_high"),
+    *("speedup", "speedup_low", "speedup_high", "tokens_per_second", "plain_tokens_per_second"),
+)
+SETTING = "setting."
+BULK = {"remove": ("Remove from the experiment", "Remove from the experiment? The jobs are not deleted.")}
+
+
+def experiments_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
+    shown = page(session, filtered_query(experiments.query(), which), place)
+    if not shown.rows:
+        return empty_list_html(
+            which,
+            "experiment",
+            "An experiment groups jobs under a name. Create one above, or select jobs on the page Jobs and add them.",
+            "/jobs",
+            "Go to Jobs",
+        )
+    counted = experiments.counts(session, [row.id for row in shown.rows])
+    rows = []
+    for row in shown.rows:
+        jobs, trained, going = counted.get(row.id, (0, 0, 0))
+        name = pick("experiments", row.id, safe(row.name), class_="sp-row-name")
+        name += row_note(row.note.splitlines()[0][:120]) if row.note else ""
+        busy = f" · {going} active" if going else ""
+        rows.append([name, safe(f"{jobs}{busy}"), safe(trained), safe(ago(row.created_at))])
+    return table(COLUMNS, rows, "Experiments", wide_first=True, named=COLUMNS[1:]) + pager("experiments", shown, which)
+
+
+SIGNATURE, ROW_SIGNATURE = experiments.signature, experiments.row_signature
 EXPERIMENTS = Listing(
-    "experiments",
-    Experiment,
-    "experiment",
-    experiment_rows.experiments_table,
-    experiments.signature,
-    row_signature=experiments.row_signature,
+    "experiments", Experiment, "experiment", experiments_table, SIGNATURE, row_signature=ROW_SIGNATURE
 )
 
 
@@ -51,7 +107,7 @@ class ExperimentPanel:
         on_bulk(self.jobs, {"remove": action}, self.said).then(redraw, inputs, outputs, **QUIET)
 
     def live_view(self, session: Session, row: Experiment) -> list[Any]:
-        return experiment_rows.parts(session, row)
+        return parts(session, row)
 
     def view(self, session: Session, row: Experiment | None, query: Mapping[str, str]) -> list[Any]:
         shown = self.live_view(session, row) if row else [""] * len(self.live)
@@ -61,13 +117,13 @@ class ExperimentPanel:
 def build(settings: Settings) -> None:
     page_header("Experiments", LEAD)
     shell.tabs("/experiments")
-    page = ListPage(settings, EXPERIMENTS)
-    with page.listing():
+    listed = ListPage(settings, EXPERIMENTS)
+    with listed.listing():
         build_form(settings)
-    with page.opened():
-        panel = ExperimentPanel(settings, page.chosen)
-    page.wire(panel)
-    panel.wire(*page.again)
+    with listed.opened():
+        panel = ExperimentPanel(settings, listed.chosen)
+    listed.wire(panel)
+    panel.wire(*listed.again)
 
 
 def build_form(settings: Settings) -> None:
@@ -88,3 +144,136 @@ def build_form(settings: Settings) -> None:
 def remove(settings: Settings, job_id: str) -> None:
     with writing(settings) as session:
         experiments.move_to_experiment(session, job_id, None)
+
+
+def parts(session: Session, row: Experiment) -> list[str]:
+    jobs = experiments.jobs_of(session, row.id)
+    rows = trainings.with_rows(session, [job for job in jobs if job.kind == KIND][-MOST_TRAININGS:])
+    tokens, held_out = tokens_of(session, rows), held_out_of(session, rows)
+    how, measured = next(iter(evaluations_by_setting(rows)), ("", {}))
+    return [
+        head(row, jobs),
+        figures_table(rows, tokens, held_out, how, measured),
+        learning_curve(rows, tokens, held_out, measured),
+        jobs_table(session, jobs),
+    ]
+
+
+def head(row: Experiment, jobs: Sequence[Job]) -> str:
+    trained = [job.id for job in jobs if job.kind == KIND]
+    title = detail_head(row.name, row_note(f"created {ago(row.created_at)}"))
+    buttons = [
+        (f"/train?experiment={quote(row.id, safe='')}", "Train another", False),
+        (f"/api/experiments/{quote(row.id, safe='')}.csv", "CSV", True),
+    ]
+    if len(trained) > 1:
+        words = (
+            "Compare its trainings" if len(trained) <= MAX_TRAININGS else f"Compare its last {MAX_TRAININGS} trainings"
+        )
+        buttons.insert(0, (comparison_url(trained[-MAX_TRAININGS:]), words, False))
+    links = "".join(link_button(words, to, download=save) for to, words, save in buttons)
+    return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
+
+
+def figures_table(
+    runs: Sequence[Training],
+    tokens: Mapping[str, float],
+    held_out: Mapping[str, float],
+    how: str,
+    measured: Mapping[str, Evaluation],
+) -> str:
+    """Its trainings, newest last, with data and results; `measured`: job id → evaluation with the settings `how`."""
+    if not runs:
+        return ""
+    columns = ["Draft", "Data", "Tokens seen", "Expected τ", "Measured τ", "Speedup"]
+    rows = []
+    for name, training in zip(labels(runs), runs, strict=True):
+        row, seen = measured.get(training.job.id), tokens.get(training.job.id)
+        to = f"/checkpoints?id={training.checkpoint.id}" if training.checkpoint else f"/jobs?id={training.job.id}"
+        rows.append(
+            [
+                tag("a", safe(name), href=to, class_="sp-row-name"),
+                safe(training.data),
+                safe(f"{seen:,.0f}" if seen else "–"),
+                safe(figure(held_out.get(training.job.id))),
+                figure_cell(row, "tau", linked=True),
+                figure_cell(row, "speedup", " ×", linked=True),
+            ]
+        )
+    note = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""
+    return table(columns, rows, "Trainings", wide_first=True, named=columns[1:]) + note
+
+
+def learning_curve(
+    runs: Sequence[Training],
+    tokens: Mapping[str, float],
+    held_out: Mapping[str, float],
+    measured: Mapping[str, Evaluation],
+) -> str:
+    """Chart of τ over tokens seen, a line per method and base model: τ as measured or, with fewer than two
+    measurements, as expected on held-out conversations."""
+    taus = {job_id: row.tau for job_id, row in measured.items() if row.tau is not None}
+    name, known = ("measured", taus) if len(taus) > 1 else ("expected, held out", held_out)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for training in runs:
+        seen, tau = tokens.get(training.job.id), known.get(training.job.id)
+        if seen and tau is not None:
+            method = method_words(str((training.job.request or {}).get("method") or "")) or "Trainings"
+            line = f"{method} for {training.base.name}" if training.base else method
+            lines.setdefault(line, []).append((seen, tau))
+    ordered = {line: sorted(points) for line, points in lines.items()}
+    look = ChartStyle(near=True, up="τ")
+    chart = line_chart(f"τ by tokens seen, {name}", ordered, across="tokens seen", look=look)
+    if not chart:
+        return tag("p", "This experiment has no trainings with results yet.", class_="sp-lead")
+    return tag("div", chart, class_="sp-charts")
+
+
+def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
+    if not jobs:
+        return empty_state(
+            "No jobs yet", "Select jobs on the list of jobs and add them to this experiment.", "/jobs", "Go to Jobs"
+        )
+    listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, elsewhere=True)
+    return bulk_bar(BULK, compare_button()) + listed
+
+
+def as_csv(session: Session, row: Experiment, home: Path, secrets: list[str]) -> str:
+    """The trainings with all settings, a line per evaluation or one line without figures. Paths in the home folder are
+    relative as in the database; secrets are masked."""
+    jobs = experiments.jobs_of(session, row.id)
+    rows = trainings.with_rows(session, [job for job in jobs if job.kind == KIND])
+    tokens = tokens_of(session, rows)
+    records = []
+    for training in rows:
+        fields = _fields(row, training, tokens.get(training.job.id), home)
+        figures = [{key: getattr(evaluation, key) for key in MEASURED} for evaluation in training.evaluations]
+        records += [{**fields, **each} for each in figures] or [fields]
+    keys = dict.fromkeys(key for record in records for key in record if key.startswith(SETTING))
+    masked = [
+        {key: redact(value, secrets) if isinstance(value, str) else value for key, value in record.items()}
+        for record in records
+    ]
+    return spreadsheet.as_csv([*HEAD, *MEASURED, *keys], masked)
+
+
+def _fields(row: Experiment, training: Training, tokens: float | None, home: Path) -> dict[str, Any]:
+    settings = path_columns.map_paths(settings_of(training), lambda text: path_columns.to_stored_path(home, text))
+    values = {
+        "experiment": row.name,
+        "job": training.job.name,
+        "job_id": training.job.id,
+        "state": training.job.state,
+        "draft": training.checkpoint.name if training.checkpoint else "",
+        "base": settings.pop("base"),
+        "data_set": settings.pop("data set"),
+        "method": settings.pop("method"),
+        "steps": training.job.done,
+        "seconds": job_view.seconds(training.job),
+        "tokens_seen": tokens,
+    }
+    return values | {f"{SETTING}{key}": _cell(value) for key, value in settings.items()}
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict | tuple) else value

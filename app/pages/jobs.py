@@ -1,22 +1,49 @@
-"""The Jobs page: list of jobs; `?id=` opens one."""
+"""The Jobs page: list of jobs; `?id=` opens one with state, actions, charts, samples, log and request.
 
+Everything is drawn from rows, so a reload or a restarted web process shows the same.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.views import job_rows, manage, shell, verdict
-from app.views.job_forms import own_kind_forms
-from app.views.job_panel import JobPanel, cancel
+from app import visitor
+from app.links import clone_form, model_link, on_event_open
+from app.views import (
+    evaluation_view,
+    generation_view,
+    job_rows,
+    job_view,
+    manage,
+    metrics_view,
+    plan_view,
+    shell,
+    tree_view,
+    verdict,
+)
+from app.views.job_forms import own_kind_form
+from app.views.manage import SMALL, Manage, note_line, outcome_notice
 from app.widgets.bulk import Action, bulk_bar, compare_button, name_field, on_bulk
-from app.widgets.elements import QUIET, block, page_header
+from app.widgets.elements import QUIET, block, hidden, link_button, notice, page_header
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.list_query import ListQuery, filtered_query
-from app.widgets.picker import pager
+from app.widgets.picker import live, pager
+from app.widgets.problems import show_errors
+from app.widgets.text import safe, tag
+from ops.homes import names
 from speculoos.settings import Settings
-from tracking import experiments, listing
-from tracking.db import writing
+from tracking import experiments, jobs, listing, reports
+from tracking.db import reading, writing
 from tracking.paging import page
 from tracking.states import FINISHED, WAITING, JobState
-from tracking.tables import Job
+from tracking.tables import Base, Checkpoint, Dataset, Job
+from workers.jobs import submit
+from workers.jobs.requests import own_kinds
 
 SHOWN = {
     "All": (),
@@ -31,10 +58,9 @@ ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 
 
 def table(session: Session, which: ListQuery, place: str = "") -> str:
-    """A page of the jobs that match `which`, newest first by default."""
     query = filtered_query(listing.newest(SHOWN.get(which.which, ())), which)
-    shown, queues = page(session, query, place), listing.Queues(session)
-    waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
+    shown = page(session, query, place)
+    waits = job_rows.waits_of(session, shown.rows)
     listed = job_rows.jobs_table(shown.rows, waits, filtered=which.is_filtered, chosen=True)
     return (
         (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")
@@ -60,7 +86,8 @@ def build(settings: Settings) -> None:
     shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
     with listed.listing():
-        own_kind_forms(settings)
+        for kind in own_kinds():
+            own_kind_form(settings, kind)
         message = block(elem_id="jobs-bulk-said")
     with listed.opened():
         panel = JobPanel(settings, listed.chosen)
@@ -81,3 +108,166 @@ def actions(settings: Settings) -> dict[str, Action]:
 def add(settings: Settings, job_id: str, name: str) -> None:
     with writing(settings) as session:
         experiments.move_to_experiment(session, job_id, name)
+
+
+OUTPUTS: tuple[tuple[type, str, str], ...] = (
+    (Dataset, "data set", "data"),
+    (Base, "model", "models"),
+    (Checkpoint, "checkpoint", "checkpoints"),
+)
+
+
+MESSAGE_TIME = "(message) => { window.speculoosSaid = message ? Date.now() : 0; }"
+STALE = """(message) => {
+  const now = document.querySelector('#job-head [data-state]')?.dataset.state;
+  const before = window.speculoosState;
+  window.speculoosState = now;
+  return before && before !== now && Date.now() - window.speculoosSaid > 1500 ? '' : message;
+}"""
+"""Clears the message of a button once the job's state has changed."""
+
+
+class JobPanel:
+    """The components of one job's page and their values. `chosen` is the hidden text with the job's id."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings, self.chosen = settings, chosen
+        self.head = live("job-head")
+        with gr.Row(elem_classes="sp-buttons"):
+            self.cancel = gr.Button("Cancel", elem_id="job-cancel", variant="stop", visible=False, **SMALL)
+            self.retry = gr.Button("Retry", elem_id="job-retry", variant="primary", visible=False, **SMALL)
+            self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
+        self.said = block(elem_id="job-action-said")
+        self.target = hidden("job-clone-target")
+        self.manage = Manage(settings, Job, "job", "job", chosen)
+        with gr.Tabs(elem_id="job-tabs"):
+            with gr.Tab("Charts", elem_id="job-tab-charts"):
+                charts = block(elem_id="job-charts")
+            with gr.Tab("Log", elem_id="job-tab-log"):
+                log = block(elem_id="job-log", max_height=440)
+            with gr.Tab("Samples", elem_id="job-tab-samples"):
+                samples = block(elem_id="job-samples")
+            with gr.Tab("Settings", elem_id="job-tab-config"):
+                config = block(elem_id="job-config")
+        self.live = [self.head, self.cancel, self.retry, charts, samples, log, config]
+        self.outputs = [*self.live, self.said, *self.manage.outputs]
+
+    def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        for button, action in ((self.cancel, cancel), (self.retry, retry)):
+            act = partial(self._act, action)
+            button.click(act, self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
+        self.said.change(None, self.said, None, js=MESSAGE_TIME, api_visibility="private")
+        self.head.change(None, self.said, self.said, js=STALE, api_visibility="private")
+        on_event_open(self.clone.click, self._clone, self.chosen, self.said, self.target)
+        self.manage.wire(redraw, inputs, outputs)
+
+    def _act(self, action: Any, job_id: str) -> str:
+        return outcome_notice(lambda: action(self.settings, job_id))
+
+    @show_errors("")
+    def _clone(self, job_id: str) -> tuple[str, str]:
+        return "", clone(self.settings, job_id)
+
+    def live_view(self, session: Session, job: Job) -> list[Any]:
+        state = JobState(job.state)
+        word, is_part = "Retry" if state == JobState.FAILED else "Resume", bool(job.parent_id)
+        charts = metrics_view.charts(reports.sampled_metrics(session, job.id, but=reports.COUNTER_PREFIX))
+        return [
+            head(session, job, self.settings.home),
+            gr.Button(visible=not is_part and state not in FINISHED, interactive=not job.cancel_requested),
+            gr.Button(word, visible=not is_part and state.can_become(JobState.QUEUED)),
+            charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
+            samples(session, job),
+            job_rows.log_lines(reports.logs(session, job.id, limit=300)),
+            job_rows.attempts(reports.attempt_seconds(session, job.id)) + job_rows.config(job, names(session)),
+        ]
+
+    def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
+        live = self.live_view(session, job) if job else [gr.skip()] * len(self.live)
+        return [*live, "", *self.manage.view(job)]
+
+
+def samples(session: Session, job: Job) -> str:
+    if job.kind in generation_view.KINDS:
+        return generation_view.first_answers(session, job) or job_rows.samples(())
+    if job.kind == "evaluate":
+        return job_rows.samples(())  # the head shows its records: results per prompt
+    return job_rows.samples((s.step, s.record) for s in reports.samples(session, job.id))
+
+
+def head(session: Session, job: Job, home: Path | None = None) -> str:
+    """Name, state, progress, banner and results of the job. `home`: the home folder, to show its free disk space."""
+    parts = [
+        job_rows.title(job),
+        note_line(job),
+        job_rows.whole_link(session, job),
+        job_rows.experiment_link(session, job),
+        job_view.progress(job),
+        job_rows.shards_part(session, job),
+        generation_view.part(session, job, home),
+        job_view.banner(job, job_rows.waits_words(listing.Queues(session), job)),
+    ]
+    results = verdict.part(session, job) + output_links(session, job) + evaluation_view.report_of(session, job)
+    results += plan_view.report(job)
+    return tag("div", "".join(parts) + results, class_="sp-job-head", data_state=job.state)
+
+
+def no_charts(job: Job) -> str:
+    if job.kind in ("train", *generation_view.KINDS) and job.state in job_view.ACTIVE and not job.shards:
+        return "The first numbers appear here shortly after the job starts."
+    if job.kind == "evaluate" and job.state in job_view.ACTIVE:
+        return "The results of finished questions are shown above. The report follows when all are measured."
+    return "This job has no charts."
+
+
+def output_links(session: Session, job: Job) -> str:
+    if job.state != JobState.SUCCEEDED:
+        return ""
+    links = created_rows_html(session, job)
+    if job.kind == "replay":
+        for number, chat in enumerate(job.result.get("chats") or (), 1):
+            to = f"/playground?chat={chat}"
+            links += notice(f"Response {number}, replayed.", "good", to, "Open in Playground")
+    if job.kind in ("evaluate", "replay"):
+        to = f"/evaluations?id={job.request.get('evaluation_id', '')}"
+        links += notice("The evaluation is stored.", "good", to, "Open the evaluation")
+    if job.kind == "tune":
+        to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
+        words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
+        message = " ".join(str(each) for each in words if each)
+        links += notice(message, tree_view.verdict_tone(job.result), to, "Open the checkpoint")
+    # the downloads of the checkpoint that the job trained or exported
+    query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
+    checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
+    link = link_button("Download for a server…", f"/checkpoints?id={checkpoint_id}")
+    return links + (tag("div", link, class_="sp-link-row") if checkpoint_id else "")
+
+
+def created_rows_html(session: Session, job: Job) -> str:
+    """Notices with links to the ready rows that the job created."""
+    html = ""
+    for kind, word, place in OUTPUTS:
+        for row in session.scalars(select(kind).where(kind.job_id == job.id, kind.state == "ready")):
+            link, words = f"/{place}?id={row.id}", "Open it"
+            if kind is Checkpoint:
+                base = session.get_one(Base, row.base_id)
+                link, words = model_link("playground", base.name, row.name), "Open in Playground"
+            html += notice(f"Created the {word} “{row.name}”.", "good", link, words)
+    return html
+
+
+def cancel(settings: Settings, job_id: str) -> str:
+    job = submit.request_cancel(job_id, settings)
+    return "Cancelled." if job.state == JobState.CANCELLED else "Asked to stop; finished work is saved first."
+
+
+def retry(settings: Settings, job_id: str) -> str:
+    submit.retry(job_id, settings)
+    return "Queued again; it continues from the last saved state."
+
+
+def clone(settings: Settings, job_id: str) -> str:
+    """URL of the form with this job's values or, for kinds without a form, of a new job with the same request."""
+    with reading(settings) as session:
+        job = jobs.get(session, job_id)
+    return clone_form(job) or f"/jobs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"

@@ -9,18 +9,31 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.forms import SOURCES, fetch_request
-from app.links import on_event_open
-from app.views import model_view
-from app.views.hub_search import HubSearch
+from app.links import model_link, on_event_open
+from app.views.checkpoint_rows import method_words
+from app.views.job_view import banner, job_line, progress
 from app.views.manage import SMALL, Manage, note_line
-from app.views.plan_form import PlanForm
-from app.widgets.elements import QUIET, block, closed_accordion, hidden, page_header, section
+from app.views.plan_view import PlanForm
+from app.widgets.elements import (
+    QUIET,
+    badge,
+    block,
+    closed_accordion,
+    detail_head,
+    facts,
+    hidden,
+    link_button,
+    notice,
+    page_header,
+    section,
+)
 from app.widgets.fields import one_line
+from app.widgets.formatting import ago, count, size
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.list_query import ListQuery, empty_list_html, filtered_query
-from app.widgets.picker import live, pager
+from app.widgets.picker import live, pager, pick
 from app.widgets.problems import show_errors
-from app.widgets.text import tag
+from app.widgets.text import safe, tag
 from ops.starter import ensure_starter
 from speculoos.settings import Settings
 from tracking import listing, queries
@@ -29,6 +42,8 @@ from tracking.paging import page as page_of
 from tracking.tables import Base, Job
 from workers.jobs.submit import submit
 
+SOURCE_WORDS = {"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"}
+STATE_BADGES = {"pending": ("Downloading", "info"), "failed": ("Download failed", "bad"), "ready": ("Ready", "good")}
 HINTS = {
     "Hub id": ("owner/name", "Downloaded from the Hugging Face Hub; gated models need HF_TOKEN in the environment."),
     "Local folder": (
@@ -48,7 +63,7 @@ def table(session: Session, which: ListQuery, place: str = "") -> str:
     shown = page_of(session, filtered_query(queries.listed(Base), which), place)
     if not shown.rows:
         return empty_list_html(which, "model", "Add one above: a Hub id, a folder, a GGUF file or the starter model.")
-    cards = tag("div", "".join(map(model_view.card, shown.rows)), class_="sp-cards")
+    cards = tag("div", "".join(map(card, shown.rows)), class_="sp-cards")
     return cards + pager("models", shown, which)
 
 
@@ -69,7 +84,6 @@ def build(settings: Settings) -> None:
 def build_add(settings: Settings) -> None:
     with closed_accordion("Add a model", elem_id="models-add"):
         source = gr.Radio(list(SOURCES), value="Hub id", label="Source", elem_id="models-source")
-        hub = HubSearch()
         with gr.Row():
             placeholder, info = HINTS["Hub id"]
             location = one_line("Location", "models-location", placeholder=placeholder, info=info, scale=3)
@@ -77,18 +91,15 @@ def build_add(settings: Settings) -> None:
         message = block(elem_id="models-said")
         add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
         target = hidden("models-target")
-    source.change(hint, source, [location, hub.all], **QUIET)
-    hub.wire(location)
+    source.change(hint, source, location, **QUIET)
     values = [source, location, name]
     for event in (add.click, location.submit):
         on_event_open(event, partial(add_model, settings), values, message, target)
 
 
-def hint(source: str) -> tuple[Any, Any]:
-    """The location field for a source, and the visibility of the Hub search."""
+def hint(source: str) -> Any:
     placeholder, info = HINTS[source]
-    field = gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
-    return field, gr.Column(visible=source == "Hub id")
+    return gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
 
 
 @show_errors("")
@@ -117,11 +128,85 @@ class ModelPanel:
     def live_view(self, session: Session, base: Base) -> list[Any]:
         job = session.get(Job, base.job_id) if base.job_id else None
         waits = listing.Queues(session).waits_for(job) if job else ""
-        parts = [model_view.title(base), note_line(base), model_view.state(base, job, waits), model_view.uses(base)]
+        parts = [title(base), note_line(base), state(base, job, waits), uses(base)]
         head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
-        methods = model_view.methods(base) or tag("p", "Known after the download.", class_="sp-lead")
-        return [head, model_view.details(base), methods]
+        supported = methods(base) or tag("p", "Known after the download.", class_="sp-lead")
+        return [head, details(base), supported]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         live = self.live_view(session, base) if base else [gr.skip()] * len(self.live)
         return [*live, *self.plan.view(session, base, query), *self.manage.view(base)]
+
+
+def card(base: Base) -> str:
+    lines = [tag("span", safe(base.name), class_="sp-card-title"), tag("span", safe(line(base)), class_="sp-card-line")]
+    if base.note:
+        lines.append(tag("span", safe(base.note), class_="sp-card-line"))
+    marks = badge(*STATE_BADGES.get(base.state, (base.state, ""))) + badge(SOURCE_WORDS.get(base.source, base.source))
+    return pick("models", base.id, "".join(lines) + tag("div", marks, class_="sp-card-badges"), class_="sp-card")
+
+
+def line(base: Base) -> str:
+    """`LlamaForCausalLM · 135 M parameters · float32`."""
+    card = base.card or {}
+    parts = [card.get("architecture"), f"{count(card['parameters'])} parameters" if card.get("parameters") else ""]
+    return " · ".join(p for p in (*parts, card.get("dtype")) if p) or base.location
+
+
+def title(base: Base) -> str:
+    return detail_head(base.name, badge(*STATE_BADGES.get(base.state, (base.state, ""))))
+
+
+def state(base: Base, job: Job | None, waits_for: str) -> str:
+    """Progress or error of the download; "" for a ready model."""
+    if base.state == "ready" or job is None:
+        return "" if base.state == "ready" else notice("The download of this model failed. Add it again.", "bad")
+    return progress(job) + banner(job, waits_for) + job_line(job)
+
+
+def uses(base: Base) -> str:
+    if base.state != "ready":
+        return ""
+    links = (
+        link_button("Chat with it", model_link("playground", base.name), main=True),
+        link_button("Generate training data", f"/data?base={base.id}"),
+        link_button("Train a draft for it", f"/train?base={base.id}"),
+        link_button("Import a published draft", f"/checkpoints?base={base.id}"),
+    )
+    return tag("div", "".join(links), class_="sp-link-row")
+
+
+def methods(base: Base) -> str:
+    """Draft methods that the base model supports, and why it does not support others."""
+    rows = ""
+    for name, reason in ((base.card or {}).get("methods") or {}).items():
+        mark = badge("no", "bad") if reason else badge("yes", "good")
+        rows += tag("li", mark + tag("b", safe(method_words(name))) + tag("span", safe(reason)))
+    return tag("ul", rows, class_="sp-methods") if rows else ""
+
+
+def details(base: Base) -> str:
+    card = base.card or {}
+    memory = card.get("memory") or {}
+    heads = f"{card.get('heads')} ({card.get('kv_heads')} key-value)" if card.get("heads") else ""
+    return facts(
+        [
+            ("Architecture", card.get("architecture")),
+            ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else ""),
+            ("Layers", card.get("layers")),
+            ("Hidden size", card.get("hidden_size")),
+            ("Attention heads", heads),
+            ("Vocabulary", f"{card['vocabulary']:,}" if card.get("vocabulary") else ""),
+            ("Maximum context", f"{card['max_length']:,} tokens" if card.get("max_length") else ""),
+            ("Data type", card.get("dtype")),
+            ("Size on disk", size(card["size_bytes"]) if card.get("size_bytes") else ""),
+            ("Memory needed", ", ".join(f"{size(v)} in {k}" for k, v in memory.items())),
+            ("Chat template", {True: "yes", False: "none (not a chat model)"}.get(card.get("chat_template"))),
+            ("Licence", card.get("licence") or ("not stated" if card else "")),
+            ("Source", f"{SOURCE_WORDS.get(base.source, base.source)}: {base.location}"),
+            ("Folder", base.path),
+            ("Weights sha256", base.weights_sha256),
+            ("Tokenizer sha256", base.tokenizer_sha256),
+            ("Added", ago(base.created_at)),
+        ]
+    )

@@ -6,13 +6,13 @@ variable that sets them and, for secrets, only whether they are set.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import gradio as gr
 from sqlalchemy.engine import make_url
 
-from app.views import access, api_keys, ended_form
 from app.views.manage import SMALL
-from app.views.rules_form import RulesForm
+from app.views.settings_forms import RulesForm, build_access, build_keys, build_webhook
 from app.widgets.elements import QUIET, badge, block, facts, notice, on_load, page_header, section
 from app.widgets.picker import table
 from app.widgets.text import safe, safe_with_code, tag
@@ -35,15 +35,15 @@ def build(settings: Settings) -> None:
     section("Health", "The same checks as `speculoos doctor`.")
     health = block(elem_id="settings-health")
     again = gr.Button("Check again", elem_id="settings-check", **SMALL)
-    access.build(settings)
-    ended_form.build(settings)
+    build_access(settings)
+    build_webhook(settings)
     RulesForm(settings)
     section("Storage")
     block(storage_facts(settings), elem_id="settings-storage")
     section(
         "API keys", "For programs that use the inference server: one key per program, which can be revoked separately."
     )
-    api_keys.build(settings)
+    build_keys(settings)
     section(
         "Endpoints",
         "OpenAI-compatible servers for generating training data. Pages refer to them by name, never by URL.",
@@ -57,56 +57,46 @@ def build(settings: Settings) -> None:
     section("Environment", OUTSIDE)
     block(limits(settings), elem_id="settings-limits")
     section("Theme", "The button at the top right switches between light, dark and the system's theme.")
-    on_load(lambda: health_table(settings), health)
-    again.click(lambda: health_table(settings), None, health, **{**QUIET, "show_progress": "minimal"})
+    on_load(partial(health_table, settings), health)
+    again.click(partial(health_table, settings), None, health, **{**QUIET, "show_progress": "minimal"})
 
 
 def health_table(settings: Settings) -> str:
-    """Table of all checks, failed ones first."""
     return health_html(check(settings, [name for name in CHECKS if name not in NEEDS_TORCH]))
 
 
 def health_html(parts: Mapping[str, HealthPart]) -> str:
     failed = [name for name, part in parts.items() if not part.ok]
     top = notice(f"Failed: {', '.join(failed)}.", "bad") if failed else notice("All checks passed.", "good")
-    rows = [_part(name, part) for name, part in sorted(parts.items(), key=lambda item: item[1].ok)]
+    rows = []
+    for name, part in sorted(parts.items(), key=lambda item: item[1].ok):
+        mark = badge("OK", "good") if part.ok else badge("failed", "bad")
+        hint = tag("span", safe_with_code(" " + part.hint), class_="sp-row-note") if part.hint else ""
+        rows.append([mark, safe(name), safe(part.detail) + hint])
     return tag("div", top + table(["State", "Check", "Result"], rows, "Health"), class_="sp-stack")
-
-
-def _part(name: str, part: HealthPart) -> list[str]:
-    mark = badge("OK", "good") if part.ok else badge("failed", "bad")
-    hint = tag("span", safe_with_code(" " + part.hint), class_="sp-row-note") if part.hint else ""
-    return [mark, safe(name), safe(part.detail) + hint]
 
 
 def storage_facts(settings: Settings) -> str:
     """Paths of the home folder, the database and the models, with a link to the Storage page."""
     link = tag("a", "Disk usage and cleanup", href="/storage", class_="sp-back")
-    places = [("Home", settings.home), ("Database", database(settings)), ("Models", settings.home / "models")]
-    where = facts([*places, *([("Store", hide_credentials(settings.store))] if settings.store else [])])
+    database = make_url(settings.database_url).render_as_string(hide_password=True)
+    places = [("Home", settings.home), ("Database", database), ("Models", settings.home / "models")]
+    where = facts([*places, ("Store", hide_credentials(settings.store) if settings.store else "")])
     return tag("div", where + tag("div", link), class_="sp-stack")
-
-
-def database(settings: Settings) -> str:
-    """The database URL without its password."""
-    return make_url(settings.database_url).render_as_string(hide_password=True)
 
 
 def endpoints(settings: Settings) -> str:
     """Each endpoint's name and the variable of its key; never the key."""
-    if not settings.endpoints:
-        example = '[endpoints.mine]\nurl = "https://example.org/v1"\nmodel = "some-model"\nkey_env = "MINE_API_KEY"'
-        return none_yet(settings, example)
+    example = '[endpoints.mine]\nurl = "https://example.org/v1"\nmodel = "some-model"\nkey_env = "MINE_API_KEY"'
     rows = [[safe(name), safe(e.model or "chosen per request"), key_badge(e)] for name, e in settings.endpoints.items()]
-    return table(["Name", "Model", "Key"], rows, "Endpoints")
+    return table(["Name", "Model", "Key"], rows, "Endpoints") if rows else none_yet(settings, example)
 
 
 def state_servers(settings: Settings) -> str:
     """Each server's name, kind, and the variable of its token; never the token."""
-    if not settings.state_servers:
-        return none_yet(settings, '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"')
+    example = '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"'
     rows = [[safe(name), safe(s.kind), key_badge(s)] for name, s in settings.state_servers.items()]
-    return table(["Name", "Kind", "Token"], rows, "Servers of hidden states")
+    return table(["Name", "Kind", "Token"], rows, "Servers of hidden states") if rows else none_yet(settings, example)
 
 
 def none_yet(settings: Settings, example: str) -> str:
@@ -117,30 +107,23 @@ def none_yet(settings: Settings, example: str) -> str:
 def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or StateServer)
     if not endpoint.key_env:
         return safe("none needed")
-    return (
-        badge(f"{endpoint.key_env} is set", "good") if endpoint.key else badge(f"{endpoint.key_env} is not set", "bad")
-    )
+    words, tone = ("is set", "good") if endpoint.key else ("is not set", "bad")
+    return badge(f"{endpoint.key_env} {words}", tone)
 
 
 def limits(settings: Settings) -> str:
     """Table of the read-only settings with the environment line that changes each; secrets only as set or not set."""
-    rows = [
-        [safe(words), safe(value), tag("code", safe(line))] for words, value, line in environment_settings(settings)
-    ]
-    return table(["Setting", "Value", "Environment"], rows, "Environment", True, {"Environment"})
-
-
-def environment_settings(settings: Settings) -> list[tuple[str, str, str]]:
-    """(label, value, environment line) of the read-only settings."""
     patience = settings.stuck_seconds
     stuck = f"{patience} s without progress" if patience else "never"
     trackers = ", ".join(map(TRACKERS.get, settings.trackers)) or "none (these pages only)"
-    secret = [
-        (words, "set" if value else "not set", f"{name}_FILE=/path/of/a/file")
-        for words, name, value in secrets(settings)
-    ]
-    return [
-        *secret,
+    secrets = (
+        ("Hub token, for gated models", "HF_TOKEN", settings.hf_token),
+        ("Password of the pages", "SPECULOOS_PASSWORD", settings.password),
+        ("Token of the inference server", "SPECULOOS_INFERENCE_TOKEN", settings.inference_token),
+        ("Token for metrics", "SPECULOOS_METRICS_TOKEN", settings.metrics_token),
+    )
+    values = [
+        *((words, "set" if value else "not set", f"{name}_FILE=/path/of/a/file") for words, name, value in secrets),
         ("Address of the pages", f"{settings.host}:{settings.port}", f"SPECULOOS_PORT={settings.port}"),
         ("Inference server", settings.inference_url, f"SPECULOOS_INFERENCE_PORT={settings.inference_port}"),
         ("Device", settings.device, f"SPECULOOS_DEVICE={settings.device}"),
@@ -157,6 +140,8 @@ def environment_settings(settings: Settings) -> list[tuple[str, str, str]]:
         ("Webhook hosts in this network", *_listed("SPECULOOS_WEBHOOK_HOSTS", settings.webhook_hosts)),
         ("Trackers of training metrics", trackers, f"SPECULOOS_TRACKERS={','.join(settings.trackers)}"),
     ]
+    rows = [[safe(words), safe(value), tag("code", safe(line))] for words, value, line in values]
+    return table(["Setting", "Value", "Environment"], rows, "Environment", True, {"Environment"})
 
 
 def _floor(megabytes: int | None) -> str:
@@ -165,13 +150,3 @@ def _floor(megabytes: int | None) -> str:
 
 def _listed(name: str, hosts: tuple[str, ...]) -> tuple[str, str]:
     return ", ".join(hosts) or "none", f"{name}={','.join(hosts)}"
-
-
-def secrets(settings: Settings) -> list[tuple[str, str, str]]:
-    """(label, variable, value) of each secret. The page shows only whether a value is set."""
-    return [
-        ("Hub token, for gated models", "HF_TOKEN", settings.hf_token),
-        ("Password of the pages", "SPECULOOS_PASSWORD", settings.password),
-        ("Token of the inference server", "SPECULOOS_INFERENCE_TOKEN", settings.inference_token),
-        ("Token for metrics", "SPECULOOS_METRICS_TOKEN", settings.metrics_token),
-    ]

@@ -1,18 +1,20 @@
 """The Storage page: disk usage and cleanup. Sizes are measured in the background."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 import gradio as gr
 
-from app.views import storage_view
 from app.views.manage import SMALL, confirmation_dialog
-from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, section
-from app.widgets.picker import live
+from app.widgets.elements import QUIET, block, empty_state, hidden, notice, on_load, page_header, section, tiles
+from app.widgets.formatting import ago, size
+from app.widgets.picker import live, table
 from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from ops import retention, storage
+from ops.storage import Leftover, Survey
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import rules
@@ -22,6 +24,11 @@ from tracking.tables import Preference
 LEAD = "Disk usage and cleanup."
 MEASURING = "Measuring the files of the home folder …"
 POLL_SECONDS = 2.0
+KINDS = {"models": ("model", "models"), "datasets": ("data set", "data"), "checkpoints": ("checkpoint", "checkpoints")}
+"""Folder → name of one row, page."""
+SHOWN = 60
+"""Maximum number of rows in the list; the pages of each kind show all."""
+SHOWN_LEFTOVERS = 20
 
 
 def build(settings: Settings) -> None:
@@ -59,7 +66,6 @@ class StoragePage:
         self.chore = BackgroundTask()
 
     def build(self) -> None:
-        """Components and events, inside the current Blocks."""
         seen, overview = hidden("storage-seen"), block(elem_id="storage-overview")
         parts = block(elem_id="storage-parts")
         section(
@@ -96,12 +102,9 @@ class StoragePage:
         if survey is None:
             words = self.surveys.problem or MEASURING
             return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
-        views = [
-            storage_view.overview(survey),
-            storage_view.parts(survey, rules.current_settings(self.settings)),
-            storage_view.rows_table(survey),
-        ]
-        return [self.signature(), *views, storage_view.leftovers(survey.leftovers, str(self.settings.home)), *tail]
+        parts = parts_table(survey, rules.current_settings(self.settings))
+        left = leftovers(survey.leftovers, str(self.settings.home))
+        return [self.signature(), overview_tiles(survey), parts, rows_table(survey), left, *tail]
 
     def poll(self, seen: str) -> Any:
         """Values of `drawn` if something changed since `seen`."""
@@ -116,7 +119,7 @@ class StoragePage:
     @show_errors()
     def round_html(self) -> str:
         with reading(self.settings) as session:
-            return storage_view.last_cleanup(session.get(Preference, retention.NOTE))
+            return last_cleanup(session.get(Preference, retention.NOTE))
 
     def look(self) -> str:
         def work() -> str:
@@ -148,3 +151,99 @@ class StoragePage:
         """Measure again; the poll shows the result."""
         self.surveys.count()
         return tag("p", MEASURING, class_="sp-lead")
+
+
+def overview_tiles(survey: Survey) -> str:
+    free = survey.disk_free / survey.disk_total if survey.disk_total else 1.0
+    share = f"of {size(survey.disk_total)}"
+    return tiles(
+        [
+            ("Free on the disk", size(survey.disk_free), f"{share} · almost full" if free < 0.05 else share),
+            ("Used by the home folder", size(survey.used), f"measured {ago(survey.at)}"),
+            ("Training states", size(sum(item.states for item in survey.things)), "part of the checkpoints"),
+            ("Leftovers", size(survey.parts["leftovers"]), "files not in use"),
+        ]
+    )
+
+
+def parts_table(survey: Survey, settings: Settings) -> str:
+    """Table of the parts of the home folder, largest first, with their retention rules."""
+    words, rows = part_words(survey, settings), []
+    for name, bytes_ in sorted(survey.parts.items(), key=lambda item: -item[1]):
+        title, page, rule = words[name]
+        link = tag("a" if page else "span", safe(title), href=page or None, class_="sp-row-name")
+        bar = tag("progress", value=bytes_, max=max(survey.used, 1), aria_hidden="true")
+        bar += tag("span", safe(size(bytes_)), class_="sp-size")
+        rows.append([link, tag("div", bar, class_="sp-progress"), safe(rule)])
+    return table(["Part", "Size", "Retention"], rows, "Parts of the home folder")
+
+
+def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, str]]:
+    """Part → (title, page, retention rule)."""
+    number = {kind: sum(item.kind == kind for item in survey.things) for kind in KINDS}
+    rows = survey.counts
+    logs = f"{term(settings.keep_logs_days)} after the job's end"
+    runs = f"{rows['runs']:,} responses with {rows['run_steps']:,} steps, {term(settings.keep_runs_days)}; "
+    copies = f"the last {settings.keep_copies} are" if settings.keep_copies else "all are"
+    states = f"states of failed trainings {term(settings.keep_states_days)}"
+    return {
+        "models": ("Models", "/models", f"{number['models']}; kept until you delete them"),
+        "datasets": ("Data sets", "/data", f"{number['datasets']}; kept until you delete them"),
+        "checkpoints": ("Checkpoints", "/checkpoints", f"{number['checkpoints']}, with training states; {states}"),
+        "logs": ("Log files", "/jobs", logs),
+        "uploads": ("Uploads", "/data", term(settings.keep_uploads_days)),
+        "exports": ("Downloads", "/checkpoints", term(settings.keep_exports_days) + "; created again on request"),
+        "hidden_states": ("Hidden states", "/train", "stored by trainings; kept until you delete them"),
+        "trackers": ("Trackers", "/settings", "data for TensorBoard and others; deleted with their jobs"),
+        "database": ("Database", "", runs + f"{rows['job_logs']:,} log lines"),
+        "backups": ("Automatic backups", "", f"of the database before a migration; {copies} kept"),
+        "broker": ("Broker", "", "file of the job queue; stays small"),
+        "leftovers": ("Leftovers", "", "not in use; see below"),
+    }
+
+
+def term(days: int) -> str:
+    """`kept 90 days`."""
+    return f"kept {days} day{'s' if days != 1 else ''}" if days else "kept forever"
+
+
+def rows_table(survey: Survey) -> str:
+    """Table of models, data sets and checkpoints, largest first, with links to their pages."""
+    if not survey.things:
+        return empty_state("Nothing yet", "This list shows models, data sets and checkpoints with their sizes.")
+    rows = []
+    for item in sorted(survey.things, key=lambda item: (item.outside, -item.bytes))[:SHOWN]:
+        kind, page = KINDS[item.kind]
+        link = tag("a", safe(item.name), href=f"/{page}?id={item.id}", class_="sp-row-name")
+        weight = "outside the home folder" if item.outside else size(item.bytes)
+        rows.append([link, *map(safe, (kind, weight, size(item.states) if item.states else "–"))])
+    total = len(survey.things)
+    columns = ["Name", "Kind", "Size", "Training states"]
+    html = table(columns, rows, "Things", wide_first=True, named=columns[1:])
+    return html + (_more(f"The {SHOWN} largest of {total} are shown.") if total > SHOWN else "")
+
+
+def leftovers(items: Sequence[Leftover], home: str) -> str:
+    if not items:
+        return tag("p", "No leftovers: every file in the home folder is in use.", class_="sp-lead")
+    rows = [
+        [safe(str(item.path).removeprefix(home + "/")), safe(size(item.bytes)), safe(ago(item.changed))]
+        for item in items[:SHOWN_LEFTOVERS]
+    ]
+    columns = ["Path", "Size", "Last changed"]
+    html = table(columns, rows, "Leftovers", wide_first=True, named=columns[1:])
+    return html + (_more(f"And {len(items) - len(rows)} more.") if len(items) > len(rows) else "")
+
+
+def _more(words: str) -> str:
+    return tag("p", safe(words), class_="sp-lead")
+
+
+def last_cleanup(row: Preference | None) -> str:
+    if row is None:
+        return notice("No cleanup yet. The reconciler cleans up within an hour after it starts.", "info")
+    removed = row.value.get("removed", {})
+    words = ", ".join(f"{part['count']:,} {name}" for name, part in removed.items())
+    when = ago(datetime.fromisoformat(row.value["removed_at"])) if row.value.get("removed_at") and removed else ""
+    removed_words = f" Last removed {when}: {words}." if words else " Nothing removed so far."
+    return notice(f"Last cleanup {ago(row.updated_at)}.{removed_words}", "info")

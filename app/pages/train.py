@@ -1,8 +1,7 @@
 """The Train page: base, data, method, recipe, estimate, start. `?base=`, `?data=` and `?clone=` prefill the form."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
 from sqlalchemy.orm import Session
@@ -34,8 +33,7 @@ from workers.jobs.submit import check_and_estimate, submit_training
 FEW_ROWS = 50
 FIRST = next(iter(METHODS))
 """Method selected by default."""
-MEASURE = ("--measure",)
-"""Command-line flag for an evaluation after the training."""
+CLONED = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe")
 LONGEST = 100
 """Maximum factor of `?longer=`."""
 
@@ -45,8 +43,7 @@ def build(settings: Settings) -> None:
     TrainPage(settings).wire()
 
 
-@dataclass(frozen=True)
-class TrainSubmission:
+class TrainSubmission(NamedTuple):
     """Values of the form: the training request and options outside of it."""
 
     request: Train
@@ -54,15 +51,8 @@ class TrainSubmission:
     experiment: str
     measure: bool
 
-    @property
-    def flags(self) -> list[str]:
-        experiment = ["--experiment", self.experiment] if self.experiment else []
-        return [*(MEASURE if self.measure else ()), *experiment]
-
 
 class TrainPage:
-    """The form on the left, the review on the right."""
-
     def __init__(self, settings: Settings):
         self.settings = settings
         self.empty = block(elem_id="train-empty")
@@ -77,8 +67,8 @@ class TrainPage:
         with gr.Row(elem_classes="sp-review-bar"):
             self.line = block(elem_id="train-line")
             self.start_here = gr.Button("Start training", variant="primary", elem_id="train-start-here", scale=0)
-        self.main = [self.base, self.data, self.method, self.recipe]
-        self.values = [*self.main, self.name, self.experiment, self.measure, *self.advanced.inputs]
+        main = [self.base, self.data, self.method, self.recipe, self.name, self.experiment, self.measure]
+        self.values = [*main, *self.advanced.inputs]
         self.reviewed = [self.review, self.line]
 
     def _build_choices(self) -> None:
@@ -113,8 +103,7 @@ class TrainPage:
         groups = list(self.advanced.groups.values())
         on_load(self.open_address, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
         review_update = (self.review_now, self.values, self.reviewed)
-        edited = (self.base, self.data, self.name, self.experiment, self.measure)
-        on_typing((*edited, *self.advanced.inputs), *review_update)
+        on_typing([field for field in self.values if field not in (self.method, self.recipe)], *review_update)
         method_outputs = [self.recipe, self.method_note, *groups, *self.advanced.inputs]
         self.method.input(self.choose_method, self.method, method_outputs, **QUIET).then(*review_update, **QUIET)
         self.recipe.input(self.choose_recipe, [self.method, self.recipe], self.advanced.inputs, **QUIET).then(
@@ -177,7 +166,6 @@ class TrainPage:
         measure: bool,
         *values: Any,
     ) -> TrainSubmission:
-        """Parse the values of the controls. Raises BadInput."""
         settings = self.advanced.named(values, method)
         request = forms.train_request(base or "", data or [], method, recipe, settings)
         return TrainSubmission(request, name.strip(), (experiment or "").strip(), bool(measure))
@@ -237,14 +225,12 @@ def usual(method: str) -> str:
 
 def request_of_job(session: Session, job_id: str) -> Train | None:
     """Request of a training job to clone; None if there is no such job."""
-    job = session.get(Job, job_id) if job_id else None
+    job = session.get(Job, job_id)
     if job is None or job.kind != "train":
         return None
-    keys = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe")
-    fields = {k: job.request[k] for k in keys if k in job.request}
-    names = {r.name for r in list_recipes(fields["method"])}
-    recipe = fields.get("recipe")
-    return Train(**{**fields, "recipe": recipe if recipe in names else ""})
+    fields = {key: value for key, value in job.request.items() if key in CLONED}
+    names = {recipe.name for recipe in list_recipes(fields["method"])}
+    return Train(**{**fields, "recipe": fields.get("recipe") if fields.get("recipe") in names else ""})
 
 
 def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
@@ -266,9 +252,8 @@ def longer(values: Mapping[str, Any], times: str) -> dict[str, Any]:
 
 def experiment_of(session: Session, query: Mapping[str, str]) -> str:
     """Name of the experiment in the URL, or of the experiment of the cloned job."""
-    job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
-    row_id = query.get("experiment") or (job.experiment_id if job else "")
-    row = session.get(Experiment, row_id) if row_id else None
+    job = session.get(Job, query.get("clone", ""))
+    row = session.get(Experiment, query.get("experiment") or (job and job.experiment_id) or "")
     return row.name if row else ""
 
 
@@ -284,19 +269,19 @@ def warnings(session: Session, request: Train) -> list[str]:
     """Warnings about a valid request, one sentence each."""
     base = session.get(Base, request.base_id)
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
-    writers = {data.base_id for data in sets if data.base_id and data.base_id != base.id}
-    sentences = [_other_writer(session.get(Base, base_id), base) for base_id in sorted(writers)]
+    sentences = []
+    for base_id in sorted({data.base_id for data in sets if data.base_id and data.base_id != base.id}):
+        writer = session.get(Base, base_id)
+        by = f"“{writer.name}”" if writer else "another model"
+        sentences.append(
+            f"These responses were generated by {by}, not by “{base.name}”; this lowers the acceptance rate."
+        )
     rows = sum(data.rows for data in sets)
     if rows < FEW_ROWS and all(data.state == "ready" for data in sets):
         sentences.append(f"Only {rows} conversations: enough for a test, too few for a good draft.")
     if unserved := no_server_reason(request.method, base.path):
         sentences.append(unserved)
     return sentences
-
-
-def _other_writer(writer: Base | None, base: Base) -> str:
-    by = f"“{writer.name}”" if writer else "another model"
-    return f"These responses were generated by {by}, not by “{base.name}”; this lowers the acceptance rate."
 
 
 FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for name in SETTINGS}}
@@ -314,5 +299,7 @@ def review_box(session: Session, settings: Settings, submission: TrainSubmission
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     estimate = check_and_estimate(settings, request)
-    html = notes + review(estimate, command_for(request, names, submission.name, submission.flags))
+    flags = ["--measure"] if submission.measure else []
+    flags += ["--experiment", submission.experiment] if submission.experiment else []
+    html = notes + review(estimate, command_for(request, names, submission.name, flags))
     return tag("div", html, class_="sp-stack"), line(estimate)

@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.views import shell, trainings_tables, trainings_view
+from app.views import shell, trainings_view
 from app.widgets.elements import block, closed_accordion, empty_state, hidden, notice, on_change, on_load, page_header
 from app.widgets.list_page import SIGNATURE_SEPARATOR, changed_parts
 from app.widgets.picker import live
@@ -38,9 +38,8 @@ def build(settings: Settings) -> None:
         charts = block(elem_id="trainings-charts")
         with closed_accordion("All other curves", elem_id="trainings-more"):
             more = block(elem_id="trainings-more-charts")
-        bars = block(elem_id="trainings-bars")
         figures = live("trainings-figures")
-    shown = [problem, column, differ, charts, more, bars, figures]
+    shown = [problem, column, differ, charts, more, figures]
 
     def open_address(request: gr.Request) -> list[Any]:
         listed = ",".join(trainings_view.ids_of(str(request.query_params.get("ids") or "")))
@@ -66,15 +65,13 @@ def build(settings: Settings) -> None:
 
 
 def drawn(session: Session, ids: str) -> list[Any]:
-    """The notice, the visibility of the rest, and its parts."""
     found = trainings.find(session, trainings_view.ids_of(ids))
     pairs = zip(trainings_view.labels(found.trainings), found.trainings, strict=True)
     metrics = {label: reports.sampled_metrics(session, training.job.id) for label, training in pairs}
     return [
         trainings_view.missing_jobs_notice(found) if ids else NOTHING,
         gr.Column(visible=bool(found.trainings)),
-        trainings_tables.settings_table(found.trainings),
+        trainings_view.settings_table(found.trainings),
         *trainings_view.charts(metrics),
-        trainings_tables.bars(found.trainings),
-        trainings_tables.figures_table(found.trainings, metrics),
+        trainings_view.figures_table(session, found.trainings, metrics),
     ]

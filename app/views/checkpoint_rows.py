@@ -75,28 +75,21 @@ def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, 
 
 
 def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
-    speedup = figures.get("speedup")
+    name = row_checkbox(checkpoint.id, checkpoint.name)
+    name += pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name")
+    more, speedup = (checkpoint.config or {}).get("more_dataset_ids"), finite_number(figures.get("speedup"))
+    data = names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + (f" + {len(more)}" if more else "")
+    source = _small(REFERENCE * bool(figures.get(REFERENCE)))
     return [
-        row_checkbox(checkpoint.id, checkpoint.name)
-        + pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name")
-        + state_mark(checkpoint)
-        + tag_links("checkpoints", checkpoint.note),
+        name + state_mark(checkpoint) + tag_links("checkpoints", checkpoint.note),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
-        safe(names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + _more_data(checkpoint)),
+        safe(data),
         safe(figure(finite_number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
-        safe(f"{speedup:.2f}×") + _small(REFERENCE * bool(figures.get(REFERENCE)))
-        if isinstance(speedup, int | float)
-        else "–",
+        safe(f"{speedup:.2f}×") + source if speedup is not None else "–",
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
         safe(ago(checkpoint.created_at)),
     ]
-
-
-def _more_data(checkpoint: Checkpoint) -> str:
-    """ " + 1" if it was trained on another data set too."""
-    more = (checkpoint.config or {}).get("more_dataset_ids")
-    return f" + {len(more)}" if more else ""
 
 
 def tau_source(figures: Mapping[str, Any]) -> str:
@@ -110,7 +103,6 @@ def tau_source(figures: Mapping[str, Any]) -> str:
 
 
 def state_mark(checkpoint: Checkpoint) -> str:
-    """Badges of an imported checkpoint and of one that is not ready."""
     states = {"pending": ("being created", "info"), "failed": ("not finished", "bad")}
     imported = [("imported", "")] if is_imported(checkpoint) else []
     marks = [*imported, *(mark for state, mark in states.items() if state == checkpoint.state)]
@@ -118,7 +110,6 @@ def state_mark(checkpoint: Checkpoint) -> str:
 
 
 def is_imported(checkpoint: Checkpoint) -> bool:
-    """Whether the draft was imported, not trained here."""
     return str(checkpoint.config.get("source")) in SOURCE_WORDS
 
 
@@ -133,10 +124,8 @@ def figures_of(checkpoint: Checkpoint, measured: Mapping[str, Any] | None) -> di
     imported checkpoint's files are marked with REFERENCE."""
     own = checkpoint.figures or {}
     if measured:
-        return {
-            **{key: value for key, value in own.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT},
-            **measured,
-        }
+        kept = {key: value for key, value in own.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT}
+        return kept | dict(measured)
     return {**own, REFERENCE: True} if is_reference(checkpoint) else dict(own)
 
 
@@ -144,11 +133,6 @@ def is_reference(checkpoint: Checkpoint) -> bool:
     """Whether the row's own figures were measured by the publisher of the draft."""
     measured_on = (checkpoint.figures or {}).get("measured_on")
     return measured_on != THIS_INSTALLATION and (bool(measured_on) or is_imported(checkpoint))
-
-
-def best_figures(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
-    """`figures_of` with its last evaluation."""
-    return figures_of(checkpoint, last_measured(session, [checkpoint.id]).get(checkpoint.id))
 
 
 def head(session: Session, checkpoint: Checkpoint) -> str:
@@ -181,18 +165,16 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
 
 
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
-    figures = best_figures(session, checkpoint)
-    tau, speedup = finite_number(figures.get("mean_accepted_length")), finite_number(figures.get("speedup"))
-    speed, plain = (
-        finite_number(figures.get("tokens_per_second")),
-        finite_number(figures.get("plain_tokens_per_second")),
-    )
+    figures = figures_of(checkpoint, last_measured(session, [checkpoint.id]).get(checkpoint.id))
+    keys = ("mean_accepted_length", "speedup", "tokens_per_second", "plain_tokens_per_second")
+    tau, speedup, speed, plain = (finite_number(figures.get(key)) for key in keys)
     if speedup is None and speed and plain:
         speedup = speed / plain
+    compared = REFERENCE_WORDS if figures.get(REFERENCE) else interval(figures, "speedup", "×") or "vs. plain decoding"
     return tiles(
         (
             ("Mean accepted length τ", figure(tau), tau_note(figures, tau)),
-            ("Speedup", f"{speedup:.2f}×" if speedup else "–", speedup_note(figures, speedup)),
+            ("Speedup", f"{speedup:.2f}×" if speedup else "–", compared if speedup else ""),
             ("Tokens per second", figure(speed, 1), f"plain {figure(plain, 1)}" if plain else ""),
             ("Size", size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
         )
@@ -213,13 +195,6 @@ def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
     return interval(figures, "mean_accepted_length") or "tokens per verification"
 
 
-def speedup_note(figures: Mapping[str, Any], speedup: float | None) -> str:
-    """Interval of the speedup, or what it is relative to."""
-    if figures.get(REFERENCE):
-        return REFERENCE_WORDS if speedup else ""
-    return (interval(figures, "speedup", "×") or "vs. plain decoding") if speedup else ""
-
-
 def data_words(checkpoint: Checkpoint) -> str:
     """Name of the data set in the checkpoint's config; "" if it has none."""
     return str(checkpoint.config.get("data") or "")
@@ -237,7 +212,7 @@ def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
-        ("Source", safe(origin(checkpoint))),
+        ("Source", safe(_origin(checkpoint))),
         ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or unknown),
         ("Job", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
@@ -249,14 +224,13 @@ def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     return tag("dl", rows_html, class_="sp-facts")
 
 
-def origin(checkpoint: Checkpoint) -> str:
+def _origin(checkpoint: Checkpoint) -> str:
     """Source, format, licence and notices of an imported draft; "" for others."""
     imported = checkpoint.config.get("imported") or {}
     if not imported:
         return ""
     source = SOURCE_WORDS.get(str(checkpoint.config.get("source")), "")
-    notices = " ".join(imported.get("notices") or ())
-    licence = imported.get("licence") or "not stated"
+    licence, notices = imported.get("licence") or "not stated", " ".join(imported.get("notices") or ())
     return f"{source} {imported.get('origin')} · {imported.get('title')} · licence {licence}. {notices}".strip()
 
 
@@ -282,11 +256,11 @@ def settings_table(checkpoint: Checkpoint) -> str:
 
 
 def evaluations_table(session: Session, checkpoint: Checkpoint) -> str:
-    evaluations = [e for e in queries.evaluations(session, checkpoint.id) if e.result]
-    if not evaluations:
-        return tag("p", "Not evaluated yet.", class_="sp-hint")
+    rows = [_evaluation(e) for e in queries.evaluations(session, checkpoint.id) if e.result]
     columns = ["Evaluation", "τ", "Speedup", "Same output", "When"]
-    return table(columns, [_evaluation(e) for e in evaluations], "Evaluations", named=columns[1:])
+    if rows:
+        return table(columns, rows, "Evaluations", named=columns[1:])
+    return tag("p", "Not evaluated yet.", class_="sp-hint")
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -300,22 +274,18 @@ def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def _evaluation(evaluation: Evaluation) -> list[str]:
     """Cells of an evaluation. Those of a replay: τ on recorded outputs and the projected speedup."""
-    result = evaluation.result
+    result, name = evaluation.result, evaluation.questions or evaluation.name
+    tau = finite_number(result.get("mean_accepted_length"))
+    speedup, beside = finite_number(result.get("speedup")), interval(result, "speedup", "×")
     if is_replay(result):
         speedup, beside = finite_number(result.get("projected_speedup")), "projected"
-        place = f"/jobs?id={evaluation.job_id}" if evaluation.job_id else f"/evaluations?id={evaluation.id}"
-        source = result[REPLAYED]
-        name = _link(place, evaluation.name)
-        how = f"replay of {source.get('rows')} responses from {source.get('file')}"
+        how = f"replay of {result[REPLAYED].get('rows')} responses from {result[REPLAYED].get('file')}"
     else:
-        speedup, beside = finite_number(result.get("speedup")), interval(result, "speedup", "×")
-        name = _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name)
         at = [f"on {evaluation.source}"] if evaluation.source else []
         how = " · ".join([*setting_words(evaluation.config or {}), *at])
     return [
-        name + _small(how),
-        safe(figure(finite_number(result.get("mean_accepted_length"))))
-        + _small(interval(result, "mean_accepted_length")),
+        _link(f"/evaluations?id={evaluation.id}", name) + _small(how),
+        safe(figure(tau)) + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×") + _small(beside) if speedup else "–",
         yes_or_no(result.get("identical_to_plain")),
         safe(ago(evaluation.measured_at)),

@@ -3,7 +3,7 @@
 from sqlalchemy.orm import Session
 
 from app.forms import ENDPOINT
-from app.views.model_view import count
+from app.widgets.formatting import count
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Base, Dataset

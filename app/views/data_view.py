@@ -20,7 +20,20 @@ COLUMNS = ["Data set", "Kind", "Rows", "State", "Created"]
 
 
 def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
-    rows = [_row(data) for data in datasets]
+    rows = []
+    for data in datasets:
+        note = row_note(data.note) + tag_links("data", data.note) if data.note else ""
+        name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
+        count = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
+        rows.append(
+            [
+                name,
+                safe(KINDS.get(data.kind, data.kind)),
+                safe(count),
+                state_badge(data),
+                row_note(ago(data.created_at)),
+            ]
+        )
     if rows:
         return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
     if filtered:
@@ -31,30 +44,21 @@ def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
     )
 
 
-def _row(data: Dataset) -> list[str]:
-    note = row_note(data.note) + tag_links("data", data.note) if data.note else ""
-    name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
-    count = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
-    return [
-        name,
-        safe(KINDS.get(data.kind, data.kind)),
-        safe(count),
-        badge(*STATES.get(data.state, (data.state, ""))),
-        row_note(ago(data.created_at)),
-    ]
+def state_badge(data: Dataset) -> str:
+    return badge(*STATES.get(data.state, (data.state, "")))
 
 
 def title(data: Dataset) -> str:
-    kind = row_note(KINDS.get(data.kind, data.kind))
-    return detail_head(data.name, badge(*STATES.get(data.state, (data.state, ""))) + kind)
+    return detail_head(data.name, state_badge(data) + row_note(KINDS.get(data.kind, data.kind)))
 
 
 def state(data: Dataset, job: Job | None, waits_for: str) -> str:
-    """Progress of the job, or what went wrong."""
     if data.state == "ready":
         complete = (data.report or {}).get("complete", True)
-        stopped = "" if complete else notice(CUT_SHORT, "info")
-        return stopped + _truncation_warning(data) + _extension_failure(job, complete)
+        html = ("" if complete else notice(CUT_SHORT, "info")) + _truncation_warning(data)
+        if job is None or job.state not in (("FAILED", "CANCELLED") if complete else ("FAILED",)):
+            return html
+        return html + notice(AS_BEFORE, "warn") + banner(job) + job_line(job)
     if job is None:
         return notice("This data set was not finished and its job was deleted; create it again.", "bad")
     return progress(job) + banner(job, waits_for) + job_line(job)
@@ -74,13 +78,6 @@ def _truncation_warning(data: Dataset) -> str:
     )
 
 
-def _extension_failure(job: Job | None, complete: bool) -> str:
-    """Warning about a failed job that was meant to add rows."""
-    if job is None or job.state not in (("FAILED", "CANCELLED") if complete else ("FAILED",)):
-        return ""
-    return notice(AS_BEFORE, "warn") + banner(job) + job_line(job)
-
-
 AS_BEFORE = "The last job added no rows; the existing rows did not change."
 MANY_CUT = 0.25
 """Fraction of truncated answers from which a warning is displayed."""
@@ -90,6 +87,7 @@ CUT_SHORT = "Stopped before every prompt had its responses; the finished rows ca
 def details(data: Dataset, names: Mapping[str, str]) -> str:
     report, config = data.report or {}, data.config or {}
     speed = report.get("tokens_per_second")
+    temperature = ", ".join(map(str, config.get("temperatures") or ())) or config.get("temperature")
     return facts(
         [
             ("Suite", title_of_suite(config.get("suite") or "")),
@@ -101,14 +99,14 @@ def details(data: Dataset, names: Mapping[str, str]) -> str:
             ("Cut responses", _cut(report)),
             ("Skipped because", _by_kind(report.get("left_out"))),
             ("Labels", _by_kind(report.get("labels"))),
-            ("Mask known from", ", ".join(f"{MASKS.get(k, k)}" for k in report.get("mask_sources") or {})),
-            ("Duration", f"{duration(report['seconds'])}" if report.get("seconds") else ""),
+            ("Mask known from", ", ".join(MASKS.get(k, k) for k in report.get("mask_sources") or {})),
+            ("Duration", duration(report["seconds"]) if report.get("seconds") else ""),
             ("Speed", f"{speed:.0f} tokens/s" if speed else ""),
             ("Responses by", config.get("endpoint") or names.get(data.base_id or "", "")),
             ("Prompts from", names.get(data.source_id or "", "") or config.get("original_name", "")),
             ("Hub revision", (report.get("hub") or {}).get("revision", "")[:12]),
             ("System prompt", config.get("system_prompt")),
-            ("Temperature", _temperature(config) if data.kind == "conversations" else ""),
+            ("Temperature", temperature if data.kind == "conversations" else ""),
             ("Maximum tokens", f"{config['max_tokens']} tokens" if config.get("max_tokens") else ""),
             ("Created", ago(data.created_at)),
             ("Id", data.id),
@@ -126,10 +124,6 @@ def _count(value: Any) -> str:
 def _by_kind(counts: Any) -> str:
     """`{"exact": 90, "cut": 4}` → "exact: 90, cut: 4"."""
     return ", ".join(f"{kind}: {count:,}" for kind, count in counts.items()) if isinstance(counts, dict) else ""
-
-
-def _temperature(config: Mapping[str, Any]) -> Any:
-    return ", ".join(map(str, config.get("temperatures") or ())) or config.get("temperature")
 
 
 def cut_answers(report: Mapping[str, Any]) -> tuple[int, int]:
@@ -156,31 +150,21 @@ def _mean(report: Mapping[str, Any], rows: int) -> str:
 def distributions(data: Dataset) -> str:
     """Charts: lengths of the rows, and coverage of the answers by draft vocabulary size."""
     report = data.report or {}
-    charts = (
-        line_chart(
-            "Conversations up to a length in tokens",
-            {"rows": _pairs(report.get("lengths"))},
-            unit="conversations",
-            across="tokens",
-        ),
-        line_chart(
-            "Prompts up to a length in characters",
-            {"rows": _pairs(report.get("lengths_in_characters") if data.kind == "prompts" else None)},
-            unit="prompts",
-            across="characters",
-        ),
-        line_chart(
-            "Response tokens that a draft vocabulary covers, by its size",
-            {"covered": _pairs(report.get("coverage"))},
-            percent=True,
-            across="tokens of the draft vocabulary",
-        ),
+    tokens, coverage = _pairs(report.get("lengths")), _pairs(report.get("coverage"))
+    characters = _pairs(report.get("lengths_in_characters") if data.kind == "prompts" else None)
+    covers = "Response tokens that a draft vocabulary covers, by its size"
+    vocabulary = "tokens of the draft vocabulary"
+    charts = line_chart(
+        "Conversations up to a length in tokens", {"rows": tokens}, unit="conversations", across="tokens"
     )
-    return tag("div", "".join(charts), class_="sp-charts") if any(charts) else ""
+    charts += line_chart(
+        "Prompts up to a length in characters", {"rows": characters}, unit="prompts", across="characters"
+    )
+    charts += line_chart(covers, {"covered": coverage}, percent=True, across=vocabulary)
+    return tag("div", charts, class_="sp-charts") if charts else ""
 
 
 def _pairs(points: Any) -> list[tuple[float, float]]:
-    """Points of a line; none if there is only one."""
     return [(float(x), float(y)) for x, y in points] if points and len(points) > 1 else []
 
 
@@ -193,7 +177,6 @@ def _turns(turns: Any) -> str:
 
 
 def bad_rows(data: Dataset) -> str:
-    """Table of rows that were left out, with line and reason."""
     bad = [row for row in (data.report or {}).get("bad") or [] if isinstance(row, dict)]
     if not bad:
         return ""

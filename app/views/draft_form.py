@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from sqlalchemy.orm import Session
 
 from app import visitor
 from app.draft_source import LAYOUTS, SOURCES, DraftForm, files_of, link_uploads, request_of
@@ -21,7 +20,7 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
-from tracking.tables import Base, Job
+from tracking.tables import Base
 from workers.jobs.request import command_for
 from workers.jobs.requests import ImportDraft
 from workers.jobs.submit import submit
@@ -46,60 +45,46 @@ READ = (
 class AddDraft:
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Add a published draft", elem_id="drafts-add") as self.box:
+        with closed_accordion("Add a published draft", elem_id="drafts-add") as box:
             block(tag("p", safe(LEAD), class_="sp-lead"))
-            self._build_fields()
-            self.review = block(elem_id="drafts-review")
-            self.said = block(elem_id="drafts-said")
+            with gr.Row(equal_height=True):
+                self.base = dropdown(
+                    [], label="Base model", info="The base model of the draft.", elem_id="drafts-base", min_width=WIDE
+                )
+                sources = [*SOURCES]
+                self.source = gr.Radio(
+                    sources, value=sources[0], label="Source", elem_id="drafts-source", min_width=WIDE
+                )
+            placeholder, info = HINTS["Hub id"]
+            self.location = one_line("Location", "drafts-location", placeholder=placeholder, info=info)
+            label = f"config.json and the weights, at most {settings.max_upload_mb} MB in total"
+            files = uploads(label=label, elem_id="drafts-files", height=150, visible=False)
+            with gr.Row():
+                called = {"info": "Name of the checkpoint.", "max_length": 200, "min_width": WIDE}
+                name = one_line("Name (optional)", "drafts-name", **called)
+                info = "Choose one only if it is detected incorrectly."
+                layout = dropdown(LAYOUTS, value="", label="Format", info=info, elem_id="drafts-layout", min_width=WIDE)
+            review, said = block(elem_id="drafts-review"), block(elem_id="drafts-said")
             with gr.Row(elem_classes="sp-buttons"):
-                self.start = gr.Button("Add draft", variant="primary", elem_id="drafts-submit", **SMALL)
-            self.target = hidden("drafts-target")
-        self.fields = [self.source, self.base, self.location, self.files, self.layout, self.name]
-        self._wire()
-
-    def _build_fields(self) -> None:
-        with gr.Row(equal_height=True):
-            self.base = dropdown(
-                [], label="Base model", info="The base model of the draft.", elem_id="drafts-base", min_width=WIDE
-            )
-            self.source = gr.Radio([*SOURCES], value="Hub id", label="Source", elem_id="drafts-source", min_width=WIDE)
-        placeholder, info = HINTS["Hub id"]
-        self.location = one_line("Location", "drafts-location", placeholder=placeholder, info=info)
-        label = f"config.json and the weights, at most {self.settings.max_upload_mb} MB in total"
-        self.files = uploads(label=label, elem_id="drafts-files", height=150, visible=False)
-        with gr.Row():
-            self.name = one_line(
-                "Name (optional)", "drafts-name", info="Name of the checkpoint.", max_length=200, min_width=WIDE
-            )
-            self.layout = dropdown(
-                LAYOUTS,
-                value="",
-                label="Format",
-                info="Choose one only if it is detected incorrectly.",
-                elem_id="drafts-layout",
-                min_width=WIDE,
-            )
-
-    def _wire(self) -> None:
-        on_load(self.opened, [self.box, self.source, self.base, self.location, self.layout])
-        self.source.change(hint, self.source, [self.location, self.files], **QUIET)
-        on_changes(self.fields, self.look, self.review)
-        for event in (self.start.click, self.location.submit):
-            on_event_open(event, self.add, self.fields, self.said, self.target)
+                start = gr.Button("Add draft", variant="primary", elem_id="drafts-submit", **SMALL)
+            target = hidden("drafts-target")
+        fields = [self.source, self.base, self.location, files, layout, name]
+        on_load(self.opened, [box, self.base])
+        self.source.change(hint, self.source, [self.location, files], **QUIET)
+        on_changes(fields, self.look, review)
+        for event in (start.click, self.location.submit):
+            on_event_open(event, self.add, fields, said, target)
 
     def opened(self, request: gr.Request) -> list[Any]:
-        """Choices of bases; opened and prefilled for `?base=` and `?clone=`."""
-        query = request.query_params
+        """Choices of bases; opened and prefilled for `?base=`."""
+        wanted = request.query_params.get("base")
         try:
             with reading(self.settings) as session:
-                bases, cloned = choices.bases(session), cloned_request(session, query.get("clone", ""))
+                bases = choices.bases(session)
         except SpeculoosError:
-            return [gr.skip()] * 5
-        initial = cloned or ImportDraft("hub", "", query.get("base", ""))
-        source = next(name for name, kind in SOURCES.items() if kind == initial.source)
-        base = choices.valid_choice(bases, initial.base_id)
-        box = gr.Accordion(open=True) if cloned or "base" in query else gr.skip()
-        return [box, source, gr.Dropdown(bases, value=base), initial.location, initial.layout]
+            return [gr.skip()] * 2
+        box = gr.skip() if wanted is None else gr.Accordion(open=True)
+        return [box, gr.Dropdown(bases, value=choices.valid_choice(bases, wanted))]
 
     @show_errors(tone="warn")
     def look(self, *values: Any) -> str:
@@ -107,42 +92,33 @@ class AddDraft:
         form = DraftForm.of(*values)
         if form.is_empty:
             return ""
-        request, base = request_of(self.settings, form), self._base(form)
-        files_of(self.settings, form)  # raises BadInput
+        request, base = self._checked(form)
         command = command_box(command_for(request, {base.id: base.name}, form.name))
         return tag("div", tag("p", safe(READ), class_="sp-hint") + command, class_="sp-stack")
 
     @show_errors("")
     def add(self, *values: Any) -> tuple[str, str]:
         form = DraftForm.of(*values)
-        request = request_of(self.settings, form)
-        self._base(form)  # raises NotFound
-        files_of(self.settings, form)  # raises BadInput
-        return "", f"/jobs?id={self._submit(form, request).id}"
-
-    def _submit(self, form: DraftForm, request: ImportDraft) -> Job:
+        request, _ = self._checked(form)
         link_uploads(self.settings, form, request)
         try:
-            return submit(request, name=form.name, user=visitor.user(), settings=self.settings)
+            job = submit(request, name=form.name, user=visitor.user(), settings=self.settings)
         except BaseException:
             if form.kind == "upload":
                 shutil.rmtree(Path(request.location).parent, ignore_errors=True)
             raise
+        return "", f"/jobs?id={job.id}"
 
-    def _base(self, form: DraftForm) -> Base:
+    def _checked(self, form: DraftForm) -> tuple[ImportDraft, Base]:
+        """The request and its base. Raises BadInput or NotFound."""
+        request = request_of(self.settings, form)
         with reading(self.settings) as session:
-            return queries.find_base(session, form.base_id)
+            base = queries.find_base(session, form.base_id)
+        files_of(self.settings, form)  # raises BadInput
+        return request, base
 
 
 def hint(source: str) -> tuple[Any, Any]:
     placeholder, info = HINTS[source]
     is_upload = source == "Upload"
     return gr.Textbox(placeholder=placeholder, info=info, visible=not is_upload), gr.File(visible=is_upload)
-
-
-def cloned_request(session: Session, job_id: str) -> ImportDraft | None:
-    """Request of an earlier import; None for other jobs and for uploads, which are deleted."""
-    job = session.get(Job, job_id) if job_id else None
-    if job is None or job.kind != "import_draft" or job.request.get("source") == "upload":
-        return None
-    return ImportDraft.from_row(job.request)

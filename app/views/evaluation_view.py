@@ -1,18 +1,19 @@
-"""HTML of one evaluation: figures, settings, comparison with servers, and the command that repeats it."""
+"""HTML of one evaluation: figures, settings, comparison with servers, breakdown by depth, length, position and kind of
+token, prompts with the lowest τ, and the command that repeats it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.views import breakdown_view
-from app.views.leaderboard import address, command, interval_ends, model_words, names_of
+from app.views.leaderboard import address, command, figure_cell, interval_ends, model_words, names_of
 from app.views.manage import note_line
+from app.widgets.bars import bars
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.picker import table
 from app.widgets.review import command_box
-from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 from tracking import reports
 from tracking.evaluations import REPLAYED, finite_number, is_replay
@@ -29,36 +30,51 @@ OF_QUESTION = {
     "end_to_end_speedup": 2,
 }
 """Figures of a prompt → digits."""
-Names = Mapping[str, str]
 SLOWER = "Plain decoding is faster on this machine: the whole interval of the speedup is below 1."
+SHOWN = 12
+"""Maximum number of prompts in the table of the worst."""
+LONGEST = 120
+"""Maximum number of characters of a prompt in it."""
+HOW = "“Show its steps” runs the prompt again in the Playground and shows p and q of every candidate."
+ANSWERED_HERE = (
+    "“Show its steps” runs the prompt on the local engine in the Playground. The response may differ from the "
+    "evaluated one."
+)
+OF_SERVERS = "By position and by kind of token: unknown, because servers do not report which tokens were drafted."
+ONE_BY_ONE = "Worst prompts: unknown, because this server reports no statistics of single responses."
+BEFORE = (
+    "By position, by kind of token and worst prompts: not recorded by the version that measured this. Measure again."
+)
+BY = {
+    "answers": "statistics in each response",
+    "counters": "the server's counters before and after each response",
+    "answers, counters": "statistics in the responses, otherwise the server's counters",
+    "gauge": "the server's gauge after the last response, which includes requests of other clients",
+    "": "not available: the server publishes no statistics",
+}
+"""Source of a server's acceptance → text."""
 
 
 def view(session: Session, row: Evaluation) -> str:
     """The whole view of an evaluation; while it runs, its results so far."""
-    names = names_of(session, [row])
+    state = {"pending": ("Running", "info"), "failed": ("Not finished", "bad")}.get(row.state)
+    marks = (badge(*state) if state else "") + badge("replay", "info") * is_replay(row.result)
+    marks += badge(row.source, "info") * bool(row.source)
+    title = detail_head(model_words(row, names_of(session, [row])), marks)
     results = so_far(session, row.job_id) if row.state == "pending" and row.job_id else report(session, row)
-    return tag("div", _title(row, names) + note_line(row) + results + links(session, row), class_="sp-stack")
+    return tag("div", title + note_line(row) + results + links(session, row), class_="sp-stack")
 
 
 def report(session: Session, row: Evaluation, again: bool = True) -> str:
     """Results and settings, for the evaluation's page and, without buttons (`again` False), its job's page."""
     if is_replay(row.result):
-        parts = replayed(row) + depths(row) + breakdown_view.parts(row, again)
-        return parts + reproduce(row, names_of(session, [row]))
-    beside = comparable_evaluations(session, row)
-    names = names_of(session, [row])
-    parts = (
-        busy(row.result),
-        figures(row),
-        slower(row),
-        side_by_side(beside),
-        details(row),
-        categories(row),
-        depths(row),
-        breakdown_view.parts(row, again),
-        reproduce(row, names),
-    )
-    return "".join(parts)
+        html = replayed(row)
+    else:
+        busy = (row.result or {}).get("busy")
+        html = (notice(str(busy), "warn") if busy else "") + figures(row)
+        html += side_by_side(comparable_evaluations(session, row)) + details(row) + categories(row)
+    line = command(row, names_of(session, [row]))
+    return html + breakdown(row, again) + (command_box(line) if line else "")
 
 
 def report_of(session: Session, job: Job) -> str:
@@ -76,30 +92,28 @@ def so_far(session: Session, job_id: str) -> str:
     if not records:
         return ""
     columns = ["Question", "τ", "Tokens/s", "Plain tokens/s", "× plain"]
-    rows = [_so_far(record) for _, record in sorted(records.items(), reverse=True)]
+    rows = []
+    for _, record in sorted(records.items(), reverse=True):
+        name = safe(str(record.get("question") or "")[:80]) + row_note(str(record.get("category") or "")[:80])
+        numbers = (figure(finite_number(record.get(key)), digits) for key, digits in OF_QUESTION.items())
+        rows.append([name, *map(safe, numbers)])
     head = tag("h3", "Results so far") + tag("p", SO_FAR, class_="sp-hint")
     return tag("section", head + table(columns, rows, "Results so far", wide_first=True, named=columns[1:]))
 
 
-def _so_far(record: Mapping[str, Any]) -> list[str]:
-    name = safe(str(record.get("question") or "")[:80]) + row_note(str(record.get("category") or "")[:80])
-    return [name, *(safe(figure(finite_number(record.get(key)), digits)) for key, digits in OF_QUESTION.items())]
-
-
 def figures(row: Evaluation) -> str:
-    plain = row.plain_tokens_per_second
-    return tiles(
-        (
-            ("Speedup", figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
-            ("Mean accepted length τ", figure(row.tau), _between(row, "tau")),
-            ("Tokens per second", figure(row.tokens_per_second, 1), f"plain {plain:.1f}" if plain else ""),
-            (
-                "Same output as plain",
-                yes_or_no((row.result or {}).get("identical_to_plain")),
-                "greedy, token for token" if row.temperature == 0 else "sampled: not compared",
-            ),
-        )
+    """Tiles, and a warning if the whole interval of the speedup is below 1."""
+    plain, high = row.plain_tokens_per_second, row.speedup_high
+    slower = notice(SLOWER, "warn") if high is not None and high < 1 and row.checkpoint_id else ""
+    between = {f"{key}_interval": interval_ends(row, key) for key in ("speedup", "tau")}
+    same = yes_or_no((row.result or {}).get("identical_to_plain"))
+    measured = (
+        ("Speedup", figure(row.speedup, unit="×"), interval(between, "speedup", " ×")),
+        ("Mean accepted length τ", figure(row.tau), interval(between, "tau")),
+        ("Tokens per second", figure(row.tokens_per_second, 1), f"plain {plain:.1f}" if plain else ""),
+        ("Same output as plain", same, "sampled: not compared" if row.temperature else "greedy, token for token"),
     )
+    return tiles(measured) + slower
 
 
 def replayed(row: Evaluation) -> str:
@@ -115,23 +129,19 @@ def replayed(row: Evaluation) -> str:
     )
 
 
-def slower(row: Evaluation) -> str:
-    """A warning that plain decoding is faster, if the whole interval of the speedup is below 1."""
-    high = row.speedup_high
-    return notice(SLOWER, "warn") if high is not None and high < 1 and row.checkpoint_id else ""
-
-
-def busy(result: Mapping[str, Any] | None) -> str:
-    words = (result or {}).get("busy")
-    return notice(str(words), "warn") if words else ""
-
-
 def side_by_side(rows: Sequence[Evaluation]) -> str:
     """The same draft on the same prompts on the local engine and on servers; "" without both."""
     if len(rows) < 2 or len({bool(row.source) for row in rows}) < 2:
         return ""
-    cells = [_beside(row) for row in rows]
     columns = ["Where", "τ", "Speedup", "Tokens/s", "When"]
+    cells = []
+    for row in rows:
+        text = f"Server {row.source}" if row.source else "Local engine"
+        name = tag("a", safe(text), href=f"/evaluations?id={row.id}", class_="sp-row-name") + row_note(
+            row.machine or ""
+        )
+        measured = [figure_cell(row, "tau"), figure_cell(row, "speedup", " ×")]
+        cells.append([name, *measured, safe(figure(row.tokens_per_second, 1)), safe(ago(row.measured_at))])
     head = tag("h3", "Local engine and servers")
     return tag("section", head + table(columns, cells, "Side by side", wide_first=True, named=columns[1:]))
 
@@ -163,40 +173,27 @@ def details(row: Evaluation) -> str:
     )
 
 
-BY = {
-    "answers": "statistics in each response",
-    "counters": "the server's counters before and after each response",
-    "answers, counters": "statistics in the responses, otherwise the server's counters",
-    "gauge": "the server's gauge after the last response, which includes requests of other clients",
-    "": "not available: the server publishes no statistics",
-}
-
-
 def categories(row: Evaluation) -> str:
     """Figures by category; "" with fewer than two categories."""
     results = (row.result or {}).get("per_category") or {}
     if len(results) < 2:
         return ""
     columns = ["Category", "Speedup", "τ", "Tokens/s", "Prompts"]
-    rows = [_category(name, values) for name, values in sorted(results.items())]
+    rows = []
+    for name, values in sorted(results.items()):
+        speedup, tau, speed = (
+            finite_number(values.get(key)) for key in ("speedup", "mean_accepted_length", "tokens_per_second")
+        )
+        cells = [
+            safe(figure(speedup, unit="×")) + _between(interval(values, "speedup", " ×")),
+            safe(figure(tau)) + _between(interval(values, "mean_accepted_length")),
+        ]
+        rows.append([safe(name), *cells, safe(figure(speed, 1)), safe(values.get("prompts", "–"))])
     return tag("h3", "By category") + table(columns, rows, "By category", wide_first=True, named=columns[1:])
 
 
-def depths(row: Evaluation) -> str:
-    """Acceptance by depth: acceptance rate of the tokens drafted at a depth whose predecessors were accepted."""
-    rates = [value for value in (row.result or {}).get("acceptance_by_depth") or () if isinstance(value, int | float)]
-    bars = "".join(_depth(depth, value) for depth, value in enumerate(rates, 1))
-    return tag("h3", labelled("Acceptance by depth")) + tag("ol", bars, class_="sp-bars sp-depths") if bars else ""
-
-
-def _depth(depth: int, value: float) -> str:
-    fill = tag("span", "", class_="sp-bar-fill", style=f"width: {min(max(value, 0), 1):.0%}")
-    name = tag("span", safe(depth), class_="sp-bar-name", title=f"Depth {depth}")
-    return tag("li", name + tag("span", fill, class_="sp-bar") + tag("span", f"{value:.0%}", class_="sp-bar-value"))
-
-
-def reproduce(row: Evaluation, names: Names) -> str:
-    return command_box(line) if (line := command(row, names)) else ""
+def _between(words: str) -> str:
+    return tag("span", safe(words), class_="sp-row-note sp-between") if words else ""
 
 
 def links(session: Session, row: Evaluation) -> str:
@@ -212,37 +209,86 @@ def links(session: Session, row: Evaluation) -> str:
     return tag("div", buttons, class_="sp-link-row") if buttons else ""
 
 
-def _title(row: Evaluation, names: Names) -> str:
-    state = {"pending": ("Running", "info"), "failed": ("Not finished", "bad")}.get(row.state)
-    marks = (badge(*state) if state else "") + badge("replay", "info") * is_replay(row.result)
-    return detail_head(model_words(row, names), marks + badge(row.source, "info") * bool(row.source))
+def breakdown(row: Evaluation, again: bool = True) -> str:
+    """Bars, the worst prompts, and why some are missing; "" without drafting. `again`: prompts have a button that the
+    evaluation's page handles."""
+    result = row.result or {}
+    drawn = depths(result) + lengths(result) + by_position(result) + by_class(result)
+    charts = tag("div", drawn, class_="sp-charts") if drawn else ""
+    why = tag("p", safe(reason), class_="sp-hint") if (reason := missing(row)) else ""
+    return charts + worst(row, again) + why
 
 
-def _beside(row: Evaluation) -> list[str]:
-    text = f"Server {row.source}" if row.source else "Local engine"
-    name = tag("a", safe(text), href=f"/evaluations?id={row.id}", class_="sp-row-name")
-    return [
-        name + row_note(row.machine or ""),
-        _with(figure(row.tau), _between(row, "tau")),
-        _with(figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
-        safe(figure(row.tokens_per_second, 1)),
-        safe(ago(row.measured_at)),
+def missing(row: Evaluation) -> str:
+    result = row.result or {}
+    if not result.get("mean_accepted_length"):
+        return ""
+    if row.source:
+        return OF_SERVERS if result.get("per_prompt") else f"{OF_SERVERS} {ONE_BY_ONE}"
+    return BEFORE if row.checkpoint_id and not result.get("by_position") else ""
+
+
+def depths(result: Mapping[str, Any]) -> str:
+    """Acceptance rate of the tokens drafted at a depth whose predecessors were accepted."""
+    rates = [rate for rate in result.get("acceptance_by_depth") or () if isinstance(rate, int | float)]
+    return bars("Acceptance by depth", [(f"Depth {depth}", rate, f"{rate:.0%}") for depth, rate in enumerate(rates, 1)])
+
+
+def lengths(result: Mapping[str, Any]) -> str:
+    counts = [count for count in result.get("lengths") or () if isinstance(count, int)]
+    total = sum(counts)
+    shares = [count / total for count in counts] if total else []
+    rows = [(f"{n} token{'s' if n > 1 else ''}", share, f"{share:.0%}") for n, share in enumerate(shares, 1)]
+    return bars("Tokens per step", rows, f"{total:,} steps; τ is their mean.")
+
+
+def by_position(result: Mapping[str, Any]) -> str:
+    spans = result.get("by_position") or []
+    most = max((span["tau"] for span in spans), default=0)
+    ends = [*(later["from"] for _, later in pairwise(spans)), None]
+    rows = [
+        (f"{span['from']} – {end - 1}" if end else f"from {span['from']}", span["tau"] / most, f"{span['tau']:.2f}")
+        for span, end in zip(spans, ends, strict=False)
     ]
+    return bars("τ by position in the response", rows, "Number of response tokens before the step.")
 
 
-def _category(name: str, values: Mapping[str, Any]) -> list[str]:
-    return [
-        safe(name),
-        _with(figure(finite_number(values.get("speedup")), unit="×"), interval(values, "speedup", " ×")),
-        _with(figure(finite_number(values.get("mean_accepted_length"))), interval(values, "mean_accepted_length")),
-        safe(figure(finite_number(values.get("tokens_per_second")), 1)),
-        safe(values.get("prompts", "–")),
-    ]
+def by_class(result: Mapping[str, Any]) -> str:
+    rows = []
+    for each in result.get("by_class") or ():
+        share = each["drafted"] / each["tokens"] if each["tokens"] else 0.0
+        rows.append((f"{each['class']} ({each['tokens']:,})", share, f"{share:.0%}"))
+    hint = "Share of the generated tokens of a kind that came from accepted draft tokens."
+    return bars("Drafted, by kind of token", rows, hint)
 
 
-def _with(words: str, between: str) -> str:
-    return safe(words) + (tag("span", safe(between), class_="sp-row-note sp-between") if between else "")
+def worst(row: Evaluation, again: bool) -> str:
+    prompts = (row.result or {}).get("per_prompt") or []
+    if not prompts:
+        return ""
+    columns = ["Prompt", "τ", "Tokens", "Steps", ""]
+    has_buttons = again and row.base_id is not None
+    rows = [_prompt(number, prompt, has_buttons) for number, prompt in enumerate(prompts[:SHOWN])]
+    how = ANSWERED_HERE if row.source or is_replay(row.result) else HOW
+    head = tag("h3", "Worst prompts")
+    head += tag("p", safe(how), class_="sp-hint") if any(cells[-1] for cells in rows) else ""
+    return tag("section", head + table(columns, rows, "Worst prompts", wide_first=True, named=columns[1:4]))
 
 
-def _between(row: Evaluation, key: str, unit: str = "") -> str:
-    return interval({f"{key}_interval": interval_ends(row, key)}, key, unit)
+def _prompt(number: int, prompt: Mapping[str, Any], has_button: bool) -> list[str]:
+    messages = prompt.get("messages") or ()
+    text = str(messages[-1].get("content", "")) if messages else ""
+    turn = f"turn {prompt['turn'] + 1}" if prompt.get("turn") else ""
+    named = " · ".join(filter(None, [str(prompt.get("id") or ""), str(prompt.get("category") or ""), turn]))
+    shown = f"{text[:LONGEST].strip()}…" if len(text) > LONGEST else text
+    name = tag("div", safe(shown or named)) + (row_note(named) if shown else "")
+    button = tag(
+        "button",
+        "Show its steps",
+        type="button",
+        class_="sp-small-button sp-one-line",
+        data_steps=number,
+        aria_label=f"Show its steps: prompt {number + 1}",
+    )
+    numbers = [f"{prompt.get('tau', 0):.2f}", f"{prompt.get('tokens', 0):,}", f"{prompt.get('steps', 0):,}"]
+    return [name, *map(safe, numbers), button if messages and has_button else ""]

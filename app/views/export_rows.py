@@ -28,7 +28,6 @@ LATEST = 200
 
 
 def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) -> str:
-    """Table of all formats: ready, in progress, or not available and why."""
     if checkpoint.state != "ready":
         return tag("p", "Downloads are available when the checkpoint is ready.", class_="sp-lead")
     base, files = session.get_one(Base, checkpoint.base_id), files_of(settings)
@@ -117,7 +116,6 @@ def _row(checkpoint_id: str, option: FormatOption, export: StoredExport | None, 
 
 
 def _proof(export: StoredExport | None) -> str:
-    """Number of passed checks, with the list of checks."""
     if export is None:
         return tag("span", "not created yet", class_="sp-off")
     checks = export.report.get("checks", [])

@@ -56,14 +56,13 @@ def figures(job: Job, now: GenerationProgress) -> list[tuple[str, object, str]]:
 
 def speeds(now: GenerationProgress) -> str:
     """Table of tokens per second of each worker and server; "" with fewer than two."""
-    rows = [[safe(name), "worker", f"{speed:,.0f}"] for name, speed in sorted(now.workers.items())]
-    rows += [[safe(name), "server", f"{speed:,.0f}"] for name, speed in sorted(now.servers.items())]
+    kinds = {"worker": now.workers, "server": now.servers}
+    rows = [[safe(n), kind, f"{speed:,.0f}"] for kind, found in kinds.items() for n, speed in sorted(found.items())]
     columns = ["Name", "Kind", "Tokens per second"]
     return table(columns, rows, "Speeds", wide_first=True, named=columns[2:]) if len(rows) > 1 else ""
 
 
 def disk_space(job: Job, now: GenerationProgress, home: Path | None) -> str:
-    """Disk space used, and expected at the average row size so far."""
     if not now.rows or job.state != JobState.RUNNING:
         return ""
     words = f"{size(now.bytes)} of rows so far"
@@ -75,7 +74,6 @@ def disk_space(job: Job, now: GenerationProgress, home: Path | None) -> str:
 
 
 def skipped_rows_table(counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> str:
-    """Table of skipped rows by reason, with an example of each."""
     by_kind = {str(each.get("kind")): each for each in reversed(examples)}
     rows = [
         [safe(SKIP_REASONS.get(kind, kind)), f"{counts[kind]:,}", _example(by_kind.get(kind))]
@@ -85,9 +83,11 @@ def skipped_rows_table(counts: Mapping[str, int], examples: Sequence[Mapping[str
 
 
 def first_answers(session: Session, job: Job) -> str:
-    if job.kind not in KINDS:
-        return ""
-    return "".join(map(_answer, reports.generation_samples(session, job.id, ANSWERS, FIRST)))
+    html = ""
+    for record in reports.generation_samples(session, job.id, ANSWERS, FIRST) if job.kind in KINDS else ():
+        ended = "truncated at the limit" if record.get("finish") == "length" else "complete"
+        html += sample_card(f"{record.get('id', '')} · {ended}", record, safe(record.get("text", "")))
+    return html
 
 
 def _example(record: Mapping[str, Any] | None) -> str:
@@ -96,8 +96,3 @@ def _example(record: Mapping[str, Any] | None) -> str:
     words = f"{record.get('id', '')}: {record.get('reason', '')}"
     text = shorten(str(record.get("text") or record.get("prompt") or ""), 120, placeholder=" …")
     return safe(words) + " " + row_note(text)
-
-
-def _answer(record: Mapping[str, Any]) -> str:
-    ended = "truncated at the limit" if record.get("finish") == "length" else "complete"
-    return sample_card(f"{record.get('id', '')} · {ended}", record, safe(record.get("text", "")))

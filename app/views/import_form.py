@@ -9,15 +9,13 @@ import gradio as gr
 from app import visitor
 from app.forms import hub_location, import_file, import_request
 from app.links import on_event_open
-from app.views import choices, data_view
+from app.views import choices
+from app.views.data_view import plain_row
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_typing
 from app.widgets.fields import dropdown, one_line, upload_box
-from app.widgets.formatting import size
-from app.widgets.picker import table
 from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
-from models.hub import RepositoryListing
 from models.hub_data import beginning, look_up
 from speculoos.errors import BadInput
 from speculoos.limited import ChildError, LimitExceeded, run_limited
@@ -37,7 +35,6 @@ SHAPES = (
     "conversations with from/value or role/content, messages, prompt, question, "
     "Alpaca's instruction/input, MT-Bench's turns; as JSONL, JSON, CSV or parquet"
 )
-SHOWN_FILES = 12
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 LOOK, NOTHING = "corpus.first_look:look", "corpus.first_look:nothing_kept"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""
@@ -52,68 +49,50 @@ class ImportForm:
         self.settings = settings
         with closed_accordion("Import a file, or a data set on the Hub", elem_id="data-import"):
             block(tag("p", safe(f"Formats: {SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
-            self._build_source()
-            with gr.Row(equal_height=True):
-                self.kind = gr.Radio(list(KINDS), value=PROMPTS_ONLY, label="Import", elem_id="data-kind", scale=2)
-                self.base = gr.Dropdown([], label="Responses by", elem_id="data-answered-by", visible=False, info=EQUAL)
-                self.suite = dropdown(
-                    [(each.title, each.name) for each in SUITES.values()],
-                    value=next(iter(SUITES)),
-                    label="Suite",
-                    elem_id="data-suite",
-                    visible=False,
-                    info=FORMS,
-                )
-            with gr.Row(visible=False, elem_id="data-fields") as self.mapping:
-                self.fields = [
-                    dropdown([(RECOGNISED, "")], value="", label=words, elem_id=f"data-field-{name}", min_width=180)
-                    for name, words in FIELDS.items()
-                ]
-            self.said = block(elem_id="data-said-import")
-            with gr.Row(elem_classes="sp-buttons"):
-                self.start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
-                self.first = gr.Button("Preview rows", elem_id="data-first", **SMALL)
-                self.look = gr.Button("List Hub files", elem_id="data-look", **SMALL)
-            self.target = hidden("data-target")
-        self._wire()
-
-    def _build_source(self) -> None:
-        with gr.Row():
-            self.upload = upload_box(label="Upload a file", file_types=TYPES, elem_id="data-upload", height=230)
-            with gr.Column():
-                self.path = one_line("or a file on this server", "data-path", placeholder="/path/to/prompts.jsonl")
-                self.hub = one_line(
-                    "or a data set on the Hub", "data-hub", placeholder="owner/name, or owner/name:train"
-                )
-                with gr.Row():
-                    self.name = one_line("Name (optional)", "data-new-name", max_length=200)
-                    self.limit = gr.Textbox(
-                        label="Maximum rows", placeholder="all", elem_id="data-limit", min_width=110
+            with gr.Row():
+                upload = upload_box(label="Upload a file", file_types=TYPES, elem_id="data-upload", height=230)
+                with gr.Column():
+                    path = one_line("or a file on this server", "data-path", placeholder="/path/to/prompts.jsonl")
+                    hub = one_line(
+                        "or a data set on the Hub", "data-hub", placeholder="owner/name, or owner/name:train"
                     )
-
-    def _wire(self) -> None:
-        self.kind.change(self.chosen, self.kind, [self.base, self.suite, self.mapping], **QUIET)
-        form = [self.upload, self.path, self.limit, self.name, self.kind, self.base, self.hub, self.suite, *self.fields]
-        source = [self.upload, self.path, self.hub, self.kind, *self.fields]
-        seen = [self.said, self.mapping, *self.fields]
-        gr.on([self.first.click, self.path.submit], self.first_rows, source, seen, **QUIET)
-        self.upload.upload(self.first_rows, source, seen, **QUIET)
-        on_typing((self.kind, *self.fields), self.first_again, source, self.said)
-        on_event_open(self.start.click, self.submitted, form, self.said, self.target)
-        gr.on([self.look.click, self.hub.submit], self.files, self.hub, self.said, **QUIET)
+                    with gr.Row():
+                        name = one_line("Name (optional)", "data-new-name", max_length=200)
+                        limit = gr.Textbox(label="Maximum rows", placeholder="all", elem_id="data-limit", min_width=110)
+            with gr.Row(equal_height=True):
+                kind = gr.Radio(list(KINDS), value=PROMPTS_ONLY, label="Import", elem_id="data-kind", scale=2)
+                base = gr.Dropdown([], label="Responses by", elem_id="data-answered-by", visible=False, info=EQUAL)
+                suites = [(each.title, each.name) for each in SUITES.values()]
+                suite = dropdown(
+                    suites, value=suites[0][1], label="Suite", elem_id="data-suite", visible=False, info=FORMS
+                )
+            with gr.Row(visible=False, elem_id="data-fields") as mapping:
+                fields = [
+                    dropdown([(RECOGNISED, "")], value="", label=words, elem_id=f"data-field-{field}", min_width=180)
+                    for field, words in FIELDS.items()
+                ]
+            said = block(elem_id="data-said-import")
+            with gr.Row(elem_classes="sp-buttons"):
+                start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
+                first = gr.Button("Preview rows", elem_id="data-first", **SMALL)
+            target = hidden("data-target")
+        source = [upload, path, hub, kind, *fields]
+        seen = [said, mapping, *fields]
+        kind.change(self.chosen, kind, [base, suite, mapping], **QUIET)
+        gr.on([first.click, path.submit, hub.submit], self.first_rows, source, seen, **QUIET)
+        upload.upload(self.first_rows, source, seen, **QUIET)
+        on_typing((kind, *fields), self.first_again, source, said)
+        form = [upload, path, limit, name, kind, base, hub, suite, *fields]
+        on_event_open(start.click, self.submitted, form, said, target)
 
     def chosen(self, kind: str) -> tuple[Any, Any, Any]:
-        """Dropdowns of base models and suites; the columns of a suite cannot be mapped."""
-        mapping = gr.Row(visible=False) if kind == SUITE else gr.skip()
-        return self.answerers(kind), gr.Dropdown(visible=kind == SUITE), mapping
-
-    def answerers(self, kind: str) -> Any:
-        """Dropdown of base models, visible if answers are kept."""
-        if kind != ANSWERED:
-            return gr.Dropdown(visible=False)
-        with reading(self.settings) as session:
-            options = choices.bases(session)
-        return gr.Dropdown(options, value=choices.valid_choice(options), visible=True)
+        """Dropdowns of base models (if answers are kept) and suites; the columns of a suite cannot be mapped."""
+        mapping, base = gr.Row(visible=False) if kind == SUITE else gr.skip(), gr.Dropdown(visible=False)
+        if kind == ANSWERED:
+            with reading(self.settings) as session:
+                options = choices.bases(session)
+            base = gr.Dropdown(options, value=choices.valid_choice(options), visible=True)
+        return base, gr.Dropdown(visible=kind == SUITE), mapping
 
     @show_errors(*[gr.skip()] * (1 + len(FIELDS)), tone="warn")
     def first_rows(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> list[Any]:
@@ -134,20 +113,19 @@ class ImportForm:
     def _look(
         self, upload: str | None, path: str, hub: str, kind: str, fields: tuple[str | None, ...]
     ) -> dict[str, Any]:
-        if upload or path.strip() or not hub.strip():
-            return self._rows(import_file(self.settings, upload, path), kind, fields)
-        token = self.settings.hf_token
-        name, content = beginning(look_up(hub_location(hub), token), token)
         with TemporaryDirectory() as folder:
-            file = Path(folder) / f"first-file{Path(name).suffix.lower()}"
-            file.write_bytes(content)
-            return self._rows(file, kind, fields)
-
-    def _rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> dict[str, Any]:
-        try:
-            return limited(LOOK, file, kind, fields)
-        except (LimitExceeded, ChildError):
-            raise BadInput(f"{file.name}: the preview took too long; the import may still work.") from None
+            if upload or path.strip() or not hub.strip():
+                file = import_file(self.settings, upload, path)
+            else:
+                token = self.settings.hf_token
+                name, content = beginning(look_up(hub_location(hub), token), token)
+                file = Path(folder) / f"first-file{Path(name).suffix.lower()}"
+                file.write_bytes(content)
+            try:
+                return limited(LOOK, file, kind, fields)
+            except (LimitExceeded, ChildError):
+                words = f"{file.name}: the preview took too long; the import may still work."
+                raise BadInput(words) from None
 
     def _require_rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> None:
         """Raise BadInput if the import would drop every row. Files that take too long to check are accepted."""
@@ -160,10 +138,6 @@ class ImportForm:
                 f"{file.name}: every row would be left out, so nothing was imported ({cause.rstrip('.')}); choose "
                 "another kind or other columns, or correct the file."
             )
-
-    @show_errors(tone="warn")
-    def files(self, hub: str) -> str:
-        return fetched(look_up(hub_location(hub), self.settings.hf_token))
 
     @show_errors("")
     def submitted(
@@ -198,26 +172,12 @@ def mapping_of(fields: tuple[str | None, ...]) -> dict[str, str]:
 
 
 def first_look(result: dict[str, Any]) -> str:
-    """HTML of the first rows; invalid rows with the reason."""
     bad = sum("reason" in row for row in result["rows"])
     words = f"Preview of the first {len(result['rows'])} rows"
-    head = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")
-    return tag("div", head + "".join(map(_first_row, result["rows"])), class_="sp-stack", id="data-first-rows")
-
-
-def _first_row(row: dict[str, Any]) -> str:
-    if "reason" in row:
-        return notice(f"Line {row['line']}: {row['reason']}", "bad")
-    return data_view.plain_row({**row, "id": f"line {row['line']}"})
-
-
-def fetched(listing: RepositoryListing) -> str:
-    files = [[safe(name), safe(size(bytes_))] for name, (bytes_, _) in listing.files.items()]
-    count = "one file" if len(files) == 1 else f"{len(files):,} files"
-    summary = f"{listing.repo} at {listing.revision[:12]}: {count}, {size(listing.size)}. {ONE_BY_ONE}"
-    more = f"… and {len(files) - SHOWN_FILES:,} more." if len(files) > SHOWN_FILES else ""
-    rows = table(["File", "Size"], files[:SHOWN_FILES], "Files to download", named=("Size",))
-    return tag("div", notice(summary, "info") + rows + tag("p", safe(more), class_="sp-lead"), class_="sp-stack")
-
-
-ONE_BY_ONE = "The job downloads them one by one until it has enough rows, and removes them afterwards."
+    html = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")
+    for row in result["rows"]:
+        line = f"line {row['line']}"
+        html += (
+            notice(f"{line.capitalize()}: {row['reason']}", "bad") if "reason" in row else plain_row(row | {"id": line})
+        )
+    return tag("div", html, class_="sp-stack", id="data-first-rows")

@@ -1,10 +1,16 @@
-"""Forms of the operator's own job kinds, made from their fields, on the jobs page."""
+"""Forms that submit one job: what stands below their fields, and forms of the operator's own job kinds."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app import visitor
 from app.links import on_event_open
-from app.views.job_start import form_end, started
-from app.widgets.elements import closed_accordion, on_typing
+from app.views import manage
+from app.views.manage import SMALL
+from app.widgets.elements import block, closed_accordion, hidden, notice, on_typing
 from app.widgets.fields import one_line
 from app.widgets.problems import show_errors
 from app.widgets.review import review
@@ -12,40 +18,69 @@ from app.widgets.setting_fields import field_values, setting_rows
 from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
+from tracking.tables import Checkpoint
 from workers.jobs.request import Request, command_for
-from workers.jobs.requests import own_kinds
-from workers.jobs.submit import check_and_estimate
-
-
-def own_kind_forms(settings: Settings) -> None:
-    """One form per kind, inside the current Blocks."""
-    for kind in own_kinds():
-        JobForm(settings, kind)
+from workers.jobs.submit import check_and_estimate, submit
 
 
 class JobForm:
-    def __init__(self, settings: Settings, kind: type[Request]):
-        self.settings, self.kind = settings, kind
-        prefix = f"new-{kind.kind.replace('_', '-')}"
-        with closed_accordion(kind.title, elem_id=prefix):
-            self.fields = setting_rows(kind.options().values(), lambda name: f"{prefix}-{name.replace('_', '-')}")
-            self.name = one_line("Name (optional)", f"{prefix}-name", max_length=200)
-            self.review, self.message, self.start, self.target = form_end(prefix, "Start")
-        values = [self.name, *self.fields.values()]
-        on_typing(values, self.review_now, values, self.review)
-        on_event_open(self.start.click, self.submit, values, self.message, self.target)
+    """Name of the output, review and start button, inside the current Blocks, below the controls `fields`.
 
-    def request(self, *values: Any) -> Request:
-        """Raises BadInput with the label of the field."""
-        return self.kind(**field_values(self.kind, dict(zip(self.fields, values, strict=True))))
+    `request_of(**values)` is the request for the values of `fields`, or raises BadInput. `note` is HTML above the
+    review.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        prefix: str,
+        words: str,
+        fields: Mapping[str, Any],
+        request_of: Callable[..., Request],
+        *,
+        named: bool = False,
+        note: Callable[[Session, Any], str] = lambda session, request: "",
+    ):
+        self.settings, self.fields, self.request_of, self.note = settings, fields, request_of, note
+        self.name = one_line("Name (optional)", f"{prefix}-name", max_length=200, visible=named)
+        self.review, self.said = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
+        start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
+        self.inputs = [self.name, *fields.values()]
+        on_typing(self.inputs, self.review_now, self.inputs, self.review)
+        on_event_open(start.click, self.submit, self.inputs, self.said, hidden(f"{prefix}-target"))
+
+    def _request(self, values: tuple[Any, ...]) -> Request:
+        return self.request_of(**dict(zip(self.fields, values, strict=True)))
 
     @show_errors(tone="warn")
     def review_now(self, name: str, *values: Any) -> str:
-        """The estimate and the command that does the same."""
-        request = self.request(*values)
+        request = self._request(values)
         estimate = check_and_estimate(self.settings, request)
         with reading(self.settings) as session:
-            return review(estimate, command_for(request, names(session), name.strip()))
+            command = command_for(request, names(session), (name or "").strip())
+            return self.note(session, request) + review(estimate, command)
 
+    @show_errors("")
     def submit(self, name: str, *values: Any) -> tuple[str, str]:
-        return started(self.settings, lambda: self.request(*values), name=name)
+        """Submit the job: (notice, its URL)."""
+        job = submit(self._request(values), name=(name or "").strip(), user=visitor.user(), settings=self.settings)
+        return "", f"/jobs?id={job.id}"
+
+
+def own_kind_form(settings: Settings, kind: type[Request]) -> JobForm:
+    """The form of an operator's own job kind, inside the current Blocks."""
+    prefix = f"new-{kind.kind.replace('_', '-')}"
+    with closed_accordion(kind.title, elem_id=prefix):
+        fields = setting_rows(kind.options().values(), lambda name: f"{prefix}-{name.replace('_', '-')}")
+        return JobForm(
+            settings, prefix, "Start", fields, lambda **values: kind(**field_values(kind, values)), named=True
+        )
+
+
+@show_errors()
+def queued(settings: Settings, checkpoint_id: str, request: Callable[[Checkpoint], Request], what: str) -> str:
+    """Submit a request for a checkpoint; notice that `what` is queued, or the error."""
+    with reading(settings) as session:
+        row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+    job = submit(request(row), user=visitor.user(), settings=settings)
+    return notice(f"Queued: {what}.", "good", f"/jobs?id={job.id}", "Open the job")

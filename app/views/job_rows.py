@@ -1,23 +1,31 @@
 """HTML of the jobs table and of the parts of one job's page. Pure functions of rows."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from textwrap import shorten
 from typing import Any
 
-from app.views.job_view import ACTIVE, PAUSED, progress, progress_words, seconds, state_badge
-from app.views.outcomes import outcome
+from sqlalchemy.orm import Session
+
+from app.views.checkpoint_rows import method_words
+from app.views.job_view import ACTIVE, MARKS, PAUSED, STATES, progress, progress_words, seconds, state_badge
+from app.views.leaderboard import address
 from app.widgets.bulk import row_checkbox
-from app.widgets.elements import badge, detail_head, empty_state, facts, row_note
-from app.widgets.formatting import ago, duration
+from app.widgets.elements import badge, detail_head, empty_state, facts, link_button, row_note
+from app.widgets.formatting import ago, duration, size
 from app.widgets.picker import pick, table
 from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
-from tracking import listing
-from tracking.tables import Job, JobLog
+from tracking import listing, shards
+from tracking.evaluations import finite_number
+from tracking.leaderboard import LeaderboardView
+from tracking.states import JobState
+from tracking.tables import Experiment, Job, JobLog
 from workers.jobs.requests import kind_title
 
 COLUMNS = ["State", "Job", "Progress", "Result", "Time"]
+SQUARES = 1000
+"""Maximum number of shards drawn as squares."""
 
 
 def jobs_table(
@@ -39,8 +47,13 @@ def jobs_table(
     )
 
 
+def waits_of(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
+    """Job id → position in its queue and what it waits for, for waiting jobs."""
+    queues = listing.Queues(session)
+    return {job.id: waits_words(queues, job) for job in jobs if job.state == JobState.QUEUED}
+
+
 def waits_words(queues: listing.Queues, job: Job) -> str:
-    """Position of a waiting job in its queue, and what it waits for."""
     position, reason = queues.place(job), queues.waits_for(job)
     return f"Position {position} in the {job.queue} queue. {reason}" if position and position > 1 else reason
 
@@ -49,27 +62,17 @@ def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
     attributes = {"data_pick": None} if elsewhere else {}
     name = pick("jobs", job.id, safe(job.name), class_="sp-row-name", **attributes)
     kind = row_note(kind_and_user(job)) + tag_links("jobs", job.note)
-    how = _how(job, waits_for)
+    # "–" is hidden on narrow screens
+    how = progress(job) if job.state != "SUCCEEDED" else ""
+    words = progress_words(job) if job.state == "SUCCEEDED" else waits_for
+    how = how or (row_note(words) if words else "–")
     if job.state == "FAILED":
-        how += tag(
-            "span", safe(shorten(job.error or "", 160, placeholder=" …")), class_="sp-row-note sp-why", title=job.error
-        )
+        error = safe(shorten(job.error or "", 160, placeholder=" …"))
+        how += tag("span", error, class_="sp-row-note sp-why", title=job.error)
     state = badge("Paused", "warn") if waits_for.startswith(PAUSED) else state_badge(job)
     first = row_checkbox(job.id, job.name) + state if chosen else state
     result = safe(shorten(outcome(job) or "–", 160, placeholder=" …"))
     return [first, name + kind, how, result, row_note(time_words(job))]
-
-
-def _how(job: Job, waits_for: str) -> str:
-    """A progress bar; for a finished job its final counts."""
-    if job.state == "SUCCEEDED":
-        return _note(progress_words(job))
-    return progress(job) or _note(waits_for)
-
-
-def _note(words: str) -> str:
-    """A cell's text; "–", which cards on narrow screens hide, if it is empty."""
-    return row_note(words) if words else "–"
 
 
 def kind_and_user(job: Job) -> str:
@@ -78,13 +81,105 @@ def kind_and_user(job: Job) -> str:
 
 
 def time_words(job: Job) -> str:
-    """When a job was queued or started, or its duration and end."""
     if job.state == "QUEUED":
         return f"queued {ago(job.created_at)}"
     if job.state in ACTIVE:
         return f"started {ago(job.started_at)}"
     took = seconds(job)
     return (f"took {duration(took)}, " if took is not None else "") + f"ended {ago(job.finished_at)}"
+
+
+Result = Mapping[str, Any]
+
+
+def outcome(job: Job) -> str:
+    """Short result of a finished job: rows, responses, loss and τ, τ and speedup."""
+    if job.state != "SUCCEEDED" or not job.result or job.kind not in RESULT_TEXTS:
+        return ""
+    return " · ".join(filter(None, RESULT_TEXTS[job.kind](job.result)))
+
+
+def _number(result: Result, key: str, form: str) -> str:
+    value = finite_number(result.get(key))
+    return form.format(value) if value else ""
+
+
+def _imported(result: Result) -> list[str]:
+    return [_number(result, "rows", "{:,.0f} rows") + _number(result, "bad_rows", ", {:,.0f} skipped")]
+
+
+def _generated(result: Result) -> list[str]:
+    return [_number(result, "rows", "{:,.0f} responses"), _number(result, "tokens", "{:,.0f} tokens")]
+
+
+def _trained(result: Result) -> list[str]:
+    tau, loss = _number(result, "mean_accepted_length", "held-out τ {:.2f}"), _number(result, "loss", "loss {:.3f}")
+    return [tau, loss] if tau or loss else [_number(result, "step", "{:,.0f} steps")]
+
+
+def _measured(result: Result) -> list[str]:
+    tau = _number(result, "mean_accepted_length", "τ {:.2f}") or _number(result, "tau", "τ {:.2f}")
+    projected = _number(result, "projected_speedup", "{:.2f} × projected")
+    return [tau, _number(result, "speedup", "{:.2f} ×") or projected]
+
+
+def _exported(result: Result) -> list[str]:
+    return [f"{result.get('format', '')}, {size(result['bytes'])}" if finite_number(result.get("bytes")) else ""]
+
+
+RESULT_TEXTS: dict[str, Callable[[Result], list[str]]] = {
+    **dict.fromkeys(("import_prompts", "import_answered"), _imported),
+    **dict.fromkeys(("generate_data", "generate_shard"), _generated),
+    **dict.fromkeys(("evaluate", "replay"), _measured),
+    **dict.fromkeys(("plan", "tune"), lambda result: [str(result.get("verdict") or "")]),
+    "train": _trained,
+    "matrix": lambda result: [_number(result, "cells", "{:,.0f} cells")],
+    "export": _exported,
+    "import_draft": lambda result: [method_words(str(result.get("method") or ""))],
+    "fetch_model": lambda result: ["added"],
+}
+
+
+def shards_part(session: Session, job: Job) -> str:
+    """Shards of a divided job as counts and squares, below its progress; "" for other jobs."""
+    if not job.shards:
+        return ""
+    tally = shards.tally(session, job.id)
+    html = tag("p", safe(f"{tally.words(job.kind)}, {tally.done:,} {job.unit}."), class_="sp-lead")
+    if job.kind == "matrix":
+        board = link_button("Show results on the leaderboard", address(LeaderboardView(matrix=job.id)))
+        html += tag("div", board, class_="sp-link-row")
+    rows = shards.brief(session, job.id)
+    if 0 < len(rows) <= SQUARES:
+        noun = "Cell" if job.kind == "matrix" else "Shard"
+        html += tag("ol", "".join(_square(shard, noun) for shard in rows), class_="sp-shard-grid")
+    return tag("section", html, class_="sp-shards", aria_label="Shards")
+
+
+def _square(shard: Any, noun: str) -> str:
+    word, tone = STATES.get(shard.state, (shard.state, ""))
+    counted = f"{shard.done:,} of {shard.total:,}" if shard.total is not None else f"{shard.done:,}"
+    words = f"{noun} {shard.number + 1}: {word.lower()}, {counted}"
+    kind = f"sp-shard sp-{tone}" if tone else "sp-shard"
+    mark = MARKS.get(shard.state, "·")
+    link = tag("a", mark, href=f"/jobs?id={shard.id}", title=words, aria_label=words, class_=kind)
+    return tag("li", link)
+
+
+def whole_link(session: Session, job: Job) -> str:
+    """Link from a shard to its divided job; "" for other jobs."""
+    if not job.parent_id:
+        return ""
+    link = tag("a", safe(session.get_one(Job, job.parent_id).name), href=f"/jobs?id={job.parent_id}")
+    return tag("p", f"{'Cell' if job.kind == 'evaluate' else 'Shard'} {job.number + 1} of {link}", class_="sp-lead")
+
+
+def experiment_link(session: Session, job: Job) -> str:
+    row = session.get(Experiment, job.experiment_id or "")
+    if row is None:
+        return ""
+    name = tag("a", safe(row.name), href=f"/experiments?id={row.id}")
+    return tag("p", f"Part of the experiment {name}.", class_="sp-lead")
 
 
 def attempts(times: Mapping[int, float]) -> str:
@@ -111,7 +206,6 @@ def _log_line(line: JobLog) -> str:
 
 
 def config(job: Job, names: Mapping[str, str]) -> str:
-    """The job's request, ids replaced by names."""
     plain = {k: v for k, v in job.request.items() if v not in ("", None, {}, [])}
     settings = plain.pop("settings", {})
     rows = [(key.removesuffix("_id").replace("_", " "), _value(value, names)) for key, value in plain.items()]
@@ -133,26 +227,14 @@ def samples(records: Iterable[tuple[int, dict[str, Any]]]) -> str:
     the same at every step, so it is shown once, with the last step's marks and τ at each step."""
     cards: dict[tuple[str, str], tuple[list[str], str]] = {}
     for step, record in records:
-        answer = (str(record.get("prompt", "")), _answer(record))
+        tokens = record.get("tokens")
+        tokens = tokens if isinstance(tokens, list) else [{"text": record.get("text", ""), "origin": ""}]
+        answer = (str(record.get("prompt", "")), "".join(str(token.get("text", "")) for token in tokens))
         heads, _ = cards.get(answer, ([], ""))
-        heads.append(_step(step, record))
-        cards[answer] = heads, sample_card("; ".join(heads), record, _drafted(record))
+        tau = record.get("mean_accepted_length")
+        heads.append(f"Step {step}" + (f" · τ {tau:.2f}" if isinstance(tau, int | float) else ""))
+        cards[answer] = heads, sample_card("; ".join(heads), record, "".join(map(_token, tokens)))
     return "".join(card for _, card in cards.values()) or tag("p", "No samples yet.", class_="sp-lead")
-
-
-def _step(step: int, record: Mapping[str, Any]) -> str:
-    tau = record.get("mean_accepted_length")
-    return f"Step {step}" + (f" · τ {tau:.2f}" if isinstance(tau, int | float) else "")
-
-
-def _answer(record: Mapping[str, Any]) -> str:
-    tokens = record.get("tokens")
-    return "".join(str(t.get("text", "")) for t in tokens) if isinstance(tokens, list) else str(record.get("text", ""))
-
-
-def _drafted(record: Mapping[str, Any]) -> str:
-    tokens = record.get("tokens")
-    return "".join(_token(t) for t in tokens) if isinstance(tokens, list) else safe(record.get("text", ""))
 
 
 def sample_card(head: str, record: Mapping[str, Any], text: str) -> str:

@@ -51,7 +51,6 @@ def shown_done(job: Job) -> int:
 
 
 def progress_words(job: Job) -> str:
-    """One line: progress, time left and the current note."""
     done = shown_done(job)
     parts = [counted(done, job.total, job.unit)] if job.unit or done else []
     if job.state == "RUNNING" and not job.cancel_requested:

@@ -1,6 +1,6 @@
 """The leaderboard as HTML, bar chart and CSV. Pure functions of rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -36,17 +36,8 @@ COLUMNS = {
 NAMED = tuple(COLUMNS)[1:]
 CSV = (
     *("id", "name", "base", "checkpoint", "suite", "questions", "temperature", "top_p", "tree", "dtype", "source"),
-    *("machine", "speedup", "speedup_low", "speedup_high", "tau", "tau_low", "tau_high"),
-    *(
-        "tokens_per_second",
-        "plain_tokens_per_second",
-        "prompts",
-        "max_tokens",
-        "created_at",
-        "measured_at",
-        "note",
-        "command",
-    ),
+    *("machine", "speedup", "speedup_low", "speedup_high", "tau", "tau_low", "tau_high", "tokens_per_second"),
+    *("plain_tokens_per_second", "prompts", "max_tokens", "created_at", "measured_at", "note", "command"),
 )
 Names = Mapping[str, str]
 
@@ -72,11 +63,8 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
     listed = table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads)
-    return (
-        count_warning(shown.rows)
-        + listed
-        + pager_links(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
-    )
+    pages = pager_links(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
+    return count_warning(shown.rows) + listed + pages
 
 
 COUNT_WARNING = (
@@ -87,21 +75,14 @@ COUNT_WARNING = (
 
 def count_warning(rows: Sequence[Evaluation]) -> str:
     """A notice if rows of the same prompt set were measured on different numbers of prompts; otherwise ""."""
-    counts: dict[str, set[int]] = {}
-    for row in rows:
-        counts.setdefault(row.questions, set()).update(filter(None, [prompts_of(row)]))
-    return notice(COUNT_WARNING, "info") if any(len(numbers) > 1 for numbers in counts.values()) else ""
-
-
-def prompts_of(row: Evaluation) -> int | None:
-    count = (row.result or {}).get("prompts")
-    return count if isinstance(count, int) else None
+    counts = {(row.questions, words) for row in rows if (words := prompts_words(row))}
+    return notice(COUNT_WARNING, "info") if len(counts) > len({questions for questions, _ in counts}) else ""
 
 
 def prompts_words(row: Evaluation) -> str:
     """`24 questions`; "" if unknown."""
-    count = prompts_of(row)
-    return f"{count:,} question{'' if count == 1 else 's'}" if count else ""
+    count = (row.result or {}).get("prompts")
+    return f"{count:,} question{'' if count == 1 else 's'}" if isinstance(count, int) and count else ""
 
 
 def empty_leaderboard(view: LeaderboardView) -> str:
@@ -116,57 +97,46 @@ def empty_leaderboard(view: LeaderboardView) -> str:
 
 
 def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
-    return interval_chart(*bars(rows, names, view))
-
-
-def bars(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> tuple[str, list[Bar], str]:
-    """(title, bars, unit) of τ if the list is sorted by it, otherwise of the speedup."""
-    key = "tau" if view.sort.endswith("tau") else "speedup"
-    words, unit = {"tau": ("Mean accepted length τ", ""), "speedup": ("Speedup", " ×")}[key]
-    return words, bars_of(key, [(model_words(row, names), settings_words(row), row) for row in rows]), unit
-
-
-def bars_of(key: str, rows: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
-    """Bars of the figure `key` from (name, note, evaluation); rows without this figure are left out."""
-    measured = ((name, note, row) for name, note, row in rows if getattr(row, key) is not None)
-    return [Bar(name, note, getattr(row, key), *interval_ends(row, key)) for name, note, row in measured]
+    """Of τ if the list is sorted by it, otherwise of the speedup."""
+    by_tau = ("tau", "Mean accepted length τ", "")
+    key, words, unit = by_tau if view.sort.endswith("tau") else ("speedup", "Speedup", " ×")
+    bars = [
+        Bar(model_words(row, names), settings_words(row), getattr(row, key), *interval_ends(row, key))
+        for row in rows
+        if getattr(row, key) is not None
+    ]
+    return interval_chart(words, bars, unit)
 
 
 def interval_ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
     return getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
 
 
-def interval_note(row: Evaluation, key: str) -> str:
-    """The interval in small print; "" if there is none."""
-    low, high = interval_ends(row, key)
-    if low is None or high is None:
-        return ""
-    return tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between")
+def figure_cell(row: Evaluation | None, key: str, unit: str = "", linked: bool = False) -> str:
+    """The figure `key` with its interval in small print; `linked` to the evaluation."""
+    value = getattr(row, key, None)
+    if row is None or value is None:
+        return "–"
+    words, (low, high) = safe(f"{value:.2f}{unit}"), interval_ends(row, key)
+    link = {"href": f"/evaluations?id={row.id}"} if linked else {}
+    between = "" if low is None or high is None else safe(f"{low:.2f} – {high:.2f}")
+    shown = tag("a" if linked else "b", words, class_="sp-figure", **link)
+    return shown + (tag("span", between, class_="sp-row-note sp-between") if between else "")
 
 
 def settings_words(row: Evaluation) -> str:
     """`GSM8K · 24 questions · T 0 · chain 4 · on team`."""
-    parts = [
-        row.questions,
-        prompts_words(row),
-        f"T {row.temperature:g}",
-        row.tree or ("" if row.source else "its own tree"),
-    ]
-    return " · ".join([*filter(None, parts), *([f"on {row.source}"] if row.source else [])])
+    tree, server = row.tree or ("" if row.source else "its own tree"), f"on {row.source}" if row.source else ""
+    parts = (row.questions, prompts_words(row), f"T {row.temperature:g}", tree, server)
+    return " · ".join(filter(None, parts))
 
 
 def download_links(view: LeaderboardView, total: int) -> str:
-    """Links to download the shown rows and to this view."""
-    query = view.query()
-    links = (
-        (f"/api/evaluations.csv?{query}", f"CSV of {total:,}", True),
-        (f"/api/evaluations.png?{query}", "PNG of the chart", True),
-        (address(view), "Link to this view", None),
-    )
     if not total:
         return ""
-    anchors = "".join(link_button(words, to.rstrip("?"), download=save) for to, words, save in links)
-    return tag("div", anchors, class_="sp-links")
+    file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
+    links = link_button(f"CSV of {total:,}", file, download=True) + link_button("Link to this view", address(view))
+    return tag("div", links, class_="sp-links")
 
 
 def address(view: LeaderboardView, **more: str) -> str:
@@ -174,7 +144,6 @@ def address(view: LeaderboardView, **more: str) -> str:
 
 
 def as_csv(rows: Sequence[Evaluation], names: Names) -> str:
-    """A line per evaluation, with the command that repeats it."""
     return spreadsheet.as_csv(CSV, [_record(row, names) for row in rows])
 
 
@@ -206,33 +175,24 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
 
 
 def _head(column: str, key: str, view: LeaderboardView) -> str:
-    """A link that sorts by the column; an arrow shows the current order."""
-    sign = {key: " ↑", f"-{key}": " ↓"}.get(view.sort, "")
-    words = {key: "ascending", f"-{key}": "descending"}.get(view.sort, "")
-    to = address(view.sorted_by(key))
-    return tag(
-        "a", safe(column + sign), href=to, data_pick="", title=f"Sort by {column}, now {words or 'by another column'}"
-    )
+    orders = {key: (" ↑", "ascending"), f"-{key}": (" ↓", "descending")}
+    sign, words = orders.get(view.sort, ("", "by another column"))
+    title = f"Sort by {column}, now {words}"
+    return tag("a", safe(column + sign), href=address(view.sorted_by(key)), data_pick="", title=title)
 
 
 def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
-    name = tag(
-        "a", safe(model_words(row, names)), href=address(view, id=row.id), data_pick=row.id, class_="sp-row-name"
-    )
+    to, words = address(view, id=row.id), safe(model_words(row, names))
+    name = tag("a", words, href=to, data_pick=row.id, class_="sp-row-name")
     note = tag("span", safe(row.note), class_="sp-row-note") if row.note else ""
     return [
         name + note,
         safe(row.questions or "–") + tag("div", safe(prompts_words(row)), class_="sp-row-note"),
         safe(f"{row.temperature:g}"),
         safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
-        _figure(row, "speedup", " ×"),
-        _figure(row, "tau"),
+        figure_cell(row, "speedup", " ×"),
+        figure_cell(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),
         safe(f"server {row.source}" if row.source else row.machine or "–"),
         safe(ago(row.measured_at)),
     ]
-
-
-def _figure(row: Evaluation, key: str, unit: str = "") -> str:
-    value = getattr(row, key)
-    return "–" if value is None else tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + interval_note(row, key)

@@ -107,7 +107,6 @@ def note_line(row: Any) -> str:
 
 
 def question(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
-    """The confirmation question of a deletion: what depends on the row."""
     with reading(settings) as session:
         used = changes.dependents(session, row(session, table, word, row_id))
     if table in KEPT_ROWS_NOTE:

@@ -1,18 +1,93 @@
-"""HTML of a plan: verdict, charts and tables. Pure functions of the job's result."""
+"""Plans: the form on a model's page that predicts the speedup of drafts on this or another machine before training, and
+the result on its job's page."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app.forms import whole
+from app.views import choices
+from app.views.job_forms import JobForm
 from app.widgets.charts import ChartStyle, line_chart
-from app.widgets.elements import facts, notice, row_note
+from app.widgets.elements import block, closed_accordion, facts, notice, row_note
+from app.widgets.fields import dropdown, one_line
 from app.widgets.formatting import interval
 from app.widgets.picker import table
+from app.widgets.setting_fields import setting_control
 from app.widgets.surface import surface
 from app.widgets.text import safe, tag
-from tracking.tables import Job
+from speculoos.errors import BadInput
+from speculoos.settings import Settings
+from tracking import queries
+from tracking.tables import Base, Job
+from workers.jobs.requests import PlanRequest
 
 PLAIN = "plain"
 Result = Mapping[str, Any]
+LEAD = "Predicts the speedup of draft shapes and batch sizes from measured step times and acceptance rates."
+NO_DRAFT = ("None: standalone drafts with layers of the base model", "")
+FIGURES = "JSON written by `speculoos plan --keep FILE` on the other machine. Empty: measure on this machine."
+WIDTH = "Hidden size of standalone drafts"
+LONGEST = 200_000
+
+
+class PlanForm:
+    """The form, inside the current Blocks. `chosen` holds the id of the base model."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        with closed_accordion("Plan a draft", elem_id="plans", visible=False) as self.box:
+            block(tag("p", safe(LEAD), class_="sp-lead"))
+            with gr.Row():
+                self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
+                batches = setting_control(PlanRequest.options()["batches"], "plans-batches")
+                layers = setting_control(PlanRequest.options()["layers"], "plans-layers")
+                width = one_line(WIDTH, "plans-width", placeholder="as the base model")
+            figures = gr.Textbox(
+                label="Measurements of another machine", info=FIGURES, lines=2, max_lines=8, elem_id="plans-figures"
+            )
+            fields = {"base": chosen, "draft": self.draft, "batches": batches, "layers": layers}
+            form = JobForm(settings, "plans", "Plan", {**fields, "figures": figures, "width": width}, plan_request)
+        self.outputs = [self.box, self.draft, form.review]
+
+    def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
+        """Values of `outputs`; `?checkpoint=` selects a draft and opens the form."""
+        if base is None or base.state != "ready":
+            return [gr.Accordion(visible=False), gr.skip(), ""]
+        drafts = [(row.name, row.id) for row in queries.checkpoints(session, base.id, ready_only=True)] + [NO_DRAFT]
+        requested = query.get("checkpoint", "")
+        box = gr.Accordion(visible=True, open=True) if requested else gr.Accordion(visible=True)
+        return [box, gr.Dropdown(drafts, value=choices.valid_choice(drafts, requested or None)), ""]
+
+
+def plan_request(base: str, draft: str, batches: str, layers: str, figures: str, width: str = "") -> PlanRequest:
+    """The request of the form's values. Raises BadInput with the field's name."""
+    return PlanRequest(
+        base_id=base,
+        checkpoint_id=draft or "",
+        batches=batches or "",
+        layers=layers or "",
+        costs=figures_of(figures),
+        draft_hidden_size=whole(WIDTH, width, low=1, high=10**6, default=0),
+    )
+
+
+def figures_of(text: str) -> dict[str, Any]:
+    """Measurements of another machine; {} for an empty field. The job checks the keys."""
+    if not (text or "").strip():
+        return {}
+    try:
+        costs = json.loads(text) if len(text) <= LONGEST else None
+    except (ValueError, RecursionError):
+        costs = None
+    if not isinstance(costs, dict) or "target_ms" not in costs:
+        raise BadInput(
+            f"Measurements of another machine: enter the JSON object that `speculoos plan --keep FILE` wrote, at most "
+            f"{LONGEST:,} characters."
+        )
+    return costs
 
 
 def report(job: Job) -> str:
@@ -32,17 +107,10 @@ def pictures(result: Result) -> str:
     batches = list(result["plain"]["by_batch"])
     rows = {shape["name"]: [shape["by_batch"][b]["speedup"] for b in batches] for shape in result["shapes"]}
     hint = "Speedup over plain decoding at the same batch size; framed: the fastest of a column."
-    drawn = [surface("Speedup by draft shape and batch size", rows, batches, hint) if rows else ""]
-    drawn.append(
-        line_chart(
-            "Tokens per second by batch size",
-            _lines(result, batches),
-            unit="tokens/s",
-            across="batch size",
-            look=ChartStyle(best=True),
-        )
-    )
-    return tag("div", "".join(drawn), class_="sp-charts")
+    drawn = surface("Speedup by draft shape and batch size", rows, batches, hint)
+    lines, look = _lines(result, batches), ChartStyle(best=True)
+    drawn += line_chart("Tokens per second by batch size", lines, unit="tokens/s", across="batch size", look=look)
+    return tag("div", drawn, class_="sp-charts")
 
 
 def _lines(result: Result, batches: list[str]) -> dict[str, list[tuple[float, float]]]:
@@ -60,18 +128,14 @@ def _lines(result: Result, batches: list[str]) -> dict[str, list[tuple[float, fl
 
 def shapes_table(result: Result) -> str:
     columns = ["Drafting", "τ", "Step (ms)", "Draft (ms)", "Tokens per second", "× plain"]
-    return table(
-        columns, [_shape(shape) for shape in (result["plain"], *result["shapes"])], "Shapes", named=columns[1:]
-    )
-
-
-def _shape(shape: Mapping[str, Any]) -> list[str]:
-    one = shape["by_batch"]["1"]
-    numbers = (f"{shape['tau']:.2f}", f"{one['step_ms']:.1f}", f"{one['draft_ms']:.1f}")
-    cells = [safe(w) for w in (shape["name"], *numbers, f"{one['tokens_per_second']:.1f}", f"{one['speedup']:.2f}×")]
-    between = interval(one, "speedup", "×")
-    cells[-1] += row_note(between) if between else ""
-    return cells
+    rows = []
+    for shape in (result["plain"], *result["shapes"]):
+        one = shape["by_batch"]["1"]
+        times = (f"{one[key]:.1f}" for key in ("step_ms", "draft_ms", "tokens_per_second"))
+        cells = [safe(w) for w in (shape["name"], f"{shape['tau']:.2f}", *times, f"{one['speedup']:.2f}×")]
+        between = interval(one, "speedup", "×")
+        rows.append([*cells[:-1], cells[-1] + (row_note(between) if between else "")])
+    return table(columns, rows, "Shapes", named=columns[1:])
 
 
 def standalone_table(result: Result) -> str:
@@ -79,21 +143,17 @@ def standalone_table(result: Result) -> str:
     if not rows:
         return ""
     columns = ["Layers", "Time per token", "Break-even acceptance", *(f"at {share}" for share in rows[0]["speedups"])]
-    width = (
-        f"of hidden size {rows[0]['hidden_size']}"
-        if "hidden_size" in rows[0]
-        else "with layers of this base model, same hidden size"
-    )
+    size = rows[0].get("hidden_size")
+    width = f"of hidden size {size}" if size else "with layers of this base model, same hidden size"
     words = f"Standalone drafts {width}: the acceptance rate needed to break even, and the speedup at some rates."
+    cells = []
+    for row in rows:
+        needed = row["needed_acceptance"]
+        share = "not worthwhile" if needed is None else f"{needed:.0%}"
+        speeds = (f"{at['speedup']:.2f}×" for at in row["speedups"].values())
+        cells.append([safe(w) for w in (row["layers"], f"{row['token_ms']:.2f} ms", share, *speeds)])
     lead = tag("p", safe(words), class_="sp-hint")
-    return lead + table(columns, [_standalone_row(row) for row in rows], "Standalone drafts", named=columns[1:])
-
-
-def _standalone_row(row: Mapping[str, Any]) -> list[str]:
-    needed = row["needed_acceptance"]
-    words = "not worthwhile" if needed is None else f"{needed:.0%}"
-    speeds = (f"{at['speedup']:.2f}×" for at in row["speedups"].values())
-    return [safe(w) for w in (row["layers"], f"{row['token_ms']:.2f} ms", words, *speeds)]
+    return lead + table(columns, cells, "Standalone drafts", named=columns[1:])
 
 
 def conditions(result: Result) -> str:

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from app.drafting import LOOKUP
 from app.views.checkpoint_rows import REFERENCE, is_reference
 from tracking import queries
-from tracking.tables import Base, Checkpoint
+from tracking.tables import Base, Checkpoint, Run
 
 PLAIN = ""
 """The choice of plain decoding."""
@@ -77,6 +77,12 @@ def all_targets(session: Session) -> list[tuple[str, str]]:
     return choices
 
 
+def value_of(run: Run, separator: str = "") -> str:
+    """The choice of a run's target: its model, with prompt lookup as a draft after `separator`."""
+    lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
+    return f"{run.model}{separator}{LOOKUP_CHOICE}" if lookup else run.model
+
+
 def parse(value: str) -> ServerTarget:
     """The target of a value from `all_targets`."""
     if value.endswith(LOOKUP_CHOICE):
@@ -95,6 +101,5 @@ def _figure(checkpoint: Checkpoint) -> str:
 
 
 def _number(checkpoint: Checkpoint, name: str) -> float:
-    """A measured figure; 0 if there is none."""
     value = checkpoint.figures.get(name)
     return float(value) if isinstance(value, int | float) else 0.0

@@ -31,8 +31,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 class SettingControls:
-    """Builds the controls inside the current Blocks."""
-
     def __init__(self) -> None:
         self.controls: dict[str, Any] = {}
         self.groups = {method: self._method_group(method) for method in METHODS}
@@ -45,7 +43,6 @@ class SettingControls:
 
     @property
     def inputs(self) -> list[Any]:
-        """All controls, in build order."""
         return list(self.controls.values())
 
     def fill(self, values: dict[str, Any]) -> list[Any]:
@@ -72,15 +69,10 @@ class SettingControls:
                 self.controls[setting.name] = control(setting)
 
 
-def label(setting: Setting) -> str:
-    """Label of a setting, with its command-line name if that differs."""
-    return setting.label if setting.label.lower() == setting.name else f"{setting.label} · {setting.name}"
-
-
 def control(setting: Setting) -> Any:
-    common = {"label": label(setting), "min_width": 230}
+    """The control of a setting; its label has the command-line name if that differs."""
+    label = setting.label if setting.label.lower() == setting.name else f"{setting.label} · {setting.name}"
+    common = {"label": label, "min_width": 230, "elem_id": f"set-{setting.name}"}
     if setting.is_open:
-        return gr.Number(
-            None, precision=0, placeholder="from the data", info=setting.help, elem_id=f"set-{setting.name}", **common
-        )
-    return setting_control(setting, f"set-{setting.name}", **common)
+        return gr.Number(None, precision=0, placeholder="from the data", info=setting.help, **common)
+    return setting_control(setting, **common)

@@ -1,29 +1,47 @@
-"""Charts that compare trainings: a chart per metric, a line per training. Pure functions of rows."""
+"""Comparison of trainings: a chart per metric with a line per training, tables of figures with intervals and of
+settings that differ. Functions of rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from app.views.metrics_view import FIRST, NUMBERED, SHARES, UNITS, chart_of, groups_of, title_of
+from sqlalchemy.orm import Session
+
+from app.views import job_view
+from app.views.leaderboard import figure_cell, settings_words
+from app.views.metrics_view import AXES, FIRST, NUMBERED, SHARES, UNITS, chart_of, groups_of, title_of
 from app.widgets.charts import ChartStyle, Points, line_chart
-from app.widgets.elements import notice
-from app.widgets.text import tag
+from app.widgets.elements import facts, notice, row_note
+from app.widgets.formatting import duration, figure, size
+from app.widgets.picker import table
+from app.widgets.terms import label as labelled
+from app.widgets.text import safe, tag
+from models.methods import METHODS, SETTINGS
+from speculoos.errors import SpeculoosError
+from tracking import trainings as rows_of_trainings
+from tracking.evaluations import finite_number
+from tracking.tables import Evaluation
 from tracking.trainings import MAX_TRAININGS, SelectedTrainings, Training
+from workers.jobs.requests import Train, from_json
 
 Metrics = Mapping[str, Mapping[str, Points]]
 """A training's label → its metrics."""
+Values = dict[str, Any]
 LONGEST = 60 * 33
 """Maximum number of characters of the ids in a URL: more than a page of a list has."""
 NAMED = 3
+MOST_MEASURED = 6
+"""Maximum number of evaluation settings shown; the leaderboard has all."""
+DASH = "–"
+DEPENDS_ON_DATA = "depends on the data"
+"""Value of an unset setting that the workbench derives from the data."""
 
 
 def ids_of(text: str) -> list[str]:
-    """The job ids of `?ids=a,b`."""
     return list(dict.fromkeys(row_id.strip()[:64] for row_id in text[:LONGEST].split(",") if row_id.strip()))
 
 
 def comparison_url(ids: Sequence[str]) -> str:
-    """URL of the comparison of these jobs."""
     return "/trainings?" + urlencode({"ids": ",".join(ids)}, safe=",")
 
 
@@ -96,3 +114,145 @@ def _quoted(jobs: Sequence[Any]) -> str:
 
 def _are(jobs: Sequence[Any]) -> str:
     return "is" if len(jobs) == 1 else "are"
+
+
+def tokens_of(session: Session, trainings: Sequence[Training]) -> dict[str, float]:
+    """Job id → tokens seen in training: from the checkpoint's figures, otherwise from the last logged point."""
+    seen = rows_of_trainings.best_values(session, [each.job.id for each in trainings], AXES["tokens"])
+    for training in trainings:
+        tokens = finite_number((training.checkpoint.figures or {}).get("tokens")) if training.checkpoint else None
+        if tokens:  # older versions did not count the steps after the last log line
+            seen[training.job.id] = max(tokens, seen.get(training.job.id, 0))
+    return seen
+
+
+def held_out_of(session: Session, trainings: Sequence[Training]) -> dict[str, float]:
+    """Job id → the best expected τ on held-out conversations: of the curve, otherwise of the checkpoint's figures."""
+    found = rows_of_trainings.best_values(session, [each.job.id for each in trainings], "eval/tau")
+    for training in trainings:
+        figures = (training.checkpoint.figures or {}) if training.checkpoint else {}
+        tau = finite_number(figures.get("mean_accepted_length"))
+        if tau is not None:
+            found.setdefault(training.job.id, tau)
+    return found
+
+
+def figures_table(session: Session, trainings: Sequence[Training], metrics: Metrics) -> str:
+    """Figures of each training side by side; rows that no training has are left out."""
+    names, ids = labels(trainings), [training.job.id for training in trainings]
+    tokens, held_out = tokens_of(session, trainings), held_out_of(session, trainings)
+    last = [metrics.get(name, {}).get("train/loss") for name in names]
+    drafts = [training.checkpoint for training in trainings]
+    rows = [
+        ("State", [_state(training) for training in trainings]),
+        ("Data set", [_data(training) for training in trainings]),
+        ("Steps", [f"{training.job.done:,}" if training.job.done else DASH for training in trainings]),
+        ("Tokens seen", [f"{tokens[row_id]:,.0f}" if tokens.get(row_id) else DASH for row_id in ids]),
+        ("Time taken", [_time(training) for training in trainings]),
+        ("Last training loss", [figure(points[-1][1], 3) if points else DASH for points in last]),
+        ("Expected τ, held out", [figure(held_out.get(row_id)) for row_id in ids]),
+        ("Size", [safe(size(draft.size_bytes)) if draft and draft.size_bytes else DASH for draft in drafts]),
+    ]
+    rows = [(labelled(words), cells) for words, cells in rows]
+    for way, evaluations in evaluations_by_setting(trainings)[:MOST_MEASURED]:
+        for words, key, unit in (("τ", "tau", ""), ("Speedup", "speedup", " ×")):
+            cells = [figure_cell(evaluations.get(row_id), key, unit, linked=True) for row_id in ids]
+            rows.append((tag("span", safe(words) + row_note(way)), cells))
+    shown = [[words, *cells] for words, cells in rows if set(cells) != {DASH}]
+    heads = {name: _head(row_id, name, ids) for name, row_id in zip(names, ids, strict=True)}
+    return table(["", *names], shown, "Figures of each training", wide_first=True, named=names, heads=heads)
+
+
+def _head(row_id: str, name: str, ids: Sequence[str]) -> str:
+    link = tag("a", safe(name), href=f"/jobs?id={row_id}", class_="sp-row-name")
+    if len(ids) < 3:
+        return link
+    to = comparison_url([other for other in ids if other != row_id])
+    return link + tag(
+        "a", "×", href=to, class_="sp-leave-out", aria_label=f"Remove {name}", title="Remove from the comparison"
+    )
+
+
+def _state(training: Training) -> str:
+    job = training.job
+    how = job_view.progress_words(job) if job.state in job_view.ACTIVE else ""
+    return job_view.state_badge(job) + (row_note(how) if how else "")
+
+
+def _data(training: Training) -> str:
+    links = [tag("a", safe(data.name), href=f"/data?id={data.id}") for data in training.datasets]
+    return ", ".join(links) or safe("deleted")
+
+
+def _time(training: Training) -> str:
+    took = job_view.seconds(training.job)
+    return safe(duration(took)) if took is not None else DASH
+
+
+def evaluations_by_setting(trainings: Sequence[Training]) -> list[tuple[str, dict[str, Evaluation]]]:
+    """(evaluation settings, job id → newest evaluation with them), sorted by number of trainings, then newest first.
+    Comparable evaluations share questions, sampling, tree, precision, server and machine."""
+    ways: dict[str, dict[str, Evaluation]] = {}
+    for training in trainings:
+        for row in training.evaluations:
+            top_p = f"top-p {row.top_p:g}" if row.top_p != 1 else ""
+            way = " · ".join(filter(None, (settings_words(row), top_p, row.dtype, row.machine)))
+            ways.setdefault(way, {}).setdefault(training.job.id, row)
+    newest = {way: max(row.created_at for row in rows.values()) for way, rows in ways.items()}
+    return sorted(ways.items(), key=lambda item: (-len(item[1]), -newest[item[0]].timestamp()))
+
+
+def settings_table(trainings: Sequence[Training]) -> str:
+    """Table of the settings that differ; equal settings below in a closed section."""
+    if len(trainings) < 2:
+        return ""
+    names = labels(trainings)
+    differ, equal = split_settings([settings_of(training) for training in trainings])
+    rows = [[safe(key), *map(safe, row)] for key, row in differ.items()]
+    html = table(["Setting", *names], rows, "Settings that differ", wide_first=True, named=names) if rows else ""
+    html = html or tag("p", "All settings are equal.", class_="sp-lead")
+    if not equal:
+        return html
+    count = f"{len(equal)} settings are equal" if len(equal) > 1 else "One setting is equal"
+    words = tag("summary", safe(f"{count} in all trainings"))
+    return html + tag(
+        "details", words + facts((key, value or "none") for key, value in equal.items()), class_="sp-fold"
+    )
+
+
+def split_settings(values: Sequence[Values]) -> tuple[dict[str, list[str]], Values]:
+    """(differing settings → value of each training, equal settings → value). "–": the training lacks the setting."""
+    keys = list(dict.fromkeys(key for settings in values for key in settings))
+    rows = {key: [_words(settings[key]) if key in settings else DASH for settings in values] for key in keys}
+    differ = {key: row for key, row in rows.items() if len(set(row)) > 1}
+    return differ, {key: row[0] for key, row in rows.items() if key not in differ}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value) if value not in ("", None) else "none"
+
+
+def settings_of(training: Training) -> Values:
+    """All inputs of a training: base model, data, method, recipe, then every setting including defaults."""
+    request, base = training.job.request or {}, training.base
+    try:
+        train = from_json("train", request)
+        assert isinstance(train, Train)
+        settings = train.config.to_json()
+    except (SpeculoosError, TypeError):  # from a version with other settings
+        settings = dict(request.get("settings") or {})
+    settings.pop("method", None)
+    for key, value in settings.items():
+        if value is None and key in SETTINGS and SETTINGS[key].is_open:
+            settings[key] = DEPENDS_ON_DATA
+    return {
+        "base": base.name if base else request.get("base_id", ""),
+        "data set": training.data if training.datasets else ", ".join(rows_of_trainings.dataset_ids(request)),
+        "method": METHODS[request["method"]].title if request.get("method") in METHODS else request.get("method", ""),
+        "recipe": request.get("recipe") or "none",
+        **settings,
+    }

@@ -1,7 +1,9 @@
 """Verdict on a training: τ, its meaning and the recommended next step with a button. docs/training.md explains the
 thresholds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from sqlalchemy import or_, select
@@ -26,20 +28,17 @@ LATE = 0.9
 BEST_METHOD = "eagle3"
 
 
-@dataclass(frozen=True)
-class EvaluationVerdict:
+class TrainingVerdict(NamedTuple):
     """Text, tone, and the next step (URL and button text)."""
 
     words: str
     tone: Tone
-    link: str = ""
-    button: str = ""
+    link: str
+    button: str
 
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """Facts of a finished training: τ and its source, its data, its best step."""
-
     tau: float | None
     measured: bool
     speedup: float | None = None
@@ -51,29 +50,17 @@ class TrainingFacts:
     still_learning: bool = False
 
 
-@dataclass(frozen=True)
-class NextSteps:
-    """URLs of the possible next steps."""
-
-    prompts: str = ""
-    data: str = "/data"
-    longer: str = ""
-    method: str = ""
-    chat: str = ""
-    evaluate: str = ""
-
-
-def verdict(known: TrainingFacts, ways: NextSteps) -> EvaluationVerdict:
+def verdict(known: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
+    """`ways`: next step → its URL, see `next_steps`."""
     if known.tau is None:
         text = "No conversations were held out, so its quality is unknown. Evaluate it on questions."
-        return EvaluationVerdict(text, "info", ways.evaluate, "Evaluate it")
+        return TrainingVerdict(text, "info", ways["evaluate"], "Evaluate it")
     if known.tau >= GOOD_TAU and not known.slower:
-        return EvaluationVerdict(
-            _meaning(known) + " Chat with it, or export it for a server.", "good", ways.chat, "Try it"
-        )
-    advice, link, button = _advice(known, ways)
+        text = f"{_meaning(known)} Chat with it, or export it for a server."
+        return TrainingVerdict(text, "good", ways["chat"], "Try it")
+    advice, step, button = _advice(known, ways)
     tone: Tone = "warn" if known.measured and (known.slower or known.tau < BREAK_EVEN_TAU) else "info"
-    return EvaluationVerdict(f"{_meaning(known)} {advice}", tone, link, button)
+    return TrainingVerdict(f"{_meaning(known)} {advice}", tone, ways[step], button)
 
 
 def _meaning(known: TrainingFacts) -> str:
@@ -89,27 +76,20 @@ def _meaning(known: TrainingFacts) -> str:
     return text if known.tau >= GOOD_TAU else f"{text} That is a start; a good draft has {GOOD_TAU:.0f} or more."
 
 
-def _advice(known: TrainingFacts, ways: NextSteps) -> tuple[str, str, str]:
-    """The next step: more data first, then more training, then another method."""
-    if known.rows and known.rows < ENOUGH:
-        return _more_data(known, ways)
-    if known.still_learning and ways.longer:
-        return "It was still improving when it ended: train it longer.", ways.longer, "Train twice as long"
-    if ways.method:
+def _advice(known: TrainingFacts, ways: Mapping[str, str]) -> tuple[str, str, str]:
+    """(advice, next step, button text): more data first, then more training, then another method."""
+    if 0 < known.rows < ENOUGH:
+        few = f"Too little data: it was trained on {known.rows:,} conversations."
+        if known.prompts and ways["prompts"]:
+            return f"{few} Generate responses to all {known.prompts:,} prompts.", "prompts", "Use all prompts"
+        return f"{few} Import more prompts and generate responses to them.", "data", "Import more prompts"
+    if known.still_learning:
+        return "It was still improving when it ended: train it longer.", "longer", "Train twice as long"
+    if ways["method"]:
         best = METHODS[BEST_METHOD].title
-        return (
-            f"The data suffices and the training has converged: {best} has a higher acceptance rate.",
-            ways.method,
-            f"Try {best}",
-        )
-    return "Add more responses to prompts like those it will be used for.", ways.data, "Add data"
-
-
-def _more_data(known: TrainingFacts, ways: NextSteps) -> tuple[str, str, str]:
-    few = f"Too little data: it was trained on {known.rows:,} conversations."
-    if known.prompts and ways.prompts:
-        return f"{few} Generate responses to all {known.prompts:,} prompts.", ways.prompts, "Use all prompts"
-    return f"{few} Import more prompts and generate responses to them.", ways.data, "Import more prompts"
+        advice = f"The data suffices and the training has converged: {best} has a higher acceptance rate."
+        return advice, "method", f"Try {best}"
+    return "Add more responses to prompts like those it will be used for.", "data", "Add data"
 
 
 def part(session: Session, job: Job) -> str:
@@ -117,13 +97,20 @@ def part(session: Session, job: Job) -> str:
     checkpoint = session.scalar(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready"))
     if job.kind != "train" or job.state != "SUCCEEDED" or checkpoint is None:
         return ""
-    row = evaluation_of(session, checkpoint)
-    known, ways = trained(session, job, checkpoint, row), next_steps_of(session, job, checkpoint)
-    result = verdict(known, ways)
-    button = link_button(result.button, result.link, main=True, id="verdict-next") if result.link else ""
-    words = notice(result.words, result.tone)
-    row_of_links = tag("div", button + _evaluation_link(row), class_="sp-link-row")
-    return tag("section", words + row_of_links, class_="sp-stack", id="verdict", aria_label="Verdict")
+    row, sets = evaluation_of(session, checkpoint), sets_of(session, checkpoint)
+    data = session.get(Dataset, checkpoint.dataset_id or "")
+    source = session.get(Dataset, data.source_id or "") if data else None
+    prompts = source.rows if source and source.rows > data.rows else 0
+    known = facts_of(job, checkpoint, row, sum(each.rows for each in sets), prompts)
+    result = verdict(known, next_steps(job, session.get_one(Base, checkpoint.base_id), checkpoint, data, sets))
+    buttons = link_button(result.button, result.link, main=True, id="verdict-next")
+    if row:
+        pending = row.state == "pending"
+        link = f"/jobs?id={row.job_id}" if pending and row.job_id else f"/evaluations?id={row.id}"
+        words = "Open its running evaluation" if pending else "Open its evaluation"
+        buttons += link_button(words, link, id="verdict-evaluation")
+    html = notice(result.words, result.tone) + tag("div", buttons, class_="sp-link-row")
+    return tag("section", html, class_="sp-stack", id="verdict", aria_label="Verdict")
 
 
 def signature(session: Session, job_id: str) -> str:
@@ -142,44 +129,29 @@ def evaluation_of(session: Session, checkpoint: Checkpoint) -> Evaluation | None
     return session.scalar(usable.order_by(Evaluation.tau.is_(None), Evaluation.created_at.desc()).limit(1))
 
 
-def trained(session: Session, job: Job, checkpoint: Checkpoint, row: Evaluation | None) -> TrainingFacts:
+def facts_of(job: Job, checkpoint: Checkpoint, row: Evaluation | None, rows: int, prompts: int) -> TrainingFacts:
     figures = job.result or {}
-    data = session.get(Dataset, checkpoint.dataset_id or "")
-    source = session.get(Dataset, data.source_id or "") if data else None
     best, step = figures.get("best_step"), figures.get("step")
-    measured = row is not None and row.tau is not None
-    return TrainingFacts(
-        tau=row.tau if measured else finite_number(figures.get("mean_accepted_length")),
-        measured=measured,
-        speedup=row.speedup if measured else None,
-        slower=bool(row.speedup_high is not None and row.speedup_high < 1) if measured else plain_is_faster(checkpoint),
-        rows=sum(data_set.rows for data_set in sets_of(session, checkpoint)),
-        prompts=source.rows if source and source.rows > data.rows else 0,
-        still_learning=bool(best and step and best >= LATE * step),
-    )
+    still_learning = bool(best and step and best >= LATE * step)
+    if row is not None and row.tau is not None:
+        slower = row.speedup_high is not None and row.speedup_high < 1
+        return TrainingFacts(row.tau, True, row.speedup, slower, rows, prompts, still_learning)
+    tau = finite_number(figures.get("mean_accepted_length"))
+    return TrainingFacts(tau, False, None, plain_is_faster(checkpoint), rows, prompts, still_learning)
 
 
-def next_steps_of(session: Session, job: Job, checkpoint: Checkpoint) -> NextSteps:
-    data = session.get(Dataset, checkpoint.dataset_id or "")
-    base = session.get_one(Base, checkpoint.base_id)
-    sets = sets_of(session, checkpoint)
+def next_steps(
+    job: Job, base: Base, checkpoint: Checkpoint, data: Dataset | None, sets: list[Dataset]
+) -> dict[str, str]:
+    """URLs of the possible next steps; "" for those that do not apply."""
     own = {"base": base.id, **({"data": ",".join(data_set.id for data_set in sets)} if sets else {})}
     if job.experiment_id:
         own["experiment"] = job.experiment_id
-    return NextSteps(
-        prompts=f"/data?id={data.source_id}" if data and data.source_id else "",
-        data=f"/data?{urlencode({'base': base.id})}",
-        longer=f"/train?{urlencode({'clone': job.id, 'longer': 2})}",
-        method="" if checkpoint.method == BEST_METHOD else f"/train?{urlencode({**own, 'method': BEST_METHOD})}",
-        chat=model_link("playground", base.name, checkpoint.name),
-        evaluate=f"/checkpoints?id={checkpoint.id}",
-    )
-
-
-def _evaluation_link(row: Evaluation | None) -> str:
-    if row is None:
-        return ""
-    pending = row.state == "pending"
-    link = f"/jobs?id={row.job_id}" if pending and row.job_id else f"/evaluations?id={row.id}"
-    words = "Open its running evaluation" if pending else "Open its evaluation"
-    return link_button(words, link, id="verdict-evaluation")
+    return {
+        "prompts": f"/data?id={data.source_id}" if data and data.source_id else "",
+        "data": f"/data?{urlencode({'base': base.id})}",
+        "longer": f"/train?{urlencode({'clone': job.id, 'longer': 2})}",
+        "method": "" if checkpoint.method == BEST_METHOD else f"/train?{urlencode({**own, 'method': BEST_METHOD})}",
+        "chat": model_link("playground", base.name, checkpoint.name),
+        "evaluate": f"/checkpoints?id={checkpoint.id}",
+    }

@@ -14,6 +14,15 @@ def size(bytes_: float) -> str:
     raise AssertionError
 
 
+def count(number: float) -> str:
+    """134515008 → "135 M"."""
+    for factor, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            scaled = number / factor
+            return f"{scaled:.0f} {letter}" if scaled >= 100 else f"{scaled:.3g} {letter}"
+    return f"{number:.0f}"
+
+
 def duration(seconds: float | None) -> str:
     """95 → "1 min 35 s"; None → "measuring…"."""
     if seconds is None:

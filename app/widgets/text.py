@@ -7,18 +7,12 @@ import html
 import re
 
 EXTRA = str.maketrans({"$": "&#36;", "{": "&#123;", "}": "&#125;", "`": "&#96;", "\\": "&#92;"})
-SEAMS = re.compile("(?<=[-_@/])(?=[^-_@/])")
 QUOTED = re.compile("&#96;(.+?)&#96;")
 
 
 def safe(text: object) -> str:
     """`text` as HTML that shows it literally."""
     return html.escape(str(text), quote=True).translate(EXTRA)
-
-
-def breakable(text: object) -> str:
-    """`safe` for long names: lines may break after "-", "_", "@" and "/"."""
-    return "<wbr>".join(map(safe, SEAMS.split(str(text))))
 
 
 def safe_with_code(text: object) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.views import api_keys
+from app.views import settings_forms as api_keys
 from speculoos.settings import Settings
 from tracking import keys
 from tracking.db import reading
@@ -16,14 +16,14 @@ def live(home: Settings) -> list[str]:
 
 
 def test_a_key_is_made_shown_once_and_revoked(home: Settings) -> None:
-    assert "inference-token" in api_keys.view(home)[0]
+    assert "inference-token" in api_keys.keys_view(home)[0]
     said, secret, name, listed, choices = api_keys.make_key(home, "laptop")
     assert "cannot be shown again" in said and secret.visible and name == ""
     assert secret.value.startswith("sk-speculoos-") and secret.value not in said + listed
     assert "laptop" in listed and secret.value[:16] in listed and "never" in listed
     ((label, key_id),) = choices.choices
     assert label.startswith("laptop") and secret.value not in label
-    assert secret.value not in str(api_keys.view(home)[0])
+    assert secret.value not in str(api_keys.keys_view(home)[0])
 
     said, hidden, listed, choices = api_keys.revoke_key(home, key_id)
     assert "Revoked “laptop”" in said and not hidden.visible and hidden.value == ""
@@ -51,4 +51,4 @@ def test_a_database_that_is_away_is_said(tmp_path: Path) -> None:
     from speculoos.settings import load
 
     away = load({"SPECULOOS_HOME": str(tmp_path / "nowhere")})
-    assert "sp-bad" in api_keys.view(away)[0] and "sp-bad" in api_keys.make_key(away, "x")[0]
+    assert "sp-bad" in api_keys.keys_view(away)[0] and "sp-bad" in api_keys.make_key(away, "x")[0]

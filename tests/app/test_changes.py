@@ -11,8 +11,7 @@ from sqlalchemy import event
 
 from app import changes
 from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models
-from app.views import experiment_rows
-from app.views.job_panel import head
+from app.pages.jobs import head
 from app.widgets.list_query import ListQuery
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
@@ -79,7 +78,7 @@ def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Se
         "evaluations": lambda rows: evaluations.view_of(rows, {}),
         "evaluations sorted": lambda rows: evaluations.view_of(rows, {"sort": "-tau", "temperature": "0"}),
         "experiments": lambda rows: experiments.EXPERIMENTS.html(rows, ListQuery("All"), ""),
-        "an experiment": lambda rows: experiment_rows.parts(rows, rows.get(Experiment, "all")),
+        "an experiment": lambda rows: experiments.parts(rows, rows.get(Experiment, "all")),
         **{f"signature of {page}": lambda rows, page=page: changes.SIGNATURES[page](rows, "") for page in WATCHED},
     }
     fill(home, 20)

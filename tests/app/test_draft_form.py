@@ -12,9 +12,9 @@ from sqlalchemy import select
 
 from app.draft_source import DraftForm, link_uploads, request_of
 from app.links import clone_form
+from app.pages.jobs import output_links
 from app.views import checkpoint_rows
-from app.views.draft_form import AddDraft, cloned_request
-from app.views.job_panel import output_links
+from app.views.draft_form import AddDraft
 from models.hub import HUB_ID
 from ops.retention import clean
 from ops.storage import uploads_of
@@ -167,10 +167,8 @@ def test_a_hub_id_with_its_revision_is_shown_as_a_command_and_cloned(
     said, address = form.add(*values)
     job = the_job(home)
     assert said == "" and address == f"/jobs?id={job.id}" and HUB_ID.fullmatch(job.request["location"])
-    assert clone_form(job) == f"/checkpoints?clone={job.id}"
-    with db.reading(home) as session:
-        cloned = cloned_request(session, job.id)
-    assert (cloned.location, cloned.layout) == ("org/heads@v1", "vllm-eagle3")
+    assert clone_form(job) == "", "a clone submits the same job again"
+    assert (job.request["location"], job.request["layout"]) == ("org/heads@v1", "vllm-eagle3")
 
 
 def test_names_are_shown_literally(home: Settings, base_id: str, form: AddDraft, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from html import unescape
 import pytest
 
 from app.pages import checkpoints, jobs
-from app.views import evaluation_view, job_rows, outcomes, verdict
-from app.views.job_panel import head
-from app.views.verdict import NextSteps, TrainingFacts
+from app.pages.jobs import head
+from app.views import evaluation_view, job_rows, verdict
+from app.views.verdict import TrainingFacts
 from app.widgets.list_query import ListQuery
 from speculoos.settings import Settings
 from tracking.db import reading, writing
@@ -16,9 +16,7 @@ from tracking.evaluations import columns_of
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.requests import KINDS
 
-WAYS = NextSteps(
-    prompts="/prompts", data="/data", longer="/longer", method="/method", chat="/chat", evaluate="/evaluate"
-)
+WAYS = {name: f"/{name}" for name in ("prompts", "data", "longer", "method", "chat", "evaluate")}
 NONE = TrainingFacts(tau=1.5, measured=False)
 
 
@@ -85,13 +83,13 @@ def test_an_estimate_gives_no_verdict_on_speed() -> None:
 )
 def test_every_job_that_is_done_says_its_result(kind: str, result: dict, words: str) -> None:
     job = Job(name="a", kind=kind, queue="io", state="SUCCEEDED", result=result)
-    assert outcomes.outcome(job) == words
+    assert job_rows.outcome(job) == words
     job.state = "RUNNING"
-    assert outcomes.outcome(job) == ""
+    assert job_rows.outcome(job) == ""
 
 
 def test_no_kind_of_job_is_without_words() -> None:
-    assert outcomes.RESULT_TEXTS.keys() == {request.kind for request in KINDS}
+    assert job_rows.RESULT_TEXTS.keys() == {request.kind for request in KINDS}
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import pytest
 
 from app import turns
 from app.evaluated import PROMPT_NOT_STORED, run_again
+from app.pages import jobs as job_panel
 from app.pages.evaluations import EvaluationsPage
-from app.views import breakdown_view, evaluation_view, job_panel
+from app.views import evaluation_view
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings, load
 from tracking import jobs, reports, runs
@@ -119,22 +120,22 @@ def test_the_page_shows_where_the_draft_does_well_and_no_prompt_as_markup(home):
 
 
 def test_an_evaluation_without_any_of_it_shows_nothing(home):
-    assert breakdown_view.parts(Evaluation(result={}, base_id="base")) == ""
-    assert breakdown_view.parts(Evaluation(result=None, base_id="base")) == ""
+    assert evaluation_view.breakdown(Evaluation(result={}, base_id="base")) == ""
+    assert evaluation_view.breakdown(Evaluation(result=None, base_id="base")) == ""
 
 
 def test_the_page_says_what_is_not_known_and_why(home):
     told = {"mean_accepted_length": 2.0, "per_prompt": PROMPTS}
     links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
-    served = breakdown_view.parts(Evaluation(result=told, source="team", **links))
-    assert breakdown_view.OF_SERVERS in served and breakdown_view.ONE_BY_ONE not in served
-    assert served.count("data-steps=") == 1 and breakdown_view.ANSWERED_HERE in served
-    gauge = breakdown_view.parts(Evaluation(result={"mean_accepted_length": 2.0}, source="team", **links))
-    assert breakdown_view.ONE_BY_ONE in gauge
-    unknown = breakdown_view.parts(Evaluation(result=told, source="team", state="ready"))
+    served = evaluation_view.breakdown(Evaluation(result=told, source="team", **links))
+    assert evaluation_view.OF_SERVERS in served and evaluation_view.ONE_BY_ONE not in served
+    assert served.count("data-steps=") == 1 and evaluation_view.ANSWERED_HERE in served
+    gauge = evaluation_view.breakdown(Evaluation(result={"mean_accepted_length": 2.0}, source="team", **links))
+    assert evaluation_view.ONE_BY_ONE in gauge
+    unknown = evaluation_view.breakdown(Evaluation(result=told, source="team", state="ready"))
     assert "Worst prompts" in unknown and "data-steps" not in unknown, "whose model is not here"
-    older = breakdown_view.parts(Evaluation(result={"mean_accepted_length": 2.0}, **links))
-    assert "Measure again" in older and "Measure again" not in breakdown_view.parts(row_of(home))
+    older = evaluation_view.breakdown(Evaluation(result={"mean_accepted_length": 2.0}, **links))
+    assert "Measure again" in older and "Measure again" not in evaluation_view.breakdown(row_of(home))
 
 
 def test_a_running_evaluation_shows_each_question_as_it_comes(home):

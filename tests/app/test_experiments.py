@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from app import events, figure_files
 from app.pages import experiments as page
 from app.pages import jobs as jobs_page
-from app.views import experiment_export, experiment_rows
 from app.views.manage import delete, question, save
 from app.widgets.bulk import run_bulk_action
 from app.widgets.list_query import ListQuery
@@ -69,7 +68,7 @@ def add_training(session: db.Session, home: Settings, name: str, place: int) -> 
 
 def parts(settings: Settings) -> list[str]:
     with db.reading(settings) as session:
-        return experiment_rows.parts(session, session.get_one(Experiment, "exp"))
+        return page.parts(session, session.get_one(Experiment, "exp"))
 
 
 def client(settings: Settings) -> TestClient:
@@ -128,9 +127,9 @@ def test_its_page_shows_names_and_notes_literally(filled: Settings) -> None:
     shown = "".join(parts(filled))
     assert "<img" not in shown and "${" not in shown and "&lt;img" in shown
     with db.reading(filled) as session:
-        listed = experiment_rows.experiments_table(session)
+        listed = page.experiments_table(session)
         assert "<img" not in listed and FORMULA in listed
-        assert "None of these" in experiment_rows.experiments_table(session, ListQuery("All", "nowhere"))
+        assert "None of these" in page.experiments_table(session, ListQuery("All", "nowhere"))
 
 
 def test_its_page_has_figures_jobs_and_ways_on(filled: Settings) -> None:
@@ -159,7 +158,7 @@ def test_an_empty_one_says_what_to_do(home: Settings) -> None:
     shown = "".join(parts(home))
     assert "No jobs yet" in shown and "no trainings with results yet" in shown
     with db.reading(home) as session:
-        assert "Jobs</th>" in experiment_rows.experiments_table(session)
+        assert "Jobs</th>" in page.experiments_table(session)
 
 
 def test_a_second_set_is_missed_when_it_goes(filled: Settings) -> None:
@@ -180,7 +179,7 @@ def test_a_secret_with_a_quote_stays_secret_and_cells_stay_apart(filled: Setting
         session.get_one(Job, "job-1").name = "https://host:8000"
         session.get_one(Checkpoint, "draft-1").name = "x@y"
         session.flush()
-        lines = experiment_export.as_csv(session, row, filled.home, [secret]).splitlines()
+        lines = page.as_csv(session, row, filled.home, [secret]).splitlines()
     assert not any('a""b' in line for line in lines)
     first = next(line for line in csv.DictReader(lines) if line["job_id"] == "job-1")
     assert (first["job"], first["draft"]) == ("https://host:8000", "x@y")

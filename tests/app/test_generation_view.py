@@ -2,8 +2,8 @@
 
 import pytest
 
+from app.pages.jobs import head, no_charts, samples
 from app.views import generation_view
-from app.views.job_panel import head, no_charts, samples
 from speculoos.settings import Settings
 from tests.app.test_changes import counted
 from tests.app.test_shard_rows import HOSTILE, divided

@@ -9,12 +9,11 @@ from sqlalchemy import func, select
 
 from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
-from app.views import data_view, job_rows, job_view, model_view
-from app.views.built_in_sets import BuiltInSets
-from app.views.checkpoint_rows import REFERENCE
+from app.pages.data import BuiltInSets
+from app.pages.home import experiment_view as experiment
+from app.pages.jobs import clone, output_links
+from app.views import data_view, job_rows, job_view
 from app.views.choices import response_models, valid_choice
-from app.views.experiment_view import view as experiment
-from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
 from app.widgets.list_query import ListQuery
@@ -23,7 +22,7 @@ from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.settings import Endpoint, HiddenStatesServer, Settings
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, now
+from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
 from workers.jobs import builtin, sizes
 from workers.jobs.builtin import BUILT_IN
 from workers.jobs.estimates import estimate
@@ -196,12 +195,12 @@ def test_a_greedy_answer_is_shown_once_with_its_tau_at_every_step():
 def test_the_model_card_says_what_it_can_carry_and_why_not(filled):
     with reading(filled) as rows:
         base = rows.get(Base, "base")
-    assert "134,515,008" in model_view.details(base)
-    assert "600 MB in float32" in model_view.details(base)
-    found = model_view.methods(base)
+    assert "134,515,008" in models.details(base)
+    assert "600 MB in float32" in models.details(base)
+    found = models.methods(base)
     assert found.count(">yes<") == 3
     assert "It has no &lt;b&gt;middle&lt;/b&gt;." in found
-    assert model_view.line(base) == "LlamaForCausalLM · 135 M parameters · float32"
+    assert models.line(base) == "LlamaForCausalLM · 135 M parameters · float32"
 
 
 def test_rows_left_out_are_listed_by_line_and_reason(filled):
@@ -444,38 +443,6 @@ def test_a_set_of_an_earlier_version_is_known_by_its_file(home):
     assert add_built_in(builtin.PROMPTS, settings=home) == (old.id, None)
     with pytest.raises(BadInput, match="no built-in set 'x'; the sets are quickstart-prompts and built-in-questions"):
         add_built_in("x", settings=home)
-
-
-def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):
-    with writing(filled) as rows:
-        for name, tau in (("better", 3.0), ("unmeasured", None), ("weak", 1.03)):
-            figures = {"mean_accepted_length": tau} if tau else {}
-            rows.add(Checkpoint(name=name, method="medusa", state="ready", base_id="base", figures=figures))
-    with reading(filled) as rows:
-        best = home_page.best_drafts(rows)
-        assert [c.name for c in best] == ["better", "heads", "weak"]
-        said = home_page.best_table(rows, best).split("<tr")
-        assert [home_page.WEAK in row for row in said[-3:]] == [False, False, True]
-
-
-def test_home_shows_what_was_measured_here_and_not_what_a_checkpoint_came_with(filled):
-    with writing(filled) as rows:
-        shipped = {"mean_accepted_length": 3.0, "speedup": 1.7, "measured_on": "mt_bench, first turns"}
-        rows.add(Checkpoint(id="own", name="own", method="medusa", state="ready", base_id="base", figures=shipped))
-    with reading(filled) as rows:
-        said = home_page.best_table(rows, [rows.get_one(Checkpoint, "own")])
-        assert "1.70 ×" in said and said.count(REFERENCE) == 2
-        assert [c.id for c in home_page.best_drafts(rows)][0] == "own"
-    with writing(filled) as rows:
-        found = {"mean_accepted_length": 2.5, "speedup": 2.0}
-        rows.add(Evaluation(name="e", state="ready", base_id="base", checkpoint_id="own", suite="s", result=found))
-        other = {"mean_accepted_length": 2.7}
-        rows.add(Checkpoint(name="second", method="medusa", state="ready", base_id="base", figures=other))
-    with reading(filled) as rows:
-        html = home_page.best_table(rows, [rows.get_one(Checkpoint, "own")])
-        best = [c.name for c in home_page.best_drafts(rows)]
-    assert "2.00 ×" in html and "1.70 ×" not in html and "2.50" in html and REFERENCE not in html
-    assert best == ["second", "own", "heads"], "sorted by what was measured here"
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """Plans and replays from rows: what is asked for, what is drawn, and names that are markup."""
 
 import json
-from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 
-from app.views import plan_form, plan_view
+from app.pages.checkpoints import recorded, replay
+from app.views import plan_view
 from app.views.checkpoint_rows import evaluations_table, last_measured
-from app.views.replay_form import ReplayForm, recorded
 from app.widgets.surface import surface
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -83,9 +82,9 @@ def test_another_kind_of_job_is_no_plan(filled):
 
 
 def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
-    good = plan_form.plan_request("base", "", "8, 1,1", "2", "")
+    good = plan_view.plan_request("base", "", "8, 1,1", "2", "")
     assert (good.batches, good.layers, good.costs) == ([1, 8], [2], {})
-    assert plan_form.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
+    assert plan_view.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
     for values, word in (
         (("base", "", "1,x", "2", ""), "Batch sizes"),
         (("base", "", "1,65", "2", ""), "Batch sizes"),
@@ -96,7 +95,7 @@ def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
         (("base", "", "1", "2", "x" * 200_001), "200,000"),
     ):
         with pytest.raises(BadInput, match=word):
-            plan_form.plan_request(*values)
+            plan_view.plan_request(*values)
 
 
 def test_the_command_beside_the_button_is_the_request(home):
@@ -108,10 +107,10 @@ def test_the_command_beside_the_button_is_the_request(home):
 
 def test_the_form_offers_the_drafts_of_its_base(filled):
     with gr.Blocks():
-        form = plan_form.PlanForm(filled, gr.Textbox())
+        form = plan_view.PlanForm(filled, gr.Textbox())
     with reading(filled) as rows:
         box, draft, _ = form.view(rows, rows.get(Base, "base"), {"checkpoint": "heads"})
-        assert draft.choices == [("heads", "heads"), plan_form.NO_DRAFT] and draft.value == "heads" and box.open
+        assert draft.choices == [("heads", "heads"), plan_view.NO_DRAFT] and draft.value == "heads" and box.open
         assert not form.view(rows, None, {})[0].visible
 
 
@@ -135,7 +134,6 @@ def test_a_replay_is_an_evaluation_but_no_measurement_and_its_outputs_are_chats(
 
 
 def test_recorded_answers_of_the_base_are_offered_and_replayed_by_a_job(filled):
-    form = SimpleNamespace(settings=filled)
     with writing(filled) as rows:
         rows.add(Base(id="other", name="other", source="folder", location="/y", path="/y", state="ready"))
         rows.flush()
@@ -143,9 +141,9 @@ def test_recorded_answers_of_the_base_are_offered_and_replayed_by_a_job(filled):
             rows.add(Dataset(id=name, name=name, kind="conversations", state="ready", rows=3, base_id=base))
     with reading(filled) as rows:
         assert [row_id for _, row_id in recorded(rows, rows.get(Checkpoint, "heads"))] == ["mine"]
-    assert "choose a data set" in ReplayForm.submit(form, "heads", None)
-    assert "is gone" in ReplayForm.submit(form, "gone", "mine")
-    assert "/jobs?id=" in ReplayForm.submit(form, "heads", "mine")
+    assert "choose a data set" in replay(filled, "heads", None)
+    assert "is gone" in replay(filled, "gone", "mine")
+    assert "/jobs?id=" in replay(filled, "heads", "mine")
     with reading(filled) as rows:
         job = rows.query(Job).filter(Job.kind == "replay").one()
         assert job.name == "Replay tiny@heads on mine"

@@ -7,9 +7,9 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
+from app.pages.data import RowsBrowser
 from app.previews import ROWS, masked_rows, rows_from
 from app.views.data_view import preview
-from app.views.rows_browser import RowsBrowser
 from speculoos.settings import Settings
 from tracking.db import writing
 from tracking.tables import Dataset, new_id

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from app.views import job_rows
-from app.views.rules_form import RulesForm
+from app.views.settings_forms import RulesForm
 from app.widgets.tags import tag_links, tags_of
 from ops import retention
 from speculoos.errors import BadInput

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from app.pages import jobs as jobs_page
-from app.views import shard_rows
-from app.views.job_panel import head
+from app.pages.jobs import head
+from app.views import job_rows
 from app.views.status_bar import job_chip
 from app.widgets.list_query import ListQuery
 from speculoos.settings import Settings
@@ -65,10 +65,10 @@ def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_se
 
 
 def test_thousands_of_shards_are_told_in_words_and_quickly(home: Settings) -> None:
-    job = divided(home, shard_rows.SQUARES + 1)
+    job = divided(home, job_rows.SQUARES + 1)
     with db.reading(home) as session:
         began = time.thread_time()
         html, listed = head(session, jobs.get(session, job.id)), jobs_page.table(session, ListQuery("All"))
         assert time.thread_time() - began < 0.3
-    assert "sp-shard-grid" not in html and f"1 of {shard_rows.SQUARES + 1:,} shards" in html.replace("1001", "1,001")
+    assert "sp-shard-grid" not in html and f"1 of {job_rows.SQUARES + 1:,} shards" in html.replace("1001", "1,001")
     assert listed.count("data-pick=") == 1

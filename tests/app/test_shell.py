@@ -11,7 +11,7 @@ from app import theme
 from app.main import PAGES, make_app, make_pages
 from app.views import shell, status_bar
 from app.widgets import elements, formatting
-from app.widgets.text import breakable, safe, safe_with_code, tag
+from app.widgets.text import safe, safe_with_code, tag
 from speculoos.settings import Settings, load
 from tracking import processes
 from tracking.db import upgrade, writing
@@ -115,7 +115,6 @@ def luminance(colour: str) -> float:
 def test_user_text_never_becomes_markup_or_a_template(text: str) -> None:
     for html in (
         safe(text),
-        breakable(f"{text}@{text}"),
         safe_with_code(text),
         tag("b", safe(text)),
         elements.notice(text),
@@ -127,11 +126,6 @@ def test_user_text_never_becomes_markup_or_a_template(text: str) -> None:
 
 def test_what_stands_between_backticks_is_shown_as_code() -> None:
     assert safe_with_code("Run `make <up>` here, `not") == "Run <code>make &lt;up&gt;</code> here, &#96;not"
-
-
-def test_a_name_breaks_after_its_seams_and_in_no_word() -> None:
-    assert breakable("Llama-3.1@eagle3_a/b--c") == "Llama-<wbr>3.1@<wbr>eagle3_<wbr>a/<wbr>b--<wbr>c"
-    assert breakable("-word-") == "-<wbr>word-"
 
 
 def test_attribute_values_are_escaped() -> None:

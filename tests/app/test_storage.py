@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from app.pages import storage as storage_view
 from app.pages.storage import BackgroundTask, StoragePage
-from app.views import storage_view
 from ops import retention, storage
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
@@ -34,11 +34,11 @@ def page(filled: Filled) -> StoragePage:
 
 def test_every_part_has_a_size_and_words(filled: Filled) -> None:
     survey = storage.survey(filled.settings)
-    html = storage_view.parts(survey, filled.settings)
+    html = storage_view.parts_table(survey, filled.settings)
     for title in ("Models", "Data sets", "Checkpoints", "Log files", "Uploads", "Database", "Automatic backups"):
         assert title in html
     assert "kept 90 days" in html and "2 responses with 1 steps" in html
-    assert "kept forever" in storage_view.parts(survey, replace(filled.settings, keep_runs_days=0))
+    assert "kept forever" in storage_view.parts_table(survey, replace(filled.settings, keep_runs_days=0))
 
 
 def test_names_are_never_markup(filled: Filled) -> None:

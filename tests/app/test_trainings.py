@@ -7,7 +7,7 @@ import re
 import pytest
 
 from app.pages import trainings as page
-from app.views import shell, trainings_tables, trainings_view
+from app.views import shell, trainings_view
 from app.views.trainings_view import comparison_url, ids_of
 from speculoos.settings import Settings
 from tracking import db, trainings
@@ -59,7 +59,7 @@ def measured(name: str, tau: float, questions: str) -> Evaluation:
 
 
 def drawn(settings: Settings, ids: str = "") -> dict[str, str]:
-    names = ("problem", "column", "differ", "charts", "more", "bars", "figures")
+    names = ("problem", "column", "differ", "charts", "more", "figures")
     with db.reading(settings) as session:
         return dict(zip(names, page.drawn(session, ids), strict=True))
 
@@ -112,7 +112,7 @@ def test_a_training_on_several_sets_names_them_all(filled: Settings) -> None:
 
 
 def test_settings_of_another_method_are_a_dash() -> None:
-    differ, equal = trainings_tables.split_settings([{"lr": 1.0, "heads": 3}, {"lr": 1.0}])
+    differ, equal = trainings_view.split_settings([{"lr": 1.0, "heads": 3}, {"lr": 1.0}])
     assert differ == {"heads": ["3", "–"]} and equal == {"lr": "1"}
 
 
@@ -133,7 +133,6 @@ def test_figures_stand_side_by_side_with_intervals(filled: Settings) -> None:
     made = drawn(filled, ids="one,two")
     assert ">Size<" not in made["figures"], "nobody has a size"
     assert "1.90 – 2.10" in made["figures"] and "MT-Bench" in made["figures"] and "1,000" in made["figures"]
-    assert made["bars"].count("sp-interval-span") == 2 and "τ: GSM8K" in made["bars"]
 
 
 def test_what_is_shown_follows_the_rows(filled: Settings) -> None:

@@ -1,17 +1,16 @@
-"""The Tree tab of a checkpoint: what a tuning found, what other trees would give, the job a button starts."""
+"""The Tree tab of a checkpoint: what a tuning found, the job a button starts."""
 
 import pytest
 
+from app.pages import jobs as job_panel
 from app.pages.checkpoints import signature
-from app.views import checkpoint_rows, job_panel, tree_view
-from app.views.tree_form import TreeForm, tune_request, under_way
-from app.widgets.tree_picture import MOST_NODES, tree_picture
-from models.methods.trees import parse
+from app.views import checkpoint_rows, tree_view
+from app.views.tree_view import TreeForm, tune_request, under_way
 from speculoos.errors import BadInput
 from speculoos.settings import Settings, load
 from tracking import jobs
 from tracking.db import reading, upgrade, writing
-from tracking.tables import Base, Checkpoint, Evaluation, Job
+from tracking.tables import Base, Checkpoint, Job
 
 TUNED = {
     "verdict": "4 nodes, depth 2: expected τ 2.1, 1.54 × plain.",
@@ -105,44 +104,6 @@ def test_a_tuning_of_an_earlier_version_is_words_alone(home):
     assert "Not tuned yet" in of(home, lambda _, row: tree_view.tuning_result(row))
 
 
-def test_any_tree_is_reckoned_and_drawn(home):
-    figures(home, tuned=TUNED)
-    html = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, "tree 2x1"))
-    assert "2.20" in html and html.count("<circle") == 5
-    assert "<svg" in html and "0 · 60%" in html and "tree=tree+2x1" in html
-    assert "1 node has no measurements" not in html
-    wide = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, "chain 4"))
-    assert "2 nodes have no measurements" in wide
-    slow = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, "tree 1x1x32"))
-    assert "Plain decoding is faster on this machine than this tree" in slow
-
-
-@pytest.mark.parametrize("text", ["fast", "chain 99", "own", "", "depth 4, top_k 2", "ngram", "[[0.5]]"])
-def test_what_is_no_fixed_tree_is_said_in_one_sentence(home, text):
-    figures(home, tuned=TUNED)
-    html = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, text))
-    assert html.count("sp-notice") == 1 and "<svg" not in html
-
-
-def test_without_a_tuning_an_evaluation_tells_tau_alone(home):
-    assert "acceptance rates by position are not known yet" in of(
-        home, lambda rows, row: tree_view.predicted_tree(rows, row, "chain 1")
-    )
-    with writing(home) as rows:
-        result = {"acceptance_by_rank": [[0.5, 0.25]]}
-        rows.add(Evaluation(name="e", state="ready", base_id="base", checkpoint_id="heads", result=result))
-    html = of(home, lambda rows, row: tree_view.predicted_tree(rows, row, "tree 2"))
-    assert "1.75" in html and "not measured" in html
-    assert of(home, tree_view.first_tree) == "tree 2"
-
-
-def test_the_editor_begins_with_the_tuned_tree(home):
-    figures(home, tuned=TUNED)
-    assert of(home, tree_view.first_tree) == "[[0], [0, 0], [1]]"
-    figures(home, tuned={**TUNED, "drafting": {"depth": 3, "top_k": 4, "nodes": 8}})
-    assert parse(of(home, tree_view.first_tree))["tree"]
-
-
 def test_the_form_says_time_and_command_and_queues_the_job(home):
     form = object.__new__(TreeForm)
     form.settings = home
@@ -165,8 +126,3 @@ def test_the_form_says_time_and_command_and_queues_the_job(home):
     assert "sp-bad" in form.submit("gone", "", True) and "sp-bad" in form.review_now("gone", "", True)
     with pytest.raises(BadInput, match="Precision"), reading(home) as rows:
         tune_request(rows.get_one(Checkpoint, "heads"), "int3", True)
-
-
-def test_a_tree_too_large_to_draw_is_counted_only():
-    assert f"{MOST_NODES + 1} nodes" in tree_picture({(rank,): 0.1 for rank in range(MOST_NODES + 1)})
-    assert tree_picture({}) == ""

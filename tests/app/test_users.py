@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 
 from app.main import make_app
 from app.sessions import Sessions, Visitor
-from app.views import access, job_rows
+from app.views import job_rows, settings_forms
 from cli.main import main
 from speculoos.errors import BadInput
 from speculoos.people import current_user
@@ -79,7 +79,7 @@ def test_ones_name_can_be_changed_on_the_settings_page(home: Settings) -> None:
     value = sessions.begin("Ada")
     visitor = run_async(sessions.find(value))
     assert isinstance(visitor, Visitor) and visitor.user == "Ada"
-    assert "Grace" in access.rename(sessions, visitor, " Grace ")
+    assert "Grace" in settings_forms.rename(sessions, visitor, " Grace ")
     assert run_async(sessions.find(value)).user == "Grace"
-    assert "at most 80" in access.rename(sessions, visitor, "x" * 81)
-    assert "login-link" in access.access_notice(settings, visitor)
+    assert "at most 80" in settings_forms.rename(sessions, visitor, "x" * 81)
+    assert "login-link" in settings_forms.access_notice(settings, visitor)

@@ -1,5 +1,5 @@
 """A newcomer without a file: built-in sets are offered and added once, and a data set of the hub comes in by its id
-after its files were shown."""
+after its first rows were shown."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,25 +27,6 @@ def bench(tmp_path: Path, hub: str, databases: Databases) -> Iterator[Workbench]
         made.end()
 
 
-def models_of_the_hub(bench: Workbench, page: Page) -> None:
-    """A search on the Models page, and a name that is taken from it."""
-    page.goto(f"{bench.url}/models")
-    unfold(page, "Add a model")
-    box(page, "models-hub-words").fill("tiny")
-    page.locator("#models-hub-search").click()
-    found = page.locator("#models-hub-found")
-    expect(found).to_contain_text("5 models on the Hub")
-    expect(found.locator("tbody tr").first).to_contain_text("apache-2.0")
-    found.get_by_role("button", name="tests/tiny", exact=True).click()
-    expect(box(page, "models-location")).to_have_value("tests/tiny")
-    box(page, "models-hub-words").fill("hostile")
-    box(page, "models-hub-words").press("Enter")
-    expect(found).to_contain_text("tests/numbers")
-    expect(found.locator("img")).to_have_count(0)
-    page.get_by_role("radio", name="Local folder").click()
-    expect(box(page, "models-hub-words")).to_be_hidden()
-
-
 def test_a_newcomer_adds_what_comes_along_and_what_the_hub_has(bench: Workbench, page: Page) -> None:
     page.goto(f"{bench.url}/data")
     add = page.locator("#data-add-built-in-questions")
@@ -65,12 +46,9 @@ def test_a_newcomer_adds_what_comes_along_and_what_the_hub_has(bench: Workbench,
     unfold(page, "Import a file")
     hub_box = box(page, "data-hub")
     hub_box.fill("tests/nowhere")
-    page.locator("#data-look").click()
+    page.locator("#data-first").click()
     expect(page.locator("#data-said-import")).to_contain_text("There is no data set 'tests/nowhere' on the hub")
     hub_box.fill("tests/chats")
-    page.locator("#data-look").click()
-    expect(page.locator("#data-said-import")).to_contain_text("data/train-00001-of-00002.jsonl")
-    expect(page.locator("#data-said-import")).to_contain_text("2 files")
     page.locator("#data-first").click()
     expect(page.locator("#data-first-rows")).to_contain_text("ask 1")
     expect(page.locator("#data-first-rows")).to_contain_text("ask 3")
@@ -80,4 +58,3 @@ def test_a_newcomer_adds_what_comes_along_and_what_the_hub_has(bench: Workbench,
     head_is(page, "dataset-head", "ready")
     expect(page.locator("#dataset-facts")).to_contain_text("tests/chats")
     expect(page.locator("#dataset-preview")).to_contain_text("ask 4")
-    models_of_the_hub(bench, page)

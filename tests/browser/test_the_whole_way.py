@@ -268,8 +268,8 @@ def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workb
         expect(page.locator("#strip .sp-strip")).to_be_visible()
         page.wait_for_timeout(400)
         assert page.locator("img[src=x]").count() == 0
-    page.goto(bench.url)
-    expect(page.locator("#home-best")).to_contain_text(HOSTILE)
+    page.goto(f"{bench.url}/checkpoints")
+    expect(page.locator("#checkpoints-table")).to_contain_text(HOSTILE)
     with writing(bench.settings) as session:
         session.delete(queries.find_checkpoint(session, HOSTILE))
 

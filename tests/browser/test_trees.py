@@ -88,11 +88,8 @@ def test_an_evaluation_leads_to_the_steps_of_its_worst_prompt(page: Page, workbe
     expect(page.locator(".sp-question").first).to_have_text("hello dog")
 
 
-def test_the_tree_tab_can_be_read_and_reckons_what_is_typed(page: Page, furnished: Furnished, axe: str) -> None:
+def test_the_tree_tab_can_be_read(page: Page, furnished: Furnished, axe: str) -> None:
     open_page(page, furnished.url + furnished.things["a checkpoint"])
     page.get_by_role("tab", name="Tree").click()
     expect(page.locator("#checkpoint-tuned")).to_contain_text("Tuned: 6 nodes")
-    expect(page.locator("#checkpoint-reckoned circle")).to_have_count(6)
     assert violations(page, axe) == []
-    page.locator("#checkpoint-tree :is(textarea, input)").first.fill("tree 3x2")
-    expect(page.locator("#checkpoint-reckoned circle")).to_have_count(10)

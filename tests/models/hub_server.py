@@ -5,9 +5,8 @@ neither; tests/damaged lies about a hash.
 Data sets: tests/chats (two shards of JSONL, a test split, code), tests/tables (parquet), tests/private (wants a token),
 tests/long (6 MB of JSONL),
 tests/scripts (code only), tests/parts (two sets of splits), tests/torn (lies about a hash), tests/strange (no list),
-slow/drip and slow/silent (never end); of the suites, MT-Bench at its address and GSM8K without its file.
-
-A search for models answers by its word (`FOUND`); those called huge, drip, silent, torn, deep and ill misbehave.
+slow/drip and slow/silent (never end), ill/torn, ill/deep, ill/huge and ill/down (no list); of the suites, MT-Bench at
+its address and GSM8K without its file.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
@@ -107,35 +106,6 @@ def siblings(name: str) -> list[dict]:
     return made
 
 
-def found(repo: str, architecture: str, **more: object) -> dict:
-    """A model as the hub lists it."""
-    told = {"config": {"architectures": [architecture], "model_type": "llama"}, "downloads": 1200, "gated": False}
-    weights = {"parameters": {"BF16": 1_000_000_000, "F32": 10}, "total": 1_000_000_010}
-    return {"_id": "1", "id": repo, **told, "safetensors": weights, "tags": ["license:apache-2.0"], **more}
-
-
-RIGHT = "LlamaForCausalLM"
-HTML = "<img src=x onerror=alert(1)>"
-QUANTISED = {"architectures": [RIGHT], "model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
-FOUND = {
-    "tiny": [
-        found("tests/tiny", RIGHT),
-        found("tests/gated", RIGHT, gated="manual", tags=["license:llama3"]),
-        found("tests/tiny-gptq", RIGHT, config=QUANTISED),
-        found("tests/tiny-lora", RIGHT, tags=["peft"]),
-        found("tests/tiny-mamba", "MambaForCausalLM", config={"model_type": "mamba"}),
-    ],
-    "hostile": [
-        found(f"tests/{HTML}", RIGHT),
-        found("tests/hostile", HTML, tags=[f"license:{HTML}", 7, None], downloads=HTML, safetensors={"parameters": 5}),
-        found(
-            "tests/numbers", RIGHT, safetensors={"parameters": {"BF16": -1, HTML: 10**40, "F32": True}}, config=[HTML]
-        ),
-        *({"id": "../../etc/passwd"}, {"id": None}, {}, HTML, 7, None, ["a/b"]),
-    ],
-}
-
-
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -144,9 +114,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(self.path.split("?")[0])
-        if path == "/api/models":
-            self.search(parse_qs(urlsplit(self.path).query))
-            return
         if path.startswith(("/api/datasets/", "/datasets/")):
             self.data_set(*path.removeprefix("/api").removeprefix("/datasets/").split("/", 2))
             return
@@ -161,21 +128,6 @@ class Handler(BaseHTTPRequestHandler):
             self.json({"id": name, "sha": COMMIT, "private": False, "siblings": siblings(name), "tags": []})
         else:
             self.file(FOLDER / path.split("/")[-1])
-
-    def search(self, query: dict[str, list[str]]) -> None:
-        word = query["search"][0]
-        if self.headers.get("Authorization"):  # a search shows nobody what is private to a token
-            self.send(418, b"", {})
-        elif word == "huge":
-            self.send(200, b"[" + b" " * (16 << 20), {})
-        elif word in ("drip", "silent"):
-            self.drip(word == "drip")
-        elif word in ("torn", "deep"):
-            self.send(200, b'[{"id": "tests/ti' if word == "torn" else b"[" * 1_000_000, {})
-        elif word == "ill":
-            self.send(503, b"<html>", {})
-        else:
-            self.json(FOUND.get(word, []) if query["filter"] == ["text-generation", "safetensors"] else {})
 
     def drip(self, some: bool) -> None:
         """An answer that takes a minute: a space now and then, or nothing at all."""
@@ -194,6 +146,9 @@ class Handler(BaseHTTPRequestHandler):
         name = f"{owner}/{name}"
         if owner == "slow":
             return self.drip(name == "slow/drip")
+        if owner == "ill":
+            torn = {"ill/torn": b'{"id": "ill/to', "ill/deep": b"[" * 1_000_000, "ill/huge": b"[" + b" " * (16 << 20)}
+            return self.send(200, torn[name], {}) if name in torn else self.send(503, b"<html>", {})
         if name == "tests/strange":
             return self.json({"id": name, "siblings": [{"rfilename": "rows.jsonl", "size": "many"}, 7]})
         if (

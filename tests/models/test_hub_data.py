@@ -139,7 +139,7 @@ SLOW = """
 import json, sys, time
 from models import hub_data
 from speculoos.errors import Unavailable
-hub_data.TIMEOUT = 1.0
+hub_data.TIMEOUT, hub_data.MAX_LISTING_BYTES = float(sys.argv.pop(1)), 8 << 20
 told = []
 for name in sys.argv[1:]:
     began = time.monotonic()
@@ -156,12 +156,22 @@ def test_a_hub_that_never_ends_its_answer_is_waited_for_so_long_in_all(hub: str,
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     names = ["hub:slow/drip", "hub:slow/silent"]
     made = subprocess.run(
-        [sys.executable, "-c", SLOW, *names], env=env, cwd=CLONE, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", SLOW, "1", *names], env=env, cwd=CLONE, capture_output=True, text=True, timeout=240
     )
     assert made.returncode == 0, made.stderr
     for name, (says, seconds) in zip(names, json.loads(made.stdout.splitlines()[-1]), strict=True):
         assert says.startswith(f"{name.removeprefix('hub:')}: the hub did not answer within 1 seconds"), says
         assert seconds < 30
+
+
+def test_torn_deep_huge_and_failed_answers_are_told(hub: str, tmp_path: Path) -> None:  # noqa: F811
+    env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+    says = {"torn": "a list", "deep": "a list", "huge": "larger than 8 MB", "down": "status 503"}
+    command = [sys.executable, "-c", SLOW, "60", *(f"hub:ill/{name}" for name in says)]
+    made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=240)
+    assert made.returncode == 0, made.stderr
+    told = json.loads(made.stdout.splitlines()[-1])
+    assert len(told) == len(says) and all(words in said for words, (said, _) in zip(says.values(), told, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.views.job_forms import JobForm
+from app.views.job_forms import own_kind_form
 from corpus.conversations import GenerateOptions
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -58,7 +58,7 @@ def test_a_new_kind_has_a_form_that_submits_and_can_be_cloned(toy: type, home: S
     text = tmp_path / "text"
     text.write_text("one two")
     with gr.Blocks():
-        form = JobForm(home, toy)
+        form = own_kind_form(home, toy)
     shown = {name: (control.label, control.value) for name, control in form.fields.items()}
     assert shown["least"] == ("Shortest word", 1) and shown["unique"] == ("Each word once", False)
     assert "expected 1 to 50" in form.review_now("", str(text), 99, "keep", False)

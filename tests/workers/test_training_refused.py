@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from app.views.job_panel import head
+from app.pages.jobs import head
 from cli.commands.train import make_request
 from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local

@@ -1,0 +1,206 @@
+"""Sections of the Settings page that change something: access and the visitor's name on jobs, notifications of finished
+jobs, retention times, API keys of the inference server."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from app.forms import whole
+from app.sessions import Sessions, Visitor
+from app.views.manage import SMALL
+from app.visitor import visitor_of
+from app.widgets.elements import QUIET, block, notice, on_load, section
+from app.widgets.fields import dropdown, one_line
+from app.widgets.formatting import ago
+from app.widgets.picker import table
+from app.widgets.problems import error_text, show_errors
+from app.widgets.text import safe, tag
+from speculoos import webhook
+from speculoos.errors import SpeculoosError
+from speculoos.people import access_warning
+from speculoos.settings import Settings
+from tracking import keys
+from tracking.db import reading, writing
+from tracking.names import LONGEST_USER, check_user
+from tracking.rules import RETENTION, chosen_rules, save_rules
+
+NOTIFIED = "For jobs that succeed or fail at least one minute after they were submitted."
+EXAMPLE = "https://chat.example.org/hooks/…"
+TEST = {"text": "Test message of Speculoos: finished jobs will be reported here.", "job": None}
+ACTIVE = "Finished jobs are sent to {host}: one POST with the job's name, state and link."
+INACTIVE = "No webhook is stored: nothing is sent."
+KEEPING = "Older items are removed once an hour. 0 keeps them forever; empty uses the configured value."
+NONE_YET = "No keys yet. Programs on this machine can also use the token in {path}."
+MADE = "Created “{name}”. Copy the key now: it is not stored and cannot be shown again."
+
+
+def build_access(settings: Settings) -> None:
+    section("Access")
+    state = block(elem_id="settings-access")
+
+    def opened(request: gr.Request) -> str:
+        return access_notice(settings, visitor_of(request))
+
+    on_load(opened, state)
+    if settings.asks_login:
+        _build_name(Sessions(settings))
+
+
+def access_notice(settings: Settings, visitor: Visitor | None) -> str:
+    """How people log in, or a warning that access is not protected."""
+    if warning := access_warning(settings):
+        return notice(warning, "warn")
+    if settings.asks_login:
+        until = f" Your login is valid until {visitor.ends_at:%d %B %Y}, or until you log out." if visitor else ""
+        who = "everyone with the password" if settings.password else "everyone with a link of `speculoos login-link`"
+        return notice(f"Open to {who}.{until}", "good")
+    return notice(
+        f"Open without login at {settings.host}:{settings.port}; no other user has an account on this machine.", "good"
+    )
+
+
+def _build_name(sessions: Sessions) -> None:
+    with gr.Row(equal_height=True, elem_classes="sp-manage"):
+        name = one_line("Your name on jobs", "settings-user", max_length=LONGEST_USER)
+    save = gr.Button("Save name", elem_id="settings-user-save", **SMALL)
+    message = block(elem_id="settings-user-said")
+
+    def shown(request: gr.Request) -> str:
+        visitor = visitor_of(request)
+        return visitor.user if visitor else ""
+
+    def keep(text: str, request: gr.Request) -> str:
+        return rename(sessions, visitor_of(request), text)
+
+    on_load(shown, name)
+    save.click(keep, name, message, **QUIET)
+
+
+@show_errors()
+def rename(sessions: Sessions, visitor: Visitor | None, text: str) -> str:
+    user = check_user(text)
+    if visitor:
+        sessions.rename(visitor, user)
+    return notice(f"Your next jobs show “{user}”." if user else "Your next jobs show no name.", "good")
+
+
+def build_webhook(settings: Settings) -> None:
+    section("Notifications", NOTIFIED)
+    with gr.Row(equal_height=True, elem_classes="sp-manage"):
+        url = one_line("Webhook URL", "webhook-url", placeholder=EXAMPLE, type="password", max_length=2000)
+    with gr.Row(elem_classes="sp-buttons"):
+        keep = gr.Button("Save", variant="primary", elem_id="webhook-keep", **SMALL)
+        test = gr.Button("Send test", elem_id="webhook-test", **SMALL)
+        forget = gr.Button("Delete", variant="stop", elem_id="webhook-forget", **SMALL)
+    message = block(elem_id="webhook-said")
+    on_load(partial(webhook_state, settings), message)
+    for event in (keep.click, url.submit):
+        event(partial(save_webhook, settings), url, [message, url], **QUIET)
+    send, delete = partial(webhook.post_to_webhook, settings, TEST), partial(webhook.delete_webhook, settings)
+    test.click(partial(run_and_notify, send, "The test was accepted."), None, message, **QUIET)
+    forget.click(partial(run_and_notify, delete, "Deleted; nothing is sent."), None, message, **QUIET)
+
+
+@show_errors()
+def webhook_state(settings: Settings) -> str:
+    """Whether a webhook is stored, and its host. The URL itself is never shown: it may contain a token."""
+    host = webhook.webhook_host(settings)
+    return notice(ACTIVE.format(host=host), "good") if host else notice(INACTIVE, "info")
+
+
+@show_errors(gr.skip())
+def save_webhook(settings: Settings, url: str) -> tuple[str, Any]:
+    webhook.store_webhook(settings, url or "")
+    return webhook_state(settings), ""
+
+
+@show_errors()
+def run_and_notify(act: Callable[[], None], words: str) -> str:
+    """Run `act`. A notice with `words`, or the error."""
+    act()
+    return notice(words, "good")
+
+
+class RulesForm:
+    """The fields of the retention times, inside the current Blocks."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        section("Retention", KEEPING)
+        with gr.Row(elem_classes="sp-settings"):
+            fields = [self._field(name) for name in RETENTION]
+        said = block(elem_id="rules-said")
+        save = gr.Button("Save rules", variant="primary", elem_id="rules-save", **SMALL)
+        on_load(self.values, fields)
+        save.click(self.kept, fields, said, **QUIET)
+
+    def _field(self, name: str) -> gr.Textbox:
+        words = f"{getattr(self.settings, name):,} (configured)"
+        return one_line(RETENTION[name], f"rule-{name}", placeholder=words, min_width=220)
+
+    def values(self) -> list[str]:
+        """The saved value of each rule, "" for the default."""
+        with reading(self.settings) as session:
+            saved = chosen_rules(session)
+        return [str(saved.get(name, "")) for name in RETENTION]
+
+    @show_errors()
+    def kept(self, *values: Any) -> str:
+        texts = dict(zip(RETENTION, values, strict=True))
+        save_rules(self.settings, {name: whole(RETENTION[name], value) for name, value in texts.items()})
+        return notice("Saved. They take effect at the next hourly cleanup.", "good")
+
+
+def build_keys(settings: Settings) -> None:
+    listed = block(elem_id="keys-list")
+    with gr.Row(equal_height=True, elem_classes="sp-manage"):
+        name = one_line("New key for", "keys-name", placeholder="user or program", max_length=120, scale=2)
+        doomed = dropdown([], label="Key to revoke", value=None, elem_id="keys-doomed", scale=2)
+    with gr.Row(elem_classes="sp-buttons"):
+        make = gr.Button("Create key", variant="primary", elem_id="keys-make", **SMALL)
+        revoke = gr.Button("Revoke", variant="stop", elem_id="keys-revoke", **SMALL)
+    message = block(elem_id="keys-said")
+    secret = one_line("The new key", "keys-secret", interactive=False, visible=False, buttons=["copy"])
+    shown = [listed, doomed]
+    on_load(partial(keys_view, settings), shown)
+    for event in (make.click, name.submit):
+        event(partial(make_key, settings), name, [message, secret, name, *shown], **QUIET)
+    revoke.click(partial(revoke_key, settings), doomed, [message, secret, *shown], **QUIET)
+
+
+@show_errors(gr.skip())
+def keys_view(settings: Settings) -> list[Any]:
+    with reading(settings) as session:
+        live = keys.list_keys(session)
+    choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)
+    if not live:
+        return [tag("p", safe(NONE_YET.format(path=settings.inference_token_file)), class_="sp-lead"), choices]
+    lines = [
+        [safe(key.name), tag("code", safe(key.hint + "…")), safe(ago(key.created_at)), safe(ago(key.last_used_at))]
+        for key in live
+    ]
+    columns = ["Name", "Starts with", "Created", "Last used"]
+    return [table(columns, lines, "Keys", wide_first=True, named=columns[2:]), choices]
+
+
+def make_key(settings: Settings, name: str) -> list[Any]:
+    """Create a key: notice, secret, emptied name, `keys_view`. The secret is shown only this once."""
+    try:
+        with writing(settings) as session:
+            key, secret = keys.make_key(session, name or "")
+    except SpeculoosError as error:
+        return [notice(error_text(error), "bad"), gr.Textbox("", visible=False), name, *keys_view(settings)]
+    message = notice(MADE.format(name=key.name), "good")
+    return [message, gr.Textbox(secret, visible=True), "", *keys_view(settings)]
+
+
+def revoke_key(settings: Settings, key_id: str | None) -> list[Any]:
+    """Revoke a key: notice, hidden secret, `keys_view`."""
+    try:
+        with writing(settings) as session:
+            message = notice(f"Revoked “{keys.revoke(session, key_id or '').name}”; it no longer works.", "good")
+    except SpeculoosError as error:
+        message = notice(error_text(error) if key_id else "Choose the key to revoke first.", "bad")
+    return [message, gr.Textbox("", visible=False), *keys_view(settings)]
