@@ -1,4 +1,4 @@
-"""Conversion between values of the forms on the evaluations page and requests. Raises BadInput with the label."""
+"""Requests from the values of the forms on the evaluations page. Raises BadInput with the label."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from app.widgets.setting_fields import field_values
 from models.methods import trees
 from speculoos.errors import BadInput
 from workers.jobs.evaluate import HOTTEST
-from workers.jobs.requests import Evaluate, Matrix, from_json
+from workers.jobs.requests import Evaluate, Matrix
 
 BUILT_IN = "built-in"
 """Value of the built-in questions: a multiselect dropdown does not accept an empty value."""
@@ -54,64 +54,6 @@ def served_request(
         endpoint=endpoint,
         **field_values(Evaluate, values),
     )
-
-
-def cloned(kind: str, request: dict[str, Any]) -> tuple[str, list[Any]] | None:
-    """The form (`matrix` or `served`) and field values that reproduce the request of a job; None if the form cannot
-    express it (seed, top-p and precision are command-line only), and for other kinds of jobs."""
-    try:
-        original = from_json(kind, request) if kind in (Evaluate.kind, Matrix.kind) else None
-        if isinstance(original, Evaluate) and original.endpoint:
-            values = served_values(original)
-            is_same = served_request(*values) == original.changed(evaluation_id="", matrix_id="")
-            return ("served", values) if is_same else None
-        matrix = as_matrix(original) if isinstance(original, Evaluate) else original
-        if not isinstance(matrix, Matrix):
-            return None
-        values = matrix_values(matrix)
-        return ("matrix", values) if matrix_request(*values) == _with_all_ids(matrix) else None
-    except (BadInput, KeyError, TypeError):  # a request of another version
-        return None
-
-
-def as_matrix(request: Evaluate) -> Matrix:
-    """An evaluation as a matrix of one cell."""
-    return Matrix(
-        models=[{"base_id": request.base_id, "checkpoint_id": request.checkpoint_id}],
-        suites=[request.dataset_id],
-        temperatures=[request.temperature],
-        drafting=[request.drafting],
-        top_ps=[request.top_p],
-        dtypes=[request.dtype],
-        limit=request.limit,
-        max_tokens=request.max_tokens,
-        seed=request.seed,
-    )
-
-
-def matrix_values(request: Matrix) -> list[Any]:
-    """Arguments of `matrix_request` for a request."""
-    return [
-        [f"{model['base_id']}{PAIR}{model.get('checkpoint_id') or ''}" for model in request.models],
-        [suite or BUILT_IN for suite in request.suites],
-        ", ".join(f"{temperature:g}" for temperature in request.temperatures),
-        "\n".join(trees.editable_text(options) for options in request.drafting),
-        request.limit,
-        request.max_tokens,
-    ]
-
-
-def served_values(request: Evaluate) -> list[Any]:
-    """Arguments of `served_request` for a request."""
-    serves = f"{request.base_id}{PAIR}{request.checkpoint_id}" if request.base_id else ""
-    server = [request.endpoint, request.endpoint_model, request.plain_model, serves]
-    return [*server, request.dataset_id or BUILT_IN, request.limit, request.max_tokens]
-
-
-def _with_all_ids(request: Matrix) -> Matrix:
-    """The request with both ids set for every model."""
-    models = [{"base_id": m["base_id"], "checkpoint_id": m.get("checkpoint_id") or ""} for m in request.models]
-    return request.changed(models=models)
 
 
 def pair(choice: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Export routes: the leaderboard as `/api/evaluations.csv` and `.png` with the view of the query, and an experiment as
+"""Export routes: the leaderboard as `/api/evaluations.csv` with the view of the query, and an experiment as
 `/api/experiments/{id}.csv`."""
 
 from fastapi import APIRouter, Request
@@ -6,7 +6,6 @@ from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
 from app.views import experiment_export, leaderboard
-from app.widgets import intervals
 from speculoos.errors import NotFound
 from speculoos.redaction import known_secrets
 from speculoos.settings import Settings
@@ -20,7 +19,7 @@ CSV = "text/csv; charset=utf-8"
 
 
 def routes(settings: Settings) -> APIRouter:
-    """GET /api/evaluations.csv and .png, GET /api/experiments/{id}.csv."""
+    """GET /api/evaluations.csv, GET /api/experiments/{id}.csv."""
     router = APIRouter(prefix="/api")
 
     @router.get("/evaluations.csv")
@@ -30,14 +29,6 @@ def routes(settings: Settings) -> APIRouter:
             rows = list(session.scalars(view.select().limit(MOST)))
             text = leaderboard.as_csv(rows, leaderboard.names_of(session, rows))
         return as_file(text.encode("utf-8-sig"), CSV, "evaluations.csv")
-
-    @router.get("/evaluations.png")
-    def evaluations_png(request: Request) -> Response:
-        view = LeaderboardView.of(request.query_params)
-        with reading(settings) as session:
-            rows = list(session.scalars(view.select().limit(intervals.MOST)))
-            bars = leaderboard.bars(rows, leaderboard.names_of(session, rows), view)
-        return as_file(intervals.png(*bars), "image/png", "evaluations.png")
 
     @router.get("/experiments/{experiment_id}.csv")
     def experiment_csv(experiment_id: str) -> Response:

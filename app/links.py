@@ -6,7 +6,6 @@ from urllib.parse import urlencode
 
 import gradio as gr
 
-from app.evaluation_forms import cloned
 from app.widgets.elements import QUIET
 from tracking.tables import Job
 
@@ -27,14 +26,9 @@ def model_link(page: str, base: str, checkpoint: str = "") -> str:
 
 
 def clone_form(job: Job) -> str:
-    """URL of the form with the values of `job`; "" for kinds without a form and requests that it cannot represent."""
+    """URL of the form with the values of `job`; "" for kinds whose clone is the same request again."""
     if job.kind == "train":
         return f"/train?clone={job.id}"
-    if job.kind == "import_draft":
-        uploaded = job.request.get("source") == "upload"  # the uploaded files no longer exist
-        return f"/checkpoints?base={job.request.get('base_id', '')}" if uploaded else f"/checkpoints?clone={job.id}"
     if job.kind == "generate_data":
         return f"/data?id={job.request.get('source_id', '')}&clone={job.id}"
-    if cloned(job.kind, job.request):
-        return f"/evaluations?clone={job.id}"
     return ""

@@ -11,7 +11,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -46,7 +45,6 @@ REASONS = {
     "worker-io": "no worker of the queue io is alive",
 }
 """Public without a login, so without host names."""
-WAITS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 GRADIO = "/gradio_api/"
 GRADIO_ROUTES = ("run", "upload_progress", "upload", "file", "app_id")
@@ -85,7 +83,6 @@ class MetricRows:
         self.settings, self.surveys, self.fresh = settings, surveys, fresh
         self._lock = threading.Lock()
         self._until, self._last = 0.0, list[Metric]()
-        self._waits = Waits()
 
     def collect(self) -> list[Metric]:
         """The metrics, at most `fresh` seconds old; one caller reads the rows, the others wait for it."""
@@ -99,10 +96,8 @@ class MetricRows:
         try:
             with reading(self.settings) as session:
                 load, size = workload.workload(session), database_bytes(session)
-                self._waits.read(session)
             yield gauge("speculoos_database_bytes", "Size of the database.", [], {(): size})
             yield from self._rows(load)
-            yield from self._waits.histogram.collect()
             up = 1
         except SpeculoosError:
             up = 0
@@ -133,33 +128,6 @@ class MetricRows:
         if survey := self.surveys.get(SURVEY_SECONDS):
             used = "Bytes used by each part of the home folder."
             yield gauge("speculoos_storage_bytes", used, ["part"], survey.parts)
-
-
-class Waits:
-    """A histogram of the time jobs waited for their first start, from rows; counts each job once."""
-
-    def __init__(self) -> None:
-        self.histogram = Histogram(
-            "speculoos_job_wait_seconds",
-            "Seconds from a job's creation to its first start, for jobs started since this process started.",
-            ["queue"],
-            buckets=WAITS,
-            registry=None,
-        )
-        for queue in workload.QUEUES:
-            self.histogram.labels(queue)
-        self._since = datetime.now(UTC) + workload.START_DELAY
-        self._seen: set[str] = set()
-
-    def read(self, session: Any) -> None:
-        """Count the jobs that were started since the last call."""
-        at = datetime.now(UTC)
-        starts = workload.started_since(session, self._since)
-        for job_id, queue, seconds in starts:
-            if job_id not in self._seen:
-                self.histogram.labels(queue).observe(seconds)
-        self._seen = {job_id for job_id, _, _ in starts}
-        self._since = max(self._since, at)
 
 
 def _filled(

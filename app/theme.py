@@ -20,8 +20,6 @@ SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Cantarell", "Noto S
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
 STYLES = ("style.css", "pages.css", "chat.css")
 VERSION = "v-"
-MAIN = "main.js"
-"""The module that imports the others. `early.js` is not a module: it runs before the page is rendered."""
 
 VARIABLES = {
     "bg": "body_background_fill",
@@ -96,11 +94,11 @@ def theme() -> gr.themes.Base:
 def head() -> str:
     """Tags for every page's head: definitions, style sheets and scripts, each named with its hash."""
     styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
-    preloads = "".join(f'<link rel="modulepreload" href="{module(name)}">' for name in modules())
+    scripts = "".join(f'<script type="module" src="{module(name)}"></script>' for name in modules())
     return (
         f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
         f'<script type="application/json" id="terms">{json.dumps(TERMS)}</script>'
-        f'{preloads}<script type="module" src="{module(MAIN)}"></script>'
+        f"{scripts}"
     )
 
 
@@ -110,7 +108,7 @@ def asset(name: str) -> str:
 
 
 def modules() -> list[str]:
-    """Names of the scripts that are ES modules."""
+    """Names of the scripts that are ES modules; `early.js` runs before the page is rendered."""
     return sorted(path.name for path in STATIC.glob("*.js") if path.name != "early.js")
 
 

@@ -219,18 +219,6 @@ def new_comparison(
     return str(columns[0].group_id), reason
 
 
-def measure_again(settings: Settings, run_id: str) -> dict[str, Any]:
-    """Replace a stopped or failed column by a new run. Raises NotFound, Conflict."""
-    with writing(settings) as session:
-        old = runs.get_run(session, run_id)
-        if old.kind != "compare" or old.state not in ("FAILED", "CANCELLED"):
-            raise Conflict("Only a failed or stopped column can be measured again.")
-        run = runs.create_run(session, old.kind, old.model, old.request, old.group_id, old.position)
-        runs.delete_run(session, old.id)
-    inference.start(settings, run.id)
-    return runs.run_view(run)
-
-
 def chat_of(settings: Settings, chat_id: str) -> list[Run]:
     """The turns of a chat; empty if the id is unknown."""
     if not ID.fullmatch(chat_id):

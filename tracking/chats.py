@@ -122,12 +122,6 @@ def recent(session: Session, words: str = "", before: datetime | None = None, li
     return [_chat(firsts[group], at, count) for group, at, count in rows if group in firsts]
 
 
-def rename(session: Session, chat_id: str, name: str) -> None:
-    """Rename a chat; with "" its title is the first question again. Raises NotFound."""
-    for turn in _turns(session, chat_id):
-        turn.request = {**turn.request, KEY: {**chat_fields(turn), "name": name}}
-
-
 def remove(session: Session, chat_id: str) -> None:
     """Delete a chat with its steps and its baseline runs. Raises NotFound, or Conflict while one of the runs is active.
     Baseline runs have the id of a turn as their group."""

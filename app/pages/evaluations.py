@@ -1,6 +1,6 @@
 """The Evaluations page: a leaderboard with filters and sorting, and forms that start evaluations.
 
-The URL holds the state of the view; `?id=` opens one evaluation, `?clone=` prefills a form from a job.
+The URL holds the state of the view; `?id=` opens one evaluation.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.evaluated import run_again
-from app.evaluation_forms import cloned
 from app.links import on_event_open
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
@@ -122,18 +121,13 @@ class EvaluationsPage:
     def open_address(self, request: gr.Request) -> list[Any]:
         """The view of the URL, with the choices of the forms."""
         query = {key: str(value) for key, value in request.query_params.items()}
-        other_outputs = [*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]
-        return self._read(
-            lambda session: [*view_of(session, query), *self._forms(session, query), *self._managed(session, query)],
-            len(other_outputs),
-        )
+        others = [*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]
 
-    def _forms(self, session: Session, query: Mapping[str, str]) -> list[Any]:
-        """Choices of the forms; `?clone=` prefills one of them from that job."""
-        job = session.get(Job, query["clone"][:64]) if query.get("clone") else None
-        form, values = (cloned(job.kind, job.request) if job else None) or ("", None)
-        matrix = self.matrix.opened(session, values if form == "matrix" else None)
-        return [*matrix, *self.server.opened(session, values if form == "served" else None)]
+        def draw(session: Session) -> list[Any]:
+            forms = [*self.matrix.opened(session), *self.server.opened(session)]
+            return [*view_of(session, query), *forms, *self._managed(session, query)]
+
+        return self._read(draw, len(others))
 
     def pick(self, search: str) -> list[Any]:
         """The view of the URL after a click or the back button of the browser."""

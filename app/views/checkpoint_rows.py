@@ -13,7 +13,6 @@ from app.widgets.elements import badge, detail_head, facts, link_button, notice,
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
-from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from models.methods import METHODS
 from tracking import queries
@@ -81,8 +80,7 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
     return [
         row_checkbox(checkpoint.id, checkpoint.name)
         + pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name")
-        + state_mark(checkpoint)
-        + tag_links("checkpoints", checkpoint.note),
+        + state_mark(checkpoint),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
         safe(names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + _more_data(checkpoint)),

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from sqlalchemy.orm import Session
 
 from app import visitor
 from app.draft_source import LAYOUTS, SOURCES, DraftForm, files_of, link_uploads, request_of
@@ -87,7 +86,7 @@ class AddDraft:
             )
 
     def _wire(self) -> None:
-        on_load(self.opened, [self.box, self.source, self.base, self.location, self.layout, self.known])
+        on_load(self.opened, [self.box, self.base, self.known])
         self.base.change(self.offer, self.base, self.known, **QUIET)
         self.known.input(take, self.known, [self.source, self.location], **QUIET)
         self.source.change(hint, self.source, [self.location, self.files], **QUIET)
@@ -96,18 +95,16 @@ class AddDraft:
             on_event_open(event, self.add, self.fields, self.said, self.target)
 
     def opened(self, request: gr.Request) -> list[Any]:
-        """Choices of bases; opened and prefilled for `?base=` and `?clone=`."""
-        query = request.query_params
+        """Choices of bases; opened for `?base=`."""
         try:
             with reading(self.settings) as session:
-                bases, cloned = choices.bases(session), cloned_request(session, query.get("clone", ""))
+                bases = choices.bases(session)
         except SpeculoosError:
-            return [gr.skip()] * 6
-        initial = cloned or ImportDraft("hub", "", query.get("base", ""))
-        source = next(name for name, kind in SOURCES.items() if kind == initial.source)
-        base = choices.valid_choice(bases, initial.base_id)
-        box = gr.Accordion(open=True) if cloned or "base" in query else gr.skip()
-        return [box, source, gr.Dropdown(bases, value=base), initial.location, initial.layout, self.offer(base)]
+            return [gr.skip()] * 3
+        wanted = request.query_params.get("base")
+        base = choices.valid_choice(bases, wanted or "")
+        box = gr.skip() if wanted is None else gr.Accordion(open=True)
+        return [box, gr.Dropdown(bases, value=base), self.offer(base)]
 
     def offer(self, base_id: Any) -> Any:
         """Dropdown of drafts published for a base; hidden if none is known."""
@@ -158,11 +155,3 @@ def hint(source: str) -> tuple[Any, Any]:
     placeholder, info = HINTS[source]
     is_upload = source == "Upload"
     return gr.Textbox(placeholder=placeholder, info=info, visible=not is_upload), gr.File(visible=is_upload)
-
-
-def cloned_request(session: Session, job_id: str) -> ImportDraft | None:
-    """Request of an earlier import; None for other jobs and for uploads, which are deleted."""
-    job = session.get(Job, job_id) if job_id else None
-    if job is None or job.kind != "import_draft" or job.request.get("source") == "upload":
-        return None
-    return ImportDraft.from_row(job.request)

@@ -11,7 +11,6 @@ from app.widgets.bulk import row_checkbox
 from app.widgets.elements import badge, detail_head, empty_state, facts, row_note
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
-from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from tracking import listing
 from tracking.tables import Job, JobLog
@@ -48,7 +47,7 @@ def waits_words(queues: listing.Queues, job: Job) -> str:
 def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
     attributes = {"data_pick": None} if elsewhere else {}
     name = pick("jobs", job.id, safe(job.name), class_="sp-row-name", **attributes)
-    kind = row_note(kind_and_user(job)) + tag_links("jobs", job.note)
+    kind = row_note(kind_and_user(job))
     how = _how(job, waits_for)
     if job.state == "FAILED":
         how += tag(

@@ -160,7 +160,6 @@ def download_links(view: LeaderboardView, total: int) -> str:
     query = view.query()
     links = (
         (f"/api/evaluations.csv?{query}", f"CSV of {total:,}", True),
-        (f"/api/evaluations.png?{query}", "PNG of the chart", True),
         (address(view), "Link to this view", None),
     )
     if not total:

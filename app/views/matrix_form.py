@@ -10,7 +10,7 @@ from app.evaluation_forms import BUILT_IN, PAIR, matrix_request, served_request
 from app.links import on_event_open
 from app.views.choices import Choices
 from app.views.job_start import command_of, form_end, started
-from app.widgets.elements import block, closed_accordion, notice, on_changes
+from app.widgets.elements import block, closed_accordion, on_changes
 from app.widgets.fields import dropdown
 from app.widgets.problems import show_errors
 from app.widgets.review import review
@@ -41,7 +41,7 @@ class MatrixForm:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Measure checkpoints on suites", elem_id="matrix") as self.box:
+        with closed_accordion("Measure checkpoints on suites", elem_id="matrix"):
             with gr.Row():
                 self.models = dropdown([], multiselect=True, label="Models", elem_id="matrix-models")
                 self.suites = dropdown([], multiselect=True, label="Suites", elem_id="matrix-suites")
@@ -54,21 +54,17 @@ class MatrixForm:
             self.trees = gr.Textbox("own", label="Trees", info=TREES, lines=2, max_lines=8, elem_id="matrix-trees")
             self.review, self.said, self.start, self.target = form_end("matrix", "Start measuring")
         fields = [self.models, self.suites, self.temperatures, self.trees, self.limit, self.tokens]
-        self.opens = [self.box, *fields, self.said]
+        self.opens = [self.models, self.suites]
         on_changes(fields, self._review, self.review)
         on_event_open(self.start.click, self._start, fields, self.said, self.target)
 
     @staticmethod
-    def opened(session: Session, values: list[Any] | None) -> list[Any]:
-        """Values of `opens`: choices, and `values` of a cloned job."""
-        models, suites = model_choices(session), suite_choices(session)
-        if values is None:
-            best = [value for _, value in models if not value.endswith(PAIR)][:1]
-            return [gr.skip(), _multiselect(models, best), _multiselect(suites, [BUILT_IN]), *[gr.skip()] * 5]
-        known_models, missing_models = _split_known(models, values[0])
-        known_suites, missing_suites = _split_known(suites, values[1])
-        boxes = [_multiselect(models, known_models), _multiselect(suites, known_suites)]
-        return [gr.Accordion(open=True), *boxes, *values[2:], gone(missing_models + missing_suites)]
+    def opened(session: Session) -> list[Any]:
+        """Values of `opens`: choices, with the newest checkpoint of the first base."""
+        models = model_choices(session)
+        best = [value for _, value in models if not value.endswith(PAIR)][:1]
+        suites = gr.Dropdown(suite_choices(session), value=[BUILT_IN], multiselect=True)
+        return [gr.Dropdown(models, value=best, multiselect=True), suites]
 
     @show_errors(tone="warn")
     def _review(self, *values: Any) -> str:
@@ -90,7 +86,7 @@ class ServerForm:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Measure a server", elem_id="served") as self.box:
+        with closed_accordion("Measure a server", elem_id="served"):
             block(tag("p", safe(SERVER), class_="sp-lead"))
             with gr.Row():
                 self.endpoint = dropdown([], label="Server", elem_id="served-endpoint")
@@ -103,23 +99,18 @@ class ServerForm:
                 self.tokens = setting_control(Evaluate.options()["max_tokens"], "served-tokens", value=64)
             self.review, self.said, self.start, self.target = form_end("served", "Start measuring")
         fields = [self.endpoint, self.model, self.plain, self.serves, self.suite, self.limit, self.tokens]
-        self.opens = [self.box, *fields, self.said]
+        self.opens = [self.endpoint, self.serves, self.suite]
         on_changes(fields, self._review, self.review)
         on_event_open(self.start.click, self._start, fields, self.said, self.target)
 
-    def opened(self, session: Session, values: list[Any] | None) -> list[Any]:
-        """Values of `opens`: choices, and `values` of a cloned job."""
-        endpoints = [(name, name) for name in self.settings.endpoints]
-        serves, suites = [("unknown", ""), *model_choices(session)], suite_choices(session)
-        if values is None:
-            first = gr.Dropdown(endpoints, value=endpoints[0][1] if endpoints else None)
-            boxes = [first, *[gr.skip()] * 2, gr.Dropdown(serves, value=""), gr.Dropdown(suites, value=BUILT_IN)]
-            return [gr.skip(), *boxes, *[gr.skip()] * 3]
-        server, model, plain, served, suite, *rest = values
-        boxes = ((endpoints, server), (serves, served), (suites, suite))
-        first, *others = [_box(*box) for box in boxes]
-        missing = sum(_split_known(options, [value])[1] for options, value in boxes)
-        return [gr.Accordion(open=True), first, model, plain, *others, *rest, gone(missing)]
+    def opened(self, session: Session) -> list[Any]:
+        """Values of `opens`: choices."""
+        endpoints = list(self.settings.endpoints)
+        return [
+            gr.Dropdown(endpoints, value=next(iter(endpoints), None)),
+            gr.Dropdown([("unknown", ""), *model_choices(session)], value=""),
+            gr.Dropdown(suite_choices(session), value=BUILT_IN),
+        ]
 
     def _review(self, *values: Any) -> str:
         return command_of(self.settings, lambda: served_request(*values))
@@ -152,24 +143,3 @@ def words(data: Dataset) -> str:
     known = suite_title((data.config or {}).get("suite") or "")
     name = f"{known} ({data.name})" if known and known != data.name else data.name
     return f"{name} · {data.rows:,} questions"
-
-
-def _split_known(choices: Choices, values: list[str]) -> tuple[list[str], int]:
-    """(those of `values` that are among the choices, number of the others)."""
-    options = {value for _, value in choices}
-    known = [value for value in values if value in options]
-    return known, len(values) - len(known)
-
-
-def _multiselect(choices: Choices, values: list[str]) -> gr.Dropdown:
-    return gr.Dropdown(choices, value=values, multiselect=True)
-
-
-def _box(choices: Choices, value: str) -> gr.Dropdown:
-    return gr.Dropdown(choices, value=value if _split_known(choices, [value])[0] else None)
-
-
-def gone(count: int) -> str:
-    """Notice about values of a cloned job that no longer exist."""
-    values = "one of its values was" if count == 1 else f"{count} of its values were"
-    return notice(f"Filled in from the job, but {values} deleted.", "warn") if count else ""

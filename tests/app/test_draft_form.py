@@ -11,9 +11,8 @@ import pytest
 from sqlalchemy import select
 
 from app.draft_source import DraftForm, link_uploads, request_of
-from app.links import clone_form
 from app.views import checkpoint_rows
-from app.views.draft_form import AddDraft, cloned_request, take
+from app.views.draft_form import AddDraft, take
 from app.views.job_panel import output_links
 from models.hub import HUB_ID
 from models.published import PUBLISHED_DRAFTS, published_for
@@ -159,19 +158,13 @@ def test_behind_a_password_only_folders_of_the_home_can_be_named(home: Settings,
         request_of(replace(home, password="x"), form)
 
 
-def test_a_hub_id_with_its_revision_is_shown_as_a_command_and_cloned(
-    home: Settings, base_id: str, form: AddDraft
-) -> None:
+def test_a_hub_id_with_its_revision_is_shown_as_a_command(home: Settings, base_id: str, form: AddDraft) -> None:
     values = ("Hub id", base_id, "https://huggingface.co/org/heads@v1", None, "vllm-eagle3", "theirs")
     command = "speculoos models add-draft org/heads@v1 --model tiny --source hub --format vllm-eagle3 --name theirs"
     assert command in form.look(*values)
     said, address = form.add(*values)
     job = the_job(home)
     assert said == "" and address == f"/jobs?id={job.id}" and HUB_ID.fullmatch(job.request["location"])
-    assert clone_form(job) == f"/checkpoints?clone={job.id}"
-    with db.reading(home) as session:
-        cloned = cloned_request(session, job.id)
-    assert (cloned.location, cloned.layout) == ("org/heads@v1", "vllm-eagle3")
 
 
 def test_published_drafts_of_the_base_fill_the_form_in(home: Settings, base_id: str) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from app.views import job_rows
 from app.views.rules_form import RulesForm
-from app.widgets.tags import tag_links, tags_of
 from ops import retention
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings
@@ -90,20 +89,6 @@ def test_a_worker_pauses_by_the_floor_that_was_chosen(home: Settings, monkeypatc
     assert "the minimum is" in worker.worker_status(home)["paused"]
     rules.save_rules(home, {"min_disk_mb": None})
     assert worker.worker_status(home) == {}
-
-
-def test_tags_are_words_of_the_note() -> None:
-    assert tags_of("a #good one, for #paper-2, or (#not) a#b #good; # alone.") == ["#good", "#paper-2"]
-    assert tags_of("#good x#y #good ##no #<b>") == ["#good", "#<b>"]
-    html = tag_links("jobs", "for the #paper <img>")
-    assert html == '<a href="/jobs?find=%23paper" class="sp-tag">#paper</a>'
-    assert "<b>" not in tag_links("jobs", "#<b>")
-    assert tag_links("jobs", "") == ""
-
-
-def test_tags_stand_in_the_list() -> None:
-    job = Job(id="x", name="x", kind="train", queue="gpu", state="QUEUED", done=0, note="the #best so far")
-    assert 'href="/jobs?find=%23best"' in job_rows.jobs_table([job], {})
 
 
 def test_each_attempt_says_how_long_it_took(home: Settings) -> None:
