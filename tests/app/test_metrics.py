@@ -180,8 +180,8 @@ def test_ready_when_all_parts_are(home: Settings) -> None:
         asked.append(names)
         return {name: HealthPart(True, "fine") for name in names}
 
-    ready = metrics.Readiness(home, look, fresh=60)
-    assert ready.missing() == [] and ready.missing() == [] and len(asked) == 1
+    missing = metrics.readiness(home, look, seconds=60)
+    assert missing() == [] and missing() == [] and len(asked) == 1
     assert set(asked[0]) == set(metrics.REASONS)
 
 
