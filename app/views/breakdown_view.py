@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from app.widgets.bars import bars
+from app.widgets.intervals import bars
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
 from tracking.replays import is_replay

@@ -1,8 +1,9 @@
-"""Horizontal bars with 95 % intervals, as HTML that fits any width."""
+"""Horizontal bars, plain or with 95 % intervals, as HTML that fits any width and that screen readers read as a list."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 
 MOST = 20
@@ -54,3 +55,20 @@ def _row(bar: Bar, top: float, unit: str) -> str:
     )
     name = tag("span", tag("b", safe(bar.label)) + tag("span", safe(bar.note), class_="sp-row-note"))
     return tag("li", name + picture + tag("span", f"{bar.value:.2f}{safe(unit)}", class_="sp-interval-value"))
+
+
+def bars(title: str, rows: Sequence[tuple[str, float, str]], hint: str = "") -> str:
+    """A figure of bars from (name, share of the full length, value as text) as HTML; "" without rows."""
+    if not rows:
+        return ""
+    caption = tag("figcaption", tag("span", labelled(title)))
+    note = tag("p", safe(hint), class_="sp-hint") if hint else ""
+    listed = tag("ol", "".join(map(_named_bar, rows)), class_="sp-named-bars")
+    return tag("figure", caption + listed + note, class_="sp-chart")
+
+
+def _named_bar(row: tuple[str, float, str]) -> str:
+    name, share, value = row
+    width = f"width: {100 * min(max(share, 0.0), 1.0):.1f}%"
+    fill = tag("span", tag("span", class_="sp-bar-fill", style=width), class_="sp-bar", aria_hidden="true")
+    return tag("li", tag("span", safe(name)) + fill + tag("b", safe(value)))

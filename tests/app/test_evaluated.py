@@ -3,8 +3,8 @@
 import pytest
 
 from app import turns
-from app.evaluated import PROMPT_NOT_STORED, run_again
 from app.pages.evaluations import EvaluationsPage
+from app.turns import PROMPT_NOT_STORED, run_again
 from app.views import breakdown_view, evaluation_view, job_panel
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings, load
