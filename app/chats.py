@@ -4,12 +4,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
+from sqlalchemy.orm import Session
 
 from app import turns
+from app.widgets.formatting import ago
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import chats, runs
 from tracking.db import reading, writing
+from tracking.tables import Run
 
 SIZE = 30
 """Number of chats per response."""
@@ -44,7 +47,8 @@ def list_view(settings: Settings, find: str = "", before: str = "") -> dict[str,
     """A page of the list, newest first. `before` is the time of the last chat shown; `more`: whether others follow."""
     with reading(settings) as session:
         rows = chats.recent(session, find, _time(before), SIZE + 1)
-    return {"chats": [chat.to_json() for chat in rows[:SIZE]], "more": len(rows) > SIZE}
+    shown = [{**chat.to_json(), "ago": ago(chat.at)} for chat in rows[:SIZE]]
+    return {"chats": shown, "more": len(rows) > SIZE}
 
 
 def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, Any]:
@@ -58,15 +62,11 @@ def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, A
     return {"id": chat_id, "title": chats.title(all_turns[0]) if all_turns else "", "turns": shown}
 
 
-def _turn(session: Any, run: Any, versions: list[str]) -> dict[str, Any]:
+def _turn(session: Session, run: Run, versions: list[str]) -> dict[str, Any]:
     measured = runs.group_runs(session, run.id)
+    plain = runs.run_view(measured[-1]) if measured else None
     continues = chats.chat_fields(run).get("continues", "")
-    return {
-        **runs.run_view(run),
-        "plain": runs.run_view(measured[-1]) if measured else None,
-        "versions": versions,
-        "continues": continues,
-    }
+    return {**runs.run_view(run), "plain": plain, "versions": versions, "continues": continues}
 
 
 def _time(text: str) -> datetime | None:

@@ -41,10 +41,8 @@ class TurnSampling:
 
     def parameters(self) -> dict[str, Any]:
         """Options with OpenAI's names and `top_k`, without the system prompt and without default values."""
-        options: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        optional = {"seed": self.seed, "top_p": self.top_p, "top_k": self.top_k}
-        defaults = {"seed": None, "top_p": 1.0, "top_k": 0}
-        return options | {name: value for name, value in optional.items() if value != defaults[name]}
+        optional = [name for name in ("seed", "top_p", "top_k") if getattr(self, name) != getattr(type(self), name)]
+        return {name: getattr(self, name) for name in ("max_tokens", "temperature", *optional)}
 
 
 def next_turn(

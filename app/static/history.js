@@ -5,14 +5,6 @@ import { ask } from "./stream.js";
 
 const PAUSE_MS = 250;
 
-function ago(iso) {
-  const seconds = (Date.now() - new Date(iso).getTime()) / 1000;
-  const [unit, size] = [["day", 86400], ["hour", 3600], ["minute", 60]].find(([, length]) => seconds >= length) || [];
-  if (!unit) return "just now";
-  const count = Math.floor(seconds / size);
-  return `${count} ${unit}${count > 1 ? "s" : ""} ago`;
-}
-
 class History {
   constructor(root) {
     this.open = button("small", "Chats", () => this.toggle(), { id: "chats-open", "aria-expanded": "false", "aria-controls": "chats" });
@@ -62,7 +54,7 @@ class History {
   row(chat) {
     const current = chat.id === window.speculoos.chat?.chat ? "true" : undefined;
     const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": current }, chat.title);
-    const said = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${ago(chat.at)}`;
+    const said = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${chat.ago}`;
     const row = el("li", { "data-chat": chat.id }, el("span", { class: "sp-history-what" }, link, el("span", { class: "sp-row-note" }, said)));
     row.append(sureButton("link", "Delete", () => this.remove(chat, row)));
     return row;
