@@ -3,7 +3,6 @@ leaderboard (the view of the query) and an experiment as CSV. A zip is written o
 resumed; a data set is streamed from its shards. URLs contain ids, never paths."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 from fastapi import APIRouter, Request
@@ -104,7 +103,7 @@ def own_zip(exports: Path, folder: Path, source: str) -> StoredExport:
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:
-    """The checkpoint's folder, checked to be in one of `stores`, and the zip's file name.
+    """The checkpoint's folder, checked to be in the home folder or the installed starter head, and the zip's file name.
 
     Raises NotFound for an unknown id or missing files, Conflict for an unfinished checkpoint, Damaged if its checksums
     do not match.
@@ -117,16 +116,10 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
     if checkpoint.state != "ready":
         raise Conflict(f"The checkpoint “{checkpoint.name}” is not finished; wait for its job.")
     folder = Path(files_of(settings).local(checkpoint)).resolve()
-    if not any(folder.is_relative_to(root) for root in stores(settings)):
+    if not any(folder.is_relative_to(root) for root in ((settings.home / "checkpoints").resolve(), STARTER_HEAD)):
         raise NotFound(f"The files of “{checkpoint.name}” are outside the home folder and cannot be downloaded.")
     archive.check_checkpoint_files(folder, checkpoint.name, checkpoint.sha256, ChecksumCache.of(settings))
     return folder, archive_name(base.name, checkpoint.name)
-
-
-def stores(settings: Settings) -> Iterator[Path]:
-    """Folders from which checkpoints may be downloaded: in the home folder, and of the installed starter head."""
-    yield (settings.home / "checkpoints").resolve()
-    yield STARTER_HEAD
 
 
 def as_csv_file(text: str, name: str) -> Response:
