@@ -30,6 +30,7 @@ class Chat:
 
     id: str
     title: str
+    is_named: bool
     model: str
     turns: int
     at: datetime
@@ -142,7 +143,7 @@ def _turns(session: Session, chat_id: str) -> list[Run]:
 
 
 def _chat(first: Run, at: datetime, count: int) -> Chat:
-    return Chat(str(first.group_id), title(first), first.model, count, at)
+    return Chat(str(first.group_id), title(first), bool(chat_fields(first).get("name")), first.model, count, at)
 
 
 def _matching(session: Session, words: list[str]) -> set[str]:

@@ -51,7 +51,7 @@ def open_list(page: Page, find: str = "") -> None:
     page.locator("#chats-find").fill(find)
 
 
-def test_chats_are_there_after_a_restart_of_both_servers_(page: Page, tmp_path: Path) -> None:
+def test_chats_are_there_after_a_restart_of_both_servers(page: Page, tmp_path: Path) -> None:
     bench = make_workbench(tmp_path / "home")
     add_heads(bench, add_base(bench), "heads")
     try:
