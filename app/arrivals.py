@@ -51,12 +51,10 @@ def _state(files: RowFiles, row: Any, stored_row: Any) -> str:
         future = _downloads.get(row.id)
         if future is not None and future.done():
             del _downloads[row.id]
-            if error := future.exception():
-                return (
-                    str(error)
-                    if isinstance(error, SpeculoosError)
-                    else f"Its files could not be downloaded from the store: {error}."
-                )
+            if isinstance(error := future.exception(), SpeculoosError):
+                return str(error)
+            if error:
+                return f"Its files could not be downloaded from the store: {error}."
             future = None
         if future is None:
             _downloads[row.id] = _pool.submit(files.download, row, stored_row)

@@ -5,16 +5,16 @@ All paths except the login, its style sheet, `/healthz` and `/readyz` require on
 """
 
 import asyncio
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, quote
+from urllib.parse import parse_qsl, quote
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from app.gradio_gate import is_secure
-from app.sessions import SECONDS, Sessions, Visitor
-from app.visitor import BROWSER, LOGIN
+from app.gradio_gate import read_body
+from app.sessions import SECONDS, Sessions
+from app.theme import STATIC
+from app.visitor import BROWSER, LOGIN, is_secure
 from app.widgets.text import safe
 from speculoos import login_links
 from speculoos.errors import BadInput, SpeculoosError
@@ -80,39 +80,48 @@ class LoginHandler:
 
     async def by_link(self, request: Request, token: str) -> Response:
         """Login with a printed link. A browser that is logged in already does not use up the link."""
+        target = local_path(request.query_params.get("next", "/"))
         if await self.sessions.find(request.cookies.get(self.sessions.cookie, "")):
-            return RedirectResponse(local_path(request.query_params.get("next", "/")), status_code=303)
-        return await self._log_in(request, request.query_params.get("next", "/"), token=token)
+            return RedirectResponse(target, status_code=303)
+        return await self._log_in(request, target, token=token)
 
     async def by_form(self, request: Request, fields: dict[str, str]) -> Response:
         """Login with the form: the password or, if none is set, the printed link or its token."""
-        secret = fields.get("password", "").strip() if not self.settings.password else fields.get("password", "")
-        token = "" if self.settings.password else token_in(secret)
-        return await self._log_in(request, fields.get("next", "/"), fields.get("name", ""), secret, token)
+        secret, target, name = fields.get("password", ""), local_path(fields.get("next", "/")), fields.get("name", "")
+        if self.settings.password:
+            return await self._log_in(request, target, name, password=secret)
+        return await self._log_in(request, target, name, token=token_in(secret.strip()))
 
     async def _log_in(
-        self, request: Request, target: str, name: str = "", password: str = "", token: str = ""
+        self, request: Request, target: str, name: str = "", *, password: str = "", token: str = ""
     ) -> Response:
-        target = local_path(target)
         if self._delays.locked():
             return self.page(target, "Too many attempts; try again in a minute.", name, 429)
         try:
             user = check_user(name)
-            if not (
-                self.sessions.is_password(password) or token and login_links.consume_login_token(self.settings, token)
-            ):
+            is_right = self.sessions.is_password(password)
+            if not is_right and not (token and login_links.consume_login_token(self.settings, token)):
                 async with self._delays, self._delay_lock:
                     await asyncio.sleep(PAUSE)
-                wrong = WRONG_PASSWORD if self.settings.password and not token else WRONG_LINK
-                return self.page(target, wrong, name, 401)
+                return self.page(
+                    target, WRONG_LINK if token or not self.settings.password else WRONG_PASSWORD, name, 401
+                )
             value = await asyncio.to_thread(self.sessions.begin, user)
         except SpeculoosError as error:
             return self.page(target, str(error), name, 400 if isinstance(error, BadInput) else 503)
-        return with_cookie(RedirectResponse(target, status_code=303), self.sessions.cookie, value, request)
+        response, secure = RedirectResponse(target, status_code=303), is_secure(request)
+        cookie = {"max_age": SECONDS, "httponly": True, "samesite": "strict", "secure": secure, "path": "/"}
+        response.set_cookie(self.sessions.cookie, value, **cookie)
+        return response
 
     def page(self, target: str, problem: str = "", name: str = "", status: int = 200) -> HTMLResponse:
-        """The login form with an error message."""
-        return HTMLResponse(login_page(self.settings, target, problem, name), status, {"Cache-Control": "no-store"})
+        """The login form, which works without scripts, with an error message."""
+        template = (STATIC / "login.html").read_text(encoding="utf-8")
+        form = (STATIC / f"login-{'password' if self.settings.password else 'link'}.html").read_text(encoding="utf-8")
+        message = f'<p class="sp-notice sp-bad" role="alert"><span>{safe(problem)}</span></p>' if problem else ""
+        template = template.replace("[[asked]]", form).replace("[[problem]]", message)
+        html = template.replace("[[next]]", safe(local_path(target))).replace("[[name]]", safe(name[:200]))
+        return HTMLResponse(html, status, {"Cache-Control": "no-store"})
 
 
 class LoginRequired:
@@ -127,7 +136,8 @@ class LoginRequired:
             await self.app(scope, receive, send)
             return
         try:
-            visitor = await self._visitor(scope)
+            cookies = Request({**scope, "type": "http"}).cookies
+            visitor = await self.sessions.find(cookies.get(self.sessions.cookie, ""))
         except SpeculoosError as error:
             refusal = Response(f"{error}\n", status_code=503, media_type="text/plain")
         else:
@@ -139,10 +149,6 @@ class LoginRequired:
             await send({"type": "websocket.close", "code": 1008})
         else:
             await refusal(scope, receive, send)
-
-    async def _visitor(self, scope: dict[str, Any]) -> Visitor | None:
-        value = Request({**scope, "type": "http"}).cookies.get(self.sessions.cookie, "")
-        return await self.sessions.find(value)
 
     def _refuse(self, request: Request) -> Response:
         path = request.url.path
@@ -159,32 +165,14 @@ def token_in(text: str) -> str:
 
 async def read_form(request: Request) -> dict[str, str]:
     """The fields of a small urlencoded form; a larger body counts as empty."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_LIMIT:
-            return {}
-    return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+    try:
+        body = await read_body(request, FORM_LIMIT)
+    except BadInput:
+        return {}
+    return dict(parse_qsl(body.decode("utf-8", "replace")))
 
 
 def local_path(target: str) -> str:
     """`target` if it is a path of this application, otherwise "/"."""
     ours = target.startswith("/") and not target.startswith("//")
     return target if ours and "\\" not in target and target.isprintable() else "/"
-
-
-def with_cookie(response: Response, name: str, value: str, request: Request) -> Response:
-    """Set the session cookie: HttpOnly, SameSite=strict, and Secure if the request came over TLS."""
-    secure = is_secure(request)
-    response.set_cookie(name, value, max_age=SECONDS, httponly=True, samesite="strict", secure=secure, path="/")
-    return response
-
-
-def login_page(settings: Settings, target: str, problem: str = "", name: str = "") -> str:
-    """The login form, which works without scripts."""
-    folder = Path(__file__).parent / "static"
-    template = (folder / "login.html").read_text(encoding="utf-8")
-    form = (folder / f"login-{'password' if settings.password else 'link'}.html").read_text(encoding="utf-8")
-    message = f'<p class="sp-notice sp-bad" role="alert"><span>{safe(problem)}</span></p>' if problem else ""
-    template = template.replace("[[asked]]", form).replace("[[problem]]", message)
-    return template.replace("[[next]]", safe(local_path(target))).replace("[[name]]", safe(name[:200]))

@@ -24,10 +24,7 @@ from tracking.db import reading
 from tracking.states import JobState
 from tracking.tables import Job
 
-LISTINGS = (
-    *(jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS),
-    experiments.EXPERIMENTS,
-)
+LISTINGS = (jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS, experiments.EXPERIMENTS)
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {
     "home": lambda session, _id: listing.signature(session),
     "evaluations": evaluations.now,

@@ -1,23 +1,25 @@
-"""HTTP routes of chats: list, one chat with its versions, rename, delete, continue a response, Markdown."""
+"""HTTP routes of chats: list, one chat with its versions, delete, continue a response."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter
+from sqlalchemy.orm import Session
 
-from app import rendered, turns
+from app import turns
+from app.widgets.formatting import ago
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import chats, runs
 from tracking.db import reading, writing
+from tracking.tables import Run
 
 SIZE = 30
 """Number of chats per response."""
-LONGEST_NAME = 120
 
 
 def routes(settings: Settings) -> APIRouter:
-    """The routes under `/api/chats`, and two routes of a chat's runs."""
+    """The routes under `/api/chats`, and a route of a chat's runs."""
     router = APIRouter(prefix="/api")
 
     @router.get("/chats")
@@ -27,10 +29,6 @@ def routes(settings: Settings) -> APIRouter:
     @router.get("/chats/{chat_id}")
     def chat(chat_id: str, turn: str = "") -> dict[str, Any]:
         return chat_view(settings, chat_id, turn)
-
-    @router.put("/chats/{chat_id}")
-    def rename(chat_id: str, name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
-        return {"id": chat_id, "name": rename_chat(settings, chat_id, name)}
 
     @router.delete("/chats/{chat_id}")
     def remove(chat_id: str) -> dict[str, Any]:
@@ -42,10 +40,6 @@ def routes(settings: Settings) -> APIRouter:
     def go_on(run_id: str) -> dict[str, Any]:
         return turns.continue_turn(settings, run_id)
 
-    @router.get("/runs/{run_id}/markdown")
-    def markdown(run_id: str) -> dict[str, Any]:
-        return {"id": run_id, "nodes": rendered.nodes(whole_answer(settings, run_id))}
-
     return router
 
 
@@ -53,7 +47,8 @@ def list_view(settings: Settings, find: str = "", before: str = "") -> dict[str,
     """A page of the list, newest first. `before` is the time of the last chat shown; `more`: whether others follow."""
     with reading(settings) as session:
         rows = chats.recent(session, find, _time(before), SIZE + 1)
-    return {"chats": [chat.to_json() for chat in rows[:SIZE]], "more": len(rows) > SIZE}
+    shown = [{**chat.to_json(), "ago": ago(chat.at)} for chat in rows[:SIZE]]
+    return {"chats": shown, "more": len(rows) > SIZE}
 
 
 def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, Any]:
@@ -67,38 +62,11 @@ def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, A
     return {"id": chat_id, "title": chats.title(all_turns[0]) if all_turns else "", "turns": shown}
 
 
-def _turn(session: Any, run: Any, versions: list[str]) -> dict[str, Any]:
+def _turn(session: Session, run: Run, versions: list[str]) -> dict[str, Any]:
     measured = runs.group_runs(session, run.id)
+    plain = runs.run_view(measured[-1]) if measured else None
     continues = chats.chat_fields(run).get("continues", "")
-    return {
-        **runs.run_view(run),
-        "plain": runs.run_view(measured[-1]) if measured else None,
-        "versions": versions,
-        "continues": continues,
-    }
-
-
-def rename_chat(settings: Settings, chat_id: str, name: str) -> str:
-    """Rename a chat; returns the stored name. Raises BadInput, NotFound."""
-    name = " ".join(name.split())
-    if len(name) > LONGEST_NAME:
-        raise BadInput(f"The name is longer than {LONGEST_NAME} characters; shorten it.")
-    turns.check_surrogates(name, "The name")
-    with writing(settings) as session:
-        chats.rename(session, chat_id, name)
-    return name
-
-
-def whole_answer(settings: Settings, run_id: str) -> str:
-    """The response so far, including the turns it continues. Raises NotFound."""
-    with reading(settings) as session:
-        run = runs.get_run(session, run_id)
-        path = chats.turns_on_path(runs.group_runs(session, str(run.group_id)), run_id) if run.group_id else []
-        text = chats.whole_response(run, path)
-        if run.state in runs.ENDED:
-            return text
-        records = runs.steps_after(session, run_id, limit=10**9)
-    return text + "".join(token["text"] for record in records for token in record["tokens"])
+    return {**runs.run_view(run), "plain": plain, "versions": versions, "continues": continues}
 
 
 def _time(text: str) -> datetime | None:

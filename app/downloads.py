@@ -1,15 +1,17 @@
-"""Download routes: a checkpoint as a zip in the native or a server's format, and a data set as one JSONL file. A zip is
-written once, so an interrupted download can be resumed; a data set is streamed from its shards. URLs contain ids, never
-paths."""
+"""Download routes: a checkpoint as a zip in the native or a server's format, a data set as one JSONL file, and the
+leaderboard (the view of the query) and an experiment as CSV. A zip is written once, so an interrupted download can be
+resumed; a data set is streamed from its shards. URLs contain ids, never paths."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-from fastapi import APIRouter
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, Response, StreamingResponse
+from sqlalchemy.orm import Session
 
 from app.arrivals import files_of
+from app.pages import experiments
+from app.views import leaderboard
 from formats import OWN
 from formats.store import StoredExport, checkpoint_state, exports_folder, fetch_export, store_export, stored_exports
 from models import archive, data_export
@@ -17,18 +19,22 @@ from models.archive import archive_name
 from models.starter import STARTER_HEAD
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import Conflict, NotFound
+from speculoos.redaction import known_secrets
 from speculoos.settings import Settings
 from speculoos.store import open_store
 from tracking.db import reading
+from tracking.leaderboard import LeaderboardView
 from tracking.queries import must_be_ready
-from tracking.tables import Base, Checkpoint, Dataset
+from tracking.tables import Base, Checkpoint, Dataset, Experiment
 
+MOST_ROWS = 100_000
+"""Maximum number of rows of a CSV file."""
 KEEP_OUT = {"Cache-Control": "private, no-cache"}
 """Revalidated on every request; a browser can still resume a partial download."""
 
 
 def routes(settings: Settings) -> APIRouter:
-    """GET /api/checkpoints/{id}/download, /api/checkpoints/{id}/exports/{format} and /api/datasets/{id}/{format}."""
+    """The routes of files under `/api`."""
     router, writing = APIRouter(prefix="/api"), {}
 
     @router.get("/checkpoints/{checkpoint_id}/download")
@@ -58,6 +64,21 @@ def routes(settings: Settings) -> APIRouter:
         headers = {**KEEP_OUT, "Content-Disposition": f'attachment; filename="{filename}"'}
         return StreamingResponse(data_export.chunks(lines), media_type="application/jsonl", headers=headers)
 
+    @router.get("/evaluations.csv")
+    def evaluations_csv(request: Request) -> Response:
+        view = LeaderboardView.of(request.query_params)
+        with reading(settings) as session:
+            rows = list(session.scalars(view.select().limit(MOST_ROWS)))
+            text = leaderboard.as_csv(rows, leaderboard.names_of(session, rows))
+        return as_csv_file(text, "evaluations.csv")
+
+    @router.get("/experiments/{experiment_id}.csv")
+    def experiment_csv(experiment_id: str) -> Response:
+        with reading(settings) as session:
+            row = experiment_row(session, experiment_id)
+            text = experiments.as_csv(session, row, settings.home, known_secrets(settings))
+            return as_csv_file(text, f"{file_name(row)}.csv")
+
     return router
 
 
@@ -83,7 +104,7 @@ def own_zip(exports: Path, folder: Path, source: str) -> StoredExport:
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:
-    """The checkpoint's folder, checked to be in one of `stores`, and the zip's file name.
+    """The checkpoint's folder, checked to be in the home folder or the installed starter head, and the zip's file name.
 
     Raises NotFound for an unknown id or missing files, Conflict for an unfinished checkpoint, Damaged if its checksums
     do not match.
@@ -96,13 +117,27 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
     if checkpoint.state != "ready":
         raise Conflict(f"The checkpoint “{checkpoint.name}” is not finished; wait for its job.")
     folder = Path(files_of(settings).local(checkpoint)).resolve()
-    if not any(folder.is_relative_to(root) for root in stores(settings)):
+    if not any(folder.is_relative_to(root) for root in ((settings.home / "checkpoints").resolve(), STARTER_HEAD)):
         raise NotFound(f"The files of “{checkpoint.name}” are outside the home folder and cannot be downloaded.")
     archive.check_checkpoint_files(folder, checkpoint.name, checkpoint.sha256, ChecksumCache.of(settings))
     return folder, archive_name(base.name, checkpoint.name)
 
 
-def stores(settings: Settings) -> Iterator[Path]:
-    """Folders from which checkpoints may be downloaded: in the home folder, and of the installed starter head."""
-    yield (settings.home / "checkpoints").resolve()
-    yield STARTER_HEAD
+def as_csv_file(text: str, name: str) -> Response:
+    """CSV that spreadsheets read as UTF-8, saved as a file and not cached."""
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return Response(text.encode("utf-8-sig"), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def experiment_row(session: Session, experiment_id: str) -> Experiment:
+    """The row. Raises NotFound."""
+    row = session.get(Experiment, experiment_id[:64])
+    if row is None:
+        raise NotFound("This experiment is gone: it was deleted, or the URL is wrong.")
+    return row
+
+
+def file_name(row: Experiment) -> str:
+    """The experiment's name reduced to letters, digits and dashes, which are safe in a header."""
+    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in row.name.lower())
+    return "-".join(filter(None, plain.split("-"))) or "experiment"

@@ -56,7 +56,10 @@ def files_of(settings: Settings, form: DraftForm) -> list[Path]:
     if form.kind == "hub":
         return []
     if form.kind == "upload":
-        return draft_files(_existing(form.uploads))
+        uploads = [Path(path) for path in form.uploads]
+        if missing := next((path for path in uploads if not path.is_file()), None):
+            raise BadInput(f"Upload: {missing.name} no longer exists; choose the files again.")
+        return draft_files(uploads)
     folder = _folder(settings, form.location)
     try:
         return draft_files([path for path in folder.iterdir() if path.is_file()])
@@ -72,8 +75,12 @@ def request_of(settings: Settings, form: DraftForm) -> ImportDraft:
         raise BadInput(f"{form.source}: the field is empty; enter the draft to import.")
     if form.layout and form.layout not in TITLES:
         raise BadInput(f"Format: {form.layout[:40]!r} is unknown; reload the page.")
-    locations = {"hub": lambda: hub_id(form.location.strip()), "folder": lambda: str(_folder(settings, form.location))}
-    location = locations[form.kind]() if form.kind in locations else str(_new_folder(settings, form.name))
+    if form.kind == "hub":
+        location = hub_id(form.location.strip())
+    elif form.kind == "folder":
+        location = str(_folder(settings, form.location))
+    else:
+        location = str(settings.home / "uploads" / uuid.uuid4().hex / (portable_name(form.name)[:80] or "upload"))
     return ImportDraft(source=form.kind, location=location, base_id=form.base_id, layout=form.layout)
 
 
@@ -88,22 +95,6 @@ def link_uploads(settings: Settings, form: DraftForm, request: ImportDraft) -> N
             os.link(path, folder / path.name)
         except OSError:  # a file system without hard links
             shutil.copy2(path, folder / path.name)
-
-
-def slug(name: str) -> str:
-    """A folder name for a draft's name."""
-    return portable_name(name)[:80] or "upload"
-
-
-def _existing(uploads: Sequence[str]) -> list[Path]:
-    """The paths. Raises BadInput if a file was cleaned up."""
-    if missing := next((path for path in map(Path, uploads) if not path.is_file()), None):
-        raise BadInput(f"Upload: {missing.name} no longer exists; choose the files again.")
-    return [Path(path) for path in uploads]
-
-
-def _new_folder(settings: Settings, name: str) -> Path:
-    return settings.home / "uploads" / uuid.uuid4().hex / slug(name)
 
 
 def _folder(settings: Settings, text: str) -> Path:

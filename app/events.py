@@ -59,10 +59,6 @@ def routes(settings: Settings) -> APIRouter:
     def plain(run_id: str, again: bool = False) -> dict[str, Any]:
         return turns.measure_plain(settings, run_id, again)
 
-    @router.post("/runs/{run_id}/again")
-    def again(run_id: str) -> dict[str, Any]:
-        return turns.measure_again(settings, run_id)
-
     @router.get("/comparisons/{group_id}")
     def comparison(group_id: str) -> dict[str, Any]:
         return comparison_view(settings, group_id)

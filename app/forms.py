@@ -10,11 +10,12 @@ from typing import Any
 
 from app.widgets.setting_fields import box_value, field_values
 from models.hub_data import Location
-from models.methods import SETTINGS, train_config
+from models.methods import SETTINGS, train_config, trees
 from models.methods.recipes import config_for, read_recipe
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from workers.jobs.requests import FetchModel, GenerateData, ImportAnswered, ImportPrompts, Train
+from workers.jobs.evaluate import HOTTEST
+from workers.jobs.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Matrix, Train
 
 ENDPOINT = "endpoint:"
 SOURCES = {"Hub id": "hub", "Local folder": "folder", "GGUF file": "gguf", "Starter model": "starter"}
@@ -27,6 +28,11 @@ ENDPOINT_FIELDS = ("endpoint_model", "api")
 GENERATE_FIELDS = tuple(name for name in GenerateData.options() if name != "endpoint")
 """Fields with their own control in the generation form; the model and the endpoint share one control."""
 OWN_SETTINGS = "No recipe: default settings"
+BUILT_IN = "built-in"
+"""Value of the built-in questions: a multiselect dropdown does not accept an empty value."""
+PAIR = ":"
+"""Separator of base id and checkpoint id in the value of a choice."""
+MOST_VALUES = 50
 
 
 def fetch_request(settings: Settings, source: str, location: str) -> FetchModel:
@@ -183,6 +189,72 @@ def recipe_values(method: str, recipe: str) -> dict[str, Any]:
     overrides = {} if not recipe or recipe == OWN_SETTINGS else read_recipe(recipe).settings
     config = train_config(**{**overrides, "method": method}).to_json()
     return {name: box_value(config.get(name, setting.default)) for name, setting in SETTINGS.items()}
+
+
+def matrix_request(
+    models: list[str] | None, suites: list[str] | None, temperatures: str, tree_lines: str, limit: Any, max_tokens: Any
+) -> Matrix:
+    """Request for every combination of the selected values. Raises BadInput."""
+    if not models:
+        raise BadInput("Models: choose one or more base models or checkpoints.")
+    if not suites:
+        raise BadInput("Suites: choose one or more sets of questions.")
+    return Matrix(
+        models=[dict(zip(("base_id", "checkpoint_id"), pair(model), strict=True)) for model in models],
+        suites=[_data_id(suite) for suite in suites],
+        temperatures=numbers("Temperatures", temperatures, 0, HOTTEST),
+        drafting=[trees.parse(line) for line in lines("Trees", tree_lines) or [trees.CHECKPOINT_OPTIONS]],
+        **field_values(Matrix, {"limit": limit, "max_tokens": max_tokens}),
+    )
+
+
+def served_request(
+    endpoint: str | None,
+    model: str,
+    plain_model: str,
+    serves: str | None,
+    suite: str | None,
+    limit: Any,
+    max_tokens: Any,
+) -> Evaluate:
+    """Request to evaluate an endpoint on a suite. Raises BadInput."""
+    values = {"endpoint_model": model, "plain_model": plain_model, "limit": limit, "max_tokens": max_tokens}
+    if not endpoint:
+        raise BadInput("Server: choose an endpoint; they are defined in settings.toml.")
+    base_id, checkpoint_id = pair(serves or "")
+    return Evaluate(
+        base_id=base_id,
+        checkpoint_id=checkpoint_id,
+        dataset_id=_data_id(suite or BUILT_IN),
+        endpoint=endpoint,
+        **field_values(Evaluate, values),
+    )
+
+
+def pair(choice: str) -> tuple[str, str]:
+    """(base id, checkpoint id or "") of a choice's value."""
+    base_id, _, checkpoint_id = choice.partition(PAIR)
+    return base_id, checkpoint_id
+
+
+def lines(label: str, text: str | None) -> list[str]:
+    """Non-empty lines without duplicates. Raises BadInput if there are too many."""
+    result = list(dict.fromkeys(line.strip() for line in (text or "").splitlines() if line.strip()))
+    if len(result) > MOST_VALUES:
+        raise BadInput(f"{label}: at most {MOST_VALUES} are allowed.")
+    return result
+
+
+def numbers(label: str, text: str | None, low: float, high: float) -> list[float]:
+    """Parse `0, 0.7, 1`, without duplicates. Raises BadInput."""
+    values = [value for value in (text or "").replace(";", ",").split(",") if value.strip()]
+    if not values or len(values) > MOST_VALUES:
+        raise BadInput(f"{label}: expected one or more numbers, such as 0, 1.")
+    return list(dict.fromkeys(number(label, value.strip(), low, high, 0.0) for value in values))
+
+
+def _data_id(suite: str) -> str:
+    return "" if suite == BUILT_IN else suite
 
 
 def whole(

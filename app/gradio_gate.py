@@ -2,27 +2,29 @@
 
 Gradio serves far more than the pages need (files, a proxy, streams, calls by name, an editor). Everything not listed
 below gets 404, including new routes of new Gradio versions. Runs inside Gradio's own application.
+
+Documents of pages are cached: Gradio copies the config of all components to create one (30 ms on a core), but it is the
+same for all visitors of a URL. Neither query nor login are passed on, data of rows comes with events, and cookies are
+added afterwards. Style sheets and scripts are inserted into the head: Gradio adds its `head` argument from a script
+after the page is displayed, which would flash the wrong theme.
 """
 
 import json
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
 import gradio as gr
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from app import payloads
-from app.documents import DocumentResponse, Documents
-from app.refused_values import fail_quietly, is_power_of_two, origin, refuse_quietly, refused
+from app.refused_values import REFUSED, fail_quietly, log_rarely, origin, refuse_quietly
 from app.uploads import Uploads
-from app.visitor import BROWSER, session_of
+from app.visitor import BROWSER, is_secure, session_of
 from speculoos.errors import BadInput
 
-log = logging.getLogger(__name__)
 API = "/gradio_api"
 EVENT, UPLOAD, FILE = f"{API}/run/predict", f"{API}/upload", f"{API}/file="
 READ = frozenset({f"{API}/upload_progress", f"{API}/app_id", "/theme.css", "/favicon.ico", "/robots.txt"})
@@ -34,6 +36,13 @@ LONGEST = 200
 UNANSWERABLE = "The request cannot be read or answered. Reload the page."
 EVENT_BYTES = 8 * 2**20
 YEAR = 365 * 24 * 3600
+MOST_DOCUMENTS = 64
+"""Maximum number of cached documents: a few host names times the number of pages."""
+ADDRESS_HEADERS = frozenset({b"host", b"x-forwarded-host", b"x-forwarded-proto"})
+"""Headers from which Gradio may derive URLs in a document. No other header is passed on: a header outside the cache key
+would let a visitor change what the next one sees."""
+REPLACED_HEADERS = frozenset({b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"})
+"""Headers that describe the body of an event."""
 
 
 class GradioGate:
@@ -42,8 +51,8 @@ class GradioGate:
 
     def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str], head: str):
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
-        self.documents = Documents(app, head)
-        self._unanswerable: Counter[str] = Counter()
+        self.head = head.encode()
+        self._documents: dict[tuple[Any, ...], Response] = {}
         refuse_quietly(blocks)
         fail_quietly(blocks)
 
@@ -58,128 +67,122 @@ class GradioGate:
     async def _serve(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
         reads, posts = scope["method"] in ("GET", "HEAD"), scope["method"] == "POST"
-        if posts and path == EVENT:
-            await self._event(scope, receive, send)
-        elif posts and path == UPLOAD:
-            await self._upload(scope, receive, send)
-        elif reads and path in self.pages:
-            await self.documents.serve(scope, receive, _WithBrowserCookie(scope, send))
-        elif reads and (path in READ or path.startswith(BUNDLED) and len(path.encode()) <= LONGEST):
+        if reads and (path in READ or path.startswith(BUNDLED) and len(path.encode()) <= LONGEST):
             await self.app(scope, receive, send)
         elif reads and path.startswith(FILE) and self.uploads.is_own(session_of(scope), path.removeprefix(FILE)):
             await self.app(scope, receive, _as_attachment(send))
         else:
-            await PlainTextResponse("Not found.\n", status_code=404)(scope, receive, send)
+            if posts and path == EVENT:
+                response = await self._event(scope, receive)
+            elif posts and path == UPLOAD:
+                response = await self._upload(scope, receive)
+            elif reads and path in self.pages:
+                response = await self._page(scope, receive)
+            else:
+                response = PlainTextResponse("Not found.\n", status_code=404)
+            await response(scope, receive, send)
 
-    async def _event(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def _event(self, scope: dict[str, Any], receive: Any) -> Response:
         """Check the whole body, then pass the checked body to Gradio."""
+        session = session_of(scope)
         try:
-            body = await _body(receive)
-            session = session_of(scope)
+            body = await read_body(Request(scope, receive), EVENT_BYTES)
             body = payloads.checked_event(body, self.blocks, lambda path: self.uploads.is_own(session, path))
         except BadInput as error:
-            await _refusal(error)(scope, receive, send)
-            return
-        replaced = (b"content-type", b"content-length", b"content-encoding", b"transfer-encoding")
-        headers = [(k, v) for k, v in scope["headers"] if k.lower() not in replaced]
+            return _refusal(str(error))
+        headers = [(k, v) for k, v in scope["headers"] if k.lower() not in REPLACED_HEADERS]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        refusals: list[str] = []
-        refused.set(refusals)
-        checked_send = _RefusalStatus(refusals, send)
-        await self._gradio({**scope, "headers": headers}, _StoredBody(body, receive), checked_send)
+        unread = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def _upload(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        async def receive_checked() -> dict[str, Any]:
+            return unread.pop() if unread else await receive()
+
+        response = await self._gradio({**scope, "headers": headers}, receive_checked)
+        if response.status_code == 500 and REFUSED.encode() in response.body:
+            response.status_code = 400
+        return response
+
+    async def _upload(self, scope: dict[str, Any], receive: Any) -> Response:
         """Pass the upload to Gradio and record this session as the owner of the stored files."""
-        with_cookie = _WithBrowserCookie(scope, send)
-        response = DocumentResponse()
-        await self._gradio(scope, receive, response)
-        if response.status == 200:
+        response = await self._gradio(scope, receive)
+        session = _identify(scope, response)
+        if response.status_code == 200:
             for path in json.loads(response.body):
-                self.uploads.claim(with_cookie.session, path)
-        await response.send(with_cookie)
+                self.uploads.claim(session, path)
+        return response
 
-    async def _gradio(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def _page(self, scope: dict[str, Any], receive: Any) -> Response:
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() in ADDRESS_HEADERS]
+        key = (scope["method"], scope["path"], scope.get("root_path", ""), scope["scheme"], *headers)
+        if (document := self._documents.get(key)) is None:
+            document = await whole_response(self.app, {**scope, "query_string": b"", "headers": headers}, receive)
+            if b"</head>" in document.body:
+                document.body = document.body.replace(b"</head>", self.head + b"</head>", 1)
+                document.headers["content-length"] = str(len(document.body))
+                del document.headers["etag"]
+            if document.status_code == 200:
+                while len(self._documents) >= MOST_DOCUMENTS:
+                    del self._documents[next(iter(self._documents))]
+                self._documents[key] = document
+        response = _response(document.status_code, document.raw_headers, document.body)
+        _identify(scope, response)
+        return response
+
+    async def _gradio(self, scope: dict[str, Any], receive: Any) -> Response:
         """Gradio raises for some forms (a file without a name) and some results (a lone surrogate)."""
         try:
-            await self.app(scope, receive, send)
+            return await whole_response(self.app, scope, receive)
         except (TypeError, ValueError) as error:
-            place = origin(error)
-            self._unanswerable[place] += 1
-            if is_power_of_two(count := self._unanswerable[place]):
-                log.warning("%s was refused: %s (%d so far)", scope["path"], place, count)
-            await _refusal(BadInput(UNANSWERABLE))(scope, receive, send)
+            log_rarely(logging.WARNING, f"{scope['path']} was refused: {origin(error)}")
+            return _refusal(UNANSWERABLE)
 
 
-class _WithBrowserCookie:
-    """`send` that sets a cookie to identify a browser that has neither login nor cookie."""
+async def whole_response(app: Any, scope: dict[str, Any], receive: Any) -> Response:
+    """The response of `app`, held back to be changed or kept."""
+    start: dict[str, Any] = {"status": 500, "headers": []}
+    body = bytearray()
 
-    def __init__(self, scope: dict[str, Any], send: Any):
-        self._scope, self._send = scope, send
-        self.session = session_of(scope)
-        self._new = "" if self.session else secrets.token_urlsafe(24)
-        if self._new:
-            self.session = f"browser {self._new}"
+    async def hold(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+        else:
+            body.extend(message.get("body", b""))
 
-    async def __call__(self, message: dict[str, Any]) -> None:
-        if self._new and message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], self._cookie()]}
-        await self._send(message)
-
-    def _cookie(self) -> tuple[bytes, bytes]:
-        response = Response()
-        secure = is_secure(Request(self._scope))
-        response.set_cookie(BROWSER, self._new, max_age=YEAR, httponly=True, samesite="strict", secure=secure, path="/")
-        return b"set-cookie", response.headers["set-cookie"].encode("latin-1")
+    await app(scope, receive, hold)
+    return _response(start["status"], start["headers"], bytes(body))
 
 
-class _StoredBody:
-    """A `receive` that returns `body` once, then the messages of the network, such as a disconnect."""
-
-    def __init__(self, body: bytes, receive: Any):
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> dict[str, Any]:
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
+def _response(status: int, headers: Any, body: bytes) -> Response:
+    response = Response(body, status)
+    response.raw_headers = list(headers)
+    return response
 
 
-class _RefusalStatus:
-    """`send` that changes Gradio's status 500 to 400 if a value of the event was refused."""
-
-    def __init__(self, refusals: list[str], send: Any):
-        self._refusals, self._send = refusals, send
-
-    async def __call__(self, message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start" and message["status"] == 500 and self._refusals:
-            message = {**message, "status": 400}
-        await self._send(message)
+def _identify(scope: dict[str, Any], response: Response) -> str:
+    """The request's session. A browser that has neither login nor cookie gets a cookie."""
+    if session := session_of(scope):
+        return session
+    value, secure = secrets.token_urlsafe(24), is_secure(Request(scope))
+    response.set_cookie(BROWSER, value, max_age=YEAR, httponly=True, samesite="strict", secure=secure, path="/")
+    return f"browser {value}"
 
 
-def is_secure(request: Request) -> bool:
-    """Whether the request came over TLS, directly or through a proxy that sets X-Forwarded-Proto."""
-    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
-
-
-async def _body(receive: Any) -> bytes:
-    """The whole body. Raises BadInput if it is too long for an event or the browser disconnected."""
-    body, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise BadInput("The browser disconnected before it had sent the event.")
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) > EVENT_BYTES:
-            raise BadInput(f"The event is larger than {EVENT_BYTES / 2**20:.0f} MB; send long texts as a file.")
+async def read_body(request: Request, most: int) -> bytes:
+    """The whole body. Raises BadInput if it has more than `most` bytes or the browser disconnected."""
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise BadInput(f"The event is larger than {most / 2**20:.0f} MB; send long texts as a file.")
+    except ClientDisconnect:
+        raise BadInput("The browser disconnected before it had sent the event.") from None
     return bytes(body)
 
 
-def _refusal(error: BadInput) -> Response:
+def _refusal(message: str) -> Response:
     """A response in the format of Gradio's errors, so that the page shows the message."""
-    return Response(json.dumps({"error": str(error)}), status_code=400, media_type="application/json")
+    return JSONResponse({"error": message}, status_code=400)
 
 
 def _as_attachment(send: Any) -> Any:

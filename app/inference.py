@@ -41,14 +41,10 @@ def _post(settings: Settings, path: str) -> Any:
     except openai.APIConnectionError:
         raise Unavailable(DOWN.format(url=settings.inference_url)) from None
     except openai.APIStatusError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: openai.APIStatusError) -> Unavailable | BadInput:
-    body = error.body if isinstance(error.body, dict) else {}
-    message = body.get("message") or f"The inference server returned status {error.status_code}."
-    kind = Unavailable if error.status_code in (401, 403, 429) or error.status_code >= 500 else BadInput
-    return kind(str(message))
+        body = error.body if isinstance(error.body, dict) else {}
+        message = body.get("message") or f"The inference server returned status {error.status_code}."
+        kind = Unavailable if error.status_code in (401, 403, 429) or error.status_code >= 500 else BadInput
+        raise kind(str(message)) from None
 
 
 @lru_cache(maxsize=4)

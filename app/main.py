@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from app import auth, changes, chats, downloads, events, figure_files, metrics
+from app import auth, changes, chats, downloads, events, metrics
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
 from app.page_sessions import use_page_sessions
@@ -51,7 +51,7 @@ def make_app(settings: Settings) -> FastAPI:
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    routers = [part.routes(settings) for part in (events, chats, downloads, changes, figure_files)]
+    routers = [part.routes(settings) for part in (events, chats, downloads, changes)]
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(SpeculoosError, events.answer_error)

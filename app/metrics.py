@@ -11,9 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -37,20 +35,32 @@ FRESH_SECONDS = 5.0
 """Cache time of metrics from rows."""
 SURVEY_SECONDS = 600.0
 """Cache time of metrics that need the sizes of all files."""
-READY = ("database", "broker", "worker-gpu", "worker-io")
-"""Parts that must respond before jobs can run."""
 REASONS = {
     "database": "the database does not respond, or has another schema version",
     "broker": "the broker does not respond",
     "worker-gpu": "no worker of the queue gpu is alive",
     "worker-io": "no worker of the queue io is alive",
 }
-"""Public without a login, so without host names."""
-WAITS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
+"""Part that must respond before jobs can run → why it does not; public without a login, so without host names."""
+T = TypeVar("T")
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 GRADIO = "/gradio_api/"
 GRADIO_ROUTES = ("run", "upload_progress", "upload", "file", "app_id")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
+
+
+def fresh(seconds: float, read: Callable[[], T]) -> Callable[[], T]:
+    """A function that calls `read` at most once every `seconds`; concurrent callers wait for its result."""
+    lock, kept = threading.Lock(), dict[str, Any](until=0.0)
+
+    def latest() -> T:
+        with lock:
+            if time.monotonic() > kept["until"]:
+                kept["value"] = read()
+                kept["until"] = time.monotonic() + seconds
+            return kept["value"]
+
+    return latest
 
 
 class WebMetrics:
@@ -81,28 +91,16 @@ class WebMetrics:
 class MetricRows:
     """A collector of metrics from the database and the disk, cached for a few seconds."""
 
-    def __init__(self, settings: Settings, surveys: Surveys, fresh: float = FRESH_SECONDS):
-        self.settings, self.surveys, self.fresh = settings, surveys, fresh
-        self._lock = threading.Lock()
-        self._until, self._last = 0.0, list[Metric]()
-        self._waits = Waits()
-
-    def collect(self) -> list[Metric]:
-        """The metrics, at most `fresh` seconds old; one caller reads the rows, the others wait for it."""
-        with self._lock:
-            if time.monotonic() > self._until:
-                self._last = list(self._collect())
-                self._until = time.monotonic() + self.fresh
-            return self._last
+    def __init__(self, settings: Settings, surveys: Surveys, seconds: float = FRESH_SECONDS):
+        self.settings, self.surveys = settings, surveys
+        self.collect = fresh(seconds, lambda: list(self._collect()))
 
     def _collect(self) -> Iterator[Metric]:
         try:
             with reading(self.settings) as session:
                 load, size = workload.workload(session), database_bytes(session)
-                self._waits.read(session)
             yield gauge("speculoos_database_bytes", "Size of the database.", [], {(): size})
             yield from self._rows(load)
-            yield from self._waits.histogram.collect()
             up = 1
         except SpeculoosError:
             up = 0
@@ -119,8 +117,10 @@ class MetricRows:
         yield gauge("speculoos_jobs", "Listed jobs.", ["queue", "state"], load.jobs)
         yield gauge("speculoos_job_oldest_wait_seconds", waiting, ["queue"], load.oldest_wait)
         yield gauge("speculoos_job_heartbeat_age_seconds", oldest, ["queue"], load.silent_jobs)
-        yield counter("speculoos_job_attempts", "Attempts of the listed jobs.", ["queue"], load.attempts)
-        yield counter("speculoos_attempts_lost", lost, ["reason"], load.counters)
+        yield gauge(
+            "speculoos_job_attempts", "Attempts of the listed jobs.", ["queue"], load.attempts, CounterMetricFamily
+        )
+        yield gauge("speculoos_attempts_lost", lost, ["reason"], load.counters, CounterMetricFamily)
         yield gauge("speculoos_runs", "Turns of chats and columns of comparisons.", ["state"], load.runs)
         yield gauge("speculoos_heartbeat_age_seconds", "Seconds since a process's last heartbeat.", ["process"], ages)
         yield gauge("speculoos_processes_alive", "Processes with a heartbeat within 20 s.", ["process"], alive)
@@ -135,36 +135,9 @@ class MetricRows:
             yield gauge("speculoos_storage_bytes", used, ["part"], survey.parts)
 
 
-class Waits:
-    """A histogram of the time jobs waited for their first start, from rows; counts each job once."""
-
-    def __init__(self) -> None:
-        self.histogram = Histogram(
-            "speculoos_job_wait_seconds",
-            "Seconds from a job's creation to its first start, for jobs started since this process started.",
-            ["queue"],
-            buckets=WAITS,
-            registry=None,
-        )
-        for queue in workload.QUEUES:
-            self.histogram.labels(queue)
-        self._since = datetime.now(UTC) + workload.START_DELAY
-        self._seen: set[str] = set()
-
-    def read(self, session: Any) -> None:
-        """Count the jobs that were started since the last call."""
-        at = datetime.now(UTC)
-        starts = workload.started_since(session, self._since)
-        for job_id, queue, seconds in starts:
-            if job_id not in self._seen:
-                self.histogram.labels(queue).observe(seconds)
-        self._seen = {job_id for job_id, _, _ in starts}
-        self._since = max(self._since, at)
-
-
-def _filled(
-    kind: type, name: str, description: str, labels: list[str], values: Mapping[Any, float]
-) -> GaugeMetricFamily | CounterMetricFamily:
+def gauge(
+    name: str, description: str, labels: list[str], values: Mapping[Any, float], kind: type = GaugeMetricFamily
+) -> Metric:
     """A metric from `values` by label value, or by a tuple of several."""
     family = kind(name, description, labels=labels)
     for key, value in values.items():
@@ -172,30 +145,16 @@ def _filled(
     return family
 
 
-gauge, counter = partial(_filled, GaugeMetricFamily), partial(_filled, CounterMetricFamily)
-
-
-class Readiness:
-    """Whether jobs can run; the health check runs at most once every `fresh` seconds."""
-
-    def __init__(self, settings: Settings, look: Callable[..., dict[str, HealthPart]] = check, fresh: float = 2.0):
-        self.settings, self._look, self.fresh = settings, look, fresh
-        self._lock = threading.Lock()
-        self._until, self._missing = 0.0, list[str]()
-
-    def missing(self) -> list[str]:
-        """Names of the parts that are not ready."""
-        with self._lock:
-            if time.monotonic() > self._until:
-                parts = self._look(self.settings, READY)
-                self._missing = [name for name, part in parts.items() if not part.ok]
-                self._until = time.monotonic() + self.fresh
-            return list(self._missing)
+def readiness(
+    settings: Settings, look: Callable[..., dict[str, HealthPart]] = check, seconds: float = 2.0
+) -> Callable[[], list[str]]:
+    """A function that returns the names of the parts that are not ready; it runs the health check every `seconds`."""
+    return fresh(seconds, lambda: [name for name, part in look(settings, tuple(REASONS)).items() if not part.ok])
 
 
 def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> WebMetrics:
     """GET /metrics and GET /readyz."""
-    metrics, readiness = WebMetrics(settings, surveys), Readiness(settings)
+    metrics, missing_parts = WebMetrics(settings, surveys), readiness(settings)
 
     @app.get("/metrics")
     def show(request: Request) -> Response:
@@ -203,7 +162,7 @@ def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> WebMetrics
 
     @app.get("/readyz")
     def ready() -> JSONResponse:
-        missing = readiness.missing()
+        missing = missing_parts()
         answer = {"status": "not ready" if missing else "ready", "reasons": {name: REASONS[name] for name in missing}}
         return JSONResponse(answer, status_code=503 if missing else 200)
 

@@ -6,9 +6,10 @@ The body is rebuilt from the checked fields, so Gradio never sees unchecked data
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import gradio as gr
+from pydantic import BaseModel, Field
 
 from speculoos.errors import BadInput
 
@@ -16,10 +17,19 @@ FILES = (gr.File,)
 """Components whose value is a file."""
 TABLES = (gr.JSON,)
 """Components whose value is an object or a list; others have a string, a number, a boolean or a list of these."""
-IDS = ("fn_index", "trigger_id")
 FILE_DATA = {"_type": "gradio.FileData"}
 DEEPEST = 20
 MOST_FILES = 64
+
+
+class Event(BaseModel, strict=True):
+    """The fields of an event that Gradio gets."""
+
+    data: list[Any]
+    fn_index: int
+    trigger_id: int | None = None
+    session_hash: Annotated[str, Field(max_length=100)] | None = None
+    event_data: Any = None
 
 
 def checked_event(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool]) -> bytes:
@@ -27,41 +37,20 @@ def checked_event(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool])
 
     Raises BadInput for an invalid event.
     """
-    event = _read(body)
-    inputs = _inputs(event.get("fn_index"), blocks)
-    data = event.get("data")
-    if not isinstance(data, list) or len(data) > len(inputs):
-        raise BadInput("The event does not match its inputs; reload the page.")
-    clean = {"data": [_value(kind, value, is_own) for kind, value in zip(inputs, data, strict=False)]}
-    clean |= {key: _whole(event.get(key), key) for key in IDS}
-    clean["session_hash"] = _text(event.get("session_hash"))
-    if event.get("event_data") is not None and not _repeats_files(clean["trigger_id"], blocks):
-        clean["event_data"] = _without_files(event["event_data"])
-    return json.dumps(clean).encode()
-
-
-def _repeats_files(trigger: int | None, blocks: gr.Blocks) -> bool:
-    """Whether the event comes from a file component, which repeats its files in the event data: that part is dropped,
-    since no handler reads it."""
-    return isinstance(blocks.blocks.get(trigger), FILES)
-
-
-def _read(body: bytes) -> dict[str, Any]:
     try:
-        event = json.loads(body)
+        event = Event.model_validate(json.loads(body))
     except (ValueError, RecursionError):
-        event = None
-    if not isinstance(event, dict):
-        raise BadInput("The event is not a JSON object; reload the page.")
-    return event
-
-
-def _inputs(index: Any, blocks: gr.Blocks) -> list[Any]:
-    """The input components of an event."""
-    function = blocks.fns.get(index) if type(index) is int else None
+        raise BadInput("The event is not a JSON object with the fields of an event; reload the page.") from None
+    function = blocks.fns.get(event.fn_index)
     if function is None or function.fn is None:  # events without a function run in the browser
         raise BadInput("There is no such event; reload the page.")
-    return list(function.inputs)
+    if len(event.data) > len(function.inputs):
+        raise BadInput("The event does not match its inputs; reload the page.")
+    event.data = [_value(kind, value, is_own) for kind, value in zip(function.inputs, event.data, strict=False)]
+    # a file component repeats its files in the event data: that part is dropped, since no handler reads it
+    has_files = isinstance(blocks.blocks.get(event.trigger_id), FILES)
+    event.event_data = None if has_files else _without_files(event.event_data)
+    return json.dumps(event.model_dump(exclude=set() if event.event_data is not None else {"event_data"})).encode()
 
 
 def _value(component: Any, value: Any, is_own: Callable[[str], bool]) -> Any:
@@ -112,15 +101,3 @@ def _without_files(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [_without_files(item, depth + 1) for item in value]
     return value
-
-
-def _whole(value: Any, key: str) -> int | None:
-    if value is None or type(value) is int:
-        return value
-    raise BadInput(f"The event's {key} is not a whole number; reload the page.")
-
-
-def _text(value: Any) -> str | None:
-    if value is None or isinstance(value, str) and len(value) <= 100:
-        return value
-    raise BadInput("The event's session is not a short string; reload the page.")

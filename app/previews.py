@@ -75,13 +75,9 @@ def _row(line: bytes, wanted: list[str]) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         return None
-    return row if not wanted or _contains(row, wanted) else None
-
-
-def _contains(row: dict[str, Any], wanted: list[str]) -> bool:
     contents = (m.get("content") for m in row["messages"] if isinstance(m, dict))
     text = "\n".join([str(row.get("id", "")), str(row.get("category", "")), *map(str, contents)]).casefold()
-    return all(word in text for word in wanted)
+    return row if all(word in text for word in wanted) else None
 
 
 def _position(text: str) -> tuple[int, int]:

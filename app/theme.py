@@ -20,51 +20,37 @@ SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Cantarell", "Noto S
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
 STYLES = ("style.css", "pages.css", "chat.css")
 VERSION = "v-"
-MAIN = "main.js"
-"""The module that imports the others. `early.js` is not a module: it runs before the page is rendered."""
 
 VARIABLES = {
     "bg": "body_background_fill",
-    "ink": """
-        body_text_color block_title_text_color table_text_color checkbox_label_text_color
-        checkbox_label_text_color_selected button_secondary_text_color button_secondary_text_color_hover
-        accordion_text_color
-    """,
-    "muted": """
-        body_text_color_subdued block_label_text_color block_info_text_color input_border_color_hover
-        input_placeholder_color
-    """,
+    "ink": "body_text_color block_title_text_color button_secondary_text_color",
+    "muted": "body_text_color_subdued block_label_text_color input_border_color_hover input_placeholder_color",
     "surface": """
         background_fill_primary block_background_fill block_label_background_fill table_even_background_fill
-        checkbox_label_background_fill button_secondary_background_fill button_cancel_background_fill
+        button_secondary_background_fill
     """,
     "sunken": """
-        background_fill_secondary panel_background_fill table_odd_background_fill code_background_fill
-        checkbox_label_background_fill_hover button_secondary_background_fill_hover
+        background_fill_secondary table_odd_background_fill code_background_fill
+        button_secondary_background_fill_hover
     """,
-    "line": """
-        border_color_primary block_border_color block_label_border_color panel_border_color table_border_color
-        checkbox_label_border_color
-    """,
+    "line": "border_color_primary table_border_color",
     "accent": """
         border_color_accent link_text_color link_text_color_visited input_border_color_focus slider_color
         checkbox_background_color_selected checkbox_border_color_selected button_primary_background_fill
         button_primary_border_color loader_color
     """,
-    "accent-soft": """
-        color_accent_soft table_row_focus checkbox_label_background_fill_selected stat_background_fill
-    """,
+    "accent-soft": "color_accent_soft checkbox_label_background_fill_selected stat_background_fill",
     "accent-strong": "link_text_color_hover link_text_color_active button_primary_background_fill_hover",
     "field": "input_background_fill input_background_fill_focus checkbox_background_color",
     "line-strong": "input_border_color checkbox_border_color button_secondary_border_color",
-    "on-accent": "button_primary_text_color button_primary_text_color_hover",
+    "on-accent": "button_primary_text_color",
     "bad-soft": "button_cancel_background_fill_hover error_background_fill",
     "bad": """
         button_cancel_border_color button_cancel_text_color button_cancel_text_color_hover error_border_color
         error_text_color
     """,
 }
-"""Design token → the theme variables that have its colour, in light and dark."""
+"""Design token → the theme variables that have its colour, in light and dark; others follow from these."""
 PLAIN = {
     "block_label_text_weight": "500",
     "block_title_text_weight": "550",
@@ -96,11 +82,11 @@ def theme() -> gr.themes.Base:
 def head() -> str:
     """Tags for every page's head: definitions, style sheets and scripts, each named with its hash."""
     styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
-    preloads = "".join(f'<link rel="modulepreload" href="{module(name)}">' for name in modules())
+    scripts = "".join(f'<script type="module" src="{module(name)}"></script>' for name in modules())
     return (
         f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
         f'<script type="application/json" id="terms">{json.dumps(TERMS)}</script>'
-        f'{preloads}<script type="module" src="{module(MAIN)}"></script>'
+        f"{scripts}"
     )
 
 
@@ -110,7 +96,7 @@ def asset(name: str) -> str:
 
 
 def modules() -> list[str]:
-    """Names of the scripts that are ES modules."""
+    """Names of the scripts that are ES modules; `early.js` runs before the page is rendered."""
     return sorted(path.name for path in STATIC.glob("*.js") if path.name != "early.js")
 
 

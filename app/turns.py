@@ -5,7 +5,7 @@ The run row is written first, then its id is posted to the inference server; a r
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,15 +16,16 @@ from app import inference
 from app.drafting import Drafting
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
-from tracking import chats, runs
+from tracking import chats, queries, runs
 from tracking.db import reading, writing
 from tracking.names import split_model
-from tracking.tables import Run, new_id
+from tracking.tables import Base, Checkpoint, Evaluation, Run, new_id
 
 ID = re.compile(r"[0-9a-f]{32}")
 PROMPT_LIMIT = 200_000
 """Maximum number of characters of a prompt."""
 DEFAULT_DRAFTING = Drafting()
+PROMPT_NOT_STORED = "This prompt is not stored with the evaluation. Measure again, or enter it in the Playground."
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,8 @@ class TurnSampling:
 
     def parameters(self) -> dict[str, Any]:
         """Options with OpenAI's names and `top_k`, without the system prompt and without default values."""
-        options: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        optional = {"seed": self.seed, "top_p": self.top_p, "top_k": self.top_k}
-        defaults = {"seed": None, "top_p": 1.0, "top_k": 0}
-        return options | {name: value for name, value in optional.items() if value != defaults[name]}
+        optional = [name for name in ("seed", "top_p", "top_k") if getattr(self, name) != getattr(type(self), name)]
+        return {name: getattr(self, name) for name in ("max_tokens", "temperature", *optional)}
 
 
 def next_turn(
@@ -219,18 +218,6 @@ def new_comparison(
     return str(columns[0].group_id), reason
 
 
-def measure_again(settings: Settings, run_id: str) -> dict[str, Any]:
-    """Replace a stopped or failed column by a new run. Raises NotFound, Conflict."""
-    with writing(settings) as session:
-        old = runs.get_run(session, run_id)
-        if old.kind != "compare" or old.state not in ("FAILED", "CANCELLED"):
-            raise Conflict("Only a failed or stopped column can be measured again.")
-        run = runs.create_run(session, old.kind, old.model, old.request, old.group_id, old.position)
-        runs.delete_run(session, old.id)
-    inference.start(settings, run.id)
-    return runs.run_view(run)
-
-
 def chat_of(settings: Settings, chat_id: str) -> list[Run]:
     """The turns of a chat; empty if the id is unknown."""
     if not ID.fullmatch(chat_id):
@@ -279,3 +266,36 @@ def check_surrogates(text: str, what: str) -> None:
     except UnicodeEncodeError as error:
         where = f"a lone surrogate after {error.start} characters"
         raise BadInput(f"{what} contains half of a character ({where}); enter it again.") from None
+
+
+def run_again(settings: Settings, evaluation_id: str, number: str) -> tuple[str, str]:
+    """Run a prompt of an evaluation in the Playground, to show its steps with p and q of every candidate. A greedy
+    response is the same; the speed is not comparable. (id of the chat, error message or "")
+
+    Raises NotFound or BadInput.
+    """
+    with writing(settings) as session:
+        row = session.get(Evaluation, evaluation_id)
+        if row is None:
+            raise NotFound("This evaluation is gone: it was deleted, or the URL is wrong.")
+        request = request_of_prompt(row, number)
+        base, draft = session.get(Base, row.base_id or ""), session.get(Checkpoint, row.checkpoint_id or "")
+        if base is None or (row.checkpoint_id and draft is None):
+            raise NotFound("The base model or the checkpoint of this evaluation was deleted.")
+        model = queries.model_name(session, base.id, row.checkpoint_id)
+        run = runs.create_run(session, "chat", model, request, new_id())
+    return str(run.group_id), start(settings, run.id)
+
+
+def request_of_prompt(row: Evaluation, number: str) -> dict[str, Any]:
+    """The evaluation's request for a prompt: messages, sampling, speculation. Raises BadInput if it is not stored."""
+    prompts = (row.result or {}).get("per_prompt") or []
+    prompt = prompts[int(number)] if number.isdecimal() and int(number) < len(prompts) else {}
+    if not isinstance(prompt, Mapping) or not prompt.get("messages"):
+        raise BadInput(PROMPT_NOT_STORED)
+    config = row.config or {}
+    sampling = {"max_tokens": row.result.get("max_tokens") or 128, "temperature": row.temperature, "seed": 0}
+    if row.top_p != 1:
+        sampling["top_p"] = row.top_p
+    speculation = {**(config.get("drafting") or {}), "probabilities": True}
+    return {"messages": prompt["messages"], **sampling, "speculation": speculation}

@@ -19,6 +19,11 @@ def session_of(scope: dict[str, Any]) -> str:
     return f"browser {cookie}" if cookie else ""
 
 
+def is_secure(request: Request) -> bool:
+    """Whether the request came over TLS, directly or through a proxy that sets X-Forwarded-Proto."""
+    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
+
+
 def visitor_of(request: Any) -> Any | None:
     """The app.sessions.Visitor of a `gr.Request` or of a request of an API route; None without logins."""
     plain = getattr(request, "request", None) or request

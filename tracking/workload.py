@@ -1,7 +1,7 @@
 """Counts of jobs, runs and processes in a few grouped queries, for metrics and readiness; persistent counters."""
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -14,8 +14,6 @@ QUEUES = ("gpu", "io")
 COUNTER_KEY = "count:"
 LEASE_LOST, WORKER_GONE = "lease_lost", "worker_gone"
 """Counters of attempts interrupted because their worker's heartbeats stopped, or because its process was gone."""
-START_DELAY = timedelta(seconds=60)
-"""Maximum delay until a start is visible, because of clock differences and long transactions."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,6 @@ def heartbeats(session: Session) -> dict[str, list[float]]:
         name = row.key.removeprefix("process:").partition("@")[0]
         by_name.setdefault(name, []).append(_age(row.updated_at))
     return {name: sorted(ages) for name, ages in by_name.items()}
-
-
-def started_since(session: Session, since: datetime) -> list[tuple[str, str, float]]:
-    """(id, queue, seconds from queueing to start) of jobs started after `since`, or at most a minute before it."""
-    query = select(Job.id, Job.queue, Job.queued_at, Job.started_at).where(Job.started_at > since - START_DELAY)
-    rows = session.execute(query)
-    return [(job_id, queue, max(0.0, (started - queued).total_seconds())) for job_id, queue, queued, started in rows]
 
 
 def increment_counter(session: Session, name: str) -> None:

@@ -11,8 +11,8 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.evaluated import run_again
 from app.links import on_event_open
+from app.turns import run_again
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
 from app.views.matrix_form import MatrixForm, ServerForm

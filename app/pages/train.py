@@ -11,7 +11,6 @@ from app.links import GO
 from app.views import choices
 from app.views.train_settings import SettingControls
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
-from app.widgets.field_errors import field_error_notice, form_error_block
 from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import error_text
 from app.widgets.review import line, review
@@ -19,7 +18,7 @@ from app.widgets.setting_fields import box_value
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
 from formats.refusals import no_server_reason
-from models.methods import METHODS, SETTINGS
+from models.methods import METHODS
 from models.methods.recipes import list_recipes
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
@@ -85,7 +84,7 @@ class TrainPage:
 
     def _build_review(self) -> None:
         step(4, "Review and start", "Estimate for this machine.")
-        self.review = form_error_block("train-review")
+        self.review = block(elem_id="train-review")
         self.name = one_line("Name of the draft (optional)", "train-name", max_length=200)
         self.experiment = dropdown(
             [],
@@ -177,7 +176,7 @@ class TrainPage:
             with reading(self.settings) as session:
                 return review_box(session, self.settings, submission)
         except SpeculoosError as error:
-            return field_error_notice(error_text(error), FIELDS), in_line(error)
+            return notice(error_text(error), "warn"), in_line(error)
 
     def start_training(self, *values: Any) -> tuple[str, str, Any]:
         """Submit the job: (notice, URL to open, text of the line on narrow screens)."""
@@ -284,7 +283,6 @@ def warnings(session: Session, request: Train) -> list[str]:
     return sentences
 
 
-FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for name in SETTINGS}}
 """Prefix of an error message → element id of its control."""
 
 

@@ -1,10 +1,8 @@
-// Charts (app/widgets/charts.py): the values under the pointer or the arrow keys, the picture as PNG, the numbers as CSV.
+// Charts (app/widgets/charts.py): the values under the pointer or the arrow keys, the numbers as CSV.
 import { button, el } from "./dom.js";
 import { onMatch } from "./shell.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const SCALE = 2;  // pixels of the PNG for one of the picture
-const DRAWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-family"];
 
 // A number as app/widgets/charts.py writes it, with a digit more.
 function words(value, percent) {
@@ -26,9 +24,7 @@ class Chart {
     this.source = figure.dataset.chart;
     this.over = new AbortController();
     const hear = (kind, run) => this.svg.addEventListener(kind, run, { signal: this.over.signal });
-    this.tools = el("span", { class: "sp-chart-tools" },
-      button("link", "PNG", () => this.picture(), { title: "The picture as a file" }),
-      button("link", "CSV", () => this.table(), { title: "The numbers as a file" }));
+    this.tools = button("link", "CSV", () => this.csv(), { title: "The numbers as a file" });
     figure.querySelector("figcaption").append(this.tools);
     figure.append(this.tip);
     for (const kind of ["pointermove", "pointerdown"]) hear(kind, (event) => this.point(event));
@@ -96,40 +92,14 @@ class Chart {
     return node;
   }
 
-  table() {
-    const { points, across, names } = this.data;
+  csv() {
+    const { points, across, names, title } = this.data;
     const cell = (text) => (/[",\n]/.test(text) ? `"${String(text).replace(/"/g, '""')}"` : text);
     const columns = points.map((line) => new Map(line));
     const rows = this.steps.map((step) => [step, ...columns.map((column) => column.get(step) ?? "")]);
     const text = [[across, ...names].map((name) => cell(/^[=+\-@]/.test(name) ? `'${name}` : name)), ...rows].map((row) => row.join(",")).join("\n");
-    this.give(new Blob([`${text}\n`], { type: "text/csv" }), "csv");
-  }
-
-  // Draws a copy whose colours are written out, as a picture by itself knows no style sheet.
-  async picture() {
-    const copy = this.svg.cloneNode(true), { width, height } = this.svg.viewBox.baseVal;
-    copy.querySelector(".sp-chart-mark").remove();
-    const from = this.svg.querySelectorAll("text, line:not(.sp-chart-line), polyline, circle"), to = copy.querySelectorAll("text, line, polyline, circle");
-    const shown = [...from].filter((node) => !node.closest(".sp-chart-mark"));
-    shown.forEach((node, i) => { for (const key of DRAWN) to[i].style.setProperty(key, getComputedStyle(node)[key]); });
-    copy.setAttribute("xmlns", SVG);
-    copy.setAttribute("width", width * SCALE);
-    copy.setAttribute("height", height * SCALE);
-    const image = new Image();
-    image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
-    await image.decode();
-    const canvas = el("canvas", { width: width * SCALE, height: height * SCALE }), context = canvas.getContext("2d");
-    context.fillStyle = getComputedStyle(this.figure).backgroundColor;
-    context.fillRect(0, 0, canvas.width, canvas.height);
-    context.drawImage(image, 0, 0);
-    canvas.toBlob((blob) => this.give(blob, "png"));
-  }
-
-  give(blob, kind) {
-    const name = this.data.title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "chart";
-    const link = el("a", { href: URL.createObjectURL(blob), download: `${name}.${kind}` });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    const name = title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "chart";
+    el("a", { href: `data:text/csv;charset=utf-8,${encodeURIComponent(`${text}\n`)}`, download: `${name}.csv` }).click();
   }
 }
 

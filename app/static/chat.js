@@ -1,7 +1,5 @@
 // The Playground's page: one conversation, replayed from rows, the live answer as it comes.
 import { allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
-import { rememberChat } from "./keep.js";
-import { popUp } from "./popover.js";
 import { onElement } from "./shell.js";
 import { Side } from "./side.js";
 import { ask, follow } from "./stream.js";
@@ -40,7 +38,6 @@ class ChatPage {
     const asked = new URLSearchParams(location.search);
     this.chosen = asked.get("turn") || "";
     if (asked.get("chat")) this.open(asked.get("chat"));
-    document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
 
@@ -54,7 +51,6 @@ class ChatPage {
     try {
       const chat = await ask(`/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen || "")}`);
       this.showWay(chat.turns);
-      rememberChat(chat.turns.length ? id : null);
       document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: chat.title } }));
       if (!chat.turns.length) this.talk.replaceChildren(notice("This chat is not stored here any more; begin a new one.", "info"), this.empty);
     } catch (error) {
@@ -105,7 +101,6 @@ class ChatPage {
     this.clear();
     this.chat = this.chosen = "";
     this.endEdit();
-    rememberChat(null);
     document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: "" } }));
     setAddress({ chat: null, turn: null });
   }
@@ -156,7 +151,7 @@ class ChatPage {
   showStep(record, turn, node) {
     if (turn !== this.focused) this.focusTurn(turn);
     this.side.showStep(record);
-    if (node) popUp(trace.detail(record), `Step ${record.index}`, node);
+    if (node) trace.popUp(record, node);
   }
 
   live() { return this.turns.find((turn) => !turn.run.ended); }
@@ -239,18 +234,6 @@ class ChatPage {
   again(turn) {
     this.edit(turn.run.continues ? this.turns.slice(0, this.turns.indexOf(turn)).filter((other) => !other.run.continues).pop() || turn : turn);
     setTimeout(() => document.querySelector("#send")?.click(), 60);
-  }
-
-  // What was answered, with the parts it goes on from.
-  wholeAnswer(turn) {
-    const parts = [turn.run.ended ? turn.run.text : turn.stream.node.textContent];
-    let before = turn.run.continues;
-    while (before) {
-      const earlier = this.turns.find((other) => other.id === before);
-      if (earlier) parts.unshift(earlier.run.text.replace(/\ufffd+$/, ""));
-      before = earlier?.run.continues;
-    }
-    return parts.join("");
   }
 
   escape(event) {

@@ -1,7 +1,5 @@
 // Compare: one column a target, filled one after the other as each is measured alone; then what differs.
 import { allow, button, el, listenToKeys, notice, number, onceAFrame, setAddress, sureButton, term } from "./dom.js";
-import { popUp } from "./popover.js";
-import { sameLoad, whyUnlike } from "./reference.js";
 import { onElement } from "./shell.js";
 import { ask, follow } from "./stream.js";
 import { TokenStream } from "./tokens.js";
@@ -52,14 +50,8 @@ class Column {
     this.showState(run.state);
     const lines = trace.notices(run);
     if (run.state === "CANCELLED") lines.push(notice(run.text ? "Stopped before its end, so it is not compared." : "Stopped before it was measured.", "warn"));
-    if (run.state !== "SUCCEEDED") lines.push(this.againButton());
     this.notes.replaceChildren(...lines);
     this.page.changed();
-  }
-
-  againButton() {
-    const made = button("small", "Measure this column", () => this.page.again(this, made));
-    return made;
   }
 
   showState(state) {
@@ -77,7 +69,7 @@ class Column {
     words(this.values.tau, now.tokens ? number(now.tau) : "–");
     words(this.values.tokens, String(now.tokens || "–"));
     const known = plain && plain.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
-    const alike = known && sameLoad(this.run.summary, plain.run.summary);
+    const alike = known && trace.sameLoad(this.run.summary, plain.run.summary);
     if (known && this.run.ended && !alike) this.sayUnlike(plain);
     const speedup = number(known ? now.tokensPerSecond / plain.now.tokensPerSecond : NaN);
     words(this.values.speedup, known ? `${alike ? "" : "≈ "}${speedup}×` : "–");
@@ -86,7 +78,7 @@ class Column {
 
   sayUnlike(plain) {
     if (this.unlike) return;
-    this.unlike = notice(`The speedup is noisy: ${whyUnlike(this.run.summary, plain.run.summary)}. Press Compare to measure again.`, "warn");
+    this.unlike = notice(`The speedup is noisy: ${trace.whyUnlike(this.run.summary, plain.run.summary)}. Press Compare to measure again.`, "warn");
     this.notes.append(this.unlike);
   }
 
@@ -169,14 +161,6 @@ class ComparePage {
     this.empty("Deleted");
   }
 
-  // Measures a column that was stopped or failed once more, in its place.
-  async again(column, pressed) {
-    pressed.disabled = true;
-    const failed = await ask(`/api/runs/${column.run.id}/again`, "POST").then(() => "", (error) => error.message);
-    await this.open(this.id);
-    if (failed && !this.columns.some((each) => each.run.error)) this.tools.append(notice(failed, "bad"));
-  }
-
   read() { return ask(`/api/comparisons/${encodeURIComponent(this.id)}`); }
 
   async finish() {
@@ -204,7 +188,7 @@ class ComparePage {
   }
 
   showStep(record, column, node) {
-    if (node) popUp(trace.detail(record), `Step ${record.index}`, node);
+    if (node) trace.popUp(record, node);
     const name = `Column ${column.index + 1}: ${column.run.model}`;
     this.step.replaceChildren(el("p", { class: "sp-hint" }, name), trace.detail(record));
     this.step.hidden = false;

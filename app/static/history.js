@@ -1,19 +1,9 @@
-// The chats that are stored: a list to search, names, deletion. Also how the answers below are read.
+// The chats that are stored: a list to search and to delete from.
 import { button, el, notice, sureButton } from "./dom.js";
-import { keep, kept } from "./keep.js";
 import { onElement } from "./shell.js";
 import { ask } from "./stream.js";
 
-const VIEWS = [["tokens", "Tokens", "Every token, marked by where it came from"], ["text", "Text", "The answer to be read: Markdown, code, tables"]];
 const PAUSE_MS = 250;
-
-function ago(iso) {
-  const seconds = (Date.now() - new Date(iso).getTime()) / 1000;
-  const [unit, size] = [["day", 86400], ["hour", 3600], ["minute", 60]].find(([, length]) => seconds >= length) || [];
-  if (!unit) return "just now";
-  const count = Math.floor(seconds / size);
-  return `${count} ${unit}${count > 1 ? "s" : ""} ago`;
-}
 
 class History {
   constructor(root) {
@@ -27,28 +17,9 @@ class History {
     this.asked = 0;
     this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.load(), PAUSE_MS); });
     this.panel.addEventListener("keydown", (event) => this.key(event));
-    root.replaceChildren(el("div", { class: "sp-history-bar" }, this.open, this.title, this.views()), this.panel);
-    document.addEventListener("speculoos:chat", (event) => this.showTitle(event.detail.title));
+    root.replaceChildren(el("div", { class: "sp-history-bar" }, this.open, this.title), this.panel);
+    document.addEventListener("speculoos:chat", (event) => { this.title.textContent = event.detail.title; });
   }
-
-  // Tokens or text, as it was left.
-  views() {
-    const now = kept("view") === "text" ? "text" : "tokens";
-    document.documentElement.dataset.view = now;
-    const buttons = VIEWS.map(([value, label, title]) => el("button", { type: "button", title, "data-view": value,
-      "aria-pressed": String(value === now), on: { click: () => this.choose(value) } }, label));
-    this.viewButtons = el("div", { class: "sp-views", role: "group", "aria-label": "How answers are shown" }, ...buttons);
-    return this.viewButtons;
-  }
-
-  choose(view) {
-    keep("view", view);
-    document.documentElement.dataset.view = view;
-    for (const button of this.viewButtons.children) button.setAttribute("aria-pressed", String(button.dataset.view === view));
-    document.dispatchEvent(new CustomEvent("speculoos:view"));
-  }
-
-  showTitle(title) { this.title.textContent = title; }
 
   toggle(open = this.panel.hidden) {
     this.panel.hidden = !open;
@@ -83,45 +54,10 @@ class History {
   row(chat) {
     const current = chat.id === window.speculoos.chat?.chat ? "true" : undefined;
     const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": current }, chat.title);
-    const said = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${ago(chat.at)}`;
+    const said = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${chat.ago}`;
     const row = el("li", { "data-chat": chat.id }, el("span", { class: "sp-history-what" }, link, el("span", { class: "sp-row-note" }, said)));
-    row.append(el("span", { class: "sp-history-actions" }, button("link", "Rename", () => this.rename(chat, row)),
-      sureButton("link", "Delete", () => this.remove(chat, row))));
+    row.append(sureButton("link", "Delete", () => this.remove(chat, row)));
     return row;
-  }
-
-  // A field in the row's place: Enter or leaving it keeps the name, Esc does not.
-  rename(chat, row) {
-    const field = el("input", { type: "text", maxlength: "120", "aria-label": "Name of this chat" });
-    field.value = chat.title;
-    let done = false;
-    const end = async (name) => {
-      if (done) return;
-      done = true;
-      const saved = name === null || name === chat.title ? chat : await this.save(chat, name);
-      const fresh = this.row(saved);
-      row.replaceWith(fresh);
-      if (document.activeElement === document.body) fresh.querySelector("a").focus();
-    };
-    field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") end(field.value);
-      if (event.key === "Escape") { event.stopPropagation(); end(null); }
-    });
-    field.addEventListener("blur", () => end(field.value));
-    row.replaceChildren(field);
-    field.select();
-  }
-
-  async save(chat, name) {
-    try {
-      const { name: title } = await ask(`/api/chats/${chat.id}`, "PUT", { name });
-      if (!title) { setTimeout(() => this.load()); return chat; }
-      if (chat.id === window.speculoos.chat?.chat) this.showTitle(title);
-      return { ...chat, title };
-    } catch (error) {
-      this.problem.replaceChildren(notice(error.message, "bad"));
-      return chat;
-    }
   }
 
   async remove(chat, row) {

@@ -34,16 +34,7 @@ onElement("nav", (nav) => {
   const current = nav.querySelector("[aria-current]");
   const end = current ? current.offsetLeft - nav.offsetLeft + current.offsetWidth : 0;
   if (end > nav.clientWidth) nav.scrollLeft = current.offsetLeft - nav.offsetLeft - 48;
-  const say = () => { nav.dataset.more = hiddenSides(nav); };
-  nav.addEventListener("scroll", say, { passive: true });
-  new ResizeObserver(say).observe(nav);
 });
-
-// "left", "right", both or "": where links of the bar are out of sight (a pixel is lost to rounding).
-function hiddenSides(nav) {
-  const sides = [["left", nav.scrollLeft > 1], ["right", nav.scrollLeft + nav.clientWidth < nav.scrollWidth - 1]];
-  return sides.filter(([, hidden]) => hidden).map(([side]) => side).join(" ");
-}
 
 // Past the frame: what comes next is the page. Not by the address, whose changes lists follow.
 document.addEventListener("click", (event) => {

@@ -1,6 +1,5 @@
 // The panel beside a conversation: tiles, acceptance by depth, one step, the legend.
 import { button, el, number, term } from "./dom.js";
-import { bothOf, reference } from "./reference.js";
 import * as trace from "./trace.js";
 
 function tile(label, key) {
@@ -16,6 +15,20 @@ function whyNone(turn, now) {
   if (!drafted) return "speculation is off";
   if (!turn.run.ended) return "the first draft comes with the second step";
   return (turn.run.summary.notices || []).some((text) => text.startsWith("Speculation is off")) ? "speculation is off" : "no draft was checked";
+}
+
+// The plain speed to set an answer with `summary` against, of the same prompt or length under the same load; `plain` is
+// the run that was made to measure it, if any. { speed, exact, waits, noisy, words }: without a speed the words say why.
+function reference(summary, plain) {
+  if (plain?.error) return { words: plain.error };
+  if (plain && !plain.ended) return { waits: true, words: "measuring plain decoding of the same prompt…" };
+  const measured = plain?.summary?.decode_tokens_per_second;
+  if (measured && !trace.sameLoad(summary, plain.summary)) return { speed: measured, exact: true, noisy: true, words: `Noisy: ${trace.whyUnlike(summary, plain.summary)}.` };
+  const speed = measured || summary?.plain_tokens_per_second;
+  if (!speed) return { words: "not measured: no plain answer to this prompt, or of this length, under the same load." };
+  const exact = Boolean(measured || summary.plain_reference?.same_prompt);
+  const what = exact ? "plain, same prompt" : "against a plain answer of the same length and load";
+  return { speed, exact, words: `${what}: ${number(speed, 1)} tokens/s.` };
 }
 
 const MEASURE = "Measure plain decoding of this prompt", RETRY = "Retry: measure plain decoding again";
@@ -62,7 +75,6 @@ class Side {
     value.textContent = Number.isFinite(speedup) ? `${this.noisy ? "≈ " : ""}${number(speedup)}×` : "–";
     const slower = !this.noisy && speedup < 0.98 ? " Slower than plain: too few drafted tokens are accepted to pay for drafting." : "";
     note.replaceChildren(now.acceptance.length || found.waits ? found.words + slower : "");
-    if (this.noisy) note.append(" ", el("a", { href: bothOf(turn.run) }, "Measure both on Compare"));
   }
 
   showStep(record) { this.step.replaceChildren(trace.detail(record)); }

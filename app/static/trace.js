@@ -1,6 +1,9 @@
 // What a trace says: figures while a run goes on, acceptance by depth, one step in detail, the legend.
 import { el, notice, number, percent, visible } from "./dom.js";
 
+const NARROW = window.matchMedia("(max-width: 900px)");
+const ALIKE = 0.2;  // speculoos/other_work.py: shares of the machine's cores that loads may differ by
+
 // Depth by depth: how often one of the drafted children was accepted when their parent was (decoding/stats.py).
 function acceptance(records) {
   const tried = [], taken = [];
@@ -139,4 +142,29 @@ function legend() {
     entry(el("span", { class: "sp-seam-sample" }), "seam: a new step begins"));
 }
 
-export { figuresOf, notices, bars, detail, asked, legend };
+// On a narrow screen the figures stand below the conversation: a tapped token then shows its step beside it, until
+// something else is tapped.
+function popUp(record, anchor) {
+  document.querySelector(".sp-popover")?.remove();
+  if (!NARROW.matches) return;
+  const shut = el("button", { type: "button", class: "sp-popover-close", "aria-label": "Close", on: { click: () => shown.remove() } }, "×");
+  const shown = el("div", { class: "sp-popover", role: "dialog", "aria-label": `Step ${record.index}`, popover: "auto",
+    on: { toggle: ({ newState }) => { if (newState === "closed") shown.remove(); } } }, shut, detail(record));
+  document.querySelector(".gradio-container").append(shown);
+  shown.showPopover({ source: anchor });
+}
+
+// Whether two summaries were taken under the same load. A share that is not known is given the doubt.
+function sameLoad(one, other) {
+  const [a, b] = [one?.other_load, other?.other_load];
+  const close = a == null || b == null || Math.abs(a - b) <= ALIKE;
+  return close && (one?.shared_with || "") === (other?.shared_with || "");
+}
+
+// Why the ratio of two speeds is noisy.
+function whyUnlike(one, other) {
+  if ((one?.shared_with || "") !== (other?.shared_with || "")) return "one of the two runs shared the device with a job";
+  return `other programs used ${percent(one.other_load)} of the machine during this answer and ${percent(other.other_load)} during the plain one`;
+}
+
+export { figuresOf, notices, bars, detail, asked, legend, popUp, sameLoad, whyUnlike };

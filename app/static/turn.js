@@ -1,32 +1,23 @@
 // One turn of a conversation: the question, the answer's tokens as they come, its figures and what can be done with it.
 import { button, el, notice, number } from "./dom.js";
-import { build, copyButton } from "./reading.js";
-import { ask, follow } from "./stream.js";
+import { follow } from "./stream.js";
 import { TokenStream } from "./tokens.js";
 import * as trace from "./trace.js";
 
 const STATES = { QUEUED: "waiting for the model…", RUNNING: "answering…", SUCCEEDED: "", CANCELLED: "stopped", FAILED: "" };
 
-const FOLDED = 700, FOLDED_LINES = 9;
-const READ_MS = 700;
-
 const link = (label, title, run, more = {}) => button("link", label, run, { title, ...more });
 
-// A question as it was written; a long one is folded until someone wants to see it.
-function questionNode(text) {
-  const node = el("div", { class: "sp-question" }, el("div", { class: "sp-question-text" }, text));
-  if (text.length <= FOLDED && text.split("\n").length <= FOLDED_LINES) return node;
-  node.classList.add("sp-folded");
-  const unfold = link(`Show all ${text.length.toLocaleString("en")} characters`, "Unfold this question", () => {
-    const folded = node.classList.toggle("sp-folded");
-    unfold.textContent = folded ? `Show all ${text.length.toLocaleString("en")} characters` : "Fold";
-    unfold.setAttribute("aria-expanded", String(!folded));
-  }, { "aria-expanded": "false" });
-  node.append(unfold);
-  return node;
+// A button that copies what `text()` gives, and says so for a moment. Pages that came over plain HTTP from another machine
+// have no clipboard.
+function copyButton(text) {
+  const made = link("Copy", "Copy the answer as it was written", async () => {
+    made.textContent = await navigator.clipboard?.writeText(text()).then(() => "Copied", () => "") || "Could not copy";
+    setTimeout(() => { made.textContent = "Copy"; }, 1600);
+  });
+  return made;
 }
 
-// One turn: the question, the answer's tokens or its text, a line of figures.
 class Turn {
   constructor(view, page) {
     this.page = page;
@@ -34,7 +25,6 @@ class Turn {
     this.run = view;
     this.plain = view.plain || null;
     this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
-    this.reading = el("div", { class: "sp-reading" });
     this.state = el("span", { class: "sp-turn-state", "aria-live": "polite" });
     this.figures = el("p", { class: "sp-turn-figures" });
     this.notes = el("div", {});
@@ -45,16 +35,15 @@ class Turn {
     this.remove = link("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
     this.versions = el("span", { class: "sp-versions" });
     this.showVersions(view.versions || []);
-    this.actions = el("span", { class: "sp-turn-actions" }, this.goOn, this.versions, copyButton(() => page.wholeAnswer(this), "Copy the answer as it was written"),
+    this.actions = el("span", { class: "sp-turn-actions" }, this.goOn, this.versions, copyButton(() => this.run.text || this.stream.node.textContent),
       link("Again", "Ask the same again, with the draft and sampling chosen now", () => page.again(this)),
       ...(view.continues ? [] : [link("Edit", "Ask this differently; the answer stays as another version", () => page.edit(this))]), this.remove);
     this.node = el("article", { class: "sp-turn", "data-run": view.id, "data-state": view.state },
-      view.continues ? el("p", { class: "sp-continues sp-hint" }, "continued") : questionNode(this.question),
-      el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.reading, this.notes,
+      view.continues ? el("p", { class: "sp-continues sp-hint" }, "continued") : el("div", { class: "sp-question sp-question-text" }, this.question),
+      el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.notes,
         el("footer", {}, this.figures, this.actions)));
     this.node.addEventListener("click", () => page.focusTurn(this));
     this.showState(view.state);
-    this.showReading();
   }
 
   // Which of the versions of this turn is shown, and the ways to the others.
@@ -63,24 +52,6 @@ class Turn {
     const at = ids.indexOf(this.id);
     const way = (step, label, title) => link(label, title, () => this.page.choose(ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
     this.versions.replaceChildren(...(ids.length < 2 ? [] : [way(-1, "‹", "The version before"), `${at + 1} / ${ids.length}`, way(1, "›", "The version after")]));
-  }
-
-  // The answer to be read, while that is what is looked at. While it goes on it is asked for again, the later the longer
-  // it takes.
-  async showReading() {
-    if (document.documentElement.dataset.view !== "text" || this.asking || this.read) return;
-    this.asking = true;
-    clearTimeout(this.readingAt);
-    const { ended } = this.run, began = performance.now();
-    try {
-      const { nodes } = await ask(`/api/runs/${this.id}/markdown`);
-      this.reading.replaceChildren(...nodes.map(build));
-      this.read = ended;
-    } catch (error) {
-      this.reading.replaceChildren(notice(error.message, "bad"));
-    }
-    this.asking = false;
-    if (!ended && this.node.isConnected) this.readingAt = setTimeout(() => this.showReading(), Math.max(READ_MS, 5 * (performance.now() - began)));
   }
 
   follow() {
@@ -102,7 +73,6 @@ class Turn {
     this.run = { ...run, versions: this.run.versions, continues: this.run.continues };
     this.showState(run.state);
     this.showNotes();
-    this.showReading();
     this.page.changed(this);
   }
 

@@ -13,7 +13,6 @@ from app.widgets.elements import badge, detail_head, facts, link_button, notice,
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
-from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from models.methods import METHODS
 from tracking import queries
@@ -81,7 +80,7 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
     data = names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + (f" + {len(more)}" if more else "")
     source = _small(REFERENCE * bool(figures.get(REFERENCE)))
     return [
-        name + state_mark(checkpoint) + tag_links("checkpoints", checkpoint.note),
+        name + state_mark(checkpoint),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
         safe(data),

@@ -8,7 +8,6 @@ from app.widgets.charts import line_chart
 from app.widgets.elements import badge, detail_head, empty_state, facts, notice, row_note
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
-from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from speculoos.suites import suite_title as title_of_suite
 from tracking.tables import Dataset, Job
@@ -22,7 +21,7 @@ COLUMNS = ["Data set", "Kind", "Rows", "State", "Created"]
 def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
     rows = []
     for data in datasets:
-        note = row_note(data.note) + tag_links("data", data.note) if data.note else ""
+        note = row_note(data.note) if data.note else ""
         name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
         count = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
         rows.append(

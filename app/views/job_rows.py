@@ -14,7 +14,6 @@ from app.widgets.bulk import row_checkbox
 from app.widgets.elements import badge, detail_head, empty_state, facts, link_button, row_note
 from app.widgets.formatting import ago, duration, size
 from app.widgets.picker import pick, table
-from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from tracking import listing, shards
 from tracking.evaluations import finite_number
@@ -61,7 +60,7 @@ def waits_words(queues: listing.Queues, job: Job) -> str:
 def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
     attributes = {"data_pick": None} if elsewhere else {}
     name = pick("jobs", job.id, safe(job.name), class_="sp-row-name", **attributes)
-    kind = row_note(kind_and_user(job)) + tag_links("jobs", job.note)
+    kind = row_note(kind_and_user(job))
     # "–" is hidden on narrow screens
     how = progress(job) if job.state != "SUCCEEDED" else ""
     words = progress_words(job) if job.state == "SUCCEEDED" else waits_for

@@ -6,7 +6,7 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.evaluation_forms import BUILT_IN, PAIR, matrix_request, served_request
+from app.forms import BUILT_IN, PAIR, matrix_request, served_request
 from app.views.choices import Choices
 from app.views.job_forms import JobForm
 from app.widgets.elements import block, closed_accordion

@@ -17,7 +17,6 @@ from app.widgets.fields import dropdown, one_line
 from app.widgets.formatting import interval
 from app.widgets.picker import table
 from app.widgets.setting_fields import setting_control
-from app.widgets.surface import surface
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -98,19 +97,36 @@ def report(job: Job) -> str:
     tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
     busy = notice(str(result["busy"]), "warn") if result.get("busy") else ""
     verdict = notice(result.get("verdict") or "The plan has no result.", tone)
-    drawn = pictures(result) + shapes_table(result) + standalone_table(result) + conditions(result)
-    return tag("section", busy + verdict + drawn, class_="sp-stack", id="job-report", aria_label="Plan")
+    figures = speedup_table(result) + speed_chart(result) + shapes_table(result)
+    drawn = verdict + figures + standalone_table(result) + conditions(result)
+    return tag("section", busy + drawn, class_="sp-stack", id="job-report", aria_label="Plan")
 
 
-def pictures(result: Result) -> str:
-    """Heat map of speedups over draft shape and batch size, and tokens per second by batch size."""
+def speedup_table(result: Result) -> str:
+    """Speedups by draft shape and batch size, the fastest of each batch size in bold."""
     batches = list(result["plain"]["by_batch"])
-    rows = {shape["name"]: [shape["by_batch"][b]["speedup"] for b in batches] for shape in result["shapes"]}
-    hint = "Speedup over plain decoding at the same batch size; framed: the fastest of a column."
-    drawn = surface("Speedup by draft shape and batch size", rows, batches, hint)
-    lines, look = _lines(result, batches), ChartStyle(best=True)
-    drawn += line_chart("Tokens per second by batch size", lines, unit="tokens/s", across="batch size", look=look)
-    return tag("div", drawn, class_="sp-charts")
+    speedups = {shape["name"]: [shape["by_batch"][b]["speedup"] for b in batches] for shape in result["shapes"]}
+    if not speedups:
+        return ""
+    best = [max(column) for column in zip(*speedups.values(), strict=True)]
+    rows = [[safe(name), *map(_speedup, values, best)] for name, values in speedups.items()]
+    hint = tag("p", "Speedup over plain decoding at the same batch size; bold: the fastest.", class_="sp-hint")
+    return hint + table(["Batch size", *batches], rows, "Speedup by draft shape and batch size", named=batches)
+
+
+def _speedup(value: float, best: float) -> str:
+    return tag("b" if value == best else "span", f"{value:.2f}×", class_="sp-off" if value < 1 else None)
+
+
+def speed_chart(result: Result) -> str:
+    chart = line_chart(
+        "Tokens per second by batch size",
+        _lines(result, list(result["plain"]["by_batch"])),
+        unit="tokens/s",
+        across="batch size",
+        look=ChartStyle(best=True),
+    )
+    return tag("div", chart, class_="sp-charts")
 
 
 def _lines(result: Result, batches: list[str]) -> dict[str, list[tuple[float, float]]]:

@@ -6,7 +6,7 @@ are attached as JSON: static/charts.js shows the values under the pointer and ex
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.widgets.terms import label as labelled
@@ -50,7 +50,6 @@ class ChartStyle:
         return max(points, key=lambda point: point[1]) if self.best else points[-1]
 
     def style(self, name: str, place: int) -> str:
-        """The classes of a series."""
         return f"sp-line-{(self.order.index(name) if name in self.order else place) % STYLES}"
 
 
@@ -64,51 +63,46 @@ def line_chart(
 ) -> str:
     """The chart of `series` (name → (step, value) in step order) as HTML; "" without finite values. `percent` fixes
     the range to 0 … 100 %; `unit` is the values' unit, `across` the label of the steps' axis."""
-    shown = {name: _downsample(finite) for name, points in series.items() if (finite := _finite(points))}
+    finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in series.items()}
+    shown = {name: _downsample(points) for name, points in finite.items() if points}
     if not shown:
         return ""
     styles = {name: look.style(name, place) for place, name in enumerate(shown)}
+    named = {name: look.named(points) for name, points in shown.items()}
     x, y = _scales([*shown.values()], percent)
-    lines = "".join(
-        _polyline(styles[name], points, x, y) + _dot(styles[name], *look.named(points), x, y)
-        for name, points in shown.items()
-    )
+    whole = all(float(step).is_integer() for points in shown.values() for step, _ in points)
+    lines = "".join(_line(styles[name], points, named[name], x, y) for name, points in shown.items())
+    ends = ", ".join(f"{name} {_number(value, percent)} {unit}".strip() for name, (_, value) in named.items())
+    last = max(at for at, _ in named.values())
     picture = tag(
         "svg",
-        _grid(x, y, percent, _are_whole(shown))
-        + _axes(across, look.up or unit or ("share" if percent else "value"))
-        + lines,
+        _grid(x, y, percent, whole) + _axes(across, look.up or unit or ("share" if percent else "value")) + lines,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
-        aria_label=_words(title, shown, percent, unit, across, look),
+        aria_label=f"{title}: {ends} at {across} " + (f"{last:.0f}" if whole else f"{last:.3g}"),
     )
-    more = {"near": True} if look.near else {}
-    numbers = _numbers(shown, x, y, [*styles.values()], across=across, percent=percent, unit=unit, title=title, **more)
+    data = {
+        "names": list(shown),
+        "points": [[[_rounded(a), _rounded(b)] for a, b in points] for points in shown.values()],
+        "styles": list(styles.values()),
+        **{"left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM},
+        **{"x": [x.low, x.high], "y": [y.low, y.high]},
+        **{"across": across, "percent": percent, "unit": unit, "title": title, "near": look.near},
+    }
+    one_unit = f" {unit}" if unit and len(shown) == 1 else ""  # with several lines only the axis shows it
+    words = {
+        name: _number(value, percent) + one_unit + (f" at {at:g} {across}" if look.best else "")
+        for name, (at, value) in named.items()
+    }
+    legend = tag("ul", "".join(_key(styles[name], name, text) for name, text in words.items()))
     caption = tag("figcaption", tag("span", labelled(title)))
-    legend = _legend(shown, styles, percent, unit, across, look)
+    numbers = json.dumps(data, separators=(",", ":"))
     return tag("figure", caption + picture + legend, class_="sp-chart", data_chart=numbers)
 
 
-def _are_whole(series: Mapping[str, Points]) -> bool:
-    """Whether all steps are whole numbers."""
-    return all(float(x).is_integer() for points in series.values() for x, _ in points)
-
-
-def _numbers(series: Mapping[str, Points], x: Scale, y: Scale, styles: list[str], **words: object) -> str:
-    """JSON for static/charts.js: the points and the position of the plot."""
-    frame = {"left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
-    ranges = {"x": [x.low, x.high], "y": [y.low, y.high]}
-    data = {"names": list(series), "points": _points(series.values()), "styles": styles, **frame, **ranges, **words}
-    return json.dumps(data, separators=(",", ":"))
-
-
-def _points(lines: Iterable[Points]) -> list[list[list[float]]]:
-    """Rounded to six significant digits, more than a screen can resolve."""
-    return [[[a if a == int(a) else float(f"{a:.6g}"), float(f"{b:.6g}")] for a, b in line] for line in lines]
-
-
-def _finite(points: Points) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if math.isfinite(y)]
+def _rounded(value: float) -> float:
+    """Six significant digits, more than a screen can resolve; whole steps as they are."""
+    return value if value == int(value) else float(f"{value:.6g}")
 
 
 def _downsample(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -142,7 +136,6 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def _axes(across: str, up: str) -> str:
-    """Labels of the axes."""
     right = tag("text", safe(across), x=WIDTH - RIGHT, y=HEIGHT - 6, text_anchor="end", class_="sp-axis")
     return right + tag("text", safe(up), x=4, y=12, class_="sp-axis")
 
@@ -162,7 +155,9 @@ def _grid(x: Scale, y: Scale, percent: bool, whole: bool) -> str:
     rows = "".join(_row(value, words, y) for value, words in zip(values, tick_words(values, percent), strict=True))
     steps = [v for v in ticks(x.low, x.high, 5) if v >= 0 and (v == int(v) or not whole)]
     labels = [f"{v:,.0f}" for v in steps] if whole else tick_words(steps, False)
-    return rows + "".join(_step(value, words, x) for value, words in zip(steps, labels, strict=True))
+    below = {"y": HEIGHT - BOTTOM + 18, "text_anchor": "middle"}
+    marks = (tag("text", words, x=f"{x(v):.1f}", **below) for v, words in zip(steps, labels, strict=True))
+    return rows + "".join(marks)
 
 
 def _row(value: float, words: str, y: Scale) -> str:
@@ -171,47 +166,16 @@ def _row(value: float, words: str, y: Scale) -> str:
     return rule + tag("text", words, x=LEFT - 6, y=at, text_anchor="end", dominant_baseline="middle")
 
 
-def _step(value: float, words: str, x: Scale) -> str:
-    return tag("text", words, x=f"{x(value):.1f}", y=HEIGHT - BOTTOM + 18, text_anchor="middle")
-
-
-def _polyline(style: str, points: Points, x: Scale, y: Scale) -> str:
-    return tag("polyline", class_=style, points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points))
-
-
-def _dot(style: str, step: float, value: float, x: Scale, y: Scale) -> str:
-    return tag("circle", class_=style, cx=f"{x(step):.1f}", cy=f"{y(value):.1f}", r=3)
-
-
-def _legend(
-    series: Mapping[str, Points], styles: Mapping[str, str], percent: bool, unit: str, across: str, look: ChartStyle
-) -> str:
-    """Each line's last value, or its best value and step. With several lines only the axis shows the unit."""
-    unit = unit if len(series) == 1 else ""
-    keys = []
-    for name, points in series.items():
-        at, value = look.named(points)
-        words = _number(value, percent) + (f" {unit}" if unit else "") + (f" at {at:g} {across}" if look.best else "")
-        keys.append(_key(styles[name], name, words))
-    return tag("ul", "".join(keys))
+def _line(style: str, points: Points, named: tuple[float, float], x: Scale, y: Scale) -> str:
+    """A line, with a dot at the point that the legend shows."""
+    line = tag("polyline", class_=style, points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points))
+    return line + tag("circle", class_=style, cx=f"{x(named[0]):.1f}", cy=f"{y(named[1]):.1f}", r=3)
 
 
 def _key(style: str, name: str, value: str) -> str:
     sample = tag("line", class_=style, x1=0, x2=22, y1=5, y2=5)
     swatch = tag("svg", sample, viewBox="0 0 22 10", width=22, height=10, aria_hidden="true")
     return tag("li", swatch + tag("span", safe(name)) + tag("b", safe(value)))
-
-
-def _words(
-    title: str, series: Mapping[str, Points], percent: bool, unit: str, across: str, look: ChartStyle = ChartStyle()
-) -> str:
-    """Text alternative of the picture."""
-    named = {name: look.named(points) for name, points in series.items()}
-    ends = ", ".join(f"{name} {_number(value, percent)} {unit}".strip() for name, (_, value) in named.items())
-    last = max(at for at, _ in named.values())
-    return (
-        f"{title}: {ends} at {across} {last:.0f}" if _are_whole(series) else f"{title}: {ends} at {across} {last:.3g}"
-    )
 
 
 def _number(value: float, percent: bool) -> str:

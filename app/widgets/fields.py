@@ -8,7 +8,6 @@ import gradio as gr
 from app.drafting import EXACT, TYPICAL, Drafting
 from app.turns import TurnSampling
 from app.widgets.elements import closed_accordion
-from app.widgets.stored_fields import PRESETS, store_fields, wire_presets
 from speculoos.errors import BadInput
 
 SEED = re.compile(r"-?[0-9]{1,18}")
@@ -60,10 +59,9 @@ def _texts(payload: Any) -> str | list[str] | None:
 
 
 def sampling_fields() -> list[gr.components.Component]:
-    """Maximum tokens, temperature, seed, system prompt, top-p and top-k in a closed accordion with presets; the browser
-    stores them. `sampling_of` reads their values."""
+    """Maximum tokens, temperature, seed, system prompt, top-p and top-k in a closed accordion, read by
+    `sampling_of`."""
     with closed_accordion("Sampling", elem_id="sampling"):
-        preset = gr.Radio(list(PRESETS), value=next(iter(PRESETS)), label="Preset", elem_id="preset")
         with gr.Row():
             limit = gr.Slider(8, 2048, value=256, step=8, label="Max tokens", elem_id="max-tokens")
             temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature (0: greedy)", elem_id="temperature")
@@ -72,12 +70,7 @@ def sampling_fields() -> list[gr.components.Component]:
         with gr.Row():
             seed = one_line("Seed (empty: random)", "seed")  # an empty Number sends 0
             system = gr.Textbox(label="System prompt", lines=1, elem_id="system")
-    fields = [limit, temperature, seed, system, top_p, top_k]
-    wire_presets(preset, [temperature, top_p, top_k])
-    store_fields(
-        "sampling", [limit, temperature, top_p, top_k, system, preset]
-    )  # a stored seed would repeat every answer
-    return fields
+    return [limit, temperature, seed, system, top_p, top_k]
 
 
 TREE = (

@@ -104,28 +104,22 @@ class ListPage:
         what = self.what
         with gr.Column(elem_id=f"{what.page}-listing") as self.list:
             yield
-            self._build_query()
+            with gr.Row(elem_classes="sp-find"):
+                self.which = gr.Radio(
+                    list(what.filters),
+                    value=what.filters[0],
+                    label="Show",
+                    elem_id=f"{what.page}-filter",
+                    container=False,
+                    show_label=False,
+                    visible=len(what.filters) > 1,
+                    scale=3,
+                )
+                self.find = one_line("Search names and notes", f"{what.page}-find", scale=2)
+                order = {"value": next(iter(ORDERS)), "label": "Order", "elem_id": f"{what.page}-order"}
+                self.order = dropdown(list(ORDERS), min_width=190, **order)
+            self.asking = [self.which, self.find, self.order]
             self.table = picker(f"{what.page}-table", main=True, bulk=what.bulk)
-
-    def _build_query(self) -> None:
-        """Filter, search field and order."""
-        page, filters = self.what.page, self.what.filters
-        with gr.Row(elem_classes="sp-find"):
-            self.which = gr.Radio(
-                list(filters),
-                value=filters[0],
-                label="Show",
-                elem_id=f"{page}-filter",
-                container=False,
-                show_label=False,
-                visible=len(filters) > 1,
-                scale=3,
-            )
-            self.find = one_line("Search names and notes", f"{page}-find", scale=2)
-            self.order = dropdown(
-                list(ORDERS), value=next(iter(ORDERS)), label="Order", elem_id=f"{page}-order", min_width=190
-            )
-        self.asking = [self.which, self.find, self.order]
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -143,7 +137,8 @@ class ListPage:
         for listed in (self.table, self.back):
             on_pick(listed, self.search, self.pick, [self.asked, self.place, self.query], [*outputs, self.place])
         drawn = [self.table, self.back, self.place, self.asked]
-        on_typing(self.asking, self.narrow, self.asking, drawn, self._write)
+        write = WRITE_QUERY_SCRIPT.replace("FIRST", json.dumps(self.what.filters[0]))
+        on_typing(self.asking, self.narrow, self.asking, drawn, write.replace("ORDERS", json.dumps(ORDERS)))
         shown = [self.chosen, self.asked, self.place, self.seen]
         names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
         on_change(self.what.page, self.poll, shown, [self.seen, self.table, *panel.live], **names)
@@ -152,13 +147,6 @@ class ListPage:
     def again(self) -> tuple[Callable[..., list[Any]], list[Any], list[Any]]:
         """(function, inputs, outputs) that redraw everything except form fields."""
         return self.redraw, [self.chosen, self.asked, self.place], [*self.frame, *self.panel.live]
-
-    @property
-    def _write(self) -> str:
-        """Script that writes the query into the URL."""
-        return WRITE_QUERY_SCRIPT.replace("FIRST", json.dumps(self.what.filters[0])).replace(
-            "ORDERS", json.dumps(ORDERS)
-        )
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """Show the row or the list of the URL."""
@@ -214,14 +202,12 @@ class ListPage:
                 now = self.what.now(session, row_id)
                 if now == seen.partition(SIGNATURE_SEPARATOR)[0]:
                     return gr.skip()
-                return changed_parts(seen, now, self._parts(session, row_id, list_query, place))
+                row = session.get(self.what.table, row_id) if row_id else None
+                live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
+                listed = gr.skip() if row else self.what.html(session, list_query, place)
+                return changed_parts(seen, now, [listed, *live])
         except SpeculoosError:
             return gr.skip()
-
-    def _parts(self, session: Session, row_id: str, list_query: ListQuery, place: str) -> list[Any]:
-        row = session.get(self.what.table, row_id) if row_id else None
-        live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
-        return [gr.skip() if row else self.what.html(session, list_query, place), *live]
 
     def _frame(self, session: Session, row: Any | None, list_query: ListQuery, place: str, problem: str) -> list[Any]:
         chosen = row.id if row else ""

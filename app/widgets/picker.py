@@ -88,15 +88,13 @@ def pager_links(page: Page[Any], words: tuple[str, str], address_of: Callable[[s
     if page.newer is None and page.older is None:
         return ""
     shown = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
-    back = _pager_link(words[0], page.newer, address_of)
-    forward = _pager_link(words[1], page.older, address_of)
-    return tag("nav", back + tag("span", safe(shown)) + forward, class_="sp-pager", aria_label="Pages of this list")
-
-
-def _pager_link(words: str, place: str | None, address_of: Callable[[str], str]) -> str:
-    if place is None:
-        return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
-    return tag("a", safe(words), href=address_of(place), data_place=place, class_="sp-small-button")
+    links = []
+    for text, place in zip(words, (page.newer, page.older), strict=True):
+        to = {"href": address_of(place), "data_place": place} if place is not None else {"aria_disabled": "true"}
+        links.append(tag("span" if place is None else "a", safe(text), class_="sp-small-button", **to))
+    return tag(
+        "nav", links[0] + tag("span", safe(shown)) + links[1], class_="sp-pager", aria_label="Pages of this list"
+    )
 
 
 def table(

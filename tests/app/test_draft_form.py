@@ -158,9 +158,7 @@ def test_behind_a_password_only_folders_of_the_home_can_be_named(home: Settings,
         request_of(replace(home, password="x"), form)
 
 
-def test_a_hub_id_with_its_revision_is_shown_as_a_command_and_cloned(
-    home: Settings, base_id: str, form: AddDraft
-) -> None:
+def test_a_hub_id_with_its_revision_is_shown_as_a_command(home: Settings, base_id: str, form: AddDraft) -> None:
     values = ("Hub id", base_id, "https://huggingface.co/org/heads@v1", None, "vllm-eagle3", "theirs")
     command = "speculoos models add-draft org/heads@v1 --model tiny --source hub --format vllm-eagle3 --name theirs"
     assert command in form.look(*values)

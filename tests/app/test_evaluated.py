@@ -3,9 +3,9 @@
 import pytest
 
 from app import turns
-from app.evaluated import PROMPT_NOT_STORED, run_again
 from app.pages import jobs as job_panel
 from app.pages.evaluations import EvaluationsPage
+from app.turns import PROMPT_NOT_STORED, run_again
 from app.views import evaluation_view
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings, load

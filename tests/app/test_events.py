@@ -323,22 +323,6 @@ def test_every_second_comparison_is_measured_from_its_last_column(home: Settings
     assert orders == [True, False, True, False]
 
 
-def test_a_column_that_was_stopped_is_measured_in_its_place_and_a_measured_one_stays(
-    home: Settings, client: TestClient
-) -> None:
-    group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny", "ngram")], "hello", turns.TurnSampling())
-    first, second = events.comparison_view(home, group)["columns"]
-    answer = client.post(f"/api/runs/{second['id']}/again")
-    assert answer.status_code == 503 and "does not answer" in answer.json()["error"]["message"]
-    columns = events.comparison_view(home, group)["columns"]
-    assert [column["model"] for column in columns] == ["tiny", "tiny"] and columns[0]["id"] == first["id"]
-    assert columns[1]["id"] != second["id"] and columns[1]["request"] == second["request"]
-    with writing(home) as rows:
-        runs.get_run(rows, first["id"]).state = "SUCCEEDED"
-    assert client.post(f"/api/runs/{first['id']}/again").status_code == 400
-    assert client.post(f"/api/runs/{new_run(home)}/again").status_code == 400
-
-
 def test_what_narrows_the_choice_is_sent_where_it_does() -> None:
     assert turns.TurnSampling().parameters() == {"max_tokens": 256, "temperature": 0.0}
     narrow = turns.TurnSampling(64, 0.7, 3, "", 0.9, 40).parameters()

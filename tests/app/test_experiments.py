@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app import events, figure_files
+from app import downloads, events
 from app.pages import experiments as page
 from app.pages import jobs as jobs_page
 from app.views.manage import delete, question, save
@@ -73,7 +73,7 @@ def parts(settings: Settings) -> list[str]:
 
 def client(settings: Settings) -> TestClient:
     app = FastAPI()
-    app.include_router(figure_files.routes(settings))
+    app.include_router(downloads.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
     return TestClient(app)
 
@@ -198,7 +198,7 @@ def test_a_file_of_nothing_is_one_sentence(filled: Settings) -> None:
     answer = client(filled).get("/api/experiments/nowhere.csv")
     assert answer.status_code == 404 and "This experiment is gone" in answer.text
     with db.reading(filled) as session, pytest.raises(NotFound):
-        figure_files.experiment_row(session, "x" * 500)
+        downloads.experiment_row(session, "x" * 500)
 
 
 def test_a_page_of_it_follows_the_rows(filled: Settings) -> None:

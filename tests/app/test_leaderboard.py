@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 
-from app import figure_files
-from app.evaluation_forms import matrix_request, served_request
+from app import downloads
+from app.forms import matrix_request, served_request
 from app.pages import evaluations
 from app.pages.jobs import output_links
 from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, verdict
@@ -180,7 +180,7 @@ def test_the_list_shows_names_as_text_intervals_and_ways_to_sort(filled: Setting
 
 def test_the_csv_says_what_the_rows_say(filled: Settings) -> None:
     app = FastAPI()
-    app.include_router(figure_files.routes(filled))
+    app.include_router(downloads.routes(filled))
     with TestClient(app) as client:
         answer = client.get("/api/evaluations.csv?suite=GSM8K&sort=-tau")
     assert "attachment" in answer.headers["content-disposition"]
@@ -259,7 +259,7 @@ def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
         assert all(found == [] for found in board.filter_choices(session).values())
 
 
-def test_charts_need_no_figure_and_bound_their_bars() -> None:
+def test_charts_need_no_figure_and_bound_their_rows() -> None:
     assert interval_chart("x", []) == ""
     assert interval_chart("x", [Bar("a", "b", 1.0)] * 40).count("<li>") == 20
 

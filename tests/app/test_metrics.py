@@ -78,34 +78,6 @@ def test_figures_are_those_of_the_rows(database: Settings) -> None:  # noqa: F81
     assert not any(first.id in str(value) for key in found for value in key), "no label holds an id"
 
 
-def test_each_start_is_counted_once_in_the_queue_waits(home: Settings) -> None:
-    waits, long_ago = metrics.Waits(), now() - timedelta(days=1)
-
-    def count() -> float:
-        with db.reading(home) as session:
-            waits.read(session)
-        (family,) = waits.histogram.collect()
-        return next(s.value for s in family.samples if s.name.endswith("_count") and s.labels["queue"] == "gpu")
-
-    def start(created: float) -> None:
-        with db.writing(home) as session:
-            job = Job(name="a", kind="t", queue="gpu", state="RUNNING", started_at=now())
-            job.created_at = job.queued_at = now() - timedelta(seconds=created)
-            session.add(job)
-
-    with db.writing(home) as session:
-        session.add(Job(name="old", kind="t", queue="gpu", state="SUCCEEDED", created_at=long_ago, started_at=long_ago))
-    assert count() == 0, "what was started before this process is not its to count"
-    start(10)
-    start(100)
-    assert [count(), count()] == [2, 2]
-    start(1)
-    assert count() == 3
-    (family,) = waits.histogram.collect()
-    total = next(s.value for s in family.samples if s.name.endswith("_sum") and s.labels["queue"] == "gpu")
-    assert 110 < total < 130
-
-
 def test_asking_often_reads_the_rows_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     plain = workload.workload
@@ -208,8 +180,8 @@ def test_ready_when_all_parts_are(home: Settings) -> None:
         asked.append(names)
         return {name: HealthPart(True, "fine") for name in names}
 
-    ready = metrics.Readiness(home, look, fresh=60)
-    assert ready.missing() == [] and ready.missing() == [] and len(asked) == 1
+    missing = metrics.readiness(home, look, seconds=60)
+    assert missing() == [] and missing() == [] and len(asked) == 1
     assert set(asked[0]) == set(metrics.REASONS)
 
 

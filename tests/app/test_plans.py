@@ -8,7 +8,6 @@ import pytest
 from app.pages.checkpoints import recorded, replay
 from app.views import plan_view
 from app.views.checkpoint_rows import evaluations_table, last_measured
-from app.widgets.surface import surface
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tests.tools.planned import cut, shape
@@ -51,7 +50,7 @@ def filled(home: Settings) -> Settings:
 def test_a_plan_shows_its_verdict_its_surface_and_what_standalone_drafts_need(filled):
     with reading(filled) as rows:
         html = plan_view.report(rows.get(Job, "plan"))
-    assert "a tree of 8 is fastest" in html and "1.60×" in html and "sp-heat-best" in html
+    assert "a tree of 8 is fastest" in html and "1.60×" in html and "<b>1.60×</b>" in html
     assert "not worthwhile" in html and "42%" in html and "77 verifications" in html
     assert "<img" not in html and "${" not in html
 
@@ -66,12 +65,6 @@ def test_a_plan_beside_other_programs_says_so_first_with_its_intervals(filled):
         html = plan_view.report(rows.get(Job, "plan"))
     assert html.index("The machine was busy") < html.index("a tree of 8 is fastest")
     assert "1.10 – 1.70×" in html and "50% of the CPU time" in html
-
-
-def test_the_best_of_each_column_is_framed_and_losses_have_their_own_colour():
-    html = surface("Speed", {"chain": [1.4, 0.7], "tree": [1.6, 0.5]}, ["1", "8"])
-    assert html.count('class="sp-heat-best"') == 2 and html.count("sp-heat-loss") == 2
-    assert surface("Speed", {}, ["1"]) == ""
 
 
 def test_another_kind_of_job_is_no_plan(filled):

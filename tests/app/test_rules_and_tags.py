@@ -6,7 +6,6 @@ import pytest
 
 from app.views import job_rows
 from app.views.settings_forms import RulesForm
-from app.widgets.tags import tag_links, tags_of
 from ops import retention
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -51,20 +50,6 @@ def test_the_form_keeps_and_shows_them(home: Settings) -> None:
     assert form.values() == values
     assert "expected a whole number" in form.kept("soon", *values[1:])
     assert form.values() == values
-
-
-def test_tags_are_words_of_the_note() -> None:
-    assert tags_of("a #good one, for #paper-2, or (#not) a#b #good; # alone.") == ["#good", "#paper-2"]
-    assert tags_of("#good x#y #good ##no #<b>") == ["#good", "#<b>"]
-    html = tag_links("jobs", "for the #paper <img>")
-    assert html == '<a href="/jobs?find=%23paper" class="sp-tag">#paper</a>'
-    assert "<b>" not in tag_links("jobs", "#<b>")
-    assert tag_links("jobs", "") == ""
-
-
-def test_tags_stand_in_the_list() -> None:
-    job = Job(id="x", name="x", kind="train", queue="gpu", state="QUEUED", done=0, note="the #best so far")
-    assert 'href="/jobs?find=%23best"' in job_rows.jobs_table([job], {})
 
 
 def test_each_attempt_says_how_long_it_took(home: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Conversations in a real browser: history over a restart, names, deletion, versions, going on, reading and copying."""
+"""Conversations in a real browser: history over a restart, deletion, versions, going on and copying."""
 
 import re
 from pathlib import Path
@@ -8,33 +8,13 @@ from playwright.sync_api import Page, expect
 
 from app import turns
 from tests.browser.services import choose
-from tests.browser.test_every_page import violations
 from tests.browser.test_playground import NASTY, answered, ask, open_playground, shown_text, stored
 from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
 from tracking import chats, runs
 from tracking.db import reading, writing
 
 pytestmark = pytest.mark.browser
-CODE = """# <i>
-def count(n=7):
-    return print("<b>", n)
-"""
-ANSWER = f"""# Bees
-
-They **dance** and {NASTY}
-
-1. fly
-2. look
-
-| who | how |
-|-----|-----|
-| bee | sun |
-
-```python
-{CODE}```
-
-[site](https://bees.example) [bad](javascript:alert(1)) ![pic](https://elsewhere.example/x.png)
-"""
+ANSWER = f"They **dance** and {NASTY}\n\n    sleep\n"
 
 
 def plain_step(index: int, text: str, finish: str | None = None) -> dict:
@@ -71,7 +51,7 @@ def open_list(page: Page, find: str = "") -> None:
     page.locator("#chats-find").fill(find)
 
 
-def test_chats_are_there_after_a_restart_of_both_servers_and_the_menu_leads_back(page: Page, tmp_path: Path) -> None:
+def test_chats_are_there_after_a_restart_of_both_servers(page: Page, tmp_path: Path) -> None:
     bench = make_workbench(tmp_path / "home")
     add_heads(bench, add_base(bench), "heads")
     try:
@@ -85,12 +65,7 @@ def test_chats_are_there_after_a_restart_of_both_servers_and_the_menu_leads_back
         page.goto("about:blank")
         bench.end()
         bench.start("inference", "web")
-        page.goto(f"{bench.url}/storage")
-        page.get_by_role("link", name="Playground", exact=True).click()
-        expect(page).to_have_url(re.compile(chat))
-        answered(page, 2)
-        says(page, before)
-        page.locator("#new-chat").click()
+        open_playground(page, bench)
         expect(page.locator(".sp-turn")).to_have_count(0)
         open_list(page)
         row(page, "Where do bees sleep?").get_by_role("link").click()
@@ -106,7 +81,7 @@ def test_chats_are_there_after_a_restart_of_both_servers_and_the_menu_leads_back
         bench.end()
 
 
-def test_chats_are_searched_named_and_deleted_after_a_second_click(page: Page, workbench: Workbench) -> None:
+def test_chats_are_searched_and_deleted_after_a_second_click(page: Page, workbench: Workbench) -> None:
     wanted = store_chat(workbench, f"Heron {NASTY}", "They fish.")
     store_chat(workbench, "Kingfisher", "A blue one.")
     open_playground(page, workbench)
@@ -114,16 +89,9 @@ def test_chats_are_searched_named_and_deleted_after_a_second_click(page: Page, w
     link = page.locator(f'#chats li[data-chat="{wanted}"] a')
     expect(link).to_contain_text("<img src=x")
     expect(page.locator("#chats li")).to_have_count(1)
-    page.get_by_role("button", name="Rename").click()
-    field = page.get_by_label("Name of this chat")
-    field.fill("Birds <b>at</b> ${ponds}")
-    field.press("Enter")
-    expect(link).to_have_text("Birds <b>at</b> ${ponds}")
-    open_list(page, "birds ponds")
-    expect(page.locator("#chats li")).to_have_count(1)
     link.click()
-    expect(page.locator(".sp-history-title")).to_have_text("Birds <b>at</b> ${ponds}")
-    open_list(page, "birds ponds")
+    expect(page.locator(".sp-history-title")).to_contain_text("<img src=x")
+    open_list(page, "heron fish")
     expect(page.locator("#chats li")).to_have_count(1)
     page.get_by_role("button", name="Delete").click()
     with reading(workbench.settings) as rows:
@@ -189,61 +157,13 @@ def test_an_answer_that_was_cut_goes_on(page: Page, workbench: Workbench) -> Non
         assert runs.get_run(rows, again.id).text == whole
 
 
-def test_the_text_view_is_markdown_that_does_nothing_and_is_kept(page: Page, workbench: Workbench, axe: str) -> None:
-    chat = store_chat(workbench, "bees", ANSWER)
-    page.goto(f"{workbench.url}/playground?chat={chat}")
-    expect(page.locator(".tr-tokens")).to_be_visible()
-    page.locator("button[data-view=text]").click()
-    text = page.locator(".sp-reading")
-    expect(text.locator("strong")).to_have_text("dance")
-    expect(text.locator("ol li")).to_have_text(["fly", "look"])
-    expect(text.locator("td")).to_have_text(["bee", "sun"])
-    expect(text.locator("pre")).to_have_text(CODE)
-    expect(text).to_contain_text("<img src=x onerror=alert(1)>")
-    assert text.locator("img, script").count() == 0
-    addresses = text.locator("a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
-    assert addresses == ["https://bees.example", "https://elsewhere.example/x.png"]
-    expect(page.locator(".tr-tokens")).to_be_hidden()
-    for theme in ("dark", "light"):
-        page.emulate_media(color_scheme=theme)
-        page.reload()
-        expect(text.locator("strong")).to_have_text("dance")
-        assert violations(page, axe) == []
-
-
-def test_an_answer_and_its_code_are_copied_as_they_were_written(page: Page, workbench: Workbench) -> None:
+def test_an_answer_is_copied_as_it_was_written(page: Page, workbench: Workbench) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat = store_chat(workbench, "bees", ANSWER)
     page.goto(f"{workbench.url}/playground?chat={chat}")
     answered(page).locator("footer").get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == ANSWER
-    page.locator("button[data-view=text]").click()
-    page.get_by_role("button", name="Copy").first.click()
-    expect(page.locator(".sp-md-code").get_by_role("button", name="Copied")).to_be_visible()
-    assert page.evaluate("navigator.clipboard.readText()") == CODE
-
-
-def test_presets_set_the_sampling_and_are_kept_over_a_reload(page: Page, workbench: Workbench) -> None:
-    open_playground(page, workbench)
-    page.get_by_role("button", name="Sampling").click()
-    page.get_by_label("Balanced").check()
-    expect(page.locator("#temperature input[type=number]")).to_have_value("0.7")
-    page.locator("#top-k input[type=number]").fill("7")
-    page.locator("#top-k input[type=number]").press("Tab")
-    expect(page.get_by_label("Balanced")).not_to_be_checked()
-    page.locator("#max-tokens input[type=number]").fill("24")
-    page.locator("#max-tokens input[type=number]").press("Tab")
-    page.wait_for_function("localStorage.getItem('speculoos-kept-sampling')?.startsWith('[24,')")
-    page.reload()
-    expect(page.locator("#max-tokens input[type=number]")).to_have_value("24")
-    expect(page.locator("#top-k input[type=number]")).to_have_value("7")
-    expect(page.locator("#draft input")).to_have_value(re.compile(".+"))
-    ask(page, "as it was set")
-    run, _ = stored(workbench, answered(page).get_attribute("data-run"))
-    asked = {name: run["request"].get(name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
-    assert asked == {"max_tokens": 24, "temperature": 0.7, "top_p": 0.9, "top_k": 7}
-    assert "seed" not in run["request"]
 
 
 def test_the_draft_that_was_picked_is_there_after_a_reload(page: Page, workbench: Workbench) -> None:
@@ -257,15 +177,13 @@ def test_the_draft_that_was_picked_is_there_after_a_reload(page: Page, workbench
     expect(answered(page).locator(".sp-turn-model")).to_have_text("tiny · prompt lookup")
 
 
-def test_a_long_question_is_folded_and_its_answer_in_sight(page: Page, workbench: Workbench) -> None:
+def test_a_long_question_scrolls_and_its_answer_is_in_sight(page: Page, workbench: Workbench) -> None:
     long = "\n".join(f"line {n} of a long text" for n in range(60))
     chat = store_chat(workbench, long, "short answer")
     page.goto(f"{workbench.url}/playground?chat={chat}")
     question = page.locator(".sp-question")
     assert question.bounding_box()["height"] < 220
     expect(page.locator(".tr-tokens")).to_be_in_viewport()
-    page.get_by_role("button", name=re.compile("Show all")).click()
-    assert question.bounding_box()["height"] > 900
     expect(page.locator(".sp-question-text")).to_have_text(long)
 
 

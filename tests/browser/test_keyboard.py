@@ -74,19 +74,6 @@ def test_the_focus_is_seen_wherever_tab_leads(page: Page, furnished: Furnished, 
         assert page.evaluate(RING), f"stop {count + 1}: {where}"
 
 
-def test_the_bar_of_a_phone_says_that_it_goes_on(page: Page, furnished: Furnished) -> None:
-    page.set_viewport_size({"width": 400, "height": 800})
-    open_page(page, f"{furnished.url}/")
-    nav = page.locator(".sp-nav")
-    expect(nav).to_have_attribute("data-more", "right")
-    nav.evaluate("(node) => { node.scrollLeft = 60; }")
-    expect(nav).to_have_attribute("data-more", "left right")
-    nav.evaluate("(node) => { node.scrollLeft = node.scrollWidth; }")
-    expect(nav).to_have_attribute("data-more", "left")
-    page.set_viewport_size({"width": 1600, "height": 800})
-    expect(nav).to_have_attribute("data-more", "")
-
-
 @pytest.fixture
 def calm(browser: Browser) -> Iterator[Page]:
     """A page with reduced motion."""

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app import figure_files
+from app import downloads
 from tests.tools.figures import Figures
 from tests.workers.conftest import Bench
 from tests.workers.matrix_bench import (
@@ -75,7 +75,7 @@ def test_a_matrix_killed_again_and_again(bench: Bench, tiny_base: Path, figures:
 def csv_of(bench: Bench, matrix_id: str) -> list[dict[str, str]]:
     """What the page gives away of a matrix."""
     app = FastAPI()
-    app.include_router(figure_files.routes(bench.settings))
+    app.include_router(downloads.routes(bench.settings))
     with TestClient(app) as client:
         text = client.get(f"/api/evaluations.csv?matrix={matrix_id}").content.decode("utf-8-sig")
     return list(csv.DictReader(io.StringIO(text)))

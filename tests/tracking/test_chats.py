@@ -92,15 +92,14 @@ def test_words_are_looked_for_in_questions_and_answers_not_in_what_stands_around
     assert listed(database, words=words) == (["How do bees find home?"] if found else [])
 
 
-def test_a_name_stands_for_the_question_is_found_and_can_be_taken_back(database: Settings) -> None:
+def test_a_stored_name_stands_for_the_question_and_is_found(database: Settings) -> None:
     chat = new_id()
-    add(database, chat, "one")
-    for name, title in (("100 % \\ of_it", "100 % \\ of_it"), ("", "one")):
+    turn = add(database, chat, "one")
+    for name, title in (("100 % \\ of_it", "100 % \\ of_it"), ("", "one"), ("my name", "my name")):
         with writing(database) as rows:
-            chats.rename(rows, chat, name)
+            run = runs.get_run(rows, turn)
+            run.request = {**run.request, chats.KEY: {**chats.chat_fields(run), "name": name}}
         assert listed(database) == [title]
-    with writing(database) as rows:
-        chats.rename(rows, chat, "my name")
     assert listed(database, words="my name") == ["my name"] and listed(database, words="my_name") == []
 
 

@@ -17,7 +17,6 @@ from corpus.sharding import (
     ShardPart,
     add_unfinished,
     assemble,
-    drop_duplicates,
     finished_reports,
     plan_shards,
     store_shard,
@@ -81,8 +80,6 @@ def _run_divided(
     if damaged := assemble(parts, finished, place, folder):
         context.log(f"{len(damaged)} finished shards are damaged and are generated again.", "warning")
         return _division(request, parts, finished_reports(parts, place, folder))
-    if request.unique:
-        finished = drop_duplicates(parts, finished, folder)
     report = total_report(parts, finished)
     _must_have_rows(report)
     write_summary(
@@ -119,7 +116,7 @@ def _run_shard(request: GenerateShard, context: JobContext) -> dict[str, Any]:
 
 
 def _division(request: GenerateData, parts: Sequence[ShardPart], finished: Reports) -> Division:
-    whole = {**request.to_json(), "samples": 1, "shard_rows": None, "unique": False}
+    whole = {**request.to_json(), "samples": 1, "shard_rows": None}
     shards = []
     for part in parts:
         own = {"limit": part.rows, "key": part.key, "first": part.first, "first_sample": part.sample}
