@@ -9,9 +9,9 @@ from sqlalchemy.orm import Session
 
 from app.views.leaderboard import address, command, figure_cell, interval_ends, model_words, names_of
 from app.views.manage import note_line
-from app.widgets.bars import bars
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
+from app.widgets.intervals import bars
 from app.widgets.picker import table
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
