@@ -176,7 +176,7 @@ def test_a_wrong_endpoint_is_named_with_its_key(
     [
         ("url = 5", "[hidden_states.mine] url: expected http://… or https://… in quotes, got 5"),
         ("port = 5", "[hidden_states.mine] takes url, kind, key_env, model, concurrency, timeout; url is required"),
-        ('url = "http://x"\nkind = "tgi"', "kind: expected 'speculoos', 'vllm' or 'sglang', got 'tgi'"),
+        ('url = "http://x"\nkind = "tgi"', "kind: expected 'speculoos' or 'vllm', got 'tgi'"),
         ('url = "http://x"\nconcurrency = 0', "concurrency: expected a whole number, 1 or more, got 0"),
         ('url = "file:///etc"', "url: expected http"),
     ],
