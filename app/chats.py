@@ -1,4 +1,4 @@
-"""HTTP routes of chats: list, one chat with its versions, delete, continue a response."""
+"""HTTP routes of chats: list, one chat with its versions, delete, continue a response, Markdown."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
-from app import turns
+from app import rendered, turns
 from app.widgets.formatting import ago
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -19,7 +19,7 @@ SIZE = 30
 
 
 def routes(settings: Settings) -> APIRouter:
-    """The routes under `/api/chats`, and a route of a chat's runs."""
+    """The routes under `/api/chats`, and two routes of a chat's runs."""
     router = APIRouter(prefix="/api")
 
     @router.get("/chats")
@@ -39,6 +39,10 @@ def routes(settings: Settings) -> APIRouter:
     @router.post("/runs/{run_id}/continue")
     def go_on(run_id: str) -> dict[str, Any]:
         return turns.continue_turn(settings, run_id)
+
+    @router.get("/runs/{run_id}/markdown")
+    def markdown(run_id: str) -> dict[str, Any]:
+        return {"id": run_id, "nodes": rendered.nodes(whole_answer(settings, run_id))}
 
     return router
 
@@ -67,6 +71,18 @@ def _turn(session: Session, run: Run, versions: list[str]) -> dict[str, Any]:
     plain = runs.run_view(measured[-1]) if measured else None
     continues = chats.chat_fields(run).get("continues", "")
     return {**runs.run_view(run), "plain": plain, "versions": versions, "continues": continues}
+
+
+def whole_answer(settings: Settings, run_id: str) -> str:
+    """The response so far, including the turns it continues. Raises NotFound."""
+    with reading(settings) as session:
+        run = runs.get_run(session, run_id)
+        path = chats.turns_on_path(runs.group_runs(session, str(run.group_id)), run_id) if run.group_id else []
+        text = chats.whole_response(run, path)
+        if run.state in runs.ENDED:
+            return text
+        records = runs.steps_after(session, run_id, limit=10**9)
+    return text + "".join(token["text"] for record in records for token in record["tokens"])
 
 
 def _time(text: str) -> datetime | None:

@@ -38,6 +38,7 @@ class ChatPage {
     const asked = new URLSearchParams(location.search);
     this.chosen = asked.get("turn") || "";
     if (asked.get("chat")) this.open(asked.get("chat"));
+    document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
 

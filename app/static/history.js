@@ -1,9 +1,14 @@
-// The chats that are stored: a list to search and to delete from.
+// The chats that are stored: a list to search and to delete from. Also how the answers below are read.
 import { button, el, notice, sureButton } from "./dom.js";
 import { onElement } from "./shell.js";
 import { ask } from "./stream.js";
 
-const PAUSE_MS = 250;
+const VIEWS = [["tokens", "Tokens", "Every token, marked by where it came from"], ["text", "Text", "The answer to be read: Markdown, code, tables"]];
+const PAUSE_MS = 250, VIEW = "speculoos-view";
+
+function readView() {
+  try { return localStorage.getItem(VIEW); } catch { return ""; }
+}
 
 class History {
   constructor(root) {
@@ -17,8 +22,25 @@ class History {
     this.asked = 0;
     this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.load(), PAUSE_MS); });
     this.panel.addEventListener("keydown", (event) => this.key(event));
-    root.replaceChildren(el("div", { class: "sp-history-bar" }, this.open, this.title), this.panel);
+    root.replaceChildren(el("div", { class: "sp-history-bar" }, this.open, this.title, this.views()), this.panel);
     document.addEventListener("speculoos:chat", (event) => { this.title.textContent = event.detail.title; });
+  }
+
+  // Tokens or text, as it was left.
+  views() {
+    const now = readView() === "text" ? "text" : "tokens";
+    document.documentElement.dataset.view = now;
+    const buttons = VIEWS.map(([value, label, title]) => el("button", { type: "button", title, "data-view": value,
+      "aria-pressed": String(value === now), on: { click: () => this.choose(value) } }, label));
+    this.viewButtons = el("div", { class: "sp-views", role: "group", "aria-label": "How answers are shown" }, ...buttons);
+    return this.viewButtons;
+  }
+
+  choose(view) {
+    try { localStorage.setItem(VIEW, view); } catch { /* private mode: for this page only */ }
+    document.documentElement.dataset.view = view;
+    for (const button of this.viewButtons.children) button.setAttribute("aria-pressed", String(button.dataset.view === view));
+    document.dispatchEvent(new CustomEvent("speculoos:view"));
   }
 
   toggle(open = this.panel.hidden) {

@@ -1,22 +1,15 @@
 // One turn of a conversation: the question, the answer's tokens as they come, its figures and what can be done with it.
 import { button, el, notice, number } from "./dom.js";
-import { follow } from "./stream.js";
+import { build, copyButton } from "./reading.js";
+import { ask, follow } from "./stream.js";
 import { TokenStream } from "./tokens.js";
 import * as trace from "./trace.js";
 
 const STATES = { QUEUED: "waiting for the model…", RUNNING: "answering…", SUCCEEDED: "", CANCELLED: "stopped", FAILED: "" };
 
-const link = (label, title, run, more = {}) => button("link", label, run, { title, ...more });
+const READ_MS = 700;
 
-// A button that copies what `text()` gives, and says so for a moment. Pages that came over plain HTTP from another machine
-// have no clipboard.
-function copyButton(text) {
-  const made = link("Copy", "Copy the answer as it was written", async () => {
-    made.textContent = await navigator.clipboard?.writeText(text()).then(() => "Copied", () => "") || "Could not copy";
-    setTimeout(() => { made.textContent = "Copy"; }, 1600);
-  });
-  return made;
-}
+const link = (label, title, run, more = {}) => button("link", label, run, { title, ...more });
 
 class Turn {
   constructor(view, page) {
@@ -25,6 +18,7 @@ class Turn {
     this.run = view;
     this.plain = view.plain || null;
     this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
+    this.reading = el("div", { class: "sp-reading" });
     this.state = el("span", { class: "sp-turn-state", "aria-live": "polite" });
     this.figures = el("p", { class: "sp-turn-figures" });
     this.notes = el("div", {});
@@ -40,10 +34,11 @@ class Turn {
       ...(view.continues ? [] : [link("Edit", "Ask this differently; the answer stays as another version", () => page.edit(this))]), this.remove);
     this.node = el("article", { class: "sp-turn", "data-run": view.id, "data-state": view.state },
       view.continues ? el("p", { class: "sp-continues sp-hint" }, "continued") : el("div", { class: "sp-question sp-question-text" }, this.question),
-      el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.notes,
+      el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.reading, this.notes,
         el("footer", {}, this.figures, this.actions)));
     this.node.addEventListener("click", () => page.focusTurn(this));
     this.showState(view.state);
+    this.showReading();
   }
 
   // Which of the versions of this turn is shown, and the ways to the others.
@@ -52,6 +47,24 @@ class Turn {
     const at = ids.indexOf(this.id);
     const way = (step, label, title) => link(label, title, () => this.page.choose(ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
     this.versions.replaceChildren(...(ids.length < 2 ? [] : [way(-1, "‹", "The version before"), `${at + 1} / ${ids.length}`, way(1, "›", "The version after")]));
+  }
+
+  // The answer to be read, while that is what is looked at. While it goes on it is asked for again, the later the longer
+  // it takes.
+  async showReading() {
+    if (document.documentElement.dataset.view !== "text" || this.asking || this.read) return;
+    this.asking = true;
+    clearTimeout(this.readingAt);
+    const { ended } = this.run, began = performance.now();
+    try {
+      const { nodes } = await ask(`/api/runs/${this.id}/markdown`);
+      this.reading.replaceChildren(...nodes.map(build));
+      this.read = ended;
+    } catch (error) {
+      this.reading.replaceChildren(notice(error.message, "bad"));
+    }
+    this.asking = false;
+    if (!ended && this.node.isConnected) this.readingAt = setTimeout(() => this.showReading(), Math.max(READ_MS, 5 * (performance.now() - began)));
   }
 
   follow() {
@@ -73,6 +86,7 @@ class Turn {
     this.run = { ...run, versions: this.run.versions, continues: this.run.continues };
     this.showState(run.state);
     this.showNotes();
+    this.showReading();
     this.page.changed(this);
   }
 

@@ -1,5 +1,6 @@
 """Conversations over our routes, and branches made by asking."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app import chats as routes
-from app import events, turns
+from app import events, rendered, turns
 from app.pages import playground
 from app.widgets import fields
 from speculoos.errors import BadInput, Conflict, SpeculoosError
@@ -149,3 +150,53 @@ def test_the_list_is_searched_and_chats_are_deleted(home: Settings, client: Test
 def test_a_strange_place_in_the_list_is_one_sentence(client: TestClient, before: str) -> None:
     answer = client.get("/api/chats", params={"before": before})
     assert answer.status_code == 400 and "is not a time" in answer.json()["error"]["message"]
+
+
+def test_markdown_comes_from_the_steps_while_the_answer_goes_on(home: Settings, client: TestClient) -> None:
+    run = asked(home, "one", state="RUNNING", text="")
+    with writing(home) as rows:
+        runs.add_steps(rows, run.id, [{"index": 0, "tokens": [{"id": 1, "text": "**so"}, {"id": 2, "text": " far**"}]}])
+    assert client.get(f"/api/runs/{run.id}/markdown").json()["nodes"] == [
+        {"tag": "p", "children": [{"tag": "strong", "children": ["so far"]}]}
+    ]
+    assert client.get(f"/api/runs/{'f' * 32}/markdown").status_code == 404
+
+
+KNOWN = {*rendered.TAGS.values(), "pre", "code", "heading", "a", "span"}
+
+
+def test_html_links_and_pictures_of_an_answer_do_nothing() -> None:
+    nasty = (
+        "<script>alert(1)</script>\n\n<img src=x onerror=alert(1)> [a](javascript:alert(1)) [b](data:text/html,x) "
+        '![c](http://elsewhere/x.png) [d](/settings) <javascript:alert(1)> [e](https://fine.example "t")\n\n```a" b\nx'
+    )
+    elements = walked(rendered.nodes(nasty))
+    assert {element["tag"] for element in elements} <= KNOWN
+    assert {e["href"] for e in elements if e["tag"] == "a"} == {"http://elsewhere/x.png", "https://fine.example"}
+    assert "<img src=x onerror=alert(1)>" in json.dumps(rendered.nodes(nasty))
+    assert walked(rendered.nodes("[a](http://[no:address]/)"))
+
+
+def test_lists_tables_code_and_headings_are_elements() -> None:
+    text = (
+        "# Title\n\n1. one\n   - two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nx = '<b>'\n```\n\n    indented\n"
+    )
+    elements = walked(rendered.nodes(text))
+    tags = [element["tag"] for element in elements]
+    assert {"heading", "ol", "ul", "li", "table", "tr", "th", "td", "pre"} <= set(tags)
+    code = [element for element in elements if element["tag"] == "pre"]
+    told = [("python", ["x = '<b>'\n"]), ("", ["indented\n"])]
+    assert [(c["language"], c["children"]) for c in code] == told
+
+
+def test_a_very_long_answer_and_deep_nesting_are_shown_as_text() -> None:
+    assert rendered.nodes("*a*" * 100_000)[0]["tag"] == "pre"
+    assert walked(rendered.nodes("> " * 3000 + "deep"))
+    for times in (130, 5000):
+        assert rendered.nodes("*a " * times + "a*" * times)[0]["tag"] == "pre"
+    assert rendered.nodes("a *b **c** d*")[0]["tag"] == "p"
+
+
+def walked(nodes: list) -> list[dict]:
+    elements = [node for node in nodes if isinstance(node, dict)]
+    return elements + [below for node in elements for below in walked(node["children"])]

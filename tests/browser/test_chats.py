@@ -1,4 +1,4 @@
-"""Conversations in a real browser: history over a restart, deletion, versions, going on and copying."""
+"""Conversations in a real browser: history over a restart, deletion, versions, going on, reading and copying."""
 
 import re
 from pathlib import Path
@@ -8,13 +8,33 @@ from playwright.sync_api import Page, expect
 
 from app import turns
 from tests.browser.services import choose
+from tests.browser.test_every_page import violations
 from tests.browser.test_playground import NASTY, answered, ask, open_playground, shown_text, stored
 from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
 from tracking import chats, runs
 from tracking.db import reading, writing
 
 pytestmark = pytest.mark.browser
-ANSWER = f"They **dance** and {NASTY}\n\n    sleep\n"
+CODE = """# <i>
+def count(n=7):
+    return print("<b>", n)
+"""
+ANSWER = f"""# Bees
+
+They **dance** and {NASTY}
+
+1. fly
+2. look
+
+| who | how |
+|-----|-----|
+| bee | sun |
+
+```python
+{CODE}```
+
+[site](https://bees.example) [bad](javascript:alert(1)) ![pic](https://elsewhere.example/x.png)
+"""
 
 
 def plain_step(index: int, text: str, finish: str | None = None) -> dict:
@@ -157,13 +177,17 @@ def test_an_answer_that_was_cut_goes_on(page: Page, workbench: Workbench) -> Non
         assert runs.get_run(rows, again.id).text == whole
 
 
-def test_an_answer_is_copied_as_it_was_written(page: Page, workbench: Workbench) -> None:
+def test_an_answer_and_its_code_are_copied_as_they_were_written(page: Page, workbench: Workbench) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat = store_chat(workbench, "bees", ANSWER)
     page.goto(f"{workbench.url}/playground?chat={chat}")
     answered(page).locator("footer").get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == ANSWER
+    page.locator("button[data-view=text]").click()
+    page.get_by_role("button", name="Copy").first.click()
+    expect(page.locator(".sp-md-code").get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == CODE
 
 
 def test_the_draft_that_was_picked_is_there_after_a_reload(page: Page, workbench: Workbench) -> None:
@@ -198,3 +222,25 @@ def test_why_a_question_was_not_sent_stands_beside_the_prompt(page: Page, workbe
     ask(page, "with a seed")
     expect(problem).to_contain_text("Seed: a whole number is needed")
     expect(page.locator("#prompt textarea")).to_have_value("with a seed")
+
+
+def test_the_text_view_is_markdown_that_does_nothing_and_is_kept(page: Page, workbench: Workbench, axe: str) -> None:
+    chat = store_chat(workbench, "bees", ANSWER)
+    page.goto(f"{workbench.url}/playground?chat={chat}")
+    expect(page.locator(".tr-tokens")).to_be_visible()
+    page.locator("button[data-view=text]").click()
+    text = page.locator(".sp-reading")
+    expect(text.locator("strong")).to_have_text("dance")
+    expect(text.locator("ol li")).to_have_text(["fly", "look"])
+    expect(text.locator("td")).to_have_text(["bee", "sun"])
+    expect(text.locator("pre")).to_have_text(CODE)
+    expect(text).to_contain_text("<img src=x onerror=alert(1)>")
+    assert text.locator("img, script").count() == 0
+    addresses = text.locator("a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert addresses == ["https://bees.example", "https://elsewhere.example/x.png"]
+    expect(page.locator(".tr-tokens")).to_be_hidden()
+    for theme in ("dark", "light"):
+        page.emulate_media(color_scheme=theme)
+        page.reload()
+        expect(text.locator("strong")).to_have_text("dance")
+        assert violations(page, axe) == []

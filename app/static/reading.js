@@ -1,0 +1,52 @@
+// An answer to be read: Markdown as elements. The server sends a tree of known ones (app/rendered.py); every text in it
+// enters the page as a text node.
+import { button, el } from "./dom.js";
+
+const SIMPLE = new Set(["p", "ul", "li", "blockquote", "em", "strong", "s", "code", "table", "thead", "tbody", "tr", "th",
+  "td", "hr", "br", "span"]);
+
+function build(node) {
+  if (typeof node === "string") return document.createTextNode(node);
+  const inside = (node.children || []).map(build);
+  if (node.tag === "pre") return codeBlock(node.language, inside);
+  if (node.tag === "heading") return el("p", { class: "sp-md-heading", "data-level": node.level }, ...inside);
+  if (node.tag === "a") return el("a", { href: safeAddress(node.href), target: "_blank", rel: "noopener noreferrer nofollow", title: node.href }, ...inside);
+  if (node.tag === "ol") return el("ol", { start: Number(node.start) || undefined }, ...inside);
+  if (node.tag === "table") return el("div", { class: "sp-md-table", tabindex: "0" }, el("table", {}, ...inside));
+  return SIMPLE.has(node.tag) ? el(node.tag, {}, ...inside) : el("span", {}, ...inside);
+}
+
+const safeAddress = (address) => (/^(https?|mailto):/i.test(address) ? address : undefined);
+
+function codeBlock(language, parts) {
+  const code = el("pre", { tabindex: "0" }, el("code", {}, ...parts));
+  const head = el("div", { class: "sp-md-code-head" }, el("span", {}, language || "code"), copyButton(() => code.textContent, "Copy code"));
+  return el("div", { class: "sp-md-code" }, head, code);
+}
+
+// A button that copies what `text()` gives, and says so for a moment.
+function copyButton(text, label) {
+  const made = button("link", "Copy", async () => {
+    made.textContent = (await copy(text())) ? "Copied" : "Could not copy";
+    setTimeout(() => { made.textContent = "Copy"; }, 1600);
+  }, { title: label });
+  return made;
+}
+
+// Into the clipboard. Pages that came over plain HTTP from another machine have none of their own to ask.
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = el("textarea", { "aria-hidden": "true", style: "position: fixed; opacity: 0" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return done;
+  }
+}
+
+export { build, copyButton };
