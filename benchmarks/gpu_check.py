@@ -38,9 +38,9 @@ from evaluation.ties import TIE, first_difference
 from models.base import pick_device, wrap_model
 from models.methods import train_config
 from models.runtime.precision import disable_tf32
-from models.tiny import tiny_tokenizer
 from speculoos.reporting import SilentReporter
 from speculoos.settings import PROJECT_ROOT
+from tests.tiny import tiny_tokenizer
 from tests.tools.homes import write_answers
 from training.loop import train
 

@@ -123,7 +123,7 @@ def list_files(
     try:
         info = HfApi(token=token or False).repo_info(repo, revision=revision, files_metadata=True, **options)
         files = {s.rfilename: (int(s.size or 0), s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise Unavailable(f"{repo}: the hub's response is not a list of files; try again later.") from None
     return RepositoryListing(repo, info.sha or revision or "main", select(files))
 

@@ -2,24 +2,26 @@
 and JSON files are fetched; no code is run."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel, ValidationError
 
 from models.hub import (
     FileFilter,
     Files,
     RepositoryListing,
-    Result,
     bytes_in,
     check_space,
-    in_thread,
-    list_files,
     parse_id,
     run_with_progress,
     with_hub_errors,
 )
+from models.hub_ask import get_from_hub
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Reporter
 
@@ -33,10 +35,20 @@ SHARD = re.compile(r"(^|[-_.])\d+(-of-\d+)?(-[0-9a-f]{6,})?$")
 """The shard suffix of a file name: `train-00000-of-00003-1a2b3c4d`, `0000`."""
 MOST_FILES = 1000
 LISTED_PARTS = 12
-TIMEOUT = 15.0
-"""Seconds for the file list and for a preview."""
+TIMEOUT, MAX_LISTING_BYTES = 15.0, 64 << 20  # seconds and bytes of the request for the file list
 NOUN = "data set"
 PREVIEW_BYTES, LARGEST_LOOK = 2 << 20, 16 << 20  # bytes fetched for a preview: of text files, of parquet files
+
+
+class _ListedFile(BaseModel):
+    rfilename: str
+    size: int | None = None
+    lfs: dict[str, Any] | None = None
+
+
+class _Listing(BaseModel):
+    sha: str | None = None
+    siblings: list[_ListedFile]
 
 
 @dataclass(frozen=True)
@@ -84,8 +96,15 @@ def look_up_file(repo: str, name: str, token: str = "") -> RepositoryListing:
 
 
 def _listing(location: Location, token: str, select: FileFilter) -> RepositoryListing:
-    repo, options = location.repo, {"repo_type": "dataset", "timeout": TIMEOUT + 1}
-    return _within_timeout(repo, lambda: list_files(repo, location.revision, select, token, **options))
+    repo, at = location.repo, f"/revision/{quote(location.revision, safe='')}" if location.revision else ""
+    path, params = f"api/datasets/{repo}{at}", {"blobs": "true"}
+    content = get_from_hub(repo, path, MAX_LISTING_BYTES, token, params=params, noun=NOUN, seconds=TIMEOUT)
+    try:
+        info = _Listing.model_validate_json(content)
+    except ValidationError:
+        raise Unavailable(f"{repo}: the hub's response is not a list of files; try again later.") from None
+    files = {each.rfilename: (each.size or 0, (each.lfs or {}).get("sha256") or "") for each in info.siblings}
+    return RepositoryListing(repo, info.sha or location.revision or "main", select(files))
 
 
 def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
@@ -98,34 +117,9 @@ def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
             f"{listing.repo}: {name} has {size / 1e6:,.0f} MB, which is too large for a preview; "
             "import some rows of it with “Maximum rows”."
         )
-
-    def get() -> bytes:
-        from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
-
-        limit, content = LARGEST_LOOK if whole else PREVIEW_BYTES, bytearray()
-        url = hf_hub_url(listing.repo, name, repo_type="dataset", revision=listing.revision)
-        headers = {**build_hf_headers(token=token or False), "Range": f"bytes=0-{limit - 1}"}
-        with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT + 1) as response:
-            if response.is_error:
-                response.read()
-                hf_raise_for_status(response)
-            for part in response.iter_bytes():
-                content += part
-                if len(content) >= limit:
-                    break
-        return bytes(content[:limit])
-
-    return name, _within_timeout(listing.repo, get)
-
-
-def _within_timeout(repo: str, work: Callable[[], Result]) -> Result:
-    """`work()` in a thread that is given up after TIMEOUT: a hub may send its response a byte at a time."""
-    try:
-        return in_thread(lambda: with_hub_errors(repo, work, NOUN)).result(TIMEOUT)
-    except TimeoutError:
-        message = f"the hub did not answer within {TIMEOUT:g} seconds; check the network, or try again later."
-        raise Unavailable(f"{repo}: {message}") from None
+    path = f"datasets/{listing.repo}/resolve/{quote(listing.revision, safe='')}/{quote(name)}"
+    limit = LARGEST_LOOK if whole else PREVIEW_BYTES
+    return name, get_from_hub(listing.repo, path, limit, token, truncate=not whole, noun=NOUN)
 
 
 def choose(location: Location, files: Files) -> Files:

@@ -135,8 +135,12 @@ def weights_sha256(folder: str | Path) -> str:
     digest = hashlib.sha256()
     for entry in tensors(folder):
         digest.update(json.dumps([entry.name, entry.dtype, list(entry.shape)]).encode() + b"\n")
+        count = 0
         for chunk in entry.chunks():
             digest.update(chunk)
+            count += len(chunk)
+        if count < entry.size:
+            raise BadInput(f"{entry.file}: is truncated; fetch it again.")
     return digest.hexdigest()
 
 

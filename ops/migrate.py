@@ -47,7 +47,7 @@ def keep_copy(settings: Settings, why: str) -> Path:
     keep = settings.keep_copies
     with suppress(SpeculoosError, SQLAlchemyError):  # old tables may lack the rule that was set on the Settings page
         keep = rules.current_settings(settings).keep_copies
-    for old in copies(settings)[keep or None :]:
+    for old in copies(settings)[keep:] if keep else ():  # 0 keeps all
         old.unlink(missing_ok=True)
     return target
 

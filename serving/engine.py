@@ -117,6 +117,8 @@ class Engine:
         checked; `on_step` gets each step's trace record. Neither may block for long. `compared` is the id of a run of a
         comparison: it holds the device's lease and reuses no cached prefix, so that every column does the same work.
         Raises SpeculoosError or ApiError."""
+        import torch
+
         from decoding.generate import generate
         from decoding.stats import summarize
         from decoding.target import common_prefix
@@ -140,7 +142,8 @@ class Engine:
                 cached_tokens = target.reused(prompt_ids, drafter.reusable(prompt_ids))
                 stream, steps = TextStream(target.base.tokenizer, config.stop, written), []
                 other_work = OtherCpuLoad()
-                limit, seconds_per_row = self.heartbeat.limit, loaded.nbytes / SLOWEST_FLOPS  # two for a parameter
+                limit, itemsize = self.heartbeat.limit, getattr(torch, self.dtype).itemsize
+                seconds_per_row = 2 * loaded.nbytes / itemsize / SLOWEST_FLOPS  # two operations per parameter
                 with self.heartbeat.during("reading a prompt", limit + len(prompt_ids) * seconds_per_row):
                     on_start()
                     for step in generate(target, drafter, prompt_ids, config):

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoints import read_config
-from models.identity import read_json, tensors, weight_files
+from models.identity import read_json, tensors
 from serving.catalog import ModelRef
 from serving.queueing import Heartbeat
 from speculoos.checksums import ChecksumCache
-from speculoos.errors import NotFound, SpeculoosError, Unsupported
+from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.resources import available_memory
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class ModelPool:
         from models.base import load_base
         from models.damage import check_base
 
-        stored = sum(file.stat().st_size for file in weight_files(ref.base_path))
+        stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
             check_base(ref.base_path, ref.base_known, self.sums)  # before other models are unloaded
         needed = _needed_bytes(ref.base_path, self._itemsize)
@@ -232,9 +232,12 @@ def default_budget(device: str) -> int:
 
 def _needed_bytes(folder: str, itemsize: int) -> int:
     """Bytes of a model's weights and of the KV cache that the first generation allocates."""
-    if not weight_files(folder):
+    if not any(Path(folder).glob("*.safetensors")):
         raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
-    weights = sum(tensor.count for tensor in tensors(folder)) * itemsize
+    try:
+        weights = sum(tensor.count for tensor in tensors(folder)) * itemsize
+    except (BadInput, OSError) as error:  # the server's fault, not the client's
+        raise Unavailable(f"{folder}: its weights cannot be read ({error}).") from None
     return weights + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
 
 

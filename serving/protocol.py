@@ -81,8 +81,8 @@ class GenerationRequest(BaseModel):
     return_token_ids: bool = False
 
     n: Literal[1] | None = 1
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = 0
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = 0
+    frequency_penalty: Annotated[float, Field(ge=0, le=0, strict=True, allow_inf_nan=False)] | None = 0
+    presence_penalty: Annotated[float, Field(ge=0, le=0, strict=True, allow_inf_nan=False)] | None = 0
 
     user: Any = None
     metadata: Any = None

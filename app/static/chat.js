@@ -237,7 +237,20 @@ class ChatPage {
     setTimeout(() => document.querySelector("#send")?.click(), 60);
   }
 
+  // What was answered, with the parts it goes on from.
+  wholeAnswer(turn) {
+    const parts = [turn.run.ended ? turn.run.text : turn.stream.node.textContent];
+    let before = turn.run.continues;
+    while (before) {
+      const earlier = this.turns.find((other) => other.id === before);
+      if (earlier) parts.unshift(earlier.run.text.replace(/\ufffd+$/, ""));
+      before = earlier?.run.continues;
+    }
+    return parts.join("");
+  }
+
   escape(event) {
+    if (document.querySelector(".sp-popover:popover-open")) return;  // it closes
     if (this.live()) { event.preventDefault(); this.stop(); }
     else if (this.editing) this.cancelEdit();
   }

@@ -29,7 +29,7 @@ class Turn {
     this.remove = link("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
     this.versions = el("span", { class: "sp-versions" });
     this.showVersions(view.versions || []);
-    this.actions = el("span", { class: "sp-turn-actions" }, this.goOn, this.versions, copyButton(() => this.run.text || this.stream.node.textContent),
+    this.actions = el("span", { class: "sp-turn-actions" }, this.goOn, this.versions, copyButton(() => page.wholeAnswer(this)),
       link("Again", "Ask the same again, with the draft and sampling chosen now", () => page.again(this)),
       ...(view.continues ? [] : [link("Edit", "Ask this differently; the answer stays as another version", () => page.edit(this))]), this.remove);
     this.node = el("article", { class: "sp-turn", "data-run": view.id, "data-state": view.state },

@@ -8,12 +8,11 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.forms import whole
 from app.views import choices
 from app.views.job_forms import JobForm
 from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import block, closed_accordion, facts, notice, row_note
-from app.widgets.fields import dropdown, one_line
+from app.widgets.fields import dropdown
 from app.widgets.formatting import interval
 from app.widgets.picker import table
 from app.widgets.setting_fields import setting_control
@@ -29,7 +28,6 @@ Result = Mapping[str, Any]
 LEAD = "Predicts the speedup of draft shapes and batch sizes from measured step times and acceptance rates."
 NO_DRAFT = ("None: standalone drafts with layers of the base model", "")
 FIGURES = "JSON written by `speculoos plan --keep FILE` on the other machine. Empty: measure on this machine."
-WIDTH = "Hidden size of standalone drafts"
 LONGEST = 200_000
 
 
@@ -43,12 +41,11 @@ class PlanForm:
                 self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
                 batches = setting_control(PlanRequest.options()["batches"], "plans-batches")
                 layers = setting_control(PlanRequest.options()["layers"], "plans-layers")
-                width = one_line(WIDTH, "plans-width", placeholder="as the base model")
             figures = gr.Textbox(
                 label="Measurements of another machine", info=FIGURES, lines=2, max_lines=8, elem_id="plans-figures"
             )
             fields = {"base": chosen, "draft": self.draft, "batches": batches, "layers": layers}
-            form = JobForm(settings, "plans", "Plan", {**fields, "figures": figures, "width": width}, plan_request)
+            form = JobForm(settings, "plans", "Plan", {**fields, "figures": figures}, plan_request)
         self.outputs = [self.box, self.draft, form.review]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
@@ -61,7 +58,7 @@ class PlanForm:
         return [box, gr.Dropdown(drafts, value=choices.valid_choice(drafts, requested or None)), ""]
 
 
-def plan_request(base: str, draft: str, batches: str, layers: str, figures: str, width: str = "") -> PlanRequest:
+def plan_request(base: str, draft: str, batches: str, layers: str, figures: str) -> PlanRequest:
     """The request of the form's values. Raises BadInput with the field's name."""
     return PlanRequest(
         base_id=base,
@@ -69,7 +66,6 @@ def plan_request(base: str, draft: str, batches: str, layers: str, figures: str,
         batches=batches or "",
         layers=layers or "",
         costs=figures_of(figures),
-        draft_hidden_size=whole(WIDTH, width, low=1, high=10**6, default=0),
     )
 
 

@@ -18,6 +18,7 @@ from speculoos.settings import Settings
 from speculoos.suites import SUITES
 from tracking import queries, shards
 from tracking.db import reading
+from tracking.states import JobState
 from tracking.stored import RowFiles
 from tracking.tables import Job
 from workers.jobs.builtin import BUILT_IN, added_sets, find_built_in
@@ -168,7 +169,7 @@ def _print_job(settings: Settings, job: Job, as_json: bool) -> None:
     done = int(job.state == "SUCCEEDED")
     if job.shards:
         with reading(settings) as session:
-            done = shards.tally(session, job.id).ended_well
+            done = shards.tally(session, job.id).count(JobState.SUCCEEDED)
     dataset = describe(settings, job.request["dataset_id"])
     result = {"job": job.id, "job_state": job.state, **dataset, "shards": job.shards or 1, "shards_done": done}
     finish(result, as_json, figures({k: v for k, v in result.items() if k not in ("bad", "report", "failed")}))

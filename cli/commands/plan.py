@@ -106,13 +106,16 @@ def words(result: dict[str, Any]) -> str:
     heads = ("drafting", "τ", "step ms", "drafting ms", *(f"tokens/s at batch {batch}" for batch in batches))
     parts = [table(rows, heads)]
     if standalone := result["standalone"]:
-        width = standalone[0].get("hidden_size")
-        first = f"layers of hidden size {width}" if width else "standalone layers"
         cells = []
         for row in standalone:
             needed = "never faster" if row["needed_acceptance"] is None else f"{row['needed_acceptance']:.0%}"
             speeds = (f"{at['speedup']:.2f} ×" for at in row["speedups"].values())
             cells.append((row["layers"], f"{row['token_ms']:.2f}", needed, *speeds))
-        heads = (first, "ms per token", "required acceptance", *(f"at {share}" for share in standalone[0]["speedups"]))
+        heads = (
+            "standalone layers",
+            "ms per token",
+            "required acceptance",
+            *(f"at {share}" for share in standalone[0]["speedups"]),
+        )
         parts.append(table(cells, heads))
     return "\n\n".join(filter(None, (*parts, result["verdict"], result.get("busy"))))

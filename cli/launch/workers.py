@@ -4,6 +4,7 @@ PostgreSQL and home folder or store (SPECULOOS_STORE)."""
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -67,9 +68,11 @@ def run(queue: str, count: int, threads: int | None, devices: list[str]) -> int:
         return 0
     finally:
         for child in children:
-            child.terminate()
+            with suppress(psutil.NoSuchProcess):
+                child.terminate()
         for child in psutil.wait_procs(children, STOP_TIMEOUT)[1]:
-            child.kill()
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def _check_shared(settings: Settings) -> None:

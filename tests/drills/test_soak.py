@@ -109,6 +109,7 @@ async def talk(up: Up, number: int) -> tuple[list[float], int]:
             answer = await follow(client, way[-1]["id"])
             assert answer.end["state"] == "SUCCEEDED" and "@" in answer.end["model"], answer.end
             assert 0 < len(answer.token_ids) <= TOKENS
+            (await client.get(f"/api/runs/{way[-1]['id']}/markdown")).raise_for_status()
             await page.changes.look()
             tokens += len(answer.token_ids)
             seconds.append(time.monotonic() - began)

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import update
 
 from models.identity import weights_sha256
-from serving import maintenance
+from serving import watch
 from serving.errors import UNEXPECTED
 from serving.live import RunWriter
 from serving.watch import Upkeep
@@ -135,7 +135,7 @@ def test_a_writer_whose_thread_panicked_says_so(cracked: Served, monkeypatch: py
 
 
 def test_upkeep_goes_on_whatever_it_meets(cracked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "EVERY_SECONDS", 0.01)
     calls: list[str] = []
 
     class Faulty:

@@ -307,18 +307,6 @@ class VllmClient(StatesClient):
             )
 
 
-def _error_message(response: httpx.Response) -> str:
-    """The error message in a response body; supports the shapes that different servers use."""
-    status = f"{response.status_code} {response.reason_phrase}"
-    try:
-        body = response.json()
-    except ValueError:
-        return status
-    error = body.get("error", body) if isinstance(body, dict) else {}
-    message = error.get("message") if isinstance(error, dict) else error
-    return cut_to_words(str(message or status), 500)
-
-
 def read_limited(answer: httpx.Response, most: int) -> bytes | None:
     """The raw bytes of a streamed response; None, without reading further, if it has more than `most` bytes."""
     parts, size = [], 0

@@ -30,6 +30,9 @@ Compute = Callable[[StatesRequest], HiddenStates]
 POLL_SECONDS = 0.2
 FIRST_DELAY, MAX_DELAY = 0.5, 5.0  # seconds between retries while the server is unavailable; doubled after each one
 
+NO_STATES: States = (torch.empty(0), ())
+"""Passed to a method that needs no hidden states of a batch."""
+
 
 class ServerWaitMonitor:
     """Reports that the server is unavailable (once in the log, continuously in the progress) and checks for a stop."""
@@ -135,7 +138,7 @@ class FeatureSource:
         started = self._begun.pop(batch.index, None) or self._begin(batch)
         self._prefetch(upcoming, batch.index)
         if started is None:
-            return self._method.features(batch)
+            return self._method.features(batch, NO_STATES)
         wanted, pending = started
         return self._method.features(batch, pad_states(self._prefetcher.result(pending), batch, wanted, self.base))
 

@@ -143,7 +143,7 @@ class TrackerThread(threading.Thread):
             with suppress(queue.Empty):
                 yield self._reports.get(timeout=LOOK_SECONDS)
                 continue
-            if self.ended.is_set():
+            if self.ended.is_set() and self._reports.empty():
                 return
 
     def _disable(self, reason: str) -> None:

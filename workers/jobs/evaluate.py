@@ -148,6 +148,7 @@ class PlanRequest(Measurement):
 
     kind: ClassVar[str] = "plan"
     title: ClassVar[str] = "Plan"
+    retired: ClassVar[tuple[str, ...]] = ("draft_hidden_size",)
     work: ClassVar[str] = "workers.child.work.measure:run_plan"
 
     base_id: str
@@ -158,7 +159,6 @@ class PlanRequest(Measurement):
     batches: list[int] = setting([1, 2, 4, 8, 16], "Batch sizes to plan for, such as 1,4,16.", label="Batch sizes")
     layers: list[int] = setting([2, 4, 8], "Numbers of layers of standalone drafts.", label=LAYERS)
     costs: dict[str, Any] = {}
-    draft_hidden_size: int = setting(0, "0: that of the base.", 0, 10**6, label="Hidden size of standalone drafts")
 
     @field_validator("batches", "layers", mode="before")
     @classmethod

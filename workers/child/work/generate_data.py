@@ -27,7 +27,7 @@ from models.tokenizer import load_tokenizer, read_eos_ids
 from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.files import write_json
 from speculoos.store import Store
-from tracking import jobs, reports, stored
+from tracking import db, jobs, reports, stored
 from tracking.shards import Division, Shard
 from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
@@ -45,6 +45,10 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
     if isinstance(request, GenerateShard):
         return _run_shard(request, context)
     source = context.input_with_files(Dataset, request.source_id).path
+    with db.reading(context.settings) as session:
+        row = session.get(Dataset, request.dataset_id)
+    if row and row.state == "pending" and row.rows:
+        raise BadInput("Data sets can no longer be extended.", "Generate responses to all prompts as a new data set.")
     folder, options = context.dataset_folder(request.dataset_id), _options(request)
     context.files.bring_output(Dataset, request.dataset_id, folder)
     if request.max_minutes is None and count_answers(source, options) > (request.shard_rows or SHARD_ROWS):

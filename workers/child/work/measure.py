@@ -59,12 +59,7 @@ def run_plan(request: PlanRequest, context: JobContext) -> dict[str, Any]:
     costs = Costs.from_json(request.costs, "The figures of the other machine") if request.costs else None
     questions = asked_questions(request, context)
     loaded = load_models(context, request.base_id, request.checkpoint_id)
-    choices = PlanOptions(
-        tuple(request.batches),
-        tuple(request.layers),
-        max_tokens=request.max_tokens,
-        draft_hidden_size=request.draft_hidden_size,
-    )
+    choices = PlanOptions(tuple(request.batches), tuple(request.layers), max_tokens=request.max_tokens)
     context.log(f"Planning on {loaded.device} with {len(questions)} questions.")
     result = plan(loaded.base, loaded.draft, questions, context, costs=costs, choices=choices)
     context.log(result["verdict"])
