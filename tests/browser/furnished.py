@@ -137,11 +137,23 @@ def add_plan(bench: Workbench, base: str, heads: str) -> str:
     return bench.add(job)
 
 
+QUIET = """() => new Promise((done) => {
+  let count = -1, since = 0;
+  const look = (now) => {
+    const loaded = performance.getEntriesByType('resource').length;
+    if (loaded !== count) { count = loaded; since = now; }
+    if (now - since > 150) done(); else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})"""
+"""Waits until nothing was loaded for 150 ms."""
+
+
 def open_page(page: Page, url: str) -> None:
     """Open it and wait until it is drawn and quiet."""
     page.goto(url)
     wait_drawn(page)
-    page.wait_for_load_state("networkidle")
+    page.evaluate(QUIET)
 
 
 def wait_drawn(page: Page) -> None:

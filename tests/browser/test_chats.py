@@ -1,7 +1,6 @@
 """Conversations in a real browser: history over a restart, deletion, versions, going on, reading and copying."""
 
 import re
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -10,7 +9,7 @@ from app import turns
 from tests.browser.services import choose
 from tests.browser.test_every_page import violations
 from tests.browser.test_playground import NASTY, answered, ask, open_playground, shown_text, stored
-from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
+from tests.browser.workbench import Workbench
 from tracking import chats, runs
 from tracking.db import reading, writing
 
@@ -71,34 +70,27 @@ def open_list(page: Page, find: str = "") -> None:
     page.locator("#chats-find").fill(find)
 
 
-def test_chats_are_there_after_a_restart_of_both_servers(page: Page, tmp_path: Path) -> None:
-    bench = make_workbench(tmp_path / "home")
-    add_heads(bench, add_base(bench), "heads")
-    try:
-        bench.start("inference", "web")
-        open_playground(page, bench)
-        ask(page, "Where do bees sleep?", "Enter")
-        before = shown_text(answered(page))
-        ask(page, "And wasps?")
-        answered(page, 2)
-        chat = re.search(r"chat=([0-9a-f]{32})", page.url).group(1)
-        page.goto("about:blank")
-        bench.end()
-        bench.start("inference", "web")
-        open_playground(page, bench)
-        expect(page.locator(".sp-turn")).to_have_count(0)
-        open_list(page)
-        row(page, "Where do bees sleep?").get_by_role("link").click()
-        expect(page).to_have_url(re.compile(chat))
-        answered(page, 2)
-        says(page, before)
-        ask(page, "And ants?")
-        run, _ = stored(bench, answered(page, 3).get_attribute("data-run"))
-        asked = [message["content"] for message in run["request"]["messages"]]
-        assert asked[::2] == ["Where do bees sleep?", "And wasps?", "And ants?"]
-    finally:
-        page.goto("about:blank")
-        bench.end()
+def test_chats_are_there_after_a_restart_of_both_servers(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, "Where do bees sleep?", "Enter")
+    before = shown_text(answered(page))
+    ask(page, "And wasps?")
+    answered(page, 2)
+    chat = re.search(r"chat=([0-9a-f]{32})", page.url).group(1)
+    page.goto("about:blank")
+    workbench.end("inference", "web")
+    workbench.start("inference", "web")
+    open_playground(page, workbench)
+    expect(page.locator(".sp-turn")).to_have_count(0)
+    open_list(page)
+    row(page, "Where do bees sleep?").get_by_role("link").click()
+    expect(page).to_have_url(re.compile(chat))
+    answered(page, 2)
+    says(page, before)
+    ask(page, "And ants?")
+    run, _ = stored(workbench, answered(page, 3).get_attribute("data-run"))
+    asked = [message["content"] for message in run["request"]["messages"]]
+    assert asked[::2] == ["Where do bees sleep?", "And wasps?", "And ants?"]
 
 
 def test_chats_are_searched_and_deleted_after_a_second_click(page: Page, workbench: Workbench) -> None:
