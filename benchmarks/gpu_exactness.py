@@ -209,7 +209,7 @@ def compare_graphs(bench: Bench, device: torch.device) -> None:
         tree, scores = DraftTree(tuple(range(20 + number, 20 + number + len(shape))), shape), []
         for one, used in ((target, own), (eager, None)):
             one.forward.graphs = used
-            scores.append(one.score(tree, (0, 2)))
+            scores.append(one.forward_tree(tree, (0, 2)))
             one.commit(tree, (0, *shape.paths[0]))
         a, b = scores
         differences += [(a.logits - b.logits).abs().max().item(), (a.features - b.features).abs().max().item()]

@@ -119,7 +119,7 @@ class _Batch:
         starts = self.cache.lengths[first : first + len(token_lists)]
         inputs = Inputs.batch(token_lists, starts, self.base.device, first)
         greedy = all(answer.temperature <= 0 for answer in answers)
-        scored = self.forward(inputs, self.cache, Selection(last_only=True, best_only=greedy))
+        scored = self.forward(inputs, self.cache, Selection(last_only=True, argmax_only=greedy))
         self.cache.stage(*inputs.counts, first=first)
         self.cache.commit_all()
         for answer, token in zip(answers, self._tokens(scored, answers), strict=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from decoding.config import GenerateConfig
-from decoding.sampling import Warp, draw, normalised
+from decoding.sampling import LogitsWarper, draw, normalised
 from decoding.tree import DraftTree, TreeShape
 from models.runtime.interface import ForwardOutput
 
@@ -24,11 +24,11 @@ class Verification:
 
 def make_rule(config: GenerateConfig, generator: torch.Generator) -> "GreedyRule | LosslessRule | TypicalRule":
     """The acceptance rule of a config. `rule.first(scored)`: the response's first token, from the scores [1, V] after
-    the prompt; `rule(tree, scored)`: verify a tree with scores [n, V]. `best_only`: it needs only the best tokens, no
+    the prompt; `rule(tree, scored)`: verify a tree with scores [n, V]. `argmax_only`: it needs only the best tokens, no
     logits."""
     if config.temperature == 0:
         return GreedyRule()
-    warp = Warp(config.temperature, config.top_k, config.top_p)
+    warp = LogitsWarper(config.temperature, config.top_k, config.top_p)
     if config.acceptance == "typical":
         return TypicalRule(warp, config.epsilon, config.alpha, generator)
     return LosslessRule(warp, generator)
@@ -45,7 +45,7 @@ def accept_greedy(shape: TreeShape, tokens: tuple[int, ...], best: list[int]) ->
 class GreedyRule:
     """Exact greedy: the output equals plain greedy decoding, token by token."""
 
-    best_only = True
+    argmax_only = True
 
     def first(self, scored: ForwardOutput) -> int:
         return int(scored.best[-1])
@@ -111,9 +111,9 @@ def _try_child(
 class LosslessRule:
     """Exact sampling: tokens have the base model's distribution with temperature, top-k and top-p."""
 
-    best_only = False
+    argmax_only = False
 
-    def __init__(self, warp: Warp, generator: torch.Generator):
+    def __init__(self, warp: LogitsWarper, generator: torch.Generator):
         self.warp, self.generator = warp, generator
 
     def first(self, scored: ForwardOutput) -> int:
@@ -167,9 +167,9 @@ def accept_typical(
 class TypicalRule:
     """Medusa's typical acceptance. Lossy. The base model's token is drawn from the typical tokens after the path."""
 
-    best_only = False
+    argmax_only = False
 
-    def __init__(self, warp: Warp, epsilon: float, alpha: float, generator: torch.Generator):
+    def __init__(self, warp: LogitsWarper, epsilon: float, alpha: float, generator: torch.Generator):
         self.warp, self.epsilon, self.alpha, self.generator = warp, epsilon, alpha, generator
 
     def first(self, scored: ForwardOutput) -> int:

@@ -8,8 +8,8 @@ import torch
 
 from decoding.accept import Verification, make_rule
 from decoding.config import GenerateConfig
-from decoding.drafters.base import Drafter, DrafterStart
-from decoding.sampling import Warp
+from decoding.drafters.base import Drafter, PrefillContext
+from decoding.sampling import LogitsWarper
 from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.target import Target
 from decoding.tree import DraftTree
@@ -26,34 +26,34 @@ def generate(
     generator = seeded_generator(config.seed)
     rule = make_rule(config, generator)
     record_probs = config.probabilities and drafter.kind == "verify"
-    best_only = rule.best_only and not record_probs
+    argmax_only = rule.argmax_only and not record_probs
     clock = Clock(target)
-    scored = target.prefill(prompt_ids, drafter.reusable(prompt_ids), drafter.layers, rule.best_only)
+    scored = target.prefill(prompt_ids, drafter.max_reusable_prefix(prompt_ids), drafter.layers, rule.argmax_only)
     clock.lap("verify")
-    limits = Limits(config, target.base.eos_ids, target.max_length - len(prompt_ids), target.base.tokenizer)
+    stopping = StoppingCriteria(config, target.base.eos_ids, target.max_length - len(prompt_ids), target.base.tokenizer)
     token = rule.first(scored)
-    tokens, finish = limits.cut((EmittedToken(token, base_origin(drafter)),))
-    drafter.prefill(DrafterStart(prompt_ids, token, scored, config, generator))
+    tokens, finish = stopping.apply((EmittedToken(token, base_origin(drafter)),))
+    drafter.prefill(PrefillContext(prompt_ids, token, scored, config, generator))
     clock.lap("draft")
     yield Step(0, "prefill", tokens, counted=False, finish=finish, **clock.times())
     index = 1
-    while finish is None and not limits.should_stop():
+    while finish is None and not stopping.should_stop():
         clock.start()
         drafted = drafter.propose(token)
         tree = drafted.clipped(target.free_positions)
         clock.lap("draft")
-        scored = target.score(tree, drafter.layers, best_only)
+        scored = target.forward_tree(tree, drafter.layers, argmax_only)
         clock.lap("verify")
         verdict = rule(tree, scored)
         emitted = emit(tree, verdict, base_origin(drafter))
-        tokens, finish = limits.cut(emitted)
+        tokens, finish = stopping.apply(emitted)
         rows = (0, *verdict.path)[: len(tokens)]  # the row of the last token is not computed yet
         target.commit(tree, rows)
-        drafter.observe([t.id for t in tokens], scored, rows)
+        drafter.update([t.id for t in tokens], scored, rows)
         token = tokens[-1].id
         whole = len(tokens) == len(emitted) and len(tree) == len(drafted)
         accepted = tuple(node - 1 for node in verdict.path[: len(tokens)])
-        drafts = trace(tree, base_probabilities(tree, scored, config) if record_probs else ())
+        drafts = draft_record(tree, base_probabilities(tree, scored, config) if record_probs else ())
         yield Step(index, drafter.kind, tokens, drafts, accepted, whole, finish, **clock.times())
         index += 1
     if finish is None:
@@ -71,7 +71,7 @@ def emit(tree: DraftTree, verdict: Verification, origin: str) -> tuple[EmittedTo
     return (*accepted, EmittedToken(verdict.token, origin))
 
 
-def trace(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
+def draft_record(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
     """The tree's record in the trace: without the root; children of the root have parent -1."""
     shape = tree.shape
     parents = tuple(parent - 1 for parent in shape.parents[1:])
@@ -85,7 +85,7 @@ def base_probabilities(tree: DraftTree, scored: ForwardOutput, config: GenerateC
     if len(tree) == 1:
         return ()
     device = scored.logits.device
-    warp = Warp(config.temperature, config.top_k, config.top_p) if config.temperature else Warp()
+    warp = LogitsWarper(config.temperature, config.top_k, config.top_p) if config.temperature else LogitsWarper()
     rows = warp(scored.logits[torch.tensor(tree.shape.parents[1:], device=device)])
     return tuple(rows.gather(1, torch.tensor(tree.tokens[1:], device=device)[:, None])[:, 0].tolist())
 
@@ -121,7 +121,7 @@ class Clock:
         return {"ms_draft": draft * 1e3, "ms_verify": verify * 1e3, "ms_other": (total - draft - verify) * 1e3}
 
 
-class Limits:
+class StoppingCriteria:
     """The end of one generation: end-of-turn ids, stop texts, length. Only `cut` changes the state."""
 
     def __init__(self, config: GenerateConfig, eos_ids: frozenset[int], free_positions: int, tokenizer: Any):
@@ -133,7 +133,7 @@ class Limits:
         self.window = max((len(text.encode()) for text in config.stop), default=0) + 4  # a token has at least one byte
         self.last_ids: list[int] = []
 
-    def cut(self, tokens: Sequence[EmittedToken]) -> tuple[tuple[EmittedToken, ...], str | None]:
+    def apply(self, tokens: Sequence[EmittedToken]) -> tuple[tuple[EmittedToken, ...], str | None]:
         """(tokens to emit, reason why the generation ends with them or None)."""
         for count, token in enumerate(tokens, 1):
             self.remaining -= 1

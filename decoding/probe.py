@@ -82,7 +82,7 @@ def _difference(base: LoadedBase, seed: int) -> float:
     text, tokens = ids[:TEXT_TOKENS], ids[TEXT_TOKENS:]
     target = Target(base, 2 * TEXT_TOKENS + len(SHAPE), TransformersForward(base))
     target.prefill(text)
-    tree = target.score(DraftTree(tuple(tokens), SHAPE)).logits
+    tree = target.forward_tree(DraftTree(tuple(tokens), SHAPE)).logits
     differences = []
     for path in ([0, *path] for path in SHAPE.paths):
         row = torch.tensor([[*text, *(tokens[node] for node in path)]], device=base.device)

@@ -1,7 +1,7 @@
 """Targets that replay recorded responses, to measure a draft on the outputs of a model that is not loaded. Greedy.
 
 The loop, the rules and τ are unchanged; only the base model's best token is replaced with the recorded one.
-`ForcedTarget` runs a base model for drafts that need its hidden states; `RecordedTarget` runs no model.
+`TeacherForcedTarget` runs a base model for drafts that need its hidden states; `RecordedTarget` runs no model.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from models.runtime.precision import disable_tf32
 END = -1  # the token after the end of a recording; no drafter proposes it
 
 
-class ForcedTarget(Target):
+class TeacherForcedTarget(Target):
     """A base model that generates the recorded tokens; hidden states are its own, after these tokens."""
 
     recorded: Sequence[int] = ()
     prompt_length = 0
 
-    def play(self, recorded: Sequence[int], prompt_length: int) -> None:
+    def load(self, recorded: Sequence[int], prompt_length: int) -> None:
         """Generate these new tokens in the next generation, after a prompt of `prompt_length` tokens."""
         self.recorded, self.prompt_length = recorded, prompt_length
 
@@ -40,10 +40,10 @@ class ForcedTarget(Target):
         return torch.tensor([self.recorded[i] if 0 <= i < len(self.recorded) else END for i in indices])
 
 
-def forced_target(base: LoadedBase, max_length: int = 2048) -> ForcedTarget:
-    """A ForcedTarget on the base model's fastest forward; the first call moves the base model's weights."""
+def forced_target(base: LoadedBase, max_length: int = 2048) -> TeacherForcedTarget:
+    """A TeacherForcedTarget on the base model's fastest forward; the first call moves the base model's weights."""
     disable_tf32(base.device)
-    return ForcedTarget(base, max_length, fastest_forward(base))
+    return TeacherForcedTarget(base, max_length, fastest_forward(base))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class UnloadedBase:
     device: torch.device = torch.device("cpu")
 
 
-class RecordedTarget(ForcedTarget):
+class RecordedTarget(TeacherForcedTarget):
     """A recording instead of a base model, for drafts that need no hidden states. Its cache only counts rows."""
 
     def __init__(self, base: UnloadedBase, max_length: int):

@@ -6,7 +6,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Warp:
+class LogitsWarper:
     """Temperature, `top_k` (0: all), then `top_p`; order and ties are as in transformers' samplers."""
 
     temperature: float = 1.0

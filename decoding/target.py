@@ -43,15 +43,15 @@ class Target:
         prompt_ids: Sequence[int],
         reusable: int | None = None,
         layers: Sequence[int] = (),
-        best_only: bool = False,
+        argmax_only: bool = False,
     ) -> ForwardOutput:
         """Fill the cache with exactly `prompt_ids`. Returns logits [1, V] after the last token (or the best token, with
-        `best_only`) and the hidden states of the computed rows. Cached rows are reused, see `reused`."""
+        `argmax_only`) and the hidden states of the computed rows. Cached rows are reused, see `reused`."""
         self._check(prompt_ids)
         self.rewind(self.reused(prompt_ids, reusable))
         rest = prompt_ids[len(self.ids) :]
         parts = [
-            self.extend(rest[start : start + PREFILL_ROWS], layers, last_only=True, best_only=best_only)
+            self.extend(rest[start : start + PREFILL_ROWS], layers, last_only=True, argmax_only=argmax_only)
             for start in range(0, len(rest), PREFILL_ROWS)
         ]
         if len(parts) == 1:
@@ -65,11 +65,11 @@ class Target:
         return shared if reusable is None else min(shared, reusable)
 
     def extend(
-        self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False, best_only: bool = False
+        self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False, argmax_only: bool = False
     ) -> ForwardOutput:
         """Append `ids` to the text in one forward. Returns logits [n, V] (or [1, V]), or best tokens, after them."""
         start = len(self.ids)
-        scored = self._run(ids, range(start, start + len(ids)), None, layers, last_only, best_only)
+        scored = self._run(ids, range(start, start + len(ids)), None, layers, last_only, argmax_only)
         self.cache.commit(range(len(ids)))
         self.ids += ids
         return scored
@@ -79,12 +79,12 @@ class Target:
         self.cache.crop(length)
         del self.ids[length:]
 
-    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> ForwardOutput:
+    def forward_tree(self, tree: DraftTree, layers: Sequence[int] = (), argmax_only: bool = False) -> ForwardOutput:
         """Logits [n, V], or best tokens, after every node of `tree`, in one forward that stages its cache rows."""
         start = len(self.ids)
         positions = [start + depth for depth in tree.shape.depths]
         mask = None if len(tree) == 1 else tree.shape.mask.to(self.base.device)
-        return self._run(tree.tokens, positions, mask, layers, best_only=best_only)
+        return self._run(tree.tokens, positions, mask, layers, argmax_only=argmax_only)
 
     def commit(self, tree: DraftTree, nodes: Sequence[int]) -> None:
         """Commit the cache rows of `nodes` (the root and a path below it) of the last scored tree."""
@@ -103,10 +103,10 @@ class Target:
         mask: torch.Tensor | None,
         layers: Sequence[int],
         last_only: bool = False,
-        best_only: bool = False,
+        argmax_only: bool = False,
     ) -> ForwardOutput:
         inputs = Inputs.of(ids, positions, self.base.device, mask)
-        scored = self.forward(inputs, self.cache, Selection(tuple(layers), last_only, best_only))
+        scored = self.forward(inputs, self.cache, Selection(tuple(layers), last_only, argmax_only))
         self.cache.stage(len(ids))
         return scored
 

@@ -167,7 +167,7 @@ def measure_forward(target: Target, sizes: Sequence[int] = SIZES, rounds: int = 
     for _ in range(rounds):
         for size, samples in times.items():
             start = time.perf_counter()
-            target.score(DraftTree.chain(tokens[:size]), best_only=True)
+            target.forward_tree(DraftTree.chain(tokens[:size]), argmax_only=True)
             target.synchronize()
             samples.append((time.perf_counter() - start) * 1e3)
             target.cache.crop(length)

@@ -38,7 +38,7 @@ STEP_TOKENS = 12
 """Tokens generated to time drafting."""
 CHAIN_DEPTH = 3
 """Depth of the chains for timing layers of the base as a draft."""
-BEST = Selection(best_only=True)
+BEST = Selection(argmax_only=True)
 
 
 class RepeatedBatch:
@@ -198,7 +198,7 @@ def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]
         target = drafter.draft
         for rows in (n for n in PASS_ROWS if n <= target.free_positions):
             tree = DraftTree.chain((target.ids * rows)[:rows])
-            yield rows, timed(lambda tree=tree: target.score(tree), device)
+            yield rows, timed(lambda tree=tree: target.forward_tree(tree), device)
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.standalone import StandaloneDrafter
 from decoding.generate import generate
-from decoding.recorded import ForcedTarget, RecordedTarget, UnloadedBase, forced_target
+from decoding.recorded import RecordedTarget, TeacherForcedTarget, UnloadedBase, forced_target
 from decoding.stats import summarize
 from decoding.step import Step
 from decoding.target import fast_target
@@ -85,7 +85,7 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 def replay(
     recordings: Iterable[Recording | BadRow],
-    target: ForcedTarget | RecordedTarget,
+    target: TeacherForcedTarget | RecordedTarget,
     make: Callable[[], Drafter],
     reporter: Reporter,
     total: int | None = None,
@@ -122,13 +122,17 @@ def _skip(done: ReplayResult, reporter: Reporter, name: str, why: str) -> None:
 
 
 def _steps(
-    target: ForcedTarget | RecordedTarget, drafter: Drafter, prompt: list[int], output: list[int], reporter: Reporter
+    target: TeacherForcedTarget | RecordedTarget,
+    drafter: Drafter,
+    prompt: list[int],
+    output: list[int],
+    reporter: Reporter,
 ) -> list[Step]:
     if not output:
         raise BadInput("the output has no tokens.")
     if max(output) >= target.base.vocab_size:
         raise BadInput(f"token id {max(output)} is not in this vocabulary; the recording is from another model family.")
-    target.play(output, len(prompt))
+    target.load(output, len(prompt))
     target.rewind(0)
     config = GenerateConfig(max_tokens=len(output), should_stop=reporter.stop_requested)
     return list(generate(target, drafter, prompt, config))
@@ -209,12 +213,12 @@ def _retimed(step: Step, costs: Costs) -> Step:
 class Opened:
     """A target, and `make`, which creates a drafter for each recording."""
 
-    target: ForcedTarget | RecordedTarget
+    target: TeacherForcedTarget | RecordedTarget
     make: Callable[[], Drafter]
 
     def costs(self) -> Costs | None:
         """Measured costs of the base's forwards at the length of the last recording; None without a base."""
-        if not isinstance(self.target, ForcedTarget) or not self.target.ids:
+        if not isinstance(self.target, TeacherForcedTarget) or not self.target.ids:
             return None
         forward = measure_forward(self.target, rounds=ROUNDS)
         return Costs({1: forward}, machine=describe_machine(self.target.base.device)) if forward else None

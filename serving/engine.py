@@ -139,7 +139,7 @@ class Engine:
                 drafter = _drafter(loaded, request, notices)
                 if config.probabilities and drafter.name != "none":
                     notices.append(RECORDED)
-                cached_tokens = target.reused(prompt_ids, drafter.reusable(prompt_ids))
+                cached_tokens = target.reused(prompt_ids, drafter.max_reusable_prefix(prompt_ids))
                 stream, steps = TextStream(target.base.tokenizer, config.stop, written), []
                 other_work = OtherCpuLoad()
                 limit, itemsize = self.heartbeat.limit, getattr(torch, self.dtype).itemsize

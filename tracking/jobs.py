@@ -23,8 +23,8 @@ from tracking.moves import (
     is_waiting,
     owned_by_attempt,
     runs_in_shards,
-    update_silently,
-    update_visibly,
+    update_job,
+    update_job_and_version,
 )
 from tracking.names import check_user
 from tracking.states import JobState
@@ -100,9 +100,9 @@ def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> in
         "done_before": case((Job.done > Job.done_before, Job.done), else_=Job.done_before),
         **NO_ERROR,
     }
-    if not update_visibly(session, job_id, and_(can_start(), is_waiting()), **values):
+    if not update_job_and_version(session, job_id, and_(can_start(), is_waiting()), **values):
         return None
-    update_silently(session, job_id, Job.started_at.is_(None), started_at=time)
+    update_job(session, job_id, Job.started_at.is_(None), started_at=time)
     return get(session, job_id).attempt
 
 
@@ -110,19 +110,19 @@ def renew(session: Session, job_id: str, attempt: int, lease_seconds: float) -> 
     """The supervisor's heartbeat: renew the lease; returns whether a cancel was requested. Raises Fenced. `lease_until`
     is for display. The reconciler only checks whether it changed, which does not depend on clocks."""
     until = now() + timedelta(seconds=lease_seconds)
-    check_fence(update_silently(session, job_id, owned_by_attempt(attempt), lease_until=until), job_id, attempt)
+    check_fence(update_job(session, job_id, owned_by_attempt(attempt), lease_until=until), job_id, attempt)
     return bool(session.scalar(select(Job.cancel_requested).where(Job.id == job_id)))
 
 
 def record_child(session: Session, job_id: str, attempt: int, child: dict[str, Any]) -> None:
     """Store the process of this attempt: host, boot id, pid and start time. Raises Fenced."""
-    check_fence(update_silently(session, job_id, owned_by_attempt(attempt), child=child), job_id, attempt)
+    check_fence(update_job(session, job_id, owned_by_attempt(attempt), child=child), job_id, attempt)
 
 
 def succeed(session: Session, job_id: str, attempt: int, result: dict[str, Any]) -> None:
     """RUNNING → SUCCEEDED. Raises Fenced."""
     values = {"result": result, "finished_at": now(), "eta_seconds": None, "progress_note": "", **NO_ERROR}
-    ended = update_visibly(session, job_id, owned_by_attempt(attempt), state=JobState.SUCCEEDED, **values)
+    ended = update_job_and_version(session, job_id, owned_by_attempt(attempt), state=JobState.SUCCEEDED, **values)
     check_fence(ended, job_id, attempt)
 
 
@@ -146,7 +146,7 @@ def interrupt(
     `hint`, if no attempt is left. An attempt with more progress than all earlier ones resets the count of attempts.
     With `counts=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced."""
     own = owned_by_attempt(attempt)
-    update_silently(session, job_id, own, Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
+    update_job(session, job_id, own, Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
     last_attempt = and_(own, Job.attempt >= Job.attempt_cap)
     stopped = and_(own, Job.cancel_requested, or_(Job.shards == 0, last_attempt))
     if _finish(session, job_id, stopped, JobState.CANCELLED, "cancelled", STOPPED_MESSAGE):
@@ -156,7 +156,7 @@ def interrupt(
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
     extra = {} if counts else {"attempt_cap": Job.attempt_cap + 1}
-    moved = update_visibly(session, job_id, own, state=JobState.INTERRUPTED, **values, **extra)
+    moved = update_job_and_version(session, job_id, own, state=JobState.INTERRUPTED, **values, **extra)
     check_fence(moved, job_id, attempt)
     return JobState.INTERRUPTED
 
@@ -170,7 +170,9 @@ def request_cancel(session: Session, job_id: str) -> Job:
     undivided = and_(is_waiting(), Job.shards == 0)
     if _finish(session, job_id, undivided, JobState.CANCELLED, "cancelled", "Cancelled while it waited."):
         return get(session, job_id)
-    if not update_visibly(session, job_id, or_(Job.state == JobState.RUNNING, is_waiting()), cancel_requested=True):
+    if not update_job_and_version(
+        session, job_id, or_(Job.state == JobState.RUNNING, is_waiting()), cancel_requested=True
+    ):
         raise Conflict(f"“{job.name}” has ended already ({job.state}).")
     shards.cancel(session, job_id)
     return get(session, job_id)
@@ -221,7 +223,7 @@ def resume_divided(session: Session) -> int:
     for job in ended:
         if job.cancel_requested:
             values = {"published_at": None, "attempt_cap": Job.attempt + ATTEMPTS}
-            update_visibly(session, job.id, owned_by_attempt(job.attempt), state=JobState.INTERRUPTED, **values)
+            update_job_and_version(session, job.id, owned_by_attempt(job.attempt), state=JobState.INTERRUPTED, **values)
         else:
             with suppress(Fenced):  # another process has just done it
                 interrupt(session, job.id, job.attempt, "Its shards have ended.")
@@ -229,7 +231,7 @@ def resume_divided(session: Session) -> int:
 
 
 def mark_published(session: Session, job_id: str) -> None:
-    update_silently(session, job_id, published_at=now())
+    update_job(session, job_id, published_at=now())
 
 
 STOPPED_MESSAGE = "Stopped at your request."
@@ -242,7 +244,7 @@ def _finish(
     """Set FAILED or CANCELLED; fails pending outputs and cancels jobs that wait for it."""
     values = {"error_code": code, "error": storable(error), "hint": storable(hint), "lease_until": None}
     ended = {"finished_at": now(), "eta_seconds": None, "progress_note": ""}
-    if not update_visibly(session, job_id, where, state=state, **values, **ended):
+    if not update_job_and_version(session, job_id, where, state=state, **values, **ended):
         return False
     # a data set of an earlier version that was being extended can still be used
     extended = (Dataset.job_id == job_id, Dataset.state == "pending", Dataset.rows > 0)
@@ -261,7 +263,7 @@ def _cancel_dependents(session: Session, job: Job) -> None:
 
 
 def _requeue(session: Session, job: Job) -> None:
-    if not update_visibly(session, job.id, queued_at=end_of_queue(session, job.queue), **QUEUED_AGAIN):
+    if not update_job_and_version(session, job.id, queued_at=end_of_queue(session, job.queue), **QUEUED_AGAIN):
         return
     _set_outputs(session, job.id, "failed", "pending")
     shards.requeue(session, job.id)

@@ -44,18 +44,18 @@ def runs_in_shards() -> ColumnElement[bool]:
     return and_(Job.state == JobState.RUNNING, Job.shards > 0, Job.owner == "")
 
 
-def update_silently(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
+def update_job(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
     """Compare-and-set update that pages need not show. True if the row matched the conditions."""
     statement = update(Job).where(Job.id == job_id, *conditions).values(**values)
     return session.execute(statement.execution_options(synchronize_session=False)).rowcount == 1
 
 
-def update_visibly(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
+def update_job_and_version(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
     """Compare-and-set update that increments `version`, so that pages show it. True if the row matched the conditions.
     A change of `state` must be an allowed transition."""
     if state := values.get("state"):
         conditions += (Job.state.in_([s for s, targets in TRANSITIONS.items() if state in targets]),)
-    return update_silently(session, job_id, *conditions, version=Job.version + 1, **values)
+    return update_job(session, job_id, *conditions, version=Job.version + 1, **values)
 
 
 def check_fence(updated: bool, job_id: str, attempt: int) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, and_, func, insert, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from tracking.moves import check_fence, owned_by_attempt, update_silently, update_visibly
+from tracking.moves import check_fence, owned_by_attempt, update_job, update_job_and_version
 from tracking.states import JobState
 from tracking.tables import Job, JobLog, Metric, Sample, now
 from tracking.values import storable
@@ -41,7 +41,7 @@ def write(session: Session, job_id: str, attempt: int, report: JobReport) -> boo
     values: dict[str, Any] = {"heartbeat_at": now(), **storable(report.progress or {})}
     if report.progress or report.metrics or report.logs or report.samples:
         values["version"] = Job.version + 1
-    check_fence(update_silently(session, job_id, owned_by_attempt(attempt), **values), job_id, attempt)
+    check_fence(update_job(session, job_id, owned_by_attempt(attempt), **values), job_id, attempt)
     _write_metrics(session, job_id, attempt, report.metrics)
     _write_logs(session, job_id, attempt, report.logs)
     if report.samples:
@@ -53,7 +53,7 @@ def write(session: Session, job_id: str, attempt: int, report: JobReport) -> boo
 def add_log(session: Session, job_id: str, attempt: int, message: str, level: str = "info") -> None:
     """Add one log line from the supervisor or reconciler. Not fenced, because it changes no state."""
     _write_logs(session, job_id, attempt, [(now(), level, message)])
-    update_visibly(session, job_id)
+    update_job_and_version(session, job_id)
 
 
 def logs(session: Session, job_id: str, after_id: int = 0, limit: int = 1000) -> list[JobLog]:

@@ -23,8 +23,8 @@ from tracking.moves import (
     is_waiting,
     owned_by_attempt,
     runs_in_shards,
-    update_silently,
-    update_visibly,
+    update_job,
+    update_job_and_version,
 )
 from tracking.states import FINISHED, JobState
 from tracking.tables import Job, now
@@ -85,8 +85,8 @@ class Tally:
 def divide(session: Session, job_id: str, attempt: int, division: Division) -> None:
     """Divide a running job: create missing shards, queue those without a result. Raises Fenced or Cancelled."""
     values = {"shards": len(division.shards), "owner": "", "lease_until": None, "published_at": None}
-    if not update_visibly(session, job_id, owned_by_attempt(attempt), ~Job.cancel_requested, **values):
-        check_fence(update_visibly(session, job_id, owned_by_attempt(attempt)), job_id, attempt)
+    if not update_job_and_version(session, job_id, owned_by_attempt(attempt), ~Job.cancel_requested, **values):
+        check_fence(update_job_and_version(session, job_id, owned_by_attempt(attempt)), job_id, attempt)
         raise Cancelled("Stopped at your request.")
     parent = session.get_one(Job, job_id, populate_existing=True)
     existing = {shard.number: shard for shard in list_shards(session, job_id)}
@@ -98,7 +98,7 @@ def divide(session: Session, job_id: str, attempt: int, division: Division) -> N
             session.add(_new_job(parent, division, number, shard, first + timedelta(microseconds=number)))
     session.flush()
     total = sum(shard.total for shard in division.shards)
-    update_silently(session, job_id, total=total, unit=division.unit)
+    update_job(session, job_id, total=total, unit=division.unit)
     update_progress(session)
 
 
@@ -137,7 +137,7 @@ def update_progress(session: Session) -> None:
             "eta_seconds": _eta_seconds(job, progress),
         }
         if any(getattr(job, name) != value for name, value in values.items()):
-            update_visibly(session, job.id, runs_in_shards(), **values)
+            update_job_and_version(session, job.id, runs_in_shards(), **values)
 
 
 def _eta_seconds(job: Job, progress: Tally) -> float | None:
@@ -221,14 +221,14 @@ def _new_job(parent: Job, division: Division, number: int, shard: Shard, queued_
 def _update(session: Session, job: Job, shard: Shard) -> None:
     if shard.result is not None and job.state != JobState.SUCCEEDED:
         values = {"done": shard.total, "total": shard.total, "result": shard.result, "finished_at": now(), **NO_ERROR}
-        update_silently(session, job.id, Job.state != JobState.RUNNING, state=JobState.SUCCEEDED, **values)
+        update_job(session, job.id, Job.state != JobState.RUNNING, state=JobState.SUCCEEDED, **values)
     elif shard.result is None and job.state in FINISHED:
         _queue(session, job, shard.request)
 
 
 def _queue(session: Session, job: Job, request: dict[str, Any]) -> None:
     values = {"version": Job.version + 1, "request": request, "done": 0, "done_before": 0, **QUEUED_AGAIN}
-    update_silently(session, job.id, Job.state.in_(FINISHED), **values)
+    update_job(session, job.id, Job.state.in_(FINISHED), **values)
 
 
 def _end_waiting(session: Session, job_id: str, code: str, error: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from decoding.config import GenerateConfig
-from decoding.sampling import Warp
+from decoding.sampling import LogitsWarper
 from decoding.target import Target
 from decoding.tree import DraftTree
 from models.runtime.forward import FastForward
@@ -17,17 +17,17 @@ from speculoos.errors import BadInput
 MAX_OPTION = 1024  # largest value of a drafter's numeric option
 MAX_TUNING_DEPTH = 5
 WIDEST_TREE = {"top_k": 4, "nodes": 32}  # the widest tuned tree; its traces also give the results of narrower trees
-Sampling = tuple[Warp, torch.Generator, int]
+Sampling = tuple[LogitsWarper, torch.Generator, int]
 """Sampling of draft tokens: warp, random generator, the target's vocabulary size."""
 
 
 @dataclass(frozen=True)
-class DrafterStart:
-    """The state after the prefill: `token` follows the prompt; `scored` has the last `len(hidden)` prompt tokens."""
+class PrefillContext:
+    """The state after the prefill: `token` follows the prompt; `output` has the last `len(hidden)` prompt tokens."""
 
     prompt_ids: Sequence[int]
     token: int
-    scored: ForwardOutput
+    output: ForwardOutput
     config: GenerateConfig
     generator: torch.Generator
 
@@ -35,7 +35,7 @@ class DrafterStart:
         """Sampling of draft tokens with the generation's settings; None if the generation is greedy."""
         if not self.config.temperature:
             return None
-        warp = Warp(self.config.temperature, self.config.top_k, self.config.top_p)
+        warp = LogitsWarper(self.config.temperature, self.config.top_k, self.config.top_p)
         return warp, self.generator, vocab_size
 
 
@@ -47,19 +47,19 @@ class Drafter:
     """Kind of its steps in the trace; the origin of the base model's tokens is target or plain."""
     layers: Sequence[int] = ()  # 0-based layers of the base model whose outputs it needs as features
 
-    def reusable(self, prompt_ids: Sequence[int]) -> int | None:
+    def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int | None:
         """Number of leading prompt tokens whose features it does not need again; None: all."""
         return None
 
-    def prefill(self, start: DrafterStart) -> None:
+    def prefill(self, start: PrefillContext) -> None:
         """Start a generation."""
 
     def propose(self, token: int) -> DraftTree:
         """A tree whose root is `token`, the last emitted token."""
         return DraftTree((token,))
 
-    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
-        """Receive the emitted `tokens`; tokens[i] follows row rows[i] of `scored`, which is in the cache now."""
+    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
+        """Receive the emitted `tokens`; tokens[i] follows row rows[i] of `output`, which is in the cache now."""
 
 
 class PlainDrafter(Drafter):
@@ -78,10 +78,10 @@ class ClientDrafter(Drafter):
         self.layers = inner.layers
         self._chain: tuple[int, ...] = ()
 
-    def reusable(self, prompt_ids: Sequence[int]) -> int | None:
-        return self.inner.reusable(prompt_ids)
+    def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int | None:
+        return self.inner.max_reusable_prefix(prompt_ids)
 
-    def prefill(self, start: DrafterStart) -> None:
+    def prefill(self, start: PrefillContext) -> None:
         self._chain = self.tokens[1:] if self.tokens[:1] == (start.token,) else ()
         self.inner.prefill(start)
 
@@ -92,8 +92,8 @@ class ClientDrafter(Drafter):
         self.kind = self.inner.kind
         return self.inner.propose(token)
 
-    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
-        self.inner.observe(tokens, scored, rows)
+    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
+        self.inner.update(tokens, output, rows)
 
 
 @dataclass(frozen=True)

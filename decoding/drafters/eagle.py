@@ -19,7 +19,7 @@ from decoding.drafters.base import (
     MAX_TUNING_DEPTH,
     WIDEST_TREE,
     Drafter,
-    DrafterStart,
+    PrefillContext,
     Sampling,
     TuningSpace,
     check_columns,
@@ -208,22 +208,22 @@ class EagleDrafter(Drafter):
         """For each of these nodes, the tree's rows it attends to: its ancestors' and its own."""
         self._depths: list[int] = []
 
-    def reusable(self, prompt_ids: Sequence[int]) -> int:
+    def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int:
         """One less than the common prefix with the present text: its last feature must be computed again."""
         computed = len(self.text) - sum(map(len, self.pending))  # later rows are predictions of the last tree
         return max(common_prefix([self.first, *self.text[:computed]], prompt_ids) - 1, 0)
 
-    def prefill(self, start: DrafterStart) -> None:
+    def prefill(self, start: PrefillContext) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
-        prompt_ids, scored = start.prompt_ids, start.scored
-        self.cache.crop(len(prompt_ids) - len(scored.hidden))
+        prompt_ids, output = start.prompt_ids, start.output
+        self.cache.crop(len(prompt_ids) - len(output.hidden))
         self.first, self.text = prompt_ids[0], [*prompt_ids[1:], start.token]
-        self.pending = [self._features(scored, slice(None))]
+        self.pending = [self._features(output, slice(None))]
         self._compute_pending()
 
-    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
+    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
         self.text += tokens
-        self.pending.append(self._features(scored, list(rows)))
+        self.pending.append(self._features(output, list(rows)))
 
     def propose(self, token: int) -> DraftTree:
         if isinstance(self.tree, DynamicTree):
@@ -279,8 +279,8 @@ class EagleDrafter(Drafter):
         self.pending = []
 
     @torch.inference_mode()
-    def _features(self, scored: ForwardOutput, rows: slice | list[int]) -> torch.Tensor:
-        return self.draft.fuse(scored.hidden[rows], scored.features[rows] if self.layers else None)
+    def _features(self, output: ForwardOutput, rows: slice | list[int]) -> torch.Tensor:
+        return self.draft.fuse(output.hidden[rows], output.features[rows] if self.layers else None)
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:

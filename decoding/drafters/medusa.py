@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import WIDEST_TREE, Drafter, DrafterStart, TuningSpace, check_columns, is_fast
+from decoding.drafters.base import WIDEST_TREE, Drafter, PrefillContext, TuningSpace, check_columns, is_fast
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices
@@ -36,11 +36,11 @@ class MedusaDrafter(Drafter):
             )
         self.hidden: torch.Tensor | None = None
 
-    def prefill(self, start: DrafterStart) -> None:
-        self.hidden = start.scored.hidden[-1]
+    def prefill(self, start: PrefillContext) -> None:
+        self.hidden = start.output.hidden[-1]
 
-    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
-        self.hidden = scored.hidden[rows[-1]]
+    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
+        self.hidden = output.hidden[rows[-1]]
 
     @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:

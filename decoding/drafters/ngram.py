@@ -5,7 +5,7 @@ Source: Saxena 2023, prompt lookup decoding; with an index, so that a step does 
 
 from collections.abc import Sequence
 
-from decoding.drafters.base import Drafter, DrafterStart
+from decoding.drafters.base import Drafter, PrefillContext
 from decoding.tree import DraftTree
 from models.methods.trees import MAX_DEPTH, MAX_TREE_NODES
 from models.runtime.interface import ForwardOutput
@@ -33,11 +33,11 @@ class NgramDrafter(Drafter):
         self.ends: dict[tuple[int, ...], list[int]] = {}
         """For each n-gram of the text, the indices after its occurrences, oldest first."""
 
-    def prefill(self, start: DrafterStart) -> None:
+    def prefill(self, start: PrefillContext) -> None:
         self.ids, self.ends = [], {}
         self._extend([*start.prompt_ids, start.token])
 
-    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
+    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
         self._extend(tokens)
 
     def propose(self, token: int) -> DraftTree:

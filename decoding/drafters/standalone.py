@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import MAX_TUNING_DEPTH, Drafter, DrafterStart, Sampling, TuningSpace, is_fast
+from decoding.drafters.base import MAX_TUNING_DEPTH, Drafter, PrefillContext, Sampling, TuningSpace, is_fast
 from decoding.drafters.expansion import grow_static
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
@@ -25,7 +25,7 @@ class StandaloneDrafter(Drafter):
         self.ids: list[int] = []
         self.synced = 0  # number of leading tokens that the draft's cache and the text have in common
 
-    def prefill(self, start: DrafterStart) -> None:
+    def prefill(self, start: PrefillContext) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
         self.ids = [*start.prompt_ids, start.token]
         self.synced = 0
@@ -33,7 +33,7 @@ class StandaloneDrafter(Drafter):
             self.draft.prefill(start.prompt_ids)
             self.synced = len(start.prompt_ids)
 
-    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
+    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
         self.ids += tokens
 
     def propose(self, token: int) -> DraftTree:
@@ -55,12 +55,12 @@ class StandaloneDrafter(Drafter):
         return self.add([token], [-1])[0]
 
     def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Chains are cached; of a tree all nodes are scored again, which costs about as much as a forward of one."""
+        """Chains are cached; of a tree all nodes are output again, which costs about as much as a forward of one."""
         if self.shape.is_chain:
             return self.draft.extend(tokens).logits
         self._tokens += tokens
         self._parents += parents
-        return self.draft.score(DraftTree.build(self._tokens, self._parents)).logits[-len(tokens) :]
+        return self.draft.forward_tree(DraftTree.build(self._tokens, self._parents)).logits[-len(tokens) :]
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         return choices

@@ -82,7 +82,7 @@ class FastForward:
         hidden = self.norm(x)
         features = torch.cat([outputs[index] for index in selection.layers], dim=-1) if outputs else None
         rows = hidden[inputs.last_rows] if selection.last_only else hidden[:n]
-        best = self.argmax(rows) if selection.best_only and self.argmax is not None else None
+        best = self.argmax(rows) if selection.argmax_only and self.argmax is not None else None
         logits = self.head(rows) if best is None else None
         return ForwardOutput(logits, hidden[:n], features, best)
 

@@ -51,11 +51,11 @@ class Inputs:
 @dataclass(frozen=True)
 class Selection:
     """Requested results of a forward. `layers`: 0-based layers whose outputs are features. `last_only`: logits of each
-    sequence's last row only. `best_only`: only the argmax of these rows, so `logits` may be None."""
+    sequence's last row only. `argmax_only`: only the argmax of these rows, so `logits` may be None."""
 
     layers: tuple[int, ...] = ()
     last_only: bool = False
-    best_only: bool = False
+    argmax_only: bool = False
 
 
 LOGITS = Selection()

@@ -5,7 +5,7 @@ Used to measure the overhead of the loop, and in tests with drafts that are alwa
 
 from collections.abc import Sequence
 
-from decoding.drafters.base import Drafter, DrafterStart
+from decoding.drafters.base import Drafter, PrefillContext
 from decoding.tree import DraftTree, TreeShape, chain_shape
 from models.runtime.interface import ForwardOutput
 
@@ -21,10 +21,10 @@ class ReplayDrafter(Drafter):
         self.recorded, self.vocab_size = list(recorded), vocab_size
         self.shape = chain_shape(shape) if isinstance(shape, int) else shape
 
-    def prefill(self, start: DrafterStart) -> None:
+    def prefill(self, start: PrefillContext) -> None:
         self.done, self.turn = 1, 0
 
-    def observe(self, tokens: Sequence[int], scored: ForwardOutput, rows: Sequence[int]) -> None:
+    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
         self.done += len(tokens)
 
     def propose(self, token: int) -> DraftTree:

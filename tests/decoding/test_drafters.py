@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.drafters.base import DrafterStart
+from decoding.drafters.base import PrefillContext
 from decoding.drafters.eagle import CPU_TREE, GPU_TREE
 from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.generate import seeded_generator
-from decoding.sampling import Warp
+from decoding.sampling import LogitsWarper
 from decoding.target import Target
 from decoding.tree import shape_from_choices
 from models.eagle import EagleDraft
@@ -67,7 +67,7 @@ def test_a_static_tree_holds_the_drafts_best_tokens_after_each_path():
 
 
 def test_sampled_children_differ_come_with_their_distribution_and_follow_it():
-    toy, warp, generator = ToyExpander(), Warp(0.8, top_p=0.95), seeded_generator(3)
+    toy, warp, generator = ToyExpander(), LogitsWarper(0.8, top_p=0.95), seeded_generator(3)
     first = torch.zeros(2 * VOCAB + 1)
     for _ in range(400):
         tree = grow_static(TREE, 5, toy, (warp, generator, 2 * VOCAB + 1))
@@ -85,7 +85,7 @@ def test_sampled_children_differ_come_with_their_distribution_and_follow_it():
 
 def test_where_the_mass_ends_fewer_children_are_drawn_and_their_descendants_are_left_out():
     shape = shape_from_choices([[0], [1], [2, 0], [2, 1]])
-    tree = grow_static(shape, 5, ToyExpander(), (Warp(1.0, top_k=2), seeded_generator(0), 2 * VOCAB + 1))
+    tree = grow_static(shape, 5, ToyExpander(), (LogitsWarper(1.0, top_k=2), seeded_generator(0), 2 * VOCAB + 1))
     assert len(tree) == 3 and tree.shape.parents == (-1, 0, 0) and set(tree.proposals) == {0}
 
 
@@ -93,16 +93,16 @@ def test_where_the_mass_ends_fewer_children_are_drawn_and_their_descendants_are_
 def test_a_dynamic_tree_is_the_best_nodes_of_a_beam_and_hangs_together(depth, top_k, nodes):
     toy = ToyExpander(seed=depth)
     tree = grow_dynamic(5, toy, depth, top_k, nodes)
-    frontier, scored = [((5,), 0.0)], {}
+    frontier, output = [((5,), 0.0)], {}
     for _ in range(depth + 1):  # a beam written out: all children of the top_k best paths of the level before
         level = {}
         for path, score in frontier:
             logprobs = toy.logits(path).log_softmax(-1)
             for i in logprobs.topk(min(top_k, VOCAB)).indices.tolist():
                 level[(*path, 2 * i + 1)] = score + float(logprobs[i])
-        scored |= level
+        output |= level
         frontier = sorted(level.items(), key=lambda item: -item[1])[:top_k]
-    expected = {(5,)} | set(sorted(scored, key=lambda path: -scored[path])[: nodes - 1])
+    expected = {(5,)} | set(sorted(output, key=lambda path: -output[path])[: nodes - 1])
     assert {path_tokens(tree, node) for node in range(len(tree))} == expected
     assert tree.shape.max_depth <= depth + 1
     for node, siblings in enumerate(tree.shape.children):
@@ -135,9 +135,9 @@ class Checked:
         self.text = [*opening.prompt_ids, opening.token]
         self.drafter.prefill(opening)
 
-    def observe(self, tokens, scored, kept):
+    def update(self, tokens, output, kept):
         self.text += tokens
-        self.drafter.observe(tokens, scored, kept)
+        self.drafter.update(tokens, output, kept)
 
     def propose(self, token):
         tree = self.drafter.propose(token)
@@ -171,15 +171,15 @@ def test_eagles_cache_and_trees_equal_computing_everything_anew(kind, options, b
     class Both:
         """Proposes from the recording, and has EAGLE draft beside it."""
 
-        name, kind, layers, reusable = "both", "verify", checked.layers, checked.reusable
+        name, kind, layers, max_reusable_prefix = "both", "verify", checked.layers, checked.max_reusable_prefix
 
         def prefill(self, *args):
             checked.prefill(*args)
             proposals.prefill(*args)
 
-        def observe(self, *args):
-            checked.observe(*args)
-            proposals.observe(*args)
+        def update(self, *args):
+            checked.update(*args)
+            proposals.update(*args)
 
         def propose(self, token):
             checked.propose(token)
@@ -213,7 +213,7 @@ def test_a_medusa_tree_deeper_than_the_heads_is_refused_and_the_default_fits_the
 
 def ngram(text, **options):
     drafter = NgramDrafter(**options)
-    drafter.prefill(DrafterStart(text[:-1], text[-1], ForwardOutput(torch.empty(0), torch.empty(0)), None, None))
+    drafter.prefill(PrefillContext(text[:-1], text[-1], ForwardOutput(torch.empty(0), torch.empty(0)), None, None))
     return drafter
 
 
@@ -231,7 +231,7 @@ def test_prompt_lookup_merges_several_continuations_into_a_tree_and_learns_as_it
         *((3, 5, 8, 2)[: i + 1] for i in range(4)),
         *((3, 4, 8, 2)[: i + 1] for i in range(4)),
     }
-    drafter.observe([6, 2, 3], None, [])
+    drafter.update([6, 2, 3], None, [])
     assert drafter.propose(3).tokens[1] == 6
 
 

@@ -7,7 +7,7 @@ import torch
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.sampling import Warp
+from decoding.sampling import LogitsWarper
 from decoding.stats import summarize
 from decoding.step import Step
 from decoding.target import Target
@@ -267,7 +267,7 @@ def test_the_bases_probability_of_every_drafted_token_is_recorded_rejected_ones_
                 path.insert(0, drafted.tokens[above])
                 above = drafted.parents[above]
             logits = base.model(torch.tensor([[*said, *path]])).logits[0, -1]
-            warp = Warp(0.8, 20) if sampling else Warp()
+            warp = LogitsWarper(0.8, 20) if sampling else LogitsWarper()
             assert p == pytest.approx(float(warp(logits)[drafted.tokens[node]]), abs=1e-4)
             looked_at, rejected = looked_at + 1, rejected + (node not in step.accepted)
         said += [token.id for token in step.tokens]

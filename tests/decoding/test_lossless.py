@@ -13,7 +13,7 @@ from decoding.accept import accept_lossless
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Drafter
 from decoding.generate import generate
-from decoding.sampling import Warp, draw, draw_distinct
+from decoding.sampling import LogitsWarper, draw, draw_distinct
 from decoding.target import Target
 from decoding.tree import DraftTree, chain_shape, shape_from_choices
 from models.runtime.interface import ForwardOutput
@@ -27,11 +27,11 @@ SHAPES = {
     "wide": shape_from_choices([[0], [1], [2], [3]]),
 }
 WARPS = {
-    "T=1": Warp(1.0),
-    "T=0.5": Warp(0.5),
-    "T=1.5 top-p 0.8": Warp(1.5, top_p=0.8),
-    "T=0.8 top-k 3": Warp(0.8, top_k=3),
-    "T=1.2 top-k 5 top-p 0.9": Warp(1.2, top_k=5, top_p=0.9),
+    "T=1": LogitsWarper(1.0),
+    "T=0.5": LogitsWarper(0.5),
+    "T=1.5 top-p 0.8": LogitsWarper(1.5, top_p=0.8),
+    "T=0.8 top-k 3": LogitsWarper(0.8, top_k=3),
+    "T=1.2 top-k 5 top-p 0.9": LogitsWarper(1.2, top_k=5, top_p=0.9),
 }
 NARROW = ("T=0.8 top-k 3", "T=1.2 top-k 5 top-p 0.9")
 TOO_WIDE = {("wide", name, "sampled") for name in NARROW}
@@ -209,10 +209,10 @@ class ToyTarget(Target):
         super().__init__(base, 64)
         self.table = table
 
-    def prefill(self, prompt_ids, reusable=None, layers=(), best_only=False):
+    def prefill(self, prompt_ids, reusable=None, layers=(), argmax_only=False):
         return ForwardOutput(self.table[VOCAB][None], torch.zeros(len(prompt_ids), 1))
 
-    def score(self, tree, layers=(), best_only=False):
+    def forward_tree(self, tree, layers=(), argmax_only=False):
         return ForwardOutput(self.table[torch.tensor(tree.tokens)], torch.zeros(len(tree), 1))
 
     def commit(self, tree, nodes):
@@ -225,7 +225,7 @@ class ToyTarget(Target):
 )
 def test_the_whole_loop_keeps_the_bases_distribution(base, shape, kind, top_k):
     table = context_logits(5)
-    warp = Warp(0.9, top_k, 0.95)
+    warp = LogitsWarper(0.9, top_k, 0.95)
     config = {"temperature": 0.9, "top_p": 0.95, "top_k": top_k, "max_tokens": 3, "eos_ids": frozenset()}
     generator = torch.Generator().manual_seed(11)
     target = ToyTarget(base, table)
@@ -241,7 +241,7 @@ def test_the_whole_loop_keeps_the_bases_distribution(base, shape, kind, top_k):
 
 def test_a_draft_equal_to_the_base_is_always_accepted():
     shape = SHAPES["chain"]
-    probs = Warp()(context_logits(0))
+    probs = LogitsWarper()(context_logits(0))
     generator = torch.Generator().manual_seed(0)
     tokens, proposals = draft_batch(shape, probs, "sampled", generator, 500)
     uniforms = torch.rand(500, len(shape), generator=generator, dtype=torch.float64)
@@ -261,4 +261,4 @@ def test_warps_agree_with_transformers():
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(3))
     expected = TemperatureLogitsWarper(0.7)(None, logits)
     expected = TopPLogitsWarper(0.85)(None, TopKLogitsWarper(12)(None, expected))
-    torch.testing.assert_close(Warp(0.7, 12, 0.85)(logits), expected.double().softmax(-1), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(LogitsWarper(0.7, 12, 0.85)(logits), expected.double().softmax(-1), atol=1e-6, rtol=1e-5)

@@ -203,7 +203,7 @@ def test_a_batch_computes_what_each_sequence_alone_does(tiny_base):
     target = fast_target(base, 128)
     text = list(range(20))
     target.prefill(text)
-    alone = target.score(DraftTree.chain(text[:3]), best_only=True).best.tolist()
+    alone = target.forward_tree(DraftTree.chain(text[:3]), argmax_only=True).best.tolist()
     many, kept = RepeatedBatch(base, text, 2, 3), []
     forward = many.forward
     many.forward = lambda *given: kept.append(forward(*given)) or kept[-1]

@@ -171,7 +171,7 @@ class JobContext:
     def fenced(self) -> Iterator[Session]:
         """A session that commits only while this attempt owns the job. Raises Fenced before anything is written."""
         with db.writing(self.settings) as session:
-            moved = moves.update_visibly(session, self.job_id, moves.owned_by_attempt(self.attempt))
+            moved = moves.update_job_and_version(session, self.job_id, moves.owned_by_attempt(self.attempt))
             moves.check_fence(moved, self.job_id, self.attempt)
             yield session
 

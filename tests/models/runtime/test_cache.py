@@ -39,7 +39,7 @@ def test_logits_after_commits_equal_a_fresh_prefill(family, base_of, trees, seed
     target.prefill(text)
     for parents, node in trees:
         tree = DraftTree(tuple(tokens(len(parents))), TreeShape(parents))
-        scored = target.score(tree)
+        scored = target.forward_tree(tree)
         kept = (0, *tree.shape.path(node))
         target.commit(tree, kept)
         target.cache.check_integrity()

@@ -51,11 +51,11 @@ def test_logits_hidden_states_and_features_equal_those_of_transformers(tmp_path,
     layers = (0, 2)
     near(slow.prefill(prompt, layers=layers), fast.prefill(prompt, layers=layers))
     for path in ((0,), (0, 1, 3), (0, 2, 6)):
-        near(slow.score(tree, layers), fast.score(tree, layers))
+        near(slow.forward_tree(tree, layers), fast.forward_tree(tree, layers))
         slow.commit(tree, path)
         fast.commit(tree, path)
     one = DraftTree((7,))
-    near(slow.score(one), fast.score(one))
+    near(slow.forward_tree(one), fast.forward_tree(one))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-window", "phi"])
@@ -71,11 +71,11 @@ def test_what_a_graph_replays_equals_the_forward_on_the_rows_in_use(tmp_path, na
     near(slow.prefill(prompt, layers=(0, 2)), fast.prefill(prompt, layers=(0, 2)))
     for step in range(3):  # the third tree goes beyond the first bucket
         tree = DraftTree(tuple(range(20 + step, 20 + step + len(shape))), shape)
-        near(slow.score(tree, (0, 2)), fast.score(tree, (0, 2)))
+        near(slow.forward_tree(tree, (0, 2)), fast.forward_tree(tree, (0, 2)))
         slow.commit(tree, (0, 2, 6))
         fast.commit(tree, (0, 2, 6))
     one = DraftTree((7,))
-    near(slow.score(one), fast.score(one))
+    near(slow.forward_tree(one), fast.forward_tree(one))
     assert {key[:2] for key in fast.cache.replays} == {(len(shape), 256), (len(shape), 512), (1, 256)}
 
 
@@ -86,7 +86,7 @@ def test_a_graph_keeps_the_rotations_it_was_made_with(tiny_base):
     short.forward.graphs = GraphedForward(short.forward, capture=False)
     for target in (short, long):
         target.prefill([5, 6, 7])
-        target.score(DraftTree((8,)))
+        target.forward_tree(DraftTree((8,)))
     tables = [next(iter(target.cache.replays.values())).rotations for target in (short, long)]
     assert [len(table) for table in tables] == [256, 512]
     assert torch.equal(tables[0], tables[1][:256])
