@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from speculoos.other_work import are_loads_comparable
+from tests.browser.furnished import open_page
 from tests.browser.workbench import Workbench
 from tracking import runs
 from tracking.db import reading, writing
@@ -14,7 +15,10 @@ pytestmark = pytest.mark.browser
 
 
 def finished(page: Page) -> None:
-    expect(page.locator('[data-sp="compare"]')).to_have_attribute("data-finished", "yes", timeout=240_000)
+    """Wait for the end of the comparison, or fail with what the page says instead."""
+    ended = page.locator('[data-sp="compare"][data-finished="yes"]')
+    expect(ended.or_(page.locator("#problem .sp-notice")).first).to_be_attached(timeout=240_000)
+    assert ended.count(), page.locator("#problem").inner_text()
 
 
 def columns(workbench: Workbench, page: Page) -> list[dict]:
@@ -43,9 +47,9 @@ def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workben
 
 
 def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/compare?models=tiny,tiny:ngram&prompt=again")
+    open_page(page, f"{workbench.url}/compare?models=tiny,tiny:ngram&prompt=again")
     expect(page.locator("#compare-prompt textarea")).to_have_value("again")
-    expect(page.locator(".sp-empty h2")).to_have_text("Nothing compared yet")  # drawn by the script that reads keys
+    expect(page.locator("#targets")).to_contain_text("lookup")
     page.locator("#compare-prompt textarea").press("Control+Enter")
     finished(page)
     before = page.locator(".sp-column-figures").all_inner_texts()
