@@ -119,6 +119,8 @@ def test_nothing_is_copied_where_nothing_changes_and_few_copies_are_kept(home: S
     kept = replace(home, keep_copies=3)
     made = [keep_copy(kept, f"before-000{n}-from-0001") for n in range(5)]
     assert set(copies(home)) == set(made[2:])
+    for_ever = keep_copy(replace(home, keep_copies=0), "before-0009-from-0001")
+    assert set(copies(home)) == {*made[2:], for_ever}, "0 keeps all"
     assert not [p for p in (home.home / "backups").iterdir() if p.name.startswith(".")]
 
 

@@ -272,6 +272,7 @@ def test_outputs_follow_their_job(database: Settings, make_job: Make) -> None:
     with db.writing(database) as session:
         session.add(Dataset(name="half", kind="prompts", job_id=job.id))
         session.add(Dataset(name="whole", kind="prompts", job_id=job.id, state="ready"))
+        session.add(Dataset(name="with rows", kind="conversations", job_id=job.id, rows=7))  # version 0.1.0 extended it
 
     def states() -> list[str]:
         with db.reading(database) as session:
@@ -279,9 +280,9 @@ def test_outputs_follow_their_job(database: Settings, make_job: Make) -> None:
 
     claim(database, job)
     do(database, jobs.fail, job.id, 1, "code", "broken")
-    assert states() == ["failed", "ready"]
+    assert states() == ["failed", "ready", "ready"]
     do(database, jobs.retry, job.id)
-    assert states() == ["pending", "ready"]
+    assert states() == ["pending", "ready", "ready"]
 
 
 def test_every_visible_change_raises_the_version(database: Settings, make_job: Make, read: Read) -> None:

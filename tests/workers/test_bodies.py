@@ -162,6 +162,16 @@ def test_a_worker_that_stops_leaves_the_answers_for_the_next_attempt(
     assert row(context, Dataset, request.dataset_id).state == "pending", "not ready: it will go on by itself"
 
 
+def test_an_extension_that_an_earlier_version_queued_is_refused(begin: Begin, tiny_base: Path, tmp_path: Path) -> None:
+    base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
+    request, context = begin(GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4))
+    with db.writing(context.settings) as session:
+        session.get_one(Dataset, request.dataset_id).rows = 3
+    with pytest.raises(BadInput, match="can no longer be extended"):
+        generate_data.run(request, context)
+    assert not list((context.settings.home / "datasets" / request.dataset_id).glob("shard-*"))
+
+
 def test_an_unknown_endpoint_is_named_with_the_known_ones(begin: Begin, tmp_path: Path) -> None:
     prompts = imported(begin, tmp_path / "p.jsonl")
     request, context = begin(GenerateData(source_id=prompts.id, endpoint="team"))
