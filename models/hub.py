@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
@@ -78,7 +78,7 @@ def download(
             raise Unsupported(f"{repo}: {NO_SAFETENSORS}")
         return selection
 
-    listing = with_hub_errors(repo, lambda: list_files(repo, revision, select, token))
+    listing = with_hub_errors(repo, lambda: _list_files(repo, revision, select, token))
     check_space(repo, listing.size - bytes_in(folder), folder)
     folder.mkdir(parents=True, exist_ok=True)
     reporter.log(f"Downloading {repo} ({listing.size / 1e6:,.0f} MB) …")
@@ -113,15 +113,13 @@ def choose_draft(files: Files) -> Files:
     return choose(files, PICKLES)
 
 
-def list_files(
-    repo: str, revision: str | None, select: FileFilter, token: str = "", **options: Any
-) -> RepositoryListing:
-    """The files of a revision that `select` chooses. `options`: further arguments of `HfApi.repo_info`. Raises its
-    errors, or Unavailable for a response that is not a list of files."""
+def _list_files(repo: str, revision: str | None, select: FileFilter, token: str) -> RepositoryListing:
+    """The files of a revision that `select` chooses. Raises the hub library's errors, or Unavailable if the response is
+    not a list of files."""
     from huggingface_hub import HfApi
 
     try:
-        info = HfApi(token=token or False).repo_info(repo, revision=revision, files_metadata=True, **options)
+        info = HfApi(token=token or False).repo_info(repo, revision=revision, files_metadata=True)
         files = {s.rfilename: (int(s.size or 0), s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise Unavailable(f"{repo}: the hub's response is not a list of files; try again later.") from None

@@ -3,10 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
-from models.hub import offline, with_hub_errors
+from models.hub import in_thread, offline, with_hub_errors
 from speculoos.errors import Unavailable
 
 SECONDS = 8.0
@@ -58,23 +57,18 @@ def get_from_hub(
 
 
 def _with_timeout(name: str, get: Callable[[], bytes], seconds: float, too_late: str) -> bytes:
-    """`get()` in a thread with a timeout; a later result is ignored. The thread may hang in a DNS lookup, so it is a
-    daemon, which does not delay the end of the process."""
+    """`get()` in a thread with a timeout; a later result is ignored."""
     if not _slots.acquire(blocking=False):
         raise Unavailable(f"{name}: too many requests are waiting for the hub; try again in a moment.")
-    result: Future[bytes] = Future()
 
-    def run() -> None:
+    def run() -> bytes:
         try:
-            result.set_result(get())
-        except Exception as error:
-            result.set_exception(error)
+            return get()
         finally:
             _slots.release()
 
-    threading.Thread(target=run, name="hub-ask", daemon=True).start()
     try:
-        return result.result(seconds)
+        return in_thread(run).result(seconds)
     except TimeoutError:
         raise Unavailable(too_late) from None
 

@@ -117,8 +117,6 @@ class Engine:
         checked; `on_step` gets each step's trace record. Neither may block for long. `compared` is the id of a run of a
         comparison: it holds the device's lease and reuses no cached prefix, so that every column does the same work.
         Raises SpeculoosError or ApiError."""
-        import torch
-
         from decoding.generate import generate
         from decoding.stats import summarize
         from decoding.target import common_prefix
@@ -142,8 +140,8 @@ class Engine:
                 cached_tokens = target.reused(prompt_ids, drafter.max_reusable_prefix(prompt_ids))
                 stream, steps = TextStream(target.base.tokenizer, config.stop, written), []
                 other_work = OtherCpuLoad()
-                limit, itemsize = self.heartbeat.limit, getattr(torch, self.dtype).itemsize
-                seconds_per_row = 2 * loaded.nbytes / itemsize / SLOWEST_FLOPS  # two operations per parameter
+                limit = self.heartbeat.limit
+                seconds_per_row = 2 * loaded.nbytes / self.pool.itemsize / SLOWEST_FLOPS  # two operations per parameter
                 with self.heartbeat.during("reading a prompt", limit + len(prompt_ids) * seconds_per_row):
                     on_start()
                     for step in generate(target, drafter, prompt_ids, config):

@@ -103,7 +103,7 @@ class ModelPool:
     ):
         self.device, self.dtype, self.budget = device, dtype, budget
         self.heartbeat, self.sums = heartbeat or Heartbeat(), sums or ChecksumCache()
-        self._itemsize = 4 if dtype == "float32" else 2
+        self.itemsize = 4 if dtype == "float32" else 2
         self._bases: OrderedDict[tuple[str, str], WarmBase] = OrderedDict()
 
     def get(self, ref: ModelRef) -> LoadedModel:
@@ -155,7 +155,7 @@ class ModelPool:
         stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
             check_base(ref.base_path, ref.base_known, self.sums)  # before other models are unloaded
-        needed = _needed_bytes(ref.base_path, self._itemsize)
+        needed = _needed_bytes(ref.base_path, self.itemsize)
         self._evict(needed, keep=None)
         log.info("Loading base %s", ref.base_name)
         with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, needed)):
@@ -178,7 +178,7 @@ class ModelPool:
             _refresh_config(draft, ref.checkpoint_path)
             base.drafts.move_to_end(ref.draft_key)
             return draft
-        needed = _needed_bytes(ref.checkpoint_path, self._itemsize)
+        needed = _needed_bytes(ref.checkpoint_path, self.itemsize)
         self._evict(needed, keep=base)
         log.info("Loading draft %s", ref.name)
         with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):

@@ -103,8 +103,8 @@ def test_what_a_panic_left_half_done_is_not_used_again(cracked: Served, monkeypa
     assert says(cracked, "cycle").startswith(SAYING)
     warm = cracked.engine.pool._bases.values()
     target = next(base.target for base in warm if Path(base.key[0]).name == "cycle")
-    tokenizer, score = target.base.tokenizer, target.forward_tree
-    monkeypatch.setattr(target, "forward_tree", lambda *a, **k: (score(*a, **k), (_ for _ in ()).throw(Panic("half"))))
+    tokenizer, verify = target.base.tokenizer, target.forward_tree
+    monkeypatch.setattr(target, "forward_tree", lambda *a, **k: (verify(*a, **k), (_ for _ in ()).throw(Panic("half"))))
     with cracked.client() as client:
         assert client.post("/v1/chat/completions", json=cracked.ask("cycle")).status_code == 500
     monkeypatch.undo()
