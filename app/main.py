@@ -104,11 +104,14 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
 
 
 def make_pages(settings: Settings) -> gr.Blocks:
-    """One Blocks with a route per page. Each page module's `build(settings)` creates its components and events."""
+    """One Blocks with a route per page. Each page module's `build(settings)` creates its components and events.
+
+    `Blocks.route` would build the configuration and the app again after each page: 1.5 s of CPU time."""
     with gr.Blocks(title="Speculoos", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
         build_page("/", settings)
-    for label, path in (*shell.NAV[1:], *shell.TAB_PAGES):
-        with demo.route(label, path, show_in_navbar=False):
+        for label, path in (*shell.NAV[1:], *shell.TAB_PAGES):
+            demo.current_page = path.strip("/")
+            demo.pages.append((demo.current_page, label, False))
             build_page(path, settings)
     return demo
 
