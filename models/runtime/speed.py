@@ -18,8 +18,11 @@ from speculoos.files import write_json
 
 SPEED_FILE = "machine.json"
 """File in the home folder with the result; `workers.jobs.estimates` reads it."""
-WIDTH, ROWS, FEW, LAYERS, TIMES = 2048, 256, 4, 8, 5
-SIZE = WIDTH * WIDTH * LAYERS
+WIDTH, ROWS, FEW, TIMES = 2048, 256, 4, 3
+COMPUTE_LAYERS = 2
+"""Layers in the measurement of operations. More give the same speed and take longer."""
+MEMORY_LAYERS = 8
+"""Layers in the measurement of memory bandwidth: more than a cache can hold."""
 PROBE_DELAYS = (0.0, 2.0, 5.0, 10.0)
 """Seconds before each probe: while all processes start, the first may measure a tenth of the speed."""
 
@@ -46,27 +49,29 @@ def measure(device: torch.device) -> dict[str, float]:
 
 @torch.inference_mode()
 def _packed(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    layers = [pack(torch.randn(WIDTH, WIDTH, device=device, dtype=dtype)) for _ in range(LAYERS)]
+    layers = [pack(torch.randn(WIDTH, WIDTH, device=device, dtype=dtype)) for _ in range(MEMORY_LAYERS)]
     many, few = (torch.randn(rows, WIDTH, device=device, dtype=dtype) for rows in (ROWS, FEW))
+    compute = _seconds(lambda: [layer(many) for layer in layers[:COMPUTE_LAYERS]], device)
+    memory = _seconds(lambda: [layer(few) for layer in layers], device)
     return {
-        "operations_per_second": 2 * ROWS * SIZE / _seconds(lambda: [layer(many) for layer in layers], device),
-        "bytes_per_second": SIZE * dtype.itemsize / _seconds(lambda: [layer(few) for layer in layers], device),
+        "operations_per_second": 2 * ROWS * WIDTH**2 * COMPUTE_LAYERS / compute,
+        "bytes_per_second": WIDTH**2 * MEMORY_LAYERS * dtype.itemsize / memory,
     }
 
 
 def _learned(device: torch.device) -> dict[str, float]:
-    """With one wide matrix, like the LM head of a draft."""
-    wide = nn.Linear(WIDTH, WIDTH * LAYERS, bias=False, device=device)
+    """With matrices that are wider than long, like the LM head of a draft."""
+    head, wide = (nn.Linear(WIDTH, WIDTH * n, bias=False, device=device) for n in (COMPUTE_LAYERS, MEMORY_LAYERS))
     many, few = (torch.randn(rows, WIDTH, device=device, requires_grad=True) for rows in (ROWS, FEW))
 
     def learn() -> Tensor:
-        logits = wide(many)
+        logits = head(many)
         logits.backward(logits.detach())
         return logits
 
     return {
-        "learned_operations_per_second": 6 * ROWS * SIZE / _seconds(learn, device),
-        "learned_bytes_per_second": 4 * SIZE / _seconds(lambda: wide(few), device),
+        "learned_operations_per_second": 6 * ROWS * WIDTH**2 * COMPUTE_LAYERS / _seconds(learn, device),
+        "learned_bytes_per_second": 4 * WIDTH**2 * MEMORY_LAYERS / _seconds(lambda: wide(few), device),
     }
 
 

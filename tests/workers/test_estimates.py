@@ -338,7 +338,7 @@ def test_the_probe_measures_this_machine(tmp_path, monkeypatch: pytest.MonkeyPat
     from models.runtime import speed
     from models.runtime.speed import measure_best
 
-    for name, value in {"WIDTH": 1024, "LAYERS": 2, "SIZE": 1024 * 1024 * 2}.items():
+    for name, value in {"WIDTH": 1024, "MEMORY_LAYERS": 2}.items():
         monkeypatch.setattr(speed, name, value)
     file = tmp_path / PROBE
     measure_best(file, waits=(0.0, 0.0))
