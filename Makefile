@@ -18,6 +18,7 @@ TORCH := torch==2.13.0
 AUDIT := .make/audit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE  # or each process of a test would compile the project again
 
 .PHONY: up install test test-unit test-databases drills lint bench gpu-check pictures audit clean
 .DEFAULT_GOAL := up

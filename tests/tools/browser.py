@@ -1,5 +1,7 @@
 """Finds a Chromium that starts, or installs one: Playwright's own first, Debian's package where that cannot be had.
 
+The headless shell comes before the whole browser, as in Playwright: it draws the same pages with half the CPU time.
+
 `python -m tests.tools.browser` is run by `make test`; browser tests call `launch_options`.
 """
 
@@ -10,7 +12,7 @@ import sys
 
 from playwright.sync_api import Error, sync_playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HELP = (
     "make test: no Chromium starts here and none could be installed; install one (Debian: apt-get install chromium; "
     "elsewhere: .venv/bin/python -m playwright install --with-deps chromium) or name one in SPECULOOS_CHROMIUM."
@@ -54,7 +56,10 @@ def install() -> None:
     _quietly([sys.executable, "-m", "playwright", "install", "chromium"], timeout=300)
     if find() is None and os.geteuid() == 0 and shutil.which("apt-get"):
         _quietly(["apt-get", "update", "-q"], timeout=300)
-        _quietly(["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], timeout=900)
+        for package in ("chromium-headless-shell", "chromium"):  # the shell is missing in older releases
+            _quietly(["apt-get", "install", "-y", "-q", "--no-install-recommends", package], timeout=900)
+            if find() is not None:
+                return
 
 
 def _quietly(command: list[str], timeout: float) -> None:

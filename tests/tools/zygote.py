@@ -35,11 +35,11 @@ IMPORTED = (
     *("transformers.models.llama.modeling_llama", "celery.app.amqp", "celery.bin.worker", "celery.concurrency.thread"),
     *("celery.worker.components", "celery.fixups.django", "kombu.transport.redis", "redis", "sqlalchemy.orm"),
     *("sqlalchemy.dialects.sqlite", "alembic.config", "pydantic", "psutil", "httpx", "typer", "rich.progress"),
-    *("prometheus_client", "fastapi", "gradio", "jinja2", "orjson"),
+    *("prometheus_client", "fastapi", "gradio", "jinja2", "openai", "orjson"),
     *("uvicorn.protocols.http.auto", "uvicorn.lifespan.on"),
 )
 """Of libraries alone: modules of the project read their environment when they are imported."""
-OWN_ENVIRONMENT = ("HF_", "TRANSFORMERS_", "OMP_", "PYTHON", "LD_", "TORCH", "ACCELERATE_", "TOKENIZERS_")
+OWN_ENVIRONMENT = ("HF_", "TRANSFORMERS_", "OMP_", "PYTHON", "LD_", "TORCH_", "ACCELERATE_", "TOKENIZERS_")
 """Variables that these libraries read when they are imported, or Python when it begins."""
 UNBUFFERED = "PYTHONUNBUFFERED"
 PR_SET_PDEATHSIG = 1
