@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ OUTSIDE = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
 
 
 def pytest_configure() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background, and what they start, ignored it
     hypothesis.settings.register_profile("speculoos", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("speculoos")
 
