@@ -164,12 +164,12 @@ def context(home: Settings) -> JobContext:
 def test_work_publishes_only_while_the_job_is_its_own(context: JobContext) -> None:
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
-    context.publish(Base, "b" * 32, state="ready", path="/x")
+    context.update_output(Base, "b" * 32, state="ready", path="/x")
     assert context.input_with_files(Base, "b" * 32).path == "/x"
     with context.session() as session:
         session.get_one(Job, context.job_id).attempt = 4
     with pytest.raises(Fenced):
-        context.publish(Base, "b" * 32, path="/old")
+        context.update_output(Base, "b" * 32, path="/old")
     with pytest.raises(Fenced):
         context.flush()
     assert context.input_with_files(Base, "b" * 32).path == "/x"

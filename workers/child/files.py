@@ -1,6 +1,6 @@
 """Transfers a job's files between its machine and the store: inputs are downloaded before the work, outputs uploaded
-before they are published. So a ready row is usable on every machine, and an interrupted upload is resumed, since files
-are identified by content. Without a store nothing is transferred.
+before their rows are updated. So a ready row is usable on every machine, and an interrupted upload is resumed, since
+files are identified by content. Without a store nothing is transferred.
 """
 
 import shutil
@@ -83,7 +83,7 @@ class JobFiles:
             shutil.rmtree(self.settings.home / UPLOADS / path_id, ignore_errors=True)
 
     def upload(self, table: type[Table], row_id: str, folder: str) -> StoredFolder | None:
-        """Upload a row's files. Returns the stored folder to publish with the row, or None if nothing is uploaded."""
+        """Upload a row's files. Returns the stored folder for the row, or None if nothing is uploaded."""
         if self.store is None or table not in KINDS or Path(folder) in (starter.starter_path(), starter.STARTER_HEAD):
             return None
         return self._retry(lambda: self.files.upload(KINDS[table], row_id, Path(folder)))

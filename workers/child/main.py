@@ -122,8 +122,8 @@ def _store_stop(context: JobContext, message: str) -> None:
 
 
 def _store_failure(context: JobContext, code: str, error: str, hint: str) -> None:
-    known = known_secrets(context.settings)
-    message, hint = redact(error, known), redact(hint, known)
+    secrets = known_secrets(context.settings)
+    message, hint = redact(error, secrets), redact(hint, secrets)
     log.error("FAILED (%s): %s %s", code, message, hint)
     _store_state(context, jobs.fail, code, message, hint)
 

@@ -38,8 +38,8 @@ def tracking_metrics(context: JobContext, config: Mapping[str, Any], resumed: in
         os.environ.setdefault(name, value)
     with db.reading(context.settings) as session:
         title = jobs.get(session, context.job_id).name
-    known = {key: value for key, value in config.items() if value is not None}
-    scalars = {key: v if isinstance(v, bool | int | float | str) else json.dumps(v) for key, v in known.items()}
+    present = {key: value for key, value in config.items() if value is not None}
+    scalars = {key: v if isinstance(v, bool | int | float | str) else json.dumps(v) for key, v in present.items()}
     threads = [TrackerThread(name, title, scalars, resumed, context) for name in context.settings.trackers]
     context.on_metrics = lambda step, values: [thread.put(step, values) for thread in threads]
     try:

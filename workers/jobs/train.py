@@ -140,16 +140,16 @@ class Train(Request):
 
 def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:
     """The hidden states server of a training, None without one. Raises BadInput for an unknown name."""
-    name, known = config.hidden_states, settings.state_servers
+    name, configured = config.hidden_states, settings.state_servers
     if name in ("", FROM_STORE):
         return None
-    if name not in known:
+    if name not in configured:
         raise BadInput(
             f"hidden_states: there is no server named {name!r} in settings.toml; known are: "
-            f"{', '.join(known) or 'none yet'}.",
+            f"{', '.join(configured) or 'none yet'}.",
             "Add a [hidden_states.NAME] table with its url, then retry.",
         )
-    return known[name]
+    return configured[name]
 
 
 def require_method(base: Base, method: str) -> None:

@@ -42,7 +42,7 @@ def run(request: Evaluate, context: JobContext) -> dict[str, Any]:
     questions = asked_questions(request, context)
     measure = _evaluate_endpoint if request.endpoint else _evaluate_local
     result = measure(request, context, questions)
-    context.publish(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
+    context.update_output(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
     if is_usual(request):
         context.add_figures(request.checkpoint_id, {**_figures(result), "measured_on": THIS_INSTALLATION})
     return brief(request.evaluation_id, result)

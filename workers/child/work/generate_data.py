@@ -62,7 +62,7 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
     _must_have_rows(report)
     if report.get("complete", True):
         context.progress(report["rows"], report["rows"], "rows")  # also if nothing was left to do
-    _publish(request, context, report["rows"], report)
+    _update_dataset_row(request, context, report["rows"], report)
     return {"dataset_id": request.dataset_id, **report}
 
 
@@ -96,7 +96,7 @@ def _run_divided(
         **report,
     )
     report["shards"] = len(parts)
-    _publish(request, context, report["rows"], report)
+    _update_dataset_row(request, context, report["rows"], report)
     place.clear()
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     context.progress(report["prompts"], report["prompts"], "rows")
@@ -144,7 +144,7 @@ def _merge_stopped(
 
 
 def _stopped(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> Cancelled:
-    _publish(request, context, rows, {**report, "rows": rows, "complete": False})
+    _update_dataset_row(request, context, rows, {**report, "rows": rows, "complete": False})
     return Cancelled(f"Stopped at your request; the {rows} finished rows can be used.")
 
 
@@ -169,14 +169,14 @@ def _must_have_rows(report: dict[str, Any]) -> None:
         )
 
 
-def _publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
+def _update_dataset_row(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
     folder = context.dataset_folder(request.dataset_id)
     if request.base_id:
         write_preview(context, folder, context.input_with_files(Base, request.base_id).path)
     counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
     report = {**report, **count_lengths(folder)}
     values = {"path": str(folder), "report": report, "config": request.to_json(), **counts}
-    context.publish(Dataset, request.dataset_id, state="ready", **values)
+    context.update_output(Dataset, request.dataset_id, state="ready", **values)
 
 
 def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
@@ -239,7 +239,7 @@ def _answer(
 
     row = context.input_with_files(Base, request.base_id)
     device = take_device(context)
-    base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
+    base = load_base(row.path, generation_dtype(device), device, context.base_checksums(row), context.checksum_cache)
     states = None
     if store := request.hidden_states_store:
         folder_of_states = context.settings.hidden_states_folder / store

@@ -49,7 +49,7 @@ def run(request: ImportPrompts | ImportAnswered, context: JobContext) -> dict[st
     if source.origin is not None:
         report = {**report, "hub": source.origin}
     counts = {"rows": report["rows"], "bad_rows": report["bad_rows"]}
-    context.publish(Dataset, request.dataset_id, state="ready", path=str(folder), report=report, **counts)
+    context.update_output(Dataset, request.dataset_id, state="ready", path=str(folder), report=report, **counts)
     if isinstance(source.files, str):
         if request.delete_after:
             Path(source.files).unlink(missing_ok=True)
@@ -69,8 +69,8 @@ def _answered(request: ImportAnswered, context: JobContext, folder: Path) -> tup
     masking = partial(mask_conversation, tokenizer=tokenizer, eos_ids=read_eos_ids(base.path, tokenizer))
     with _given_files(request, context) as source:
         options = _options(request, source, context)
-        sums = {"base_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
-        report = import_answered(source.files, folder, masking, context, **options, **sums)
+        checksums = {"base_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
+        report = import_answered(source.files, folder, masking, context, **options, **checksums)
     write_preview(context, folder, base.path)
     return report, source
 

@@ -40,8 +40,8 @@ def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtyp
     row = context.input_with_files(Checkpoint, checkpoint_id) if checkpoint_id else None
     device = take_device(context)
     dtype = decoding_dtype(dtype or context.settings.dtype, device)
-    base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
-    draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.sums) if row else None
+    base = load_base(base_row.path, dtype, device, context.base_checksums(base_row), context.checksum_cache)
+    draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.checksum_cache) if row else None
     return LoadedModels(device, dtype, base, draft, row)
 
 
@@ -101,7 +101,7 @@ def run_tune(request: Tune, context: JobContext) -> dict[str, Any]:
     if kept:
         context.check_owned()
         update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
-        context.publish(Checkpoint, request.checkpoint_id, path=str(folder), size_bytes=total_bytes(folder))
+        context.update_output(Checkpoint, request.checkpoint_id, path=str(folder), size_bytes=total_bytes(folder))
     elif faster:
         context.log("The tree is not saved, because the checkpoint's files are outside the home folder.", "warning")
     figures = tuning_figures(tuned, kept, context.job_id)
