@@ -46,7 +46,7 @@ class JobContext:
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
         self.settings, self.job_id, self.attempt = settings, job_id, attempt
         self.interrupted = threading.Event()  # the worker stops, or space is short: stop, resume later
-        self.short: ResourceShortage | None = None  # why the worker asked for a pause
+        self.shortage: ResourceShortage | None = None  # why the worker requested a pause
         self.on_beat: Callable[[], None] = lambda: None  # called by the thread after every heartbeat
         self.on_metrics: Callable[[int, dict[str, float]], Any] = lambda step, values: None  # called for every report
         self.timing, self._parent = timing, parent
@@ -98,7 +98,7 @@ class JobContext:
         return self._cancel or self.interrupted.is_set()
 
     def cancel_requested(self) -> bool:
-        """True once the user, not the worker, asked to stop."""
+        """True once the user, not the worker, requested a stop."""
         return self._cancel
 
     def flush(self) -> None:

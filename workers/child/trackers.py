@@ -25,7 +25,7 @@ WAITING = 10_000  # maximum number of queued reports; a slower tracker is disabl
 LAST_SECONDS = 10.0  # timeout for trackers to finish at the end of an attempt
 HURRIED_SECONDS = 2.0  # the same if the worker itself is stopping
 LONGEST = 200
-LOOK_SECONDS = 0.2
+QUEUE_POLL_SECONDS = 0.2
 
 
 @contextmanager
@@ -141,7 +141,7 @@ class TrackerThread(threading.Thread):
         yield from sorted(steps.items())
         while not self._disabled:
             with suppress(queue.Empty):
-                yield self._reports.get(timeout=LOOK_SECONDS)
+                yield self._reports.get(timeout=QUEUE_POLL_SECONDS)
                 continue
             if self.ended.is_set() and self._reports.empty():
                 return

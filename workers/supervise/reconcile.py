@@ -76,7 +76,7 @@ def reconcile(
         silent = silence.expired(jobs.running(session)) if silence else ()
         lost = interrupt_lost(session, silent)
         jobs.cancel_stranded(session)
-        jobs.resume_divided(session)
+        jobs.resume_parents(session)
     for job in lost:  # a child may outlive its worker and still use the device, but cannot write any more
         if identity.end_group(job.child, timing.kill_seconds):
             log.warning("Job %s: ended process %s of attempt %d.", job.id, job.child["pid"], job.attempt)
@@ -159,8 +159,8 @@ class WebhookNotifier:
         self._last_error, self._watching = "", True
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
-    def look(self) -> None:
-        """Queue messages for jobs that have ended. Without a webhook none is watched, so none is told later."""
+    def queue_messages(self) -> None:
+        """Queue messages about ended jobs. Without a webhook no job is watched, so no message follows later."""
         enabled = bool(webhook.webhook_url(self.settings))
         jobs: list[Job] = []
         if enabled or self._watching:
@@ -201,7 +201,7 @@ def main() -> int:
             update_reserve(settings)
             try:
                 reconcile(settings, intervals, silence)
-                notifier.look()
+                notifier.queue_messages()
             except SpeculoosError as error:
                 log.warning("%s", error)
             if time.monotonic() - last_cleanup > CLEANUP_SECONDS:

@@ -11,7 +11,7 @@ from speculoos.errors import Cancelled
 from speculoos.redaction import known_secrets, redact
 from tracking import db
 from tracking.evaluations import THIS_INSTALLATION, columns_of
-from tracking.shards import Division, Shard
+from tracking.shards import ShardPlan, ShardSpec
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation
 from workers.child.context import JobContext
 from workers.jobs import sizes
@@ -85,7 +85,7 @@ def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict
     for notice in getattr(loaded.draft, "notices", []):
         context.log(str(notice), "warning")
     context.log(f"Measuring {len(questions)} questions on {loaded.device}, with plain and speculative steps in turns.")
-    sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
+    sampling = AcceptanceSampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed)
     return evaluate(
         loaded.base,
         loaded.draft,
@@ -119,7 +119,7 @@ def asked_questions(
     return read_questions(context.input_with_files(Dataset, request.dataset_id).path, request.limit, context)
 
 
-def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | Division:
+def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | ShardPlan:
     """The cells to measure, or the result. Raises JobFailed if cells failed, Cancelled; measured cells are kept."""
     with context.session() as session:
         planned = cells(session, request, context.job_id)
@@ -131,20 +131,22 @@ def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | Divisio
     context.check_shards("evaluations failed")
     if len(measured) == len(planned):
         return {"cells": len(planned), "matrix_id": context.job_id}
-    return Division(Evaluate.kind, Evaluate.queue, "questions", _shards(context, planned, results))
+    return ShardPlan(
+        kind=Evaluate.kind, queue=Evaluate.queue, unit="questions", shards=_shards(context, planned, results)
+    )
 
 
-def _shards(context: JobContext, planned: Sequence[Evaluate], results: Mapping[str, dict[str, Any]]) -> list[Shard]:
+def _shards(context: JobContext, planned: Sequence[Evaluate], results: Mapping[str, dict[str, Any]]) -> list[ShardSpec]:
     with db.reading(context.settings) as session:  # many cells take long, and the database has one writer
         estimates = of_cells(session, planned, context.settings.home)
         return [
-            Shard(
-                cell.to_json(),
-                sizes.questions(session, cell.dataset_id, cell.limit) * cell.most_passes,  # like the cell's progress
-                results.get(cell.evaluation_id),
-                f"Evaluate {cell_name(session, cell)}"[:200],
-                estimate.seconds,
-                estimate.work,
+            ShardSpec(
+                request=cell.to_json(),
+                total=sizes.questions(session, cell.dataset_id, cell.limit) * cell.most_passes,  # like its progress
+                result=results.get(cell.evaluation_id),
+                name=f"Evaluate {cell_name(session, cell)}"[:200],
+                estimated_seconds=estimate.seconds,
+                work=estimate.work,
             )
             for cell, estimate in zip(planned, estimates, strict=True)
         ]

@@ -28,7 +28,7 @@ from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.files import write_json
 from speculoos.store import Store
 from tracking import db, jobs, reports, stored
-from tracking.shards import Division, Shard
+from tracking.shards import ShardPlan, ShardSpec
 from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
 from workers.jobs.generate_data import SHARD_ROWS
@@ -40,7 +40,7 @@ PARTS = "parts"  # subfolder of a data set with shards that have not been merged
 MOST = 10_000  # maximum number of shards; each is a row and a square on the job's page
 
 
-def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division:
+def run(request: GenerateData, context: JobContext) -> dict[str, Any] | ShardPlan:
     """Generate the missing answers and fill the data set's row. Finished rows can be used after a cancel."""
     if isinstance(request, GenerateShard):
         return _run_shard(request, context)
@@ -52,7 +52,7 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
     folder, options = context.dataset_folder(request.dataset_id), _options(request)
     context.files.bring_output(Dataset, request.dataset_id, folder)
     if request.max_minutes is None and count_answers(source, options) > (request.shard_rows or SHARD_ROWS):
-        return _run_divided(request, context, source, options)
+        return _run_sharded(request, context, source, options)
     try:
         report = _answer(request, context, source, folder, options)
     except Cancelled as error:
@@ -66,9 +66,9 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
     return {"dataset_id": request.dataset_id, **report}
 
 
-def _run_divided(
+def _run_sharded(
     request: GenerateData, context: JobContext, source: str, options: GenerateOptions
-) -> dict[str, Any] | Division:
+) -> dict[str, Any] | ShardPlan:
     place, author = _place(request, context), _author(request, context)
     folder = context.dataset_folder(request.dataset_id)
     parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
@@ -80,10 +80,10 @@ def _run_divided(
         raise _merge_stopped(request, context, parts, finished)
     context.check_shards()
     if len(finished) < len(parts):
-        return _division(request, parts, finished)
+        return _shard_plan(request, parts, finished)
     if damaged := assemble(parts, finished, place, folder):
         context.log(f"{len(damaged)} finished shards are damaged and are generated again.", "warning")
-        return _division(request, parts, finished_reports(parts, place, folder))
+        return _shard_plan(request, parts, finished_reports(parts, place, folder))
     report = total_report(parts, finished)
     _must_have_rows(report)
     write_summary(
@@ -119,13 +119,14 @@ def _run_shard(request: GenerateShard, context: JobContext) -> dict[str, Any]:
     return report
 
 
-def _division(request: GenerateData, parts: Sequence[ShardPart], finished: Reports) -> Division:
+def _shard_plan(request: GenerateData, parts: Sequence[ShardPart], finished: Reports) -> ShardPlan:
     whole = {**request.to_json(), "samples": 1, "shard_rows": None}
     shards = []
     for part in parts:
         own = {"limit": part.rows, "key": part.key, "first": part.first, "first_sample": part.sample}
-        shards.append(Shard(GenerateShard(**{**whole, **own}).to_json(), part.rows, finished.get(part.key)))
-    return Division(GenerateShard.kind, request.runs_on, "rows", shards)
+        shard = GenerateShard(**{**whole, **own})
+        shards.append(ShardSpec(request=shard.to_json(), total=part.rows, result=finished.get(part.key)))
+    return ShardPlan(kind=GenerateShard.kind, queue=request.runs_on, unit="rows", shards=shards)
 
 
 def _merge_stopped(
