@@ -242,7 +242,7 @@ def test_a_matrix_takes_what_its_cells_take_alone(asked: Settings) -> None:
     models = [{"base_id": "base", "checkpoint_id": "heads"}, {"base_id": "far"}]
     request = Matrix(models, suites=["", "suite"], temperatures=[0.0, 1.0], limit=10, max_tokens=10)
     with reading(asked) as session:
-        cells = matrix.cells(session, request)
+        cells = matrix.matrix_evaluations(session, request)
     alone, whole = [guess(asked, cell) for cell in cells], guess(asked, request)
     assert len(cells) == 8 and len({cell.seconds for cell in alone}) == 4
     for key in ("seconds", "work", "disk"):

@@ -1,5 +1,6 @@
 """Job kind `matrix`: evaluates every combination of models, suites, temperatures and trees, each in a job. No torch.
 
+A cell of a matrix is one combination, measured by one `evaluate` job.
 The same request gives the same cells in the same order with the same ids, so that a retry finds the measured cells.
 """
 
@@ -58,7 +59,7 @@ class Matrix(Request):
         """Raises BadInput for a matrix without cells or with too many."""
         if (combined := prod(map(len, self._axes()))) > MOST_COMBINED:
             raise BadInput(f"These are {combined:,} combinations; at most {MOST_COMBINED:,} are allowed.")
-        count = len(cells(session, self))
+        count = len(matrix_evaluations(session, self))
         if not count:
             raise BadInput(
                 "There is nothing to measure: choose models, suites, temperatures and trees that fit together."
@@ -71,8 +72,8 @@ class Matrix(Request):
     def default_name(self, session: Session) -> str:
         return f"{_count_of(len(self.models), 'model')} on {_count_of(len(self.suites), 'suite')}"
 
-    def cells(self, session: Session) -> list[Evaluate]:
-        return cells(session, self)
+    def shard_requests(self, session: Session) -> list[Evaluate]:
+        return matrix_evaluations(session, self)
 
     def command(self, named: Namer) -> list[str]:
         words = ["matrix"]
@@ -91,7 +92,7 @@ class Matrix(Request):
         return self.models, self.drafting, self.suites, self.temperatures, self.top_ps, self.dtypes
 
 
-def cells(session: Session, request: Matrix, matrix_id: str = "") -> list[Evaluate]:
+def matrix_evaluations(session: Session, request: Matrix, matrix_id: str = "") -> list[Evaluate]:
     """The evaluations of a matrix; with `matrix_id`, the id of its job, each has the id of its row. Left out are trees
     that the checkpoint's method does not support, trees without a checkpoint, and values of top-p at temperature 0."""
     unique = {json.dumps(cell.to_json(), sort_keys=True): cell for cell in _combinations(session, request)}

@@ -15,8 +15,8 @@ from tracking.shards import ShardPlan, ShardSpec
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation
 from workers.child.context import JobContext
 from workers.jobs import sizes
-from workers.jobs.estimates import of_cells
-from workers.jobs.matrix import cell_name, cells
+from workers.jobs.estimates import estimate_shards
+from workers.jobs.matrix import cell_name, matrix_evaluations
 from workers.jobs.requests import Evaluate, Matrix, PlanRequest, Tune
 
 OF_CHECKPOINT = (
@@ -122,7 +122,7 @@ def asked_questions(
 def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | ShardPlan:
     """The cells to measure, or the result. Raises JobFailed if cells failed, Cancelled; measured cells are kept."""
     with context.session() as session:
-        planned = cells(session, request, context.job_id)
+        planned = matrix_evaluations(session, request, context.job_id)
         query = select(Evaluation).where(Evaluation.matrix_id == context.job_id, Evaluation.state == "ready")
         results = {row.id: brief(row.id, row.result) for row in session.scalars(query)}
     measured = [cell for cell in planned if cell.evaluation_id in results]
@@ -138,7 +138,7 @@ def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | ShardPl
 
 def _shards(context: JobContext, planned: Sequence[Evaluate], results: Mapping[str, dict[str, Any]]) -> list[ShardSpec]:
     with db.reading(context.settings) as session:  # many cells take long, and the database has one writer
-        estimates = of_cells(session, planned, context.settings.home)
+        estimates = estimate_shards(session, planned, context.settings.home)
         return [
             ShardSpec(
                 request=cell.to_json(),
