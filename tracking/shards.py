@@ -32,8 +32,7 @@ from tracking.tables import Job, now
 
 MAX_QUEUED_SHARDS = 64  # maximum number of shards of one job whose messages are queued at a time
 MAX_FAILED = 3  # number of failed shards of one job after which its waiting shards are cancelled
-NOT_STARTED_MESSAGE = "Not started, because other shards failed."
-NOT_STARTED = "spared"  # `error_code` of such a shard
+NOT_STARTED_MESSAGE = "Not started, because other shards failed."  # `error_code`: spared
 INDEPENDENT = ("evaluate",)
 """Kinds of shards whose failures are independent, so that the waiting ones are not cancelled."""
 NOUNS = {"matrix": "cells"}  # names for the shards of a kind of job
@@ -174,7 +173,7 @@ def cancel_after_failures(session: Session, shard_id: str) -> None:
         and shard.kind not in INDEPENDENT
         and tally(session, shard.parent_id).count(JobState.FAILED) >= MAX_FAILED
     ):
-        _end_waiting(session, shard.parent_id, NOT_STARTED, NOT_STARTED_MESSAGE)
+        _end_waiting(session, shard.parent_id, "spared", NOT_STARTED_MESSAGE)
 
 
 def requeue(session: Session, job_id: str) -> None:

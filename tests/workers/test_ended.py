@@ -108,11 +108,11 @@ def test_a_host_that_hangs_holds_no_round_up(home: Settings, receiver: Receiver)
     teller = WebhookNotifier(named)
     jobs = [add_job(home, f"job {n}") for n in range(3)]
     teller.queue_messages()
-    began = time.monotonic()
+    started = time.monotonic()
     for job_id in jobs:
         end(home, job_id)
         teller.queue_messages()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - started < 10
 
 
 def test_who_wants_to_hear_later_is_not_told_of_what_ended_before(home: Settings, receiver: Receiver) -> None:

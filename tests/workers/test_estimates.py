@@ -237,10 +237,9 @@ def test_a_matrix_takes_what_its_cells_take_alone(asked: Settings) -> None:
         session.add(Base(id="new", name="new", source="folder", location="/z", path="/z", state="ready"))
         report = {"turns": {"1": 3, "2": 3}}
         session.add(Dataset(id="suite", name="s", kind="prompts", state="ready", rows=6, report=report))
-    near, far = Evaluate(base_id="base", checkpoint_id="heads"), Evaluate(base_id="far")
-    for request, taken in ((near, 300), (far, 600), (far, 600)):
-        ran(asked, request, START_SECONDS["gpu"] + taken)
     models = [{"base_id": "base", "checkpoint_id": "heads"}, {"base_id": "far"}]
+    for model, taken in ((models[0], 300), (models[1], 600), (models[1], 600)):
+        ran(asked, Evaluate(**model), START_SECONDS["gpu"] + taken)
     request = Matrix(models, suites=["", "suite"], temperatures=[0.0, 1.0], limit=10, max_tokens=10)
     with reading(asked) as session:
         cells = matrix.matrix_evaluations(session, request)

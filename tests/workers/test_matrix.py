@@ -101,8 +101,7 @@ def test_cells_are_what_can_be_combined(home: Settings, tiny_base: Path) -> None
         found = asking.matrix_evaluations(session, request)
         assert len(found) == 12, "greedy once, sampled with each top-p: plain, n-gram; own tree, static tree"
         assert {cell.evaluation_id for cell in found} == {""}
-        named = asking.matrix_evaluations(session, request, "job")
-        again = asking.matrix_evaluations(session, request, "job")
+        named, again = (asking.matrix_evaluations(session, request, "job") for _ in range(2))
         assert len({cell.evaluation_id for cell in named}) == 12 and named == again
         assert asking.cell_name(session, named[-1]) == "tiny@heads-0 · Built-in questions · T 1 · top-p 0.9 · chain 1"
         estimate = estimates.estimate(session, request, home.home)

@@ -52,8 +52,7 @@ class JobContext:
         self.timing, self._parent = timing, parent
         self.files = JobFiles(settings, self)
         self._secrets = known_secrets(settings)
-        self._lock = threading.Lock()
-        self._write_lock = threading.Lock()
+        self._lock, self._write_lock = threading.Lock(), threading.Lock()
         self._report = reports.JobReport()
         self._eta = Eta()
         self._cancel = False
@@ -113,10 +112,10 @@ class JobContext:
                 with self._lock:
                     new = self._report
                     self._report = reports.JobReport(
-                        new.progress or report.progress,
-                        report.metrics | new.metrics,
-                        report.logs + new.logs,
-                        report.samples + new.samples,
+                        progress=new.progress or report.progress,
+                        metrics=report.metrics | new.metrics,
+                        logs=report.logs + new.logs,
+                        samples=report.samples + new.samples,
                     )
                 raise
             self._cancel = self._cancel or cancel
@@ -242,7 +241,7 @@ class JobContext:
             message = f"{len(failed)} of {tally.total} {noun}; number {first.number + 1}: {first.error}"
             raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
 
-    def hold_device(self, device: str) -> None:
+    def acquire_device(self, device: str) -> None:
         """Wait for the device's lease and renew it until this process ends. Raises Cancelled on a stop."""
         lease = machine.device_key(device, self.settings.home)
         own = lease, f"job:{self.job_id}", self.timing.lease_seconds, self.attempt

@@ -91,9 +91,8 @@ def _work(context: JobContext) -> dict[str, Any] | ShardPlan:
 def _stop_on_signals(context: JobContext) -> None:
     def handle(number: int, frame: FrameType | None) -> None:
         if number == PAUSE_SIGNAL:
-            context.shortage = resources.find_shortage(context.settings) or resources.ResourceShortage(
-                "disk", "space was short for a moment"
-            )
+            past = resources.ResourceShortage(kind="disk", sentence="space was short for a moment")
+            context.shortage = resources.find_shortage(context.settings) or past
         context.interrupted.set()
 
     signal.signal(signal.SIGTERM, handle)

@@ -145,13 +145,12 @@ def _probe(home: Path) -> tuple[dict[str, float], str]:
     weights (`inference_flops`) and trainable ones (`training_flops`), and `bytes_read` per second."""
     try:
         values = json.loads((home / PROBE).read_text(encoding="utf-8"))
-        operations, memory = values["operations_per_second"], values["bytes_per_second"]
+        flops, memory = values["operations_per_second"], values["bytes_per_second"]
     except (OSError, ValueError, KeyError, TypeError):
         defaults = {"inference_flops": OPERATIONS, "bytes_read": MEMORY, "training_flops": OPERATIONS}
         return defaults, "default values, before the first measurement"
-    training = values.get("learned_operations_per_second", operations)  # not in older files
-    speeds = {"inference_flops": operations, "bytes_read": memory, "training_flops": training}
-    return speeds, "a short probe of this machine"
+    training = values.get("learned_operations_per_second", flops)  # not in older files
+    return {"inference_flops": flops, "bytes_read": memory, "training_flops": training}, "a short probe of this machine"
 
 
 def _fixed_seconds(request: Request, fixed_bytes: float, home: Path) -> float:

@@ -35,7 +35,7 @@ class Need:
     memory: float = 2e8
     minutes: float | None = None  # time limit
     steps: int = 0
-    step_description: str = ""  # of a training: tokens per step and evaluation interval
+    step_note: str = ""  # of a training: tokens per step and evaluation interval
     fixed_bytes: float = 0.0  # bytes of weights that a training reads regardless of its length, in its tuning
 
 

@@ -129,15 +129,8 @@ class Train(Request):
         disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
         fixed = 0.0 if remote else Tune(base_id=base.id, checkpoint_id="").need(session).work
         interval = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"
-        return Need(
-            work=work if count else 0.0,
-            disk=disk,
-            memory=memory,
-            minutes=config.max_minutes or None,
-            steps=steps,
-            step_description=f"of {config.step_tokens:,} tokens, {interval}",
-            fixed_bytes=fixed,
-        )
+        limits = {"work": work if count else 0.0, "disk": disk, "memory": memory, "minutes": config.max_minutes or None}
+        return Need(**limits, steps=steps, step_note=f"of {config.step_tokens:,} tokens, {interval}", fixed_bytes=fixed)
 
     def command(self, named: Namer) -> list[str]:
         words = ["train", self.method, *option("model", named(self.base_id))]

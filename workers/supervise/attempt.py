@@ -84,8 +84,7 @@ class AttemptSupervisor:
         self._stop_requested_at: float | None = None  # when the child was requested to stop, by a signal or in its row
         self._merging = False  # the attempt merges the finished shards of a parent job that the user stopped
         self._shortage: resources.ResourceShortage | None = None  # why the child must pause
-        self._log = log_path(settings, job_id)
-        self._renewed_at = time.monotonic()
+        self._log, self._renewed_at = log_path(settings, job_id), time.monotonic()
 
     def run(self) -> None:
         """Start the child, monitor it until it ends, and make sure that the job's row has its final state."""

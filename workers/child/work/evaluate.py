@@ -37,9 +37,9 @@ def run(request: Evaluate, context: JobContext) -> dict[str, Any]:
     for table, row_id in ((Base, request.base_id), (Checkpoint, request.checkpoint_id)):
         if row_id:
             context.input_row(table, row_id)
-    if earlier := _begin(request, context):
+    if earlier := _prepare_row(request, context):
         return brief(request.evaluation_id, earlier)
-    questions = asked_questions(request, context)
+    questions = request_questions(request, context)
     measure = _evaluate_endpoint if request.endpoint else _evaluate_local
     result = measure(request, context, questions)
     context.update_output(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
@@ -63,7 +63,7 @@ def is_usual(request: Evaluate) -> bool:
     return bool(request.checkpoint_id) and defaults and request.temperature == 0
 
 
-def _begin(request: Evaluate, context: JobContext) -> dict[str, Any]:
+def _prepare_row(request: Evaluate, context: JobContext) -> dict[str, Any]:
     """Create the row of a matrix cell, or take it over from an earlier attempt; returns its result if it has one."""
     with context.fenced() as session:
         row = session.get(Evaluation, request.evaluation_id)
@@ -110,7 +110,7 @@ def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[d
     return {**result, "failed": [{**row, "reason": redact(row["reason"], secrets)} for row in result["failed"]]}
 
 
-def asked_questions(
+def request_questions(
     request: Evaluate | PlanRequest | Tune, context: JobContext, last: bool = False
 ) -> list[dict[str, Any]]:
     """At most `request.limit` questions; with `last` the last built-in ones. Raises NotFound or Conflict."""
@@ -131,9 +131,8 @@ def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | ShardPl
     context.check_shards("evaluations failed")
     if len(measured) == len(planned):
         return {"cells": len(planned), "matrix_id": context.job_id}
-    return ShardPlan(
-        kind=Evaluate.kind, queue=Evaluate.queue, unit="questions", shards=_shards(context, planned, results)
-    )
+    shards = _shards(context, planned, results)
+    return ShardPlan(kind=Evaluate.kind, queue=Evaluate.queue, unit="questions", shards=shards)
 
 
 def _shards(context: JobContext, planned: Sequence[Evaluate], results: Mapping[str, dict[str, Any]]) -> list[ShardSpec]:

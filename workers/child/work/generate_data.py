@@ -50,7 +50,7 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | ShardPla
     if row and row.state == "pending" and row.rows:
         raise BadInput("Data sets can no longer be extended.", "Generate responses to all prompts as a new data set.")
     folder, options = context.dataset_folder(request.dataset_id), _options(request)
-    context.files.bring_output(Dataset, request.dataset_id, folder)
+    context.files.download_output(Dataset, request.dataset_id, folder)
     if request.max_minutes is None and count_answers(source, options) > (request.shard_rows or SHARD_ROWS):
         return _run_sharded(request, context, source, options)
     try:
@@ -69,21 +69,21 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | ShardPla
 def _run_sharded(
     request: GenerateData, context: JobContext, source: str, options: GenerateOptions
 ) -> dict[str, Any] | ShardPlan:
-    place, author = _place(request, context), _author(request, context)
+    shard_folder, author = _shard_folder(request, context), _author(request, context)
     folder = context.dataset_folder(request.dataset_id)
     parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
     if len(parts) > MOST:
         raise BadInput(f"This would be {len(parts):,} shards, the maximum is {MOST:,}; use more prompts per shard.")
-    finished = finished_reports(parts, place, folder)
+    finished = finished_reports(parts, shard_folder, folder)
     context.flush()
     if context.cancel_requested():
         raise _merge_stopped(request, context, parts, finished)
     context.check_shards()
     if len(finished) < len(parts):
         return _shard_plan(request, parts, finished)
-    if damaged := assemble(parts, finished, place, folder):
+    if damaged := assemble(parts, finished, shard_folder, folder):
         context.log(f"{len(damaged)} finished shards are damaged and are generated again.", "warning")
-        return _shard_plan(request, parts, finished_reports(parts, place, folder))
+        return _shard_plan(request, parts, finished_reports(parts, shard_folder, folder))
     report = total_report(parts, finished)
     _must_have_rows(report)
     write_summary(
@@ -97,7 +97,7 @@ def _run_sharded(
     )
     report["shards"] = len(parts)
     _update_dataset_row(request, context, report["rows"], report)
-    place.clear()
+    shard_folder.clear()
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     context.progress(report["prompts"], report["prompts"], "rows")
     return {"dataset_id": request.dataset_id, **report}
@@ -105,14 +105,14 @@ def _run_sharded(
 
 def _run_shard(request: GenerateShard, context: JobContext) -> dict[str, Any]:
     """Answer the shard's prompts and store it, unless it is stored. Rows of a failed attempt are kept for the next."""
-    place = _place(request, context)
-    report = place.report(request.key)
+    shard_folder = _shard_folder(request, context)
+    report = shard_folder.report(request.key)
     if report is None:
         source, options = context.input_with_files(Dataset, request.source_id).path, _options(request)
         work = _work_folder(request, context, request.key)
         summary = _answer(request, context, source, work, options)
         context.check_owned()  # an outdated attempt must not store the shard
-        report = store_shard(work, source, options, summary, request.key, place)
+        report = store_shard(work, source, options, summary, request.key, shard_folder)
         shutil.rmtree(work, ignore_errors=True)
         _log_to_parent(context, report)
     context.progress(report["prompts"], report["prompts"], "rows")
@@ -123,9 +123,8 @@ def _shard_plan(request: GenerateData, parts: Sequence[ShardPart], finished: Rep
     whole = {**request.to_json(), "samples": 1, "shard_rows": None}
     shards = []
     for part in parts:
-        own = {"limit": part.rows, "key": part.key, "first": part.first, "first_sample": part.sample}
-        shard = GenerateShard(**{**whole, **own})
-        shards.append(ShardSpec(request=shard.to_json(), total=part.rows, result=finished.get(part.key)))
+        own = whole | {"limit": part.rows, "key": part.key, "first": part.first, "first_sample": part.sample}
+        shards.append(ShardSpec(request=GenerateShard(**own).to_json(), total=part.rows, result=finished.get(part.key)))
     return ShardPlan(kind=GenerateShard.kind, queue=request.runs_on, unit="rows", shards=shards)
 
 
@@ -133,10 +132,10 @@ def _merge_stopped(
     request: GenerateData, context: JobContext, parts: Sequence[ShardPart], finished: Reports
 ) -> Cancelled:
     """Merge the finished rows, including those of unfinished shards; returns the error to raise."""
-    folder, place = context.dataset_folder(request.dataset_id), _place(request, context)
-    if damaged := assemble(parts, finished, place, folder):
+    folder, shard_folder = context.dataset_folder(request.dataset_id), _shard_folder(request, context)
+    if damaged := assemble(parts, finished, shard_folder, folder):
         finished = {key: report for key, report in finished.items() if key not in {part.key for part in damaged}}
-        assemble(parts, finished, place, folder)
+        assemble(parts, finished, shard_folder, folder)
     works = {part.key: _work_folder(request, context, part.key) for part in parts if part.key not in finished}
     add_unfinished(parts, works, folder)
     if rows := count_rows(folder):
@@ -203,7 +202,7 @@ def _author(request: GenerateData, context: JobContext) -> dict[str, str]:
     return author
 
 
-def _place(request: GenerateData, context: JobContext) -> ShardFolder:
+def _shard_folder(request: GenerateData, context: JobContext) -> ShardFolder:
     """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
     if store := context.files.store:
         return ShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")

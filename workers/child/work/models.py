@@ -30,7 +30,7 @@ def run_fetch_model(request: FetchModel, context: JobContext) -> dict[str, Any]:
     checksums = {key: card.get(key, "") for key in ("weights_sha256", "tokenizer_sha256")}
     context.update_output(Base, request.base_id, state="ready", path=str(path), card=card, **checksums)
     if is_path:
-        context.files.forget_path(request.location, location)
+        context.files.delete_uploaded_input(request.location, location)
     return {"base_id": request.base_id, "path": str(path), "weights_sha256": checksums["weights_sha256"]}
 
 
@@ -50,7 +50,7 @@ def run_import_draft(request: ImportDraft, context: JobContext) -> dict[str, Any
     if request.source == "upload":
         remove_upload(Path(request.location), context.settings.home / "uploads")
     if source == "folder":
-        context.files.forget_path(request.location, location)
+        context.files.delete_uploaded_input(request.location, location)
     return {"checkpoint_id": request.checkpoint_id, **{key: report[key] for key in ("method", "format", "notices")}}
 
 

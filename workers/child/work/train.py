@@ -31,7 +31,7 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     base = context.input_with_files(Base, request.base_id)
     datasets = [context.input_with_files(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
-    settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
+    settings = {"device": context.settings.device, **request.settings, **initial_draft(request, context)}
     unfitted = config_for(request.method, request.recipe, settings)
     config = fit_length(unfitted, request.settings, base)
     if config is not unfitted:
@@ -50,12 +50,11 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
         context.log(reason, "warning")
     take_device(context)
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in datasets)}
-    checksums, cache = context.base_checksums(base), context.checksum_cache
-    paths = [data.path for data in datasets]
+    hashes, paths = context.base_checksums(base), [data.path for data in datasets]
     tracked = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
     last_step = read_facts(resume)["step"] if resume else -1
     with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, tracked, last_step):
-        result = train(config, base.path, paths, folder, resume, context, info, checksums, cache, states)
+        result = train(config, base.path, paths, folder, resume, context, info, hashes, context.checksum_cache, states)
     note = "" if config.hidden_states else TUNING_NOTE
     context.progress(result.step, result.step, "steps", note)  # also if the attempt resumed at the last step
     facts = {"step": result.step, "base_sha256": base.weights_sha256}
@@ -71,7 +70,7 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
 
 
-def given_draft(request: Train, context: JobContext) -> dict[str, str]:
+def initial_draft(request: Train, context: JobContext) -> dict[str, str]:
     """Local path of the draft to continue from: a checkpoint of this home, or a folder; empty if none is set."""
     if not (path := request.settings.get("draft_path")):
         return {}
@@ -101,4 +100,4 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
-    return tuning_figures(tuned, kept=bool(tuned.drafting), job_id=context.job_id)
+    return tuning_figures(tuned, saved=bool(tuned.drafting), job_id=context.job_id)
