@@ -15,7 +15,7 @@ from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
 from training.batches import make_batches
 from workers.jobs import matrix, sizes
-from workers.jobs.estimates import MOST_FACTOR, PROBE, START_SECONDS, estimate
+from workers.jobs.estimates import MAX_FACTOR, PROBE, START_SECONDS, estimate
 from workers.jobs.evaluate import REPLAY_STEPS_PER_TOKEN as REPLAY_STEPS
 from workers.jobs.evaluate import STEPS_PER_TOKEN
 from workers.jobs.requests import KINDS as KINDS_OF_JOBS
@@ -181,7 +181,7 @@ def test_the_probe_bounds_what_jobs_of_the_same_base_say(both: Settings) -> None
     """A machine that was suspended, a clock that was set: no estimate of days."""
     fresh = guess(both, ANSWERS).seconds - START_SECONDS["gpu"]
     ran(both, ANSWERS, 1e6)
-    assert guess(both, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + fresh * MOST_FACTOR, rel=0.01)
+    assert guess(both, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + fresh * MAX_FACTOR, rel=0.01)
 
 
 def test_a_job_that_is_nearly_all_start_says_nothing_of_the_pace(both: Settings) -> None:

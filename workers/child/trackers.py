@@ -24,7 +24,7 @@ PROJECT = "speculoos"
 WAITING = 10_000  # maximum number of queued reports; a slower tracker is disabled
 LAST_SECONDS = 10.0  # timeout for trackers to finish at the end of an attempt
 HURRIED_SECONDS = 2.0  # the same if the worker itself is stopping
-LONGEST = 200
+MAX_REASON_LENGTH = 200
 QUEUE_POLL_SECONDS = 0.2
 
 
@@ -101,7 +101,7 @@ class TrackerThread(threading.Thread):
                     tracker.log(values, step=step)
             tracker.finish()
         except (Exception, SystemExit) as error:  # some call sys.exit without a login
-            self._disable((str(error).strip().splitlines() or [type(error).__name__])[0][:LONGEST])
+            self._disable((str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON_LENGTH])
 
     def _start_run(self) -> Any:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers

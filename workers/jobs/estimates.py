@@ -35,7 +35,7 @@ OPERATIONS, MEMORY = 1e11, 2e10
 """Operations per second in matrix products and bytes read per second of a CPU, before a probe has run."""
 TUNING_SHARE = 0.4  # `Rate.share` of a tuning, measured with the starter model on two cores like all shares
 MIN_WORK_SHARE = 0.5  # minimum share of work in the time of a past job for its pace to be used
-MOST_FACTOR = 30.0  # maximum factor between the pace of past jobs and of the probe
+MAX_FACTOR = 30.0  # maximum factor between the pace of past jobs and of the probe
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _pace(session: Session, request: Request, home: Path, fixed_bytes: float) ->
     expected = request.rate.share * speeds[request.rate.unit]
     if not rates:
         return Pace(expected, probed, fixed)
-    return Pace(min(max(rate, expected / MOST_FACTOR), expected * MOST_FACTOR), basis, fixed)
+    return Pace(min(max(rate, expected / MAX_FACTOR), expected * MAX_FACTOR), basis, fixed)
 
 
 def _passes(session: Session, job: Job) -> int:

@@ -17,7 +17,7 @@ from workers.jobs import sizes
 from workers.jobs.builtin import QUESTIONS, built_in_of
 from workers.jobs.estimates import TUNING_SHARE
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import MOST_BATCH, MOST_LAYERS, Operand, changed_options, option, pairs, parse_counts
+from workers.jobs.words import MAX_BATCH, MAX_LAYERS, Operand, changed_options, option, pairs, parse_counts
 
 MAX_TEMPERATURE = 5.0
 STEPS_PER_TOKEN = 1.7  # decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4
@@ -31,7 +31,7 @@ FORWARDS = 60
 round."""
 REPEATED = 3
 """On a busy machine an evaluation of a draft repeats its questions, up to this many times the first pass's time."""
-MOST_NUMBER = 100_000
+MAX_NUMBER = 100_000
 DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
 SEED_HELP = "Seed of sampling."
 
@@ -65,8 +65,8 @@ class Evaluate(Measurement):
     base_id: str = ""
     checkpoint_id: str = ""
     dataset_id: str = ""
-    limit: int = setting(20, "Maximum number of questions.", 1, MOST_NUMBER, label="Maximum questions")
-    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MOST_NUMBER, label="Maximum tokens per turn")
+    limit: int = setting(20, "Maximum number of questions.", 1, MAX_NUMBER, label="Maximum questions")
+    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MAX_NUMBER, label="Maximum tokens per turn")
     drafting: dict[str, Any] = {}  # options of decoding.drafters: tree, depth, …
     temperature: float = setting(0.0, "0 is greedy.", 0, MAX_TEMPERATURE)
     top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", label="Top-p")
@@ -88,7 +88,7 @@ class Evaluate(Measurement):
         return bool(self.checkpoint_id) or self.drafting.get("drafter", "none") != "none"
 
     @property
-    def most_passes(self) -> int:
+    def max_passes(self) -> int:
         """Maximum number of passes over the questions."""
         return REPEATED if self.drafts and not self.endpoint else 1
 
@@ -163,7 +163,7 @@ class PlanRequest(Measurement):
     @field_validator("batches", "layers", mode="before")
     @classmethod
     def _parse_counts(cls, value: Any, field: ValidationInfo) -> Any:
-        label, most = ("Batch sizes", MOST_BATCH) if field.field_name == "batches" else (LAYERS, MOST_LAYERS)
+        label, most = ("Batch sizes", MAX_BATCH) if field.field_name == "batches" else (LAYERS, MAX_LAYERS)
         return parse_counts(label, value, most) if isinstance(value, str) else value
 
     def need(self, session: Session) -> Need:

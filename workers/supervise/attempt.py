@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 stopping = threading.Event()  # set when this worker is stopping (see workers.supervise.worker)
 MAX_LOG_BYTES = 10 * 2**20  # maximum size of the log file, and of the older file
 TAIL_BYTES = 8192
-LONGEST_LINE = 300  # maximum length of a last line
+MAX_LINE_LENGTH = 300  # maximum length of a last line
 KILLED_REASON = "it was killed, perhaps because memory ran out"
 SIGNALS = {signal.SIGKILL: KILLED_REASON, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
@@ -292,7 +292,7 @@ def last_line(log: Path) -> str:
     """The last non-empty line of a log, without the supervisor's header lines; "" if there is none."""
     lines = _tail(rotated_log(log)) + _tail(log)
     output = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
-    return message_of(output[-1])[:LONGEST_LINE] if output else ""
+    return message_of(output[-1])[:MAX_LINE_LENGTH] if output else ""
 
 
 def _tail(file: Path) -> list[str]:

@@ -141,7 +141,7 @@ def _shards(context: JobContext, planned: Sequence[Evaluate], results: Mapping[s
         return [
             ShardSpec(
                 request=cell.to_json(),
-                total=sizes.questions(session, cell.dataset_id, cell.limit) * cell.most_passes,  # like its progress
+                total=sizes.questions(session, cell.dataset_id, cell.limit) * cell.max_passes,  # like its progress
                 result=results.get(cell.evaluation_id),
                 name=f"Evaluate {cell_name(session, cell)}"[:200],
                 estimated_seconds=estimate.seconds,

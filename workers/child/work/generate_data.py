@@ -37,7 +37,7 @@ from workers.jobs.requests import GenerateData, GenerateShard
 Reports = Mapping[str, Mapping[str, Any]]
 PREVIEW_ROWS = 20
 PARTS = "parts"  # subfolder of a data set with shards that have not been merged yet
-MOST = 10_000  # maximum number of shards; each is a row and a square on the job's page
+MAX_SHARDS = 10_000  # maximum number of shards; each is a row and a square on the job's page
 
 
 def run(request: GenerateData, context: JobContext) -> dict[str, Any] | ShardPlan:
@@ -72,8 +72,8 @@ def _run_sharded(
     shard_folder, author = _shard_folder(request, context), _author(request, context)
     folder = context.dataset_folder(request.dataset_id)
     parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
-    if len(parts) > MOST:
-        raise BadInput(f"This would be {len(parts):,} shards, the maximum is {MOST:,}; use more prompts per shard.")
+    if (count := len(parts)) > MAX_SHARDS:
+        raise BadInput(f"This would be {count:,} shards, the maximum is {MAX_SHARDS:,}; use more prompts per shard.")
     finished = finished_reports(parts, shard_folder, folder)
     context.flush()
     if context.cancel_requested():
