@@ -14,7 +14,7 @@ from models.methods import SETTINGS, train_config, trees
 from models.methods.recipes import config_for, read_recipe
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from workers.jobs.evaluate import HOTTEST
+from workers.jobs.evaluate import MAX_TEMPERATURE
 from workers.jobs.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Matrix, Train
 
 ENDPOINT = "endpoint:"
@@ -202,7 +202,7 @@ def matrix_request(
     return Matrix(
         models=[dict(zip(("base_id", "checkpoint_id"), pair(model), strict=True)) for model in models],
         suites=[_data_id(suite) for suite in suites],
-        temperatures=numbers("Temperatures", temperatures, 0, HOTTEST),
+        temperatures=numbers("Temperatures", temperatures, 0, MAX_TEMPERATURE),
         drafting=[trees.parse(line) for line in lines("Trees", tree_lines) or [trees.CHECKPOINT_OPTIONS]],
         **field_values(Matrix, {"limit": limit, "max_tokens": max_tokens}),
     )

@@ -86,7 +86,7 @@ class Scene:
     def answers(self) -> str:
         """Id of a data set with answers of the starter, which a job creates."""
         prompts = self._run(BUILT_IN[PROMPTS].request())
-        return self._run(GenerateData(prompts, self.base, limit=120, max_tokens=96, batch_size=32))
+        return self._run(GenerateData(source_id=prompts, base_id=self.base, limit=120, max_tokens=96, batch_size=32))
 
     def _run(self, request: Request) -> str:
         """Run a job; returns the id of its data set."""

@@ -159,16 +159,16 @@ def _disk(settings: Settings) -> str:
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
-    if short := resources.disk_shortage(settings):
-        raise Unavailable(f"{short.note}.", f"{RESUME}SPECULOOS_MIN_DISK_MB sets the minimum.")
+    if shortage := resources.disk_shortage(settings):
+        raise Unavailable(f"{shortage.note}.", f"{RESUME}SPECULOOS_MIN_DISK_MB sets the minimum.")
     if free < MIN_DISK_GB:
         raise Unavailable(f"{free:.1f} GB free in {folder}.", f"Free some space; {MIN_DISK_GB:g} GB are needed.")
     return f"{free:.1f} GB free in {settings.home}"
 
 
 def _memory(settings: Settings) -> str:
-    if short := resources.memory_shortage(settings):
-        raise Unavailable(f"{short.note}.", f"{RESUME}SPECULOOS_MIN_MEMORY_MB sets the minimum.")
+    if shortage := resources.memory_shortage(settings):
+        raise Unavailable(f"{shortage.note}.", f"{RESUME}SPECULOOS_MIN_MEMORY_MB sets the minimum.")
     available, total = resources.available_memory()
     free = available / 1e9
     if free < MIN_MEMORY_GB:

@@ -16,7 +16,7 @@ from speculoos.errors import SpeculoosError
 from speculoos.files import new_private_file
 from speculoos.private import restrict_permissions, set_private_umask
 from speculoos.settings import Settings, load
-from tracking import db, revisions, rules
+from tracking import db, retention_rules, revisions
 
 
 def migrate(settings: Settings) -> Path | None:
@@ -46,7 +46,7 @@ def keep_copy(settings: Settings, why: str) -> Path:
         back_up(settings, target, secrets=True, files=False)
     keep = settings.keep_copies
     with suppress(SpeculoosError, SQLAlchemyError):  # old tables may lack the rule that was set on the Settings page
-        keep = rules.current_settings(settings).keep_copies
+        keep = retention_rules.current_settings(settings).keep_copies
     for old in copies(settings)[keep:] if keep else ():  # 0 keeps all
         old.unlink(missing_ok=True)
     return target

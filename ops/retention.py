@@ -29,7 +29,7 @@ from ops import storage
 from speculoos.errors import SpeculoosError
 from speculoos.files import total_bytes
 from speculoos.settings import Settings
-from tracking import db, rules, stored
+from tracking import db, retention_rules, stored
 from tracking.runs import ENDED
 from tracking.states import FINISHED, JobState
 from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, Stored, now
@@ -58,7 +58,7 @@ def clean(
     settings: Settings, *, dry_run: bool = False, leftovers: bool = False, at: datetime | None = None
 ) -> dict[str, RetentionPart]:
     """Apply every rule; returns what was (or with `dry_run` would be) removed, by rule."""
-    settings, at = rules.current_settings(settings), at or now()
+    settings, at = retention_rules.current_settings(settings), at or now()
     done = {
         name: RetentionPart(_count_rows(settings, keys) if dry_run else _delete_rows(settings, keys, columns, batch))
         for name, (keys, columns, batch) in old_rows(settings, at).items()
@@ -75,7 +75,7 @@ def clean(
 
 def sweep(settings: Settings, *, dry_run: bool = False, at: datetime | None = None) -> dict[str, RetentionPart]:
     """Remove the leftovers."""
-    settings, at = rules.current_settings(settings), at or now()
+    settings, at = retention_rules.current_settings(settings), at or now()
     part = _remove_files((left.path for left in storage.leftovers(settings, at)), dry_run)
     left = storage.store_leftovers(settings, at, _cutoff(at, settings.keep_states_days))
     if not dry_run:

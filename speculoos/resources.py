@@ -40,7 +40,7 @@ class ResourceShortage:
     sentence: str
 
     @property
-    def counts(self) -> bool:
+    def uses_attempt(self) -> bool:
         """Whether a pause counts as an attempt: a job that causes the memory shortage must not pause forever."""
         return self.kind == "memory"
 
@@ -97,7 +97,7 @@ class ResourceMonitor:
         self._shortage: ResourceShortage | None = None
         self._checked_at = self._short_since = 0.0
 
-    def look(self) -> ResourceShortage | None:
+    def shortage(self) -> ResourceShortage | None:
         """The current shortage, None while work may continue."""
         with self._lock:
             now = time.monotonic()

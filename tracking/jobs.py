@@ -139,23 +139,23 @@ def finish_cancelled(session: Session, job_id: str, attempt: int, message: str =
 
 
 def interrupt(
-    session: Session, job_id: str, attempt: int, reason: str, *, counts: bool = True, hint: str = ""
+    session: Session, job_id: str, attempt: int, reason: str, *, uses_attempt: bool = True, hint: str = ""
 ) -> JobState:
     """RUNNING → INTERRUPTED: the attempt ended early and the job will be resumed. Returns the new state. CANCELLED if a
-    cancel was requested, except for a divided job that can still merge the results of its finished shards; FAILED, with
+    cancel was requested, except for a parent job that can still merge the results of its finished shards; FAILED, with
     `hint`, if no attempt is left. An attempt with more progress than all earlier ones resets the count of attempts.
-    With `counts=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced."""
+    With `uses_attempt=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced."""
     own = owned_by_attempt(attempt)
     update_job(session, job_id, own, Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
     last_attempt = and_(own, Job.attempt >= Job.attempt_cap)
     stopped = and_(own, Job.cancel_requested, or_(Job.shards == 0, last_attempt))
     if _finish(session, job_id, stopped, JobState.CANCELLED, "cancelled", STOPPED_MESSAGE):
         return JobState.CANCELLED
-    exhausted = f"Given up after {ATTEMPTS} attempts in a row that got no further; the last one: {reason}"
-    if counts and _finish(session, job_id, last_attempt, JobState.FAILED, "crashed", exhausted, hint or RETRY_HINT):
+    error = f"Given up after {ATTEMPTS} attempts in a row that got no further; the last one: {reason}"
+    if uses_attempt and _finish(session, job_id, last_attempt, JobState.FAILED, "crashed", error, hint or RETRY_HINT):
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
-    extra = {} if counts else {"attempt_cap": Job.attempt_cap + 1}
+    extra = {} if uses_attempt else {"attempt_cap": Job.attempt_cap + 1}
     moved = update_job_and_version(session, job_id, own, state=JobState.INTERRUPTED, **values, **extra)
     check_fence(moved, job_id, attempt)
     return JobState.INTERRUPTED
@@ -163,12 +163,12 @@ def interrupt(
 
 def request_cancel(session: Session, job_id: str) -> Job:
     """Request that a job and its shards stop. A waiting job is CANCELLED at once; a running one stops at its next safe
-    point, a divided one after merging the results of its finished shards. Raises Conflict if the job has ended or is a
+    point, a parent job after merging the results of its finished shards. Raises Conflict if the job has ended or is a
     shard."""
     job = get(session, job_id)
     shards.must_not_be_shard(session, job)
-    undivided = and_(is_waiting(), Job.shards == 0)
-    if _finish(session, job_id, undivided, JobState.CANCELLED, "cancelled", "Cancelled while it waited."):
+    without_shards = and_(is_waiting(), Job.shards == 0)
+    if _finish(session, job_id, without_shards, JobState.CANCELLED, "cancelled", "Cancelled while it waited."):
         return get(session, job_id)
     if not update_job_and_version(
         session, job_id, or_(Job.state == JobState.RUNNING, is_waiting()), cancel_requested=True
@@ -193,7 +193,7 @@ def retry(session: Session, job_id: str) -> Job:
 
 
 def publishable(session: Session) -> list[Job]:
-    """Jobs that can be claimed now, in queue order; of a divided job the next few shards, so others get a turn."""
+    """Jobs that can be claimed now, in queue order; of a parent job the next few shards, so others get a turn."""
     rank = func.row_number().over(partition_by=Job.parent_id, order_by=(Job.queued_at, Job.id))
     ranked = select(Job.id, Job.parent_id, rank.label("rank")).where(can_start(), is_waiting()).subquery()
     first = or_(ranked.c.parent_id.is_(None), ranked.c.rank <= shards.MAX_QUEUED_SHARDS)
@@ -210,14 +210,14 @@ def cancel_stranded(session: Session) -> int:
     """Cancel waiting jobs whose predecessor ended badly while they were created; returns the number of predecessors."""
     before = aliased(Job)
     stranded = exists().where(before.id == Job.after_id, before.state.in_([JobState.FAILED, JobState.CANCELLED]))
-    parents = set(session.scalars(select(Job.after_id).where(is_waiting(), stranded)))
-    for parent in parents:
-        _cancel_dependents(session, get(session, parent))
-    return len(parents)
+    predecessors = set(session.scalars(select(Job.after_id).where(is_waiting(), stranded)))
+    for predecessor in predecessors:
+        _cancel_dependents(session, get(session, predecessor))
+    return len(predecessors)
 
 
-def resume_divided(session: Session) -> int:
-    """Update divided jobs; those whose shards have ended become INTERRUPTED, for the merge. Returns their number."""
+def resume_parents(session: Session) -> int:
+    """Update parent jobs; those whose shards have ended become INTERRUPTED, for the merge. Returns their number."""
     shards.update_progress(session)
     ended = shards.all_ended(session)
     for job in ended:

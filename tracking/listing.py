@@ -54,7 +54,7 @@ class Queues:
         self._by_id = {job.id: job for job in active}
         self._running = {job.queue: [] for job in active}
         self._waiting = {job.queue: [] for job in active}
-        self._divided = [job for job in active if _at_shards(job)]
+        self._parents = [job for job in active if _at_shards(job)]
         for job in (job for job in active if not _at_shards(job)):
             (self._running if job.state == JobState.RUNNING else self._waiting)[job.queue].append(job)
         self._positions = {job.id: number for jobs in self._waiting.values() for number, job in enumerate(jobs, 1)}
@@ -67,9 +67,9 @@ class Queues:
 
     @property
     def running(self) -> int:
-        """Number of running jobs; a divided job counts once."""
-        undivided = [job for jobs in self._running.values() for job in jobs if not job.parent_id]
-        return len(undivided) + len(self._divided)
+        """Number of running jobs; a parent job counts once."""
+        held = [job for jobs in self._running.values() for job in jobs if not job.parent_id]
+        return len(held) + len(self._parents)
 
     @property
     def active(self) -> int:

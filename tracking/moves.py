@@ -32,7 +32,7 @@ def is_waiting() -> ColumnElement[bool]:
 
 
 def can_start() -> ColumnElement[bool]:
-    """Attempts are left, no cancel is requested (a divided job must still merge), and the predecessor has SUCCEEDED."""
+    """Attempts are left, no cancel is requested (a parent job must still merge), and the predecessor has SUCCEEDED."""
     before = aliased(Job)
     succeeded = exists().where(before.id == Job.after_id, before.state == JobState.SUCCEEDED)
     not_cancelled = or_(~Job.cancel_requested, Job.shards > 0)

@@ -1,8 +1,9 @@
-"""Jobs divided into shards. A shard is a job that any worker of its queue claims, with the usual fences.
+"""Jobs divided into shards. A shard is a job that any worker of its queue claims, with the usual fences; the
+divided job is its parent. The files of a data set (corpus.shards) are also called shards: such a job writes one.
 
-While shards run, the divided job is RUNNING without a worker, so that one worker is enough for both. After all shards
+While shards run, the parent is RUNNING without a worker, so that one worker is enough for both. After all shards
 have ended, it waits for a worker again (see tracking.jobs), which merges their results. Lists do not show shards;
-cancelling, retrying or deleting the divided job includes them.
+cancelling, retrying or deleting the parent includes them.
 """
 
 from collections.abc import Sequence
@@ -31,15 +32,15 @@ from tracking.tables import Job, now
 
 MAX_QUEUED_SHARDS = 64  # maximum number of shards of one job whose messages are queued at a time
 MAX_FAILED = 3  # number of failed shards of one job after which its waiting shards are cancelled
-NOT_STARTED_MESSAGE = "Not started, because other shards failed."
+NOT_STARTED_MESSAGE = "Not started, because other shards failed."  # `error_code`: spared
 INDEPENDENT = ("evaluate",)
 """Kinds of shards whose failures are independent, so that the waiting ones are not cancelled."""
 NOUNS = {"matrix": "cells"}  # names for the shards of a kind of job
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One shard: its request, number of units, and result if it exists already."""
+class ShardSpec:
+    """One shard before it is a job: its request, number of units, and result if it exists already."""
 
     request: dict[str, Any]
     total: int
@@ -50,13 +51,13 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Division:
-    """The shards of a job in order; `unit` is the unit of their totals."""
+class ShardPlan:
+    """The shards to create for a job, in order; `unit` is the unit of their totals."""
 
     kind: str
     queue: str
     unit: str
-    shards: Sequence[Shard]
+    shards: Sequence[ShardSpec]
 
 
 @dataclass(frozen=True)
@@ -82,23 +83,23 @@ class Tally:
         return ", ".join([done, *others])
 
 
-def divide(session: Session, job_id: str, attempt: int, division: Division) -> None:
+def create_shards(session: Session, job_id: str, attempt: int, plan: ShardPlan) -> None:
     """Divide a running job: create missing shards, queue those without a result. Raises Fenced or Cancelled."""
-    values = {"shards": len(division.shards), "owner": "", "lease_until": None, "published_at": None}
+    values = {"shards": len(plan.shards), "owner": "", "lease_until": None, "published_at": None}
     if not update_job_and_version(session, job_id, owned_by_attempt(attempt), ~Job.cancel_requested, **values):
         check_fence(update_job_and_version(session, job_id, owned_by_attempt(attempt)), job_id, attempt)
         raise Cancelled("Stopped at your request.")
     parent = session.get_one(Job, job_id, populate_existing=True)
     existing = {shard.number: shard for shard in list_shards(session, job_id)}
-    first = end_of_queue(session, division.queue)
-    for number, shard in enumerate(division.shards):
+    first = end_of_queue(session, plan.queue)
+    for number, shard in enumerate(plan.shards):
         if number in existing:
             _update(session, existing[number], shard)
         else:
-            session.add(_new_job(parent, division, number, shard, first + timedelta(microseconds=number)))
+            session.add(_new_job(parent, plan, number, shard, first + timedelta(microseconds=number)))
     session.flush()
-    total = sum(shard.total for shard in division.shards)
-    update_job(session, job_id, total=total, unit=division.unit)
+    total = sum(shard.total for shard in plan.shards)
+    update_job(session, job_id, total=total, unit=plan.unit)
     update_progress(session)
 
 
@@ -126,9 +127,9 @@ def tally(session: Session, job_id: str) -> Tally:
 
 def update_progress(session: Session) -> None:
     """Update the progress of all jobs whose shards are running."""
-    divided = list(session.scalars(select(Job).where(runs_in_shards()).execution_options(populate_existing=True)))
-    tallies = _tallies(session, Job.parent_id.in_([job.id for job in divided])) if divided else {}
-    for job in (job for job in divided if job.id in tallies):
+    parents = list(session.scalars(select(Job).where(runs_in_shards()).execution_options(populate_existing=True)))
+    tallies = _tallies(session, Job.parent_id.in_([job.id for job in parents])) if parents else {}
+    for job in (job for job in parents if job.id in tallies):
         progress = tallies[job.id]
         values = {
             "done": progress.done,
@@ -150,7 +151,7 @@ def _eta_seconds(job: Job, progress: Tally) -> float | None:
 
 
 def all_ended(session: Session) -> list[Job]:
-    """Divided jobs without a worker whose shards have all ended."""
+    """Parent jobs without a worker whose shards have all ended."""
     shard = aliased(Job)
     unfinished = exists().where(shard.parent_id == Job.id, shard.state.not_in(FINISHED))
     query = select(Job).where(runs_in_shards(), ~unfinished).execution_options(populate_existing=True)
@@ -207,18 +208,18 @@ def _tallies(session: Session, condition: ColumnElement[bool]) -> dict[str, Tall
     return tallies
 
 
-def _new_job(parent: Job, division: Division, number: int, shard: Shard, queued_at: Any) -> Job:
-    name = shard.name or f"{parent.name}, shard {number + 1} of {len(division.shards)}"
-    job = Job(kind=division.kind, queue=division.queue, request=shard.request, name=name[:200], user=parent.user)
+def _new_job(parent: Job, plan: ShardPlan, number: int, shard: ShardSpec, queued_at: Any) -> Job:
+    name = shard.name or f"{parent.name}, shard {number + 1} of {len(plan.shards)}"
+    job = Job(kind=plan.kind, queue=plan.queue, request=shard.request, name=name[:200], user=parent.user)
     job.parent_id, job.number, job.queued_at, job.attempt_cap = parent.id, number, queued_at, ATTEMPTS
-    job.total, job.unit = shard.total, division.unit
+    job.total, job.unit = shard.total, plan.unit
     job.estimated_seconds, job.work = shard.estimated_seconds, shard.work
     if shard.result is not None:
         job.state, job.done, job.result, job.finished_at = JobState.SUCCEEDED, shard.total, shard.result, now()
     return job
 
 
-def _update(session: Session, job: Job, shard: Shard) -> None:
+def _update(session: Session, job: Job, shard: ShardSpec) -> None:
     if shard.result is not None and job.state != JobState.SUCCEEDED:
         values = {"done": shard.total, "total": shard.total, "result": shard.result, "finished_at": now(), **NO_ERROR}
         update_job(session, job.id, Job.state != JobState.RUNNING, state=JobState.SUCCEEDED, **values)

@@ -115,8 +115,8 @@ class Job(Named, Table):
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
     user: Mapped[str] = mapped_column(String(80), default="")  # who submitted it, by the name they entered
     attempt: Mapped[int] = mapped_column(default=0)
-    attempt_cap: Mapped[int] = mapped_column(default=5)  # maximum attempt; progress and retries raise it
-    done_before: Mapped[int] = mapped_column(BigInteger, default=0)  # maximum of `done` before this attempt
+    attempt_cap: Mapped[int] = mapped_column(default=5)  # retry limit: last attempt; progress and retries raise it
+    done_before: Mapped[int] = mapped_column(BigInteger, default=0)  # most `done` of earlier attempts; more is progress
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     owner: Mapped[str] = mapped_column(String(200), default="")  # worker that holds the lease
     lease_until: Mapped[datetime | None]

@@ -30,8 +30,8 @@ def process_identity(pid: int) -> dict[str, Any]:
 
 def worker_id(pid: int | None = None) -> str:
     """The identity of a worker process as stored in a job's row: machine/boot/pid/start."""
-    who = process_identity(pid or os.getpid())
-    return f"{who['host']}/{who['boot_id']}/{who['pid']}/{who.get('ticks', who.get('started'))}"
+    worker = process_identity(pid or os.getpid())
+    return f"{worker['host']}/{worker['boot_id']}/{worker['pid']}/{worker.get('ticks', worker.get('started'))}"
 
 
 def worker_is_dead(text: str) -> bool:
@@ -39,48 +39,48 @@ def worker_is_dead(text: str) -> bool:
     try:
         name, boot, pid, start = text.rsplit("/", 3)
         started = {"ticks": start} if start.isdigit() else {"started": float(start)}
-        who = {"host": name, "boot_id": boot, "pid": int(pid), **started}
+        identity = {"host": name, "boot_id": boot, "pid": int(pid), **started}
     except ValueError:
         return False
-    return who["host"] == machine.machine_key() and not is_alive(who)
+    return identity["host"] == machine.machine_key() and not is_alive(identity)
 
 
-def is_alive(who: dict[str, Any]) -> bool:
+def is_alive(identity: dict[str, Any]) -> bool:
     """Whether this process still runs on this machine: host, boot id, pid and start time must match."""
-    if who.get("host") != machine.machine_key() or who.get("boot_id") != machine.boot_id():
+    if identity.get("host") != machine.machine_key() or identity.get("boot_id") != machine.boot_id():
         return False
     try:
-        if "ticks" in who:
-            stat = _stat(who["pid"])
-            return stat[START] == str(who["ticks"]) and stat[STATE] != ZOMBIE
-        same = abs((process := psutil.Process(who["pid"])).create_time() - who["started"]) < 0.05
+        if "ticks" in identity:
+            stat = _stat(identity["pid"])
+            return stat[START] == str(identity["ticks"]) and stat[STATE] != ZOMBIE
+        same = abs((process := psutil.Process(identity["pid"])).create_time() - identity["started"]) < 0.05
         return same and process.status() != psutil.STATUS_ZOMBIE  # old rows and systems other than Linux
     except (psutil.Error, KeyError):
         return False
 
 
-def end_group(who: dict[str, Any], patience: float) -> bool:
-    """End a process and its group: SIGTERM, then SIGKILL after `patience` seconds. False if it had already ended. The
+def end_group(identity: dict[str, Any], kill_seconds: float) -> bool:
+    """End a process and its group: SIGTERM, then SIGKILL after `kill_seconds`. False if it had already ended. The
     process leads its own group and session, so only its own children are affected."""
-    if not is_alive(who):
+    if not is_alive(identity):
         return False
-    signal_group(who["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + patience
-    while is_alive(who) and time.monotonic() < deadline:
+    signal_group(identity["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + kill_seconds
+    while is_alive(identity) and time.monotonic() < deadline:
         time.sleep(0.05)
-    signal_group(who["pid"], signal.SIGKILL)
-    while is_alive(who) and time.monotonic() < deadline + KILL_TIMEOUT:
+    signal_group(identity["pid"], signal.SIGKILL)
+    while is_alive(identity) and time.monotonic() < deadline + KILL_TIMEOUT:
         time.sleep(0.05)
     return True
 
 
-def end_attempts(job_id: str, until: int, patience: float) -> list[int]:
+def end_attempts(job_id: str, until: int, kill_seconds: float) -> list[int]:
     """End all processes on this machine of the job's attempts up to number `until`, also those outside of their group
-    or without a row: SIGTERM, then SIGKILL after `patience` seconds. Returns the pids of processes that survive this
+    or without a row: SIGTERM, then SIGKILL after `kill_seconds`. Returns the pids of processes that survive this
     (blocked in the kernel, for example on a disk)."""
     processes = _processes_of(job_id, until)
     _signal(processes, signal.SIGTERM)
-    psutil.wait_procs(processes, patience)
+    psutil.wait_procs(processes, kill_seconds)
     deadline = time.monotonic() + KILL_TIMEOUT
     while processes and (processes := _processes_of(job_id, until)) and time.monotonic() < deadline:
         _signal(processes, signal.SIGKILL)

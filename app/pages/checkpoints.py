@@ -108,7 +108,7 @@ class CheckpointPanel:
         with reading(self.settings) as session:
             is_needed = export_rows.can_be_made(session, self.settings, checkpoint_id, name)
         if is_needed:
-            submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
+            submit(Export(checkpoint_id=checkpoint_id, format=name), user=visitor.user(), settings=self.settings)
         with reading(self.settings) as session:
             row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
             return "", export_rows.exports_table(session, self.settings, row)

@@ -17,7 +17,7 @@ from ops import retention, storage
 from ops.storage import Leftover, Survey
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import rules
+from tracking import retention_rules
 from tracking.db import reading
 from tracking.tables import Preference
 
@@ -102,7 +102,7 @@ class StoragePage:
         if survey is None:
             words = self.surveys.problem or MEASURING
             return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
-        parts = parts_table(survey, rules.current_settings(self.settings))
+        parts = parts_table(survey, retention_rules.current_settings(self.settings))
         left = leftovers(survey.leftovers, str(self.settings.home))
         return [self.signature(), overview_tiles(survey), parts, rows_table(survey), left, *tail]
 

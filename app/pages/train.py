@@ -239,7 +239,7 @@ def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
     writer = sets[0].base_id if sets and sets[0] else ""
     method = query["method"] if query.get("method") in METHODS else FIRST
     base = query.get("base") or writer or ""
-    return Train(method, base, first, recipe=usual(method), more_dataset_ids=more)
+    return Train(method=method, base_id=base, dataset_id=first, recipe=usual(method), more_dataset_ids=more)
 
 
 def longer(values: Mapping[str, Any], times: str) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class ComparePage {
   // Plays all columns again at once, each at the pace its steps were recorded with.
   race() {
     this.replay.disabled = true;
-    const began = performance.now();
+    const startedAt = performance.now();
     const lanes = this.columns.map((column) => {
       const records = column.stream.records;
       column.stream.clear();
@@ -205,7 +205,7 @@ class ComparePage {
       return { column, left: records.map((record) => ({ record, at: (at += record.ms.draft + record.ms.verify + record.ms.other) })) };
     });
     const tick = () => {
-      const now = performance.now() - began;
+      const now = performance.now() - startedAt;
       for (const lane of lanes) while (lane.left.length && lane.left[0].at <= now) lane.column.stream.append(lane.left.shift().record);
       if (lanes.some((lane) => lane.left.length)) requestAnimationFrame(tick);
       else { this.replay.disabled = false; this.finish(); }

@@ -55,7 +55,7 @@ class Turn {
     if (document.documentElement.dataset.view !== "text" || this.asking || this.read) return;
     this.asking = true;
     clearTimeout(this.readingAt);
-    const { ended } = this.run, began = performance.now();
+    const { ended } = this.run, startedAt = performance.now();
     try {
       const { nodes } = await ask(`/api/runs/${this.id}/markdown`);
       this.reading.replaceChildren(...nodes.map(build));
@@ -64,7 +64,7 @@ class Turn {
       this.reading.replaceChildren(notice(error.message, "bad"));
     }
     this.asking = false;
-    if (!ended && this.node.isConnected) this.readingAt = setTimeout(() => this.showReading(), Math.max(READ_MS, 5 * (performance.now() - began)));
+    if (!ended && this.node.isConnected) this.readingAt = setTimeout(() => this.showReading(), Math.max(READ_MS, 5 * (performance.now() - startedAt)));
   }
 
   follow() {

@@ -140,7 +140,7 @@ RESULT_TEXTS: dict[str, Callable[[Result], list[str]]] = {
 
 
 def shards_part(session: Session, job: Job) -> str:
-    """Shards of a divided job as counts and squares, below its progress; "" for other jobs."""
+    """Shards of a parent job as counts and squares, below its progress; "" for other jobs."""
     if not job.shards:
         return ""
     tally = shards.tally(session, job.id)
@@ -166,7 +166,7 @@ def _square(shard: Any, noun: str) -> str:
 
 
 def whole_link(session: Session, job: Job) -> str:
-    """Link from a shard to its divided job; "" for other jobs."""
+    """Link from a shard to its parent job; "" for other jobs."""
     if not job.parent_id:
         return ""
     link = tag("a", safe(session.get_one(Job, job.parent_id).name), href=f"/jobs?id={job.parent_id}")

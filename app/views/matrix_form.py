@@ -92,7 +92,7 @@ def size_controls(kind: type[Evaluate | Matrix], prefix: str) -> list[Any]:
 
 
 def cells_note(session: Session, request: Matrix) -> str:
-    count = len(matrix.cells(session, request))
+    count = len(matrix.matrix_evaluations(session, request))
     return tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}."), class_="sp-lead")
 
 

@@ -24,7 +24,7 @@ from speculoos.settings import Settings
 from tracking import keys
 from tracking.db import reading, writing
 from tracking.names import LONGEST_USER, check_user
-from tracking.rules import RETENTION, chosen_rules, save_rules
+from tracking.retention_rules import RETENTION, chosen_rules, save_rules
 
 NOTIFIED = "For jobs that succeed or fail at least one minute after they were submitted."
 EXAMPLE = "https://chat.example.org/hooks/…"

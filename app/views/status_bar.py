@@ -94,8 +94,8 @@ def disk_notice(settings: Settings) -> str:
     """Notice on every page while the disk is full or has too little space for jobs; otherwise ""."""
     if resources.is_disk_full(settings.home):
         words = f"The disk that holds {settings.home} is full; nothing can be stored. {largest_words(settings.home)}"
-    elif short := resources.disk_shortage(settings):
-        words = f"Jobs pause: {short.sentence}. {largest_words(settings.home)}"
+    elif shortage := resources.disk_shortage(settings):
+        words = f"Jobs pause: {shortage.sentence}. {largest_words(settings.home)}"
     else:
         return ""
     return notice(words, "bad", ROOM_PAGE, "Free up space")

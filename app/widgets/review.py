@@ -18,7 +18,7 @@ def figures(estimate: Estimate) -> str:
     return tiles(
         [
             ("Time", time, f"from {estimate.basis}"),
-            *([("Steps", f"{estimate.steps:,}", estimate.rhythm)] if estimate.steps else []),
+            *([("Steps", f"{estimate.steps:,}", estimate.step_note)] if estimate.steps else []),
             ("Memory", size(estimate.memory), f"{size(estimate.free_memory)} free now"),
             ("Disk", size(estimate.disk), f"{size(estimate.free_disk)} free now"),
         ]

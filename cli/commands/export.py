@@ -56,7 +56,7 @@ def export(
         rows = [(each["name"], "yes" if each["possible"] else "no", each["reason"] or each["for"]) for each in choices]
         finish(choices, as_json, table(rows, ("format", "possible", "servers, or reason")))
     elif estimate:
-        show_estimate(settings, Export(row.id, find_format(form).name), as_json)
+        show_estimate(settings, Export(checkpoint_id=row.id, format=find_format(form).name), as_json)
     elif find_format(form).name == OWN:
         _export_own(row, output, as_json)
     else:

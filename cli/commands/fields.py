@@ -28,7 +28,7 @@ def show_estimate(settings: Settings, request: Request, as_json: bool) -> None:
     result |= {name: None if amount is None else round(amount) for name, amount in amounts.items()}
     shown = {
         "time": f"about {timedelta(seconds=round(guess.seconds))}" if guess.seconds is not None else "unknown",
-        "steps": f"{guess.steps:,} {guess.rhythm}" if guess.steps else "",
+        "steps": f"{guess.steps:,} {guess.step_note}" if guess.steps else "",
         "disk": f"{guess.disk / 1e6:,.1f} MB",
         "memory": f"{guess.memory / 1e6:,.0f} MB",
         "based on": guess.basis,

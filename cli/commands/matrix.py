@@ -15,7 +15,7 @@ from tracking import queries, shards
 from tracking.db import reading
 from tracking.evaluations import FIGURES
 from tracking.tables import Evaluation
-from workers.jobs.matrix import Matrix, cells
+from workers.jobs.matrix import Matrix, matrix_evaluations
 
 
 @request_options(Matrix, "limit", "max_tokens", "seed")
@@ -67,6 +67,6 @@ def expected(settings: Settings, request: Any) -> dict[str, Any]:
 
     estimated = check_and_estimate(settings, request)
     with reading(settings) as session:
-        count = len(cells(session, request))
+        count = len(matrix_evaluations(session, request))
     seconds = round(estimated.seconds) if estimated.seconds is not None else None
     return {"evaluations": count, "seconds": seconds, "rests_on": estimated.basis}

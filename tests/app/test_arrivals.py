@@ -98,7 +98,7 @@ def test_its_zip_is_made_of_what_comes(pages: Settings, heads: str) -> None:
 def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
     pages: Settings, maker: Settings, heads: str
 ) -> None:
-    job = submit(Export(heads, "vllm"), settings=maker)
+    job = submit(Export(checkpoint_id=heads, format="vllm"), settings=maker)
     with db.writing(maker) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
     result = work.run_export(Export(heads, "vllm"), JobContext(maker, job.id, attempt, JobTiming()))

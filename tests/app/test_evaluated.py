@@ -164,7 +164,7 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
     with writing(home) as rows:
         links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
         rows.add(Dataset(id="said", name="-said", kind="conversations", state="ready"))
-        asked = ReplayRequest("base", "heads", "said", limit=12).to_json()
+        asked = ReplayRequest(base_id="base", checkpoint_id="heads", dataset_id="said", limit=12).to_json()
         rows.add(Evaluation(id="two", name="two", result=replayed, config=asked, **links))
         job = Job(kind="replay", queue="gpu", name="two", request={"evaluation_id": "two"})
         rows.add(job)

@@ -40,7 +40,7 @@ def filled(home: Settings) -> Settings:
         session.flush()
         for place, name in enumerate(("one", "two", FORMULA), 1):
             add_training(session, home, name, place)
-        exported = Export("draft-1", "vllm").to_json()
+        exported = Export(checkpoint_id="draft-1", format="vllm").to_json()
         session.add(Job(id="export", name="Export", kind="export", queue="io", state="SUCCEEDED", request=exported))
         session.add(Job(id="other", name=f"Plan {TOKEN}", kind="plan", queue="gpu", state="SUCCEEDED"))
     return home

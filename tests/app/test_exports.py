@@ -64,7 +64,7 @@ def client(home: Settings) -> TestClient:
 
 def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, JobContext]:
     """An export, claimed as a worker would."""
-    job = submit(Export(checkpoint_id, name), settings=home)
+    job = submit(Export(checkpoint_id=checkpoint_id, format=name), settings=home)
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
     return Export(**job.request), JobContext(home, job.id, attempt, JobTiming())
@@ -224,7 +224,7 @@ def test_what_cannot_go_there_ends_with_the_reason_and_leaves_nothing(home: Sett
         jobs.fail(session, context.job_id, context.attempt, refused.value.code, str(refused.value), "")
     assert not list(exports_folder(home.home, heads).glob("*"))
     with pytest.raises(Unsupported, match="Unknown format 'nonsense'"):
-        submit(Export(heads, "nonsense"), settings=home)
+        submit(Export(checkpoint_id=heads, format="nonsense"), settings=home)
 
 
 def test_exports_go_with_their_checkpoint(home: Settings, heads: str) -> None:

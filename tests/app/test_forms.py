@@ -132,7 +132,7 @@ def test_a_generate_form_round_trips():
 def test_only_what_differs_from_the_recipe_is_kept():
     values = forms.recipe_values("medusa", "medusa-smoke")
     plain = forms.train_request("b", "d", "medusa", "medusa-smoke", values)
-    assert plain == Train("medusa", "b", "d", recipe="medusa-smoke")
+    assert plain == Train(method="medusa", base_id="b", dataset_id="d", recipe="medusa-smoke")
     changed = forms.train_request("b", "d", "medusa", "medusa-smoke", {**values, "medusa_num_heads": 5})
     assert changed.settings == {"medusa_num_heads": 5}
     assert changed.config.medusa_num_heads == 5

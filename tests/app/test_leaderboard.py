@@ -307,30 +307,33 @@ def test_the_built_in_questions_have_one_name(home: Settings) -> None:
 
 
 def test_a_form_is_the_matrix_it_says() -> None:
-    made = matrix_request(["b:c", "b:"], ["built-in", "d"], "0, 0.7", "own\nchain 4\n\nown", 5, 64)
+    chosen = {"models": ["b:c", "b:"], "suites": ["built-in", "d"], "temperatures": "0, 0.7"}
+    made = matrix_request(**chosen, tree_lines="own\nchain 4\n\nown", limit=5, max_tokens=64)
     assert made.models == [{"base_id": "b", "checkpoint_id": "c"}, {"base_id": "b", "checkpoint_id": ""}]
     assert (made.suites, made.temperatures, made.limit, made.max_tokens) == (["", "d"], [0.0, 0.7], 5, 64)
     assert made.drafting == [{}, {"tree": [[0, 0, 0, 0]]}]
-    served = served_request("team", " m ", "", "b:c", "d", 5, None)
+    chosen = {"endpoint": "team", "model": " m ", "plain_model": "", "serves": "b:c", "suite": "d"}
+    served = served_request(**chosen, limit=5, max_tokens=None)
     assert (served.endpoint, served.endpoint_model, served.base_id, served.checkpoint_id) == ("team", "m", "b", "c")
     assert (served.dataset_id, served.limit, served.max_tokens) == ("d", 5, 128)
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("changes", "sentence"),
     [
-        ((None, ["d"], "0", "", 5, 64), "Models: choose"),
-        ((["b:"], [], "0", "", 5, 64), "Suites: choose"),
-        ((["b:"], ["d"], "warm", "", 5, 64), "Temperatures: expected a number"),
-        ((["b:"], ["d"], "", "", 5, 64), "Temperatures: expected one or more numbers"),
-        ((["b:"], ["d"], "9", "", 5, 64), "Temperatures: expected 0 to 5"),
-        ((["b:"], ["d"], "0", "oak", 5, 64), "Tree 'oak'"),
-        ((["b:"], ["d"], "0", "", 0, 64), "Maximum questions per suite"),
+        ({"models": None}, "Models: choose"),
+        ({"suites": []}, "Suites: choose"),
+        ({"temperatures": "warm"}, "Temperatures: expected a number"),
+        ({"temperatures": ""}, "Temperatures: expected one or more numbers"),
+        ({"temperatures": "9"}, "Temperatures: expected 0 to 5"),
+        ({"tree_lines": "oak"}, "Tree 'oak'"),
+        ({"limit": 0}, "Maximum questions per suite"),
     ],
 )
-def test_a_form_that_says_nothing_is_told_what_it_lacks(values: tuple[Any, ...], sentence: str) -> None:
+def test_a_form_that_says_nothing_is_told_what_it_lacks(changes: dict[str, Any], sentence: str) -> None:
+    form = {"models": ["b:"], "suites": ["d"], "temperatures": "0", "tree_lines": "", "limit": 5, "max_tokens": 64}
     with pytest.raises(BadInput, match=sentence):
-        matrix_request(*values)
+        matrix_request(**{**form, **changes})
 
 
 def test_forms_offer_models_with_their_checkpoints_and_sets_of_questions(filled: Settings) -> None:

@@ -92,7 +92,7 @@ def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
 
 
 def test_the_command_beside_the_button_is_the_request(home):
-    request = PlanRequest("base", "heads", batches=[1, 4], layers=[2], costs={"target_ms": {}})
+    request = PlanRequest(base_id="base", checkpoint_id="heads", batches=[1, 4], layers=[2], costs={"target_ms": {}})
     words = command_for(request, {"base": "tiny", "heads": "mine"})
     assert words == "speculoos plan tiny@mine --machine FILE --batches 1,4 --layers 2"
     assert from_json("plan", json.loads(json.dumps(request.to_json()))) == request

@@ -9,7 +9,7 @@ from app.views.settings_forms import RulesForm
 from ops import retention
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from tracking import reports, rules
+from tracking import reports, retention_rules
 from tracking.db import reading, writing
 from tracking.tables import Job, JobLog, Run, now
 
@@ -18,14 +18,14 @@ def test_a_rule_that_was_chosen_counts_in_the_next_round(home: Settings) -> None
     with writing(home) as rows:
         rows.add(Run(id="old", kind="chat", state="SUCCEEDED", model="m", created_at=now() - timedelta(days=10)))
     assert retention.clean(home)["runs"].count == 0
-    rules.save_rules(home, {"keep_runs_days": 5, "keep_copies": None})
+    retention_rules.save_rules(home, {"keep_runs_days": 5, "keep_copies": None})
     assert (
-        rules.current_settings(home).keep_runs_days == 5
-        and rules.current_settings(home).keep_copies == home.keep_copies
+        retention_rules.current_settings(home).keep_runs_days == 5
+        and retention_rules.current_settings(home).keep_copies == home.keep_copies
     )
     assert retention.clean(home)["runs"].count == 1
-    rules.save_rules(home, {"keep_runs_days": None})
-    assert rules.current_settings(home) == home
+    retention_rules.save_rules(home, {"keep_runs_days": None})
+    assert retention_rules.current_settings(home) == home
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_a_rule_that_was_chosen_counts_in_the_next_round(home: Settings) -> None
 )
 def test_what_is_no_rule_is_refused(home: Settings, name: str, value: int) -> None:
     with pytest.raises(BadInput):
-        rules.save_rules(home, {name: value})
+        retention_rules.save_rules(home, {name: value})
     with reading(home) as rows:
-        assert rules.chosen_rules(rows) == {}
+        assert retention_rules.chosen_rules(rows) == {}
 
 
 def test_the_form_keeps_and_shows_them(home: Settings) -> None:
@@ -44,7 +44,7 @@ def test_the_form_keeps_and_shows_them(home: Settings) -> None:
 
     with gr.Blocks():
         form = RulesForm(home)
-    values = ["" for _ in rules.RETENTION]
+    values = ["" for _ in retention_rules.RETENTION]
     values[0] = "30"
     assert "Saved" in form.kept(*values)
     assert form.values() == values

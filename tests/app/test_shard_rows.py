@@ -12,7 +12,7 @@ from app.views.status_bar import job_chip
 from app.widgets.list_query import ListQuery
 from speculoos.settings import Settings
 from tracking import db, jobs, shards
-from tracking.shards import Division, Shard
+from tracking.shards import ShardPlan, ShardSpec
 from tracking.tables import Job
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -23,8 +23,8 @@ def divided(settings: Settings, count: int, rows: int = 10) -> Job:
     with db.writing(settings) as session:
         job = jobs.create(session, kind="generate_data", queue="io", request={}, name=f"answers {HOSTILE}")
         jobs.claim(session, job.id, "worker", 30)
-        asked = Division("generate_shard", "io", "rows", [Shard({"key": str(n)}, rows) for n in range(count)])
-        shards.divide(session, job.id, 1, asked)
+        asked = ShardPlan("generate_shard", "io", "rows", [ShardSpec({"key": str(n)}, rows) for n in range(count)])
+        shards.create_shards(session, job.id, 1, asked)
         first, second, third = shards.list_shards(session, job.id)[:3]
         for shard in (first, second, third):
             jobs.claim(session, shard.id, "worker", 30)

@@ -16,7 +16,7 @@ from tests.tools.planned import wide_plan
 from tracking import experiments, jobs, reports, runs, shards
 from tracking.db import writing
 from tracking.evaluations import columns_of
-from tracking.shards import Division, Shard
+from tracking.shards import ShardPlan, ShardSpec
 from tracking.states import FINISHED
 from tracking.tables import Dataset, Evaluation, Job, new_id, now
 from workers.jobs.requests import Evaluate, PlanRequest
@@ -118,7 +118,8 @@ def add_matrix(bench: Workbench, base: str, heads: str, measured: str) -> str:
     with writing(bench.settings) as session:
         job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="Measure 1 model on 1 suite")
         jobs.claim(session, job.id, "worker", 30)
-        shards.divide(session, job.id, 1, Division("evaluate", "gpu", "questions", [Shard(each, 5) for each in asked]))
+        plan = ShardPlan("evaluate", "gpu", "questions", [ShardSpec(each, 5) for each in asked])
+        shards.create_shards(session, job.id, 1, plan)
         first, second, third = shards.list_shards(session, job.id)[:3]
         for cell in (first, second, third):
             jobs.claim(session, cell.id, "worker", 30)

@@ -40,7 +40,7 @@ class Trainings:
         """Submit another."""
         self._note()
         wanted = {**SETTINGS, "max_steps": self.steps, "save_every": self.save_every}
-        request = Train("medusa", self.base_id, self.dataset_id, wanted)
+        request = Train(method="medusa", base_id=self.base_id, dataset_id=self.dataset_id, settings=wanted)
         made = submit(request, name=f"heads-{len(self.ids)}", settings=self.settings)
         self.ids.append(made.id)
         self._watch = Watch(made.id).__enter__()

@@ -15,7 +15,7 @@ from speculoos.settings import Settings
 from speculoos.store import Store, open_store
 from tests.tools.homes import write_answers
 from tests.workers.test_states import made
-from tracking import db, jobs, rules, stored
+from tracking import db, jobs, retention_rules, stored
 from tracking.stored import RowFiles
 from tracking.tables import Base, Checkpoint, Dataset, now
 from workers.child.states import UploadedCheckpoints
@@ -132,7 +132,7 @@ def test_states_stay_as_long_as_in_a_home(
 
 def test_states_stay_for_good_where_the_rule_says_so(settings: Settings, trained: Callable[..., Checkpoint]) -> None:
     row = trained("FAILED", 400, True)
-    rules.save_rules(settings, {"keep_states_days": 0})
+    retention_rules.save_rules(settings, {"keep_states_days": 0})
     retention.clean(settings, leftovers=True, at=now() + LATER)
     assert UploadedCheckpoints(store_of(settings), row.id).note()
 

@@ -118,8 +118,8 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
     assert resources.disk_shortage(settings) is None, "on 16 MB the floor is a 50th, not a gigabyte"
     strict = replace(settings, min_disk_mb=4)
     watch = resources.ResourceMonitor(strict)
-    short = watch.look()
-    assert short.kind == "disk" and not short.counts
+    short = watch.shortage()
+    assert short.kind == "disk" and not short.uses_attempt
     assert short.note == (
         f"Paused: 1.0 MB free on the disk that holds {small_disk}, the minimum is 4.2 MB; "
         "free some space and the job continues automatically"
@@ -128,7 +128,7 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
         (small_disk / "ballast").unlink()
         fill(small_disk, int(left * MB))
         watch._checked_at = 0.0
-        assert (watch.look() is None) == goes_on, left
+        assert (watch.shortage() is None) == goes_on, left
     assert resources.disk_shortage(replace(settings, min_disk_mb=0)) is None
 
 
@@ -137,11 +137,11 @@ def test_memory_must_be_short_for_some_seconds_before_it_counts(
 ) -> None:
     greedy = replace(home, min_memory_mb=10**9)
     watch = resources.ResourceMonitor(greedy)
-    assert watch.look() is None
+    assert watch.shortage() is None
     watch._short_since -= resources.MEMORY_SECONDS
     watch._checked_at = 0.0
-    short = watch.look()
-    assert short.kind == "memory" and short.counts and "of memory available, the minimum is" in short.note
+    short = watch.shortage()
+    assert short.kind == "memory" and short.uses_attempt and "of memory available, the minimum is" in short.note
     assert resources.memory_shortage(replace(home, min_memory_mb=0)) is None
 
 

@@ -214,7 +214,7 @@ def test_a_worker_that_is_stopped_gives_the_attempt_back(database: Settings, mak
     job = make_job()
     for attempt in range(1, 9):
         assert claim(database, job) == attempt
-        do(database, jobs.interrupt, job.id, attempt, "The worker was stopped.", counts=False)
+        do(database, jobs.interrupt, job.id, attempt, "The worker was stopped.", uses_attempt=False)
 
 
 def test_cancelling_a_waiting_job_ends_it_at_once_and_a_running_one_is_asked(

@@ -7,7 +7,7 @@ import pytest
 from speculoos.errors import Cancelled, Conflict, Fenced
 from speculoos.settings import Settings
 from tracking import changes, db, jobs, listing, processes, shards
-from tracking.shards import Division, Shard
+from tracking.shards import ShardPlan, ShardSpec
 from tracking.states import JobState
 from tracking.tables import Job, JobLog
 
@@ -24,10 +24,10 @@ def claim(database: Settings, job: Job) -> int | None:
     return do(database, jobs.claim, job.id, "me", 30)
 
 
-def division(count: int, **results: dict[str, object]) -> Division:
+def division(count: int, **results: dict[str, object]) -> ShardPlan:
     """`count` shards of ten rows; `results` by `s<number>` are there already."""
-    made = [Shard({"key": str(n)}, 10, results.get(f"s{n}")) for n in range(count)]
-    return Division("generate_shard", "gpu", "rows", made)
+    made = [ShardSpec({"key": str(n)}, 10, results.get(f"s{n}")) for n in range(count)]
+    return ShardPlan("generate_shard", "gpu", "rows", made)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def divided(database: Settings, make_job: Make) -> Callable[..., Job]:
     def make(count: int = 3, name: str = "whole") -> Job:
         job = make_job(name)
         claim(database, job)
-        do(database, shards.divide, job.id, 1, division(count))
+        do(database, shards.create_shards, job.id, 1, division(count))
         return job
 
     return make
@@ -82,11 +82,11 @@ def test_it_goes_on_once_all_its_shards_have_ended(database: Settings, divided: 
     job = divided(2)
     first, second = of(database, job)
     end(database, first)
-    assert do(database, jobs.resume_divided) == 0
+    assert do(database, jobs.resume_parents) == 0
     found = stored(database, job)
     assert (found.done, found.progress_note) == (10, "1 of 2 shards done")
     end(database, second)
-    assert do(database, jobs.resume_divided) == 1 and do(database, jobs.resume_divided) == 0
+    assert do(database, jobs.resume_parents) == 1 and do(database, jobs.resume_parents) == 0
     with db.reading(database) as session:
         assert shards.waiting_parent(session, second.id) == job.id
         assert [each.id for each in jobs.publishable(session)] == [job.id]
@@ -102,12 +102,12 @@ def test_the_time_left_is_said_between_shards_too(database: Settings, divided: C
     with db.writing(database) as session:
         running = jobs.get(session, first.id)
         running.done, running.eta_seconds = 4, 3.0  # two rows a second
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     assert stored(database, job).eta_seconds == 13.0
     with db.writing(database) as session:
         jobs.get(session, first.id).done = 10
     do(database, jobs.succeed, first.id, 1, {})
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     assert stored(database, job).eta_seconds == 10.0, "no shard runs, so none says how fast it is"
 
 
@@ -121,7 +121,7 @@ def test_a_shard_that_finds_more_to_do_makes_the_whole_more(database: Settings, 
         running, silent = jobs.get(session, first.id), jobs.get(session, second.id)
         running.done, running.total, running.eta_seconds = 15, 20, 2.5  # two rows a second
         silent.total = None
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     found = stored(database, job)
     assert (found.done, found.total, found.eta_seconds) == (15, 30, 7.5)
 
@@ -134,9 +134,9 @@ def test_two_that_collect_at_once_do_it_once(
     end(database, of(database, job)[0])
     with db.reading(database) as session:
         seen = shards.all_ended(session)
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     monkeypatch.setattr(shards, "all_ended", lambda session: seen)  # the race, its order made certain
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     assert stored(database, job).state == S.INTERRUPTED and claim(database, job) == 2
 
 
@@ -146,10 +146,10 @@ def test_only_the_attempt_that_runs_divides_a_job_and_not_one_that_is_to_stop(
     job = make_job()
     claim(database, job)
     with pytest.raises(Fenced):
-        do(database, shards.divide, job.id, 2, division(2))
+        do(database, shards.create_shards, job.id, 2, division(2))
     do(database, jobs.request_cancel, job.id)
     with pytest.raises(Cancelled):
-        do(database, shards.divide, job.id, 1, division(2))
+        do(database, shards.create_shards, job.id, 1, division(2))
     assert of(database, job) == [] and stored(database, job).owner == "me"
 
 
@@ -157,9 +157,9 @@ def test_dividing_again_makes_only_what_is_missing(database: Settings, divided: 
     job = divided(3)
     for shard in of(database, job):
         end(database, shard)
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     claim(database, job)
-    do(database, shards.divide, job.id, 2, division(4, s0={"n": 0}, s2={"n": 2}))
+    do(database, shards.create_shards, job.id, 2, division(4, s0={"n": 0}, s2={"n": 2}))
     states = [shard.state for shard in of(database, job)]
     assert states == [S.SUCCEEDED, S.QUEUED, S.SUCCEEDED, S.QUEUED]
     assert [shard.attempt for shard in of(database, job)] == [1, 1, 1, 0]
@@ -169,7 +169,7 @@ def test_dividing_again_makes_only_what_is_missing(database: Settings, divided: 
 def test_a_result_that_is_there_already_is_a_shard_that_is_done(database: Settings, make_job: Make) -> None:
     job = make_job()
     claim(database, job)
-    do(database, shards.divide, job.id, 1, division(2, s1={"rows": 10}))
+    do(database, shards.create_shards, job.id, 1, division(2, s1={"rows": 10}))
     assert [shard.state for shard in of(database, job)] == [S.QUEUED, S.SUCCEEDED]
     assert (stored(database, job).done, of(database, job)[1].result) == (10, {"rows": 10})
 
@@ -185,9 +185,9 @@ def test_stopping_stops_the_shards_and_lets_the_whole_put_together_what_there_is
     assert (asked.state, asked.cancel_requested) == (S.RUNNING, True)
     states = [(shard.state, shard.cancel_requested) for shard in of(database, job)]
     assert states == [(S.SUCCEEDED, False), (S.RUNNING, True), (S.CANCELLED, False)]
-    assert do(database, jobs.resume_divided) == 0, "one still saves what it has"
+    assert do(database, jobs.resume_parents) == 0, "one still saves what it has"
     do(database, jobs.finish_cancelled, second.id, attempt)
-    assert do(database, jobs.resume_divided) == 1
+    assert do(database, jobs.resume_parents) == 1
     assert claim(database, job) == 2 and stored(database, job).cancel_requested
     do(database, jobs.finish_cancelled, job.id, 2)
     do(database, jobs.retry, job.id)
@@ -200,7 +200,7 @@ def test_a_job_that_waits_to_be_put_together_is_stopped_by_putting_together(
 ) -> None:
     job = divided(1)
     end(database, of(database, job)[0])
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     assert do(database, jobs.request_cancel, job.id).state == S.INTERRUPTED
     assert claim(database, job) == 2
 
@@ -217,7 +217,7 @@ def test_after_three_failed_shards_the_rest_is_not_begun_and_a_retry_makes_them_
         failed = shards.failed(session, job.id)
         assert (failed[0].error, failed[-1].error) == ("1 did not answer", shards.NOT_STARTED_MESSAGE)
         assert shards.tally(session, job.id).words() == "1 of 5 shards done, 3 failed"
-    assert do(database, jobs.resume_divided) == 1
+    assert do(database, jobs.resume_parents) == 1
     do(database, jobs.fail, job.id, claim(database, job), "x", "y")
     do(database, jobs.retry, job.id)
     assert [shard.state for shard in of(database, job)] == [S.SUCCEEDED] + [S.QUEUED] * 4
@@ -236,7 +236,7 @@ def test_the_whole_takes_its_shards_along_when_it_is_deleted(database: Settings,
         do(database, changes.delete, database, stored(database, job))
     for shard in of(database, job):
         end(database, shard)
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     do(database, jobs.succeed, job.id, claim(database, job), {})
     with db.writing(database) as session:
         session.add(JobLog(job_id=of(database, job)[0].id, attempt=1, message="gone"))
@@ -267,7 +267,7 @@ def test_a_queue_counts_shards_as_one_job_and_a_later_job_waits_for_them(
         assert (queues.running, queues.active, queues.place(stored(database, job))) == (1, 2, None)
         assert "shard 1 of 3" in queues.waits_for(later) and queues.waits_for(stored(database, job)) == ""
         before = listing.signature(session)
-    do(database, jobs.resume_divided)
+    do(database, jobs.resume_parents)
     with db.reading(database) as session:
         assert listing.signature(session) != before, "the list shows how far it is"
 

@@ -20,7 +20,7 @@ from tests.models import hostile
 from tests.models.gguf_file import write_gguf
 from tests.tools.damage import cut, flip
 from tracking import db, jobs, reports
-from tracking.shards import Division
+from tracking.shards import ShardPlan
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
 from training.resume_points import save_resume_point
@@ -192,7 +192,7 @@ def test_answers_of_the_server_of_a_base_train_at_once_with_exact_labels(
         request, context = begin(ask)
         context.settings = replace(context.settings, endpoints=load({"SPECULOOS_HOME": str(home.home)}).endpoints)
         ended = generate_data.run(request, context)
-        while isinstance(ended, Division):
+        while isinstance(ended, ShardPlan):
             for shard in ended.shards:
                 generate_data.run(GenerateShard(**shard.request), context)
             ended = generate_data.run(request, context)
@@ -225,7 +225,7 @@ def test_a_generation_of_which_nothing_is_left_says_why(
         request, context = begin(GenerateData(source_id=prompts.id, endpoint="it", **more))
         context.settings = replace(context.settings, endpoints=load({"SPECULOOS_HOME": str(home.home)}).endpoints)
         with pytest.raises(BadInput, match="Every conversation was skipped: 12 cut"):
-            while isinstance(ended := generate_data.run(request, context), Division):
+            while isinstance(ended := generate_data.run(request, context), ShardPlan):
                 for shard in ended.shards:
                     generate_data.run(GenerateShard(**shard.request), context)
     assert row(context, Dataset, request.dataset_id).state == "pending"

@@ -29,6 +29,7 @@ from workers.jobs.requests import (
 from workers.jobs.words import parse_numbers, parse_settings
 
 NAMES = {"b1": "starter", "d1": "my prompts", "d2": "answers", "c1": "my-heads"}
+PAIR = {"base_id": "b1", "checkpoint_id": "c1"}
 
 
 def parsed(command: str) -> tuple[list[str], dict[str, Any]]:
@@ -94,10 +95,10 @@ def test_several_sets_and_the_measurement_read_back() -> None:
 
 
 def test_tuning_reads_back() -> None:
-    names, values = parsed(command_for(Tune("b1", "c1", "d1", limit=3, dtype="bfloat16", keep=False), NAMES))
+    names, values = parsed(command_for(Tune(**PAIR, dataset_id="d1", limit=3, dtype="bfloat16", keep=False), NAMES))
     assert (names, values["model"], values["questions"]) == (["tune"], "starter@my-heads", "my prompts")
     assert (values["limit"], values["max_tokens"], values["dtype"], values["keep"]) == (3, 48, "bfloat16", False)
-    assert parsed(command_for(Tune("b1", "c1"), NAMES))[1]["keep"] is True
+    assert parsed(command_for(Tune(base_id="b1", checkpoint_id="c1"), NAMES))[1]["keep"] is True
 
 
 def test_evaluating_reads_back() -> None:
@@ -184,24 +185,21 @@ DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help
 @pytest.mark.parametrize(
     ("request_", "read"),
     [
-        (Tune("b1", "c1", "d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
+        (Tune(**PAIR, dataset_id="d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
+        (PlanRequest(**PAIR, dataset_id="d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
+        (ReplayRequest(**PAIR, dataset_id="d2"), {"file": Path("-answers"), "draft": "--help@-my-heads"}),
+        (Export(checkpoint_id="c1", format="vllm-eagle3"), {"checkpoint": "-my-heads", "form": "vllm-eagle3"}),
         (
-            PlanRequest("b1", "c1", dataset_id="d1"),
-            {"model": "--help@-my-heads", "questions": "-my prompts"},
-        ),
-        (ReplayRequest("b1", "c1", dataset_id="d2"), {"file": Path("-answers"), "draft": "--help@-my-heads"}),
-        (Export("c1", "vllm-eagle3"), {"checkpoint": "-my-heads", "form": "vllm-eagle3"}),
-        (
-            Train("medusa", "b1", "d2", more_dataset_ids=["d1"]),
+            Train(method="medusa", base_id="b1", dataset_id="d2", more_dataset_ids=["d1"]),
             {"model": "--help", "data": ["-answers", "-my prompts"]},
         ),
-        (Evaluate("b1", "c1", "d1"), {"model": "--help", "checkpoint": "-my-heads", "questions": "-my prompts"}),
-        (Matrix([{"base_id": "b1", "checkpoint_id": "c1"}], ["d1"]), {"model": ["--help@-my-heads"]}),
+        (Evaluate(**PAIR, dataset_id="d1"), {"model": "--help", "checkpoint": "-my-heads", "questions": "-my prompts"}),
+        (Matrix(models=[PAIR], suites=["d1"]), {"model": ["--help@-my-heads"]}),
         (GenerateData("d1", "b1", system_prompt="-- be brief"), {"prompts": "-my prompts", "model": "--help"}),
         (ImportAnswered("/x", "b1", original_name="-chats.jsonl"), {"file": "-chats.jsonl", "model": "--help"}),
         (ImportPrompts("/x", original_name="-p.jsonl"), {"file": "-p.jsonl"}),
         (FetchModel(source="folder", location="-model"), {"location": "-model"}),
-        (ImportDraft("folder", "-draft", "b1"), {"location": "-draft", "model": "--help"}),
+        (ImportDraft(source="folder", location="-draft", base_id="b1"), {"location": "-draft", "model": "--help"}),
     ],
 )
 def test_names_that_begin_with_a_dash_read_back(request_: Any, read: dict[str, Any]) -> None:

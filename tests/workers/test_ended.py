@@ -86,16 +86,16 @@ def test_a_message_is_posted_and_one_that_cannot_be_is_logged_once(
     webhook.store_webhook(named, f"http://{receiver.host}/hook")
     teller = WebhookNotifier(named)
     first, second, third = (add_job(home, name) for name in ("first", "second", "third"))
-    teller.look()
+    teller.queue_messages()
     end(home, first)
-    teller.look()
+    teller.queue_messages()
     wait(lambda: len(receiver.got) == 1)
     assert receiver.got[0][2]["job"]["name"] == "first"
     receiver.status = 500
     with caplog.at_level(logging.WARNING):
         for job_id in (second, third):
             end(home, job_id)
-            teller.look()
+            teller.queue_messages()
         wait(lambda: len(receiver.got) == 3)
         time.sleep(0.2)
     assert [record.message.count("HTTP status 500") for record in caplog.records] == [1]
@@ -107,22 +107,22 @@ def test_a_host_that_hangs_holds_no_round_up(home: Settings, receiver: Receiver)
     webhook.store_webhook(named, f"http://{receiver.host}/hook")
     teller = WebhookNotifier(named)
     jobs = [add_job(home, f"job {n}") for n in range(3)]
-    teller.look()
-    began = time.monotonic()
+    teller.queue_messages()
+    started = time.monotonic()
     for job_id in jobs:
         end(home, job_id)
-        teller.look()
-    assert time.monotonic() - began < 10
+        teller.queue_messages()
+    assert time.monotonic() - started < 10
 
 
 def test_who_wants_to_hear_later_is_not_told_of_what_ended_before(home: Settings, receiver: Receiver) -> None:
     named = replace(home, webhook_hosts=(receiver.host,))
     job_id = add_job(home, "early")
     told(home)
-    WebhookNotifier(named).look()
+    WebhookNotifier(named).queue_messages()
     end(home, job_id)
     webhook.store_webhook(named, f"http://{receiver.host}/hook")
-    WebhookNotifier(named).look()
+    WebhookNotifier(named).queue_messages()
     time.sleep(0.3)
     assert not receiver.got
 

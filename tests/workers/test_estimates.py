@@ -15,7 +15,7 @@ from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
 from training.batches import make_batches
 from workers.jobs import matrix, sizes
-from workers.jobs.estimates import MOST_FACTOR, PROBE, START_SECONDS, estimate
+from workers.jobs.estimates import MAX_FACTOR, PROBE, START_SECONDS, estimate
 from workers.jobs.evaluate import REPLAY_STEPS_PER_TOKEN as REPLAY_STEPS
 from workers.jobs.evaluate import STEPS_PER_TOKEN
 from workers.jobs.requests import KINDS as KINDS_OF_JOBS
@@ -84,22 +84,22 @@ def test_every_command_that_asks_for_a_job_estimates_it(
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "x"}\n')
     where = str(tmp_path / "answers")
-    small = {"limit": 3, "max_tokens": 16}
+    small, heads = {"limit": 3, "max_tokens": 16}, {"base_id": "base", "checkpoint_id": "heads"}
     commands = {
-        f"models add {where}": FetchModel("folder", where),
-        f"models add-draft {where} --model tiny": ImportDraft("folder", where, "base"),
-        f"data import {file}": ImportPrompts(str(file), file.name),
+        f"models add {where}": FetchModel(source="folder", location=where),
+        f"models add-draft {where} --model tiny": ImportDraft(source="folder", location=where, base_id="base"),
+        f"data import {file}": ImportPrompts(path=str(file), original_name=file.name),
         f"data import {file} --answered --model tiny": ImportAnswered(str(file), "base", file.name),
         "data generate --prompts p --model tiny --max-tokens 100": ANSWERS,
         "train medusa --model tiny --data a --set max_steps=200": Train(
-            "medusa", "base", "answers", {"max_steps": 200}
+            method="medusa", base_id="base", dataset_id="answers", settings={"max_steps": 200}
         ),
-        "evaluate --model tiny@h --limit 3 --max-tokens 16": Evaluate("base", "heads", **small),
+        "evaluate --model tiny@h --limit 3 --max-tokens 16": Evaluate(base_id="base", checkpoint_id="heads", **small),
         "evaluate --endpoint team --limit 3 --max-tokens 16": Evaluate(endpoint="team", **small),
-        "plan tiny@h --limit 3 --max-tokens 16": PlanRequest("base", "heads", **small),
-        "replay run a --draft tiny@h --limit 10": ReplayRequest("base", "heads", "answers", 10),
-        "tune tiny@h --limit 3 --max-tokens 16": Tune("base", "heads", **small),
-        "export tiny@h --format vllm": Export("heads", "vllm"),
+        "plan tiny@h --limit 3 --max-tokens 16": PlanRequest(**heads, **small),
+        "replay run a --draft tiny@h --limit 10": ReplayRequest(**heads, dataset_id="answers", limit=10),
+        "tune tiny@h --limit 3 --max-tokens 16": Tune(**heads, **small),
+        "export tiny@h --format vllm": Export(checkpoint_id="heads", format="vllm"),
     }
     for command, request in commands.items():
         assert main([*command.split(), "--estimate", "--json"]) == 0, command
@@ -123,7 +123,7 @@ def test_before_anything_ran_the_probe_says_how_fast(asked: Settings) -> None:
     (asked.home / PROBE).write_text(json.dumps({"operations_per_second": 4e9, "bytes_per_second": 1e9}))
     slower = guess(asked, ANSWERS)
     assert "probe" in slower.basis and slower.seconds > 10 * first.seconds
-    assert guess(asked, Evaluate("base", "heads")).seconds > 60
+    assert guess(asked, Evaluate(base_id="base", checkpoint_id="heads")).seconds > 60
     (asked.home / PROBE).write_text("{half")
     assert guess(asked, ANSWERS).seconds == first.seconds
 
@@ -148,7 +148,7 @@ KINDS = {
     "training": lambda base: Train(
         "medusa", base, "answers" if base == "base" else "small answers", {"max_steps": 200}
     ),
-    "evaluation": lambda base: Evaluate(base, "heads" if base == "base" else ""),
+    "evaluation": lambda base: Evaluate(base_id=base, checkpoint_id="heads" if base == "base" else ""),
 }
 
 
@@ -181,7 +181,7 @@ def test_the_probe_bounds_what_jobs_of_the_same_base_say(both: Settings) -> None
     """A machine that was suspended, a clock that was set: no estimate of days."""
     fresh = guess(both, ANSWERS).seconds - START_SECONDS["gpu"]
     ran(both, ANSWERS, 1e6)
-    assert guess(both, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + fresh * MOST_FACTOR, rel=0.01)
+    assert guess(both, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + fresh * MAX_FACTOR, rel=0.01)
 
 
 def test_a_job_that_is_nearly_all_start_says_nothing_of_the_pace(both: Settings) -> None:
@@ -192,7 +192,7 @@ def test_a_job_that_is_nearly_all_start_says_nothing_of_the_pace(both: Settings)
 
 
 def test_an_evaluation_that_asked_again_teaches_the_pace_of_one_pass(both: Settings) -> None:
-    request = Evaluate("base", "heads")
+    request = Evaluate(base_id="base", checkpoint_id="heads")
     fresh = guess(both, request).seconds - START_SECONDS["gpu"]
     ran(both, request, START_SECONDS["gpu"] + 3 * fresh)
     with writing(both) as session:
@@ -237,12 +237,12 @@ def test_a_matrix_takes_what_its_cells_take_alone(asked: Settings) -> None:
         session.add(Base(id="new", name="new", source="folder", location="/z", path="/z", state="ready"))
         report = {"turns": {"1": 3, "2": 3}}
         session.add(Dataset(id="suite", name="s", kind="prompts", state="ready", rows=6, report=report))
-    for request, taken in ((Evaluate("base", "heads"), 300), (Evaluate("far"), 600), (Evaluate("far"), 600)):
-        ran(asked, request, START_SECONDS["gpu"] + taken)
     models = [{"base_id": "base", "checkpoint_id": "heads"}, {"base_id": "far"}]
+    for model, taken in ((models[0], 300), (models[1], 600), (models[1], 600)):
+        ran(asked, Evaluate(**model), START_SECONDS["gpu"] + taken)
     request = Matrix(models, suites=["", "suite"], temperatures=[0.0, 1.0], limit=10, max_tokens=10)
     with reading(asked) as session:
-        cells = matrix.cells(session, request)
+        cells = matrix.matrix_evaluations(session, request)
     alone, whole = [guess(asked, cell) for cell in cells], guess(asked, request)
     assert len(cells) == 8 and len({cell.seconds for cell in alone}) == 4
     for key in ("seconds", "work", "disk"):
@@ -280,7 +280,7 @@ def test_an_endpoint_is_known_by_what_it_did(asked: Settings) -> None:
 
 def test_a_training_says_its_steps(asked: Settings) -> None:
     assert guess(asked, Train("medusa", "base", "answers", {"max_steps": 7, "epochs": 0})).steps == 7
-    assert guess(asked, Export("heads", "vllm")).seconds == pytest.approx(3.1)
+    assert guess(asked, Export(checkpoint_id="heads", format="vllm")).seconds == pytest.approx(3.1)
 
 
 def test_what_a_training_measures_counts(asked: Settings) -> None:
@@ -288,7 +288,7 @@ def test_what_a_training_measures_counts(asked: Settings) -> None:
 
     def work(method: str, **settings) -> float:
         fixed = {"max_steps": 10, "epochs": 0, "batch_tokens": 100, "held_out": 0.1}
-        return guess(asked, Train(method, "base", "answers", fixed | settings)).work
+        return guess(asked, Train(method=method, base_id="base", dataset_id="answers", settings=fixed | settings)).work
 
     with writing(asked) as session:
         session.get_one(Dataset, "answers").report = {"tokens": 600, "answer_tokens": 500}
@@ -300,7 +300,7 @@ def test_what_a_training_measures_counts(asked: Settings) -> None:
 
 def test_drafts_learn_as_fast_as_the_probe_says_of_float32(asked: Settings) -> None:
     """Where there is none of it, an older version wrote the probe."""
-    request = Train("medusa", "base", "answers")
+    request = Train(method="medusa", base_id="base", dataset_id="answers")
     older = {"operations_per_second": 1e9, "bytes_per_second": 1e12}
     (asked.home / PROBE).write_text(json.dumps(older))
     before = guess(asked, request).seconds
@@ -328,7 +328,7 @@ def test_a_recipe_counts_as_the_settings_it_stands_for(asked: Settings) -> None:
         guess(asked, Train("medusa", "base", "answers", *how)) for how in (({}, "medusa-smoke"), (settings,))
     )
     assert (named.steps, named.work, named.disk) == (spelt.steps, spelt.work, spelt.disk)
-    assert named.work != guess(asked, Train("medusa", "base", "answers")).work
+    assert named.work != guess(asked, Train(method="medusa", base_id="base", dataset_id="answers")).work
     without_epochs = Train("medusa", "base", "answers", {"epochs": 0}, "medusa-smoke")  # its recipe says when it ends
     assert submit(without_epochs, settings=asked).work > 0
 

@@ -49,7 +49,7 @@ def test_a_stop_is_met_in_the_middle_of_the_proof(patient: Bench, tmp_path) -> N
     row = {"id": row_id, "name": "heads", "base_id": base_id, "method": "medusa", "state": "ready"}
     with db.writing(settings) as session:
         session.add(Checkpoint(**row, path=str(folder)))
-    job = submit(Export(row_id, "vllm"), settings=settings)
+    job = submit(Export(checkpoint_id=row_id, format="vllm"), settings=settings)
     found = patient.wait_for(job.id, lambda found: found.progress_note == COMPARING_NOTE, "the proof", 240)
     assert (found.unit, found.total) == ("prompts", 3) and found.done < 3
     asked = time.monotonic()

@@ -63,7 +63,7 @@ def ids(away: Settings, tiny_base: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def request(ids: dict[str, str], base: str = "tiny", **settings: Any) -> Train:
-    return Train("medusa", ids[base], ids["answers"], {**FEW, **settings})
+    return Train(method="medusa", base_id=ids[base], dataset_id=ids["answers"], settings={**FEW, **settings})
 
 
 def test_an_unknown_server_is_told_at_submit(away: Settings, ids: dict[str, str]) -> None:

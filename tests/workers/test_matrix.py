@@ -98,11 +98,11 @@ def test_cells_are_what_can_be_combined(home: Settings, tiny_base: Path) -> None
     trees = [{}, {"tree": [[0]]}, {"drafter": "ngram"}, {"depth": 3, "top_k": 2}]
     request = Matrix(models=models, drafting=trees, temperatures=[0.0, 1.0], top_ps=[1.0, 0.9])
     with db.reading(home) as session:
-        found = asking.cells(session, request)
+        found = asking.matrix_evaluations(session, request)
         assert len(found) == 12, "greedy once, sampled with each top-p: plain, n-gram; own tree, static tree"
         assert {cell.evaluation_id for cell in found} == {""}
-        named = asking.cells(session, request, "job")
-        assert len({cell.evaluation_id for cell in named}) == 12 and named == asking.cells(session, request, "job")
+        named, again = (asking.matrix_evaluations(session, request, "job") for _ in range(2))
+        assert len({cell.evaluation_id for cell in named}) == 12 and named == again
         assert asking.cell_name(session, named[-1]) == "tiny@heads-0 · Built-in questions · T 1 · top-p 0.9 · chain 1"
         estimate = estimates.estimate(session, request, home.home)
         alone = [estimates.estimate(session, cell, home.home) for cell in found]

@@ -164,12 +164,12 @@ def context(home: Settings) -> JobContext:
 def test_work_publishes_only_while_the_job_is_its_own(context: JobContext) -> None:
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
-    context.publish(Base, "b" * 32, state="ready", path="/x")
+    context.update_output(Base, "b" * 32, state="ready", path="/x")
     assert context.input_with_files(Base, "b" * 32).path == "/x"
     with context.session() as session:
         session.get_one(Job, context.job_id).attempt = 4
     with pytest.raises(Fenced):
-        context.publish(Base, "b" * 32, path="/old")
+        context.update_output(Base, "b" * 32, path="/old")
     with pytest.raises(Fenced):
         context.flush()
     assert context.input_with_files(Base, "b" * 32).path == "/x"
@@ -241,7 +241,7 @@ def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
         leases.acquire(session, machine.device_key("cpu", context.settings.home), "run:1", 0.4)
     started = time.monotonic()
     with context:
-        context.hold_device("cpu")
+        context.acquire_device("cpu")
         assert time.monotonic() - started > 0.2
         time.sleep(1.3)  # longer than a lease: the heartbeat renews it
         with context.session() as session:
@@ -253,7 +253,7 @@ def test_a_wish_to_stop_ends_the_wait_for_a_device(context: JobContext) -> None:
         leases.acquire(session, machine.device_key("cpu", context.settings.home), "run:1", 60)
         jobs.request_cancel(session, context.job_id)
     with context, pytest.raises(Cancelled):
-        context.hold_device("cpu")
+        context.acquire_device("cpu")
 
 
 SILENT_CHILD = """
@@ -319,16 +319,16 @@ def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:
 
 def test_only_a_lease_that_stands_still_while_one_watches_is_silent() -> None:
     at = 0.0
-    silence = LeaseMonitor(10, longest_step=3, clock=lambda: at)
+    monitor = LeaseMonitor(10, longest_step=3, clock=lambda: at)
     job = Job(id="a", attempt=1, lease_until=now() - timedelta(days=1))
-    assert silence.expired([job]) == set(), "a date that has passed means nothing by itself"
+    assert monitor.expired([job]) == set(), "a date that has passed means nothing by itself"
     at += 1000
-    assert silence.expired([job]) == set(), "the watcher stood still too"
+    assert monitor.expired([job]) == set(), "the watcher stood still too"
     for _ in range(2):
         at += 3
-        assert silence.expired([job]) == set()
+        assert monitor.expired([job]) == set()
     at += 3
-    assert silence.expired([job]) == {"a"}
+    assert monitor.expired([job]) == {"a"}
     job.lease_until = now() - timedelta(days=2)
     at += 3
-    assert silence.expired([job]) == set(), "renewed, by a clock that was put back"
+    assert monitor.expired([job]) == set(), "renewed, by a clock that was put back"

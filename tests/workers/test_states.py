@@ -47,7 +47,7 @@ def test_the_newest_state_is_kept_with_the_best_draft(store: Store, tmp_path: Pa
     (folder / "best").mkdir()
     (folder / "best" / "model.safetensors").write_text("best")
     kept.put(1, made(folder, 20))
-    assert {name.split("/")[0] for name in store.names(kept.place)} == {"1-state-20", "newest.json"}
+    assert {name.split("/")[0] for name in store.names(kept.prefix)} == {"1-state-20", "newest.json"}
     assert kept.download(tmp_path / "other")
     there = tmp_path / "other" / "attempt-1"
     assert latest_resume_point(there) == there / "state-20" and (there / "best" / "model.safetensors").exists()
@@ -59,8 +59,8 @@ def test_another_attempt_takes_nothing_from_the_one_before(store: Store, tmp_pat
     kept = UploadedCheckpoints(store, "c")
     kept.put(1, made(tmp_path / "attempt-1", 10))
     kept.put(2, made(tmp_path / "attempt-2", 20))
-    assert {name.split("/")[0] for name in store.names(kept.place)} == {"1-state-10", "2-state-20", "newest.json"}
-    store.write(f"{kept.place}/newest.json", b"half")
+    assert {name.split("/")[0] for name in store.names(kept.prefix)} == {"1-state-10", "2-state-20", "newest.json"}
+    store.write(f"{kept.prefix}/newest.json", b"half")
     assert kept.note() == {}
 
 
@@ -80,7 +80,7 @@ def test_a_note_that_leads_elsewhere_is_none(store: Store, tmp_path: Path, chang
     kept = UploadedCheckpoints(store, "c")
     kept.put(1, made(tmp_path / "attempt-1", 10))
     assert kept.note()
-    store.write(f"{kept.place}/newest.json", json.dumps({**kept.note(), **changes}).encode())
+    store.write(f"{kept.prefix}/newest.json", json.dumps({**kept.note(), **changes}).encode())
     assert kept.note() == {} and not kept.download(tmp_path / "other")
     assert not (tmp_path / "other").exists() and not (tmp_path / "elsewhere").exists()
 

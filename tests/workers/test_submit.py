@@ -230,7 +230,7 @@ def test_unknown_kinds_and_fields_are_bad_input() -> None:
 def test_a_system_prompt_for_a_base_without_a_chat_template_is_refused(away: Settings, ready: dict[str, str]) -> None:
     with db.writing(away) as session:
         session.get_one(Base, ready["tiny"]).card = {"chat_template": False}
-    asked = GenerateData(ready["prompts"], ready["tiny"], system_prompt="Be brief.")
+    asked = GenerateData(source_id=ready["prompts"], base_id=ready["tiny"], system_prompt="Be brief.")
     served = asked.changed(endpoint="mine", api="completions")
     for request in (asked, served):
         with pytest.raises(Unsupported, match="“tiny” has no chat template, so it cannot take a system prompt"):

@@ -49,7 +49,7 @@ def add(settings: Settings, cycle: Path, folder: Path | None = None, wrong: bool
 
 
 def asked(**more) -> Tune:
-    return Tune("base", "heads", **{"limit": 2, "max_tokens": 16, **more})
+    return Tune(base_id="base", checkpoint_id="heads", **{"limit": 2, "max_tokens": 16, **more})
 
 
 def stored(settings: Settings) -> Checkpoint:

@@ -51,7 +51,7 @@ def prompts(bench: Bench, texts: Sequence[str]) -> str:
 def generation(bench: Bench, base_id: str, source_id: str, rows: int, **more: object) -> Job:
     """Answers by the tiny base in shards of so many rows."""
     asked = {"max_tokens": 12, "batch_size": 4, "temperature": 0.8, **more}
-    return submit(GenerateData(source_id, base_id, shard_rows=rows, **asked), settings=bench.settings)
+    return submit(GenerateData(source_id=source_id, base_id=base_id, shard_rows=rows, **asked), settings=bench.settings)
 
 
 def training(bench: Bench, base_id: str, dataset_id: str, **more: object) -> Job:
@@ -74,4 +74,4 @@ def row(bench: Bench, table: type, row_id: str) -> Dataset:
 def is_here(bench: Bench, table: type, row_id: str) -> bool:
     """Whether this machine has a row's files."""
     with db.reading(bench.settings) as session:
-        return files(bench).here(session.get_one(table, row_id), stored.stored_entry(session, row_id))
+        return files(bench).is_local(session.get_one(table, row_id), stored.stored_entry(session, row_id))

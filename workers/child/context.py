@@ -46,14 +46,13 @@ class JobContext:
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
         self.settings, self.job_id, self.attempt = settings, job_id, attempt
         self.interrupted = threading.Event()  # the worker stops, or space is short: stop, resume later
-        self.short: ResourceShortage | None = None  # why the worker asked for a pause
+        self.shortage: ResourceShortage | None = None  # why the worker requested a pause
         self.on_beat: Callable[[], None] = lambda: None  # called by the thread after every heartbeat
         self.on_metrics: Callable[[int, dict[str, float]], Any] = lambda step, values: None  # called for every report
         self.timing, self._parent = timing, parent
         self.files = JobFiles(settings, self)
-        self._known = known_secrets(settings)
-        self._lock = threading.Lock()
-        self._write_lock = threading.Lock()
+        self._secrets = known_secrets(settings)
+        self._lock, self._write_lock = threading.Lock(), threading.Lock()
         self._report = reports.JobReport()
         self._eta = Eta()
         self._cancel = False
@@ -85,7 +84,7 @@ class JobContext:
         self.on_metrics(int(step), values)
 
     def log(self, message: str, level: str = "info") -> None:
-        message = redact(str(message), self._known)
+        message = redact(str(message), self._secrets)
         log.log(getattr(logging, level.upper(), logging.INFO), "%s", message)
         with self._lock:
             self._report.logs.append((now(), level, message))
@@ -98,7 +97,7 @@ class JobContext:
         return self._cancel or self.interrupted.is_set()
 
     def cancel_requested(self) -> bool:
-        """True once the user, not the worker, asked to stop."""
+        """True once the user, not the worker, requested a stop."""
         return self._cancel
 
     def flush(self) -> None:
@@ -113,10 +112,10 @@ class JobContext:
                 with self._lock:
                     new = self._report
                     self._report = reports.JobReport(
-                        new.progress or report.progress,
-                        report.metrics | new.metrics,
-                        report.logs + new.logs,
-                        report.samples + new.samples,
+                        progress=new.progress or report.progress,
+                        metrics=report.metrics | new.metrics,
+                        logs=report.logs + new.logs,
+                        samples=report.samples + new.samples,
                     )
                 raise
             self._cancel = self._cancel or cancel
@@ -195,26 +194,26 @@ class JobContext:
 
     def endpoints(self, names: str) -> list[Endpoint]:
         """The endpoints in `names`, separated by commas. Raises BadInput for a name that is not in settings.toml."""
-        known, stripped = self.settings.endpoints, [name.strip() for name in names.split(",") if name.strip()]
-        if missing := [name for name in stripped if name not in known]:
+        configured, stripped = self.settings.endpoints, [name.strip() for name in names.split(",") if name.strip()]
+        if missing := [name for name in stripped if name not in configured]:
             raise BadInput(
                 f"There is no endpoint named {missing[0]!r} in settings.toml; known are: "
-                f"{', '.join(known) or 'none yet'}.",
+                f"{', '.join(configured) or 'none yet'}.",
                 "Add an [endpoints.NAME] table with its url, then retry.",
             )
-        return [known[name] for name in dict.fromkeys(stripped)]
+        return [configured[name] for name in dict.fromkeys(stripped)]
 
     @property
-    def sums(self) -> ChecksumCache:
+    def checksum_cache(self) -> ChecksumCache:
         """The checksum cache of the home folder."""
         return ChecksumCache.of(self.settings)
 
     @staticmethod
-    def known(base: Base) -> BaseChecksums:
+    def base_checksums(base: Base) -> BaseChecksums:
         """Checksums in a base model's row, for `load_base` to verify."""
         return BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
 
-    def publish(self, table: type[Table], row_id: str, **values: Any) -> None:
+    def update_output(self, table: type[Table], row_id: str, **values: Any) -> None:
         """Update an output row, fenced. Files at its `path` are uploaded to the store first."""
         folder = self.files.upload(table, row_id, str(values["path"])) if "path" in values else None
         with self.fenced() as session:
@@ -222,10 +221,10 @@ class JobContext:
             if folder:
                 stored.save_stored(session, stored.KINDS[table], row_id, folder)
 
-    def publish_checkpoint(self, checkpoint_id: str, folder: Path, **values: Any) -> None:
+    def update_checkpoint_row(self, checkpoint_id: str, folder: Path, **values: Any) -> None:
         """Update a checkpoint's row with the files of this attempt, fenced."""
         facts = {"size_bytes": total_bytes(folder), "sha256": file_sha256(folder / WEIGHTS), "attempt": self.attempt}
-        self.publish(Checkpoint, checkpoint_id, state="ready", path=str(folder), **facts, **values)
+        self.update_output(Checkpoint, checkpoint_id, state="ready", path=str(folder), **facts, **values)
 
     def add_figures(self, checkpoint_id: str, figures: dict[str, Any]) -> None:
         """Add or replace figures in a checkpoint's row, fenced."""
@@ -242,7 +241,7 @@ class JobContext:
             message = f"{len(failed)} of {tally.total} {noun}; number {first.number + 1}: {first.error}"
             raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
 
-    def hold_device(self, device: str) -> None:
+    def acquire_device(self, device: str) -> None:
         """Wait for the device's lease and renew it until this process ends. Raises Cancelled on a stop."""
         lease = machine.device_key(device, self.settings.home)
         own = lease, f"job:{self.job_id}", self.timing.lease_seconds, self.attempt

@@ -1,6 +1,6 @@
 """Transfers a job's files between its machine and the store: inputs are downloaded before the work, outputs uploaded
-before they are published. So a ready row is usable on every machine, and an interrupted upload is resumed, since files
-are identified by content. Without a store nothing is transferred.
+before their rows are updated. So a ready row is usable on every machine, and an interrupted upload is resumed, since
+files are identified by content. Without a store nothing is transferred.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from tracking.tables import Stored, Table
 STORE_TIMEOUT = 600.0
 """Seconds a job retries an unreachable store before it fails; its results are kept for a retry of the job."""
 PAUSE = 5.0
-GIVEN = "given"
+DOTDOT_NAME = "given"
 """Local name of a folder whose path ends in `..`, so that nothing is written outside of the upload folder."""
 T = TypeVar("T")
 
@@ -43,16 +43,16 @@ class JobFiles:
         if self.store is None:
             return row
         stored_row = self._stored(row.id)
-        if not self.files.here(row, stored_row):
+        if not self.files.is_local(row, stored_row):
             self.reporter.log(f"Downloading the files of “{row.name}” from the store.")
         row.path = str(self._retry(lambda: self.files.download(row, stored_row)))
         return row
 
-    def bring_output(self, table: type[Table], row_id: str, folder: Path) -> None:
+    def download_output(self, table: type[Table], row_id: str, folder: Path) -> None:
         """Download the stored files of an output row that this job continues, into the folder it writes."""
         if self.store and (stored_row := self._stored(row_id)) and read_key(folder) != stored_row.key:
-            place = store_key(KINDS[table], row_id)
-            self._retry(lambda: self.files.store.get_folder(place, stored_row.key, folder))
+            source = store_key(KINDS[table], row_id)
+            self._retry(lambda: self.files.store.get_folder(source, stored_row.key, folder))
 
     def download_path(self, path: str, into: Path | None = None) -> str:
         """Local path of a file or folder that a request names: the original path if its content matches, else a copy
@@ -66,12 +66,12 @@ class JobFiles:
             return path
         folder = self.settings.home / UPLOADS / stored_row.id
         name = Path(path).name
-        copy, is_file = folder / (name if name != ".." else GIVEN), list(listed) == [name]
+        copy, is_file = folder / (name if name != ".." else DOTDOT_NAME), list(listed) == [name]
         target = folder if is_file else (into or copy)
         self._retry(lambda: self.files.store.get_folder(source, stored_row.key, target))
         return str(copy if is_file else target)
 
-    def forget_path(self, path: str, used: str) -> None:
+    def delete_uploaded_input(self, path: str, used: str) -> None:
         """Delete an input that was uploaded for this job only, from the store and from this machine."""
         if self.store is None:
             return
@@ -83,7 +83,7 @@ class JobFiles:
             shutil.rmtree(self.settings.home / UPLOADS / path_id, ignore_errors=True)
 
     def upload(self, table: type[Table], row_id: str, folder: str) -> StoredFolder | None:
-        """Upload a row's files. Returns the stored folder to publish with the row, or None if nothing is uploaded."""
+        """Upload a row's files. Returns the stored folder for the row, or None if nothing is uploaded."""
         if self.store is None or table not in KINDS or Path(folder) in (starter.starter_path(), starter.STARTER_HEAD):
             return None
         return self._retry(lambda: self.files.upload(KINDS[table], row_id, Path(folder)))

@@ -22,7 +22,7 @@ from speculoos.private import set_private_umask
 from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import load
 from tracking import db, jobs, shards
-from tracking.shards import Division
+from tracking.shards import ShardPlan
 from workers.child.context import EXIT_FENCED, SUPERVISOR_PID, JobContext
 from workers.jobs.requests import from_json
 from workers.memory import limit_child_memory
@@ -48,7 +48,7 @@ def main(job_id: str, attempt: int) -> int:
     try:
         with context:
             result = _work(context)
-        _store_state(context, shards.divide if isinstance(result, Division) else jobs.succeed, result)
+        _store_state(context, shards.create_shards if isinstance(result, ShardPlan) else jobs.succeed, result)
     except Fenced:
         return EXIT_FENCED
     except Cancelled as error:
@@ -75,13 +75,13 @@ def describe_error(error: Exception) -> tuple[str, str, str]:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when the thread that started it ends."""
+    """Make Linux kill this process when the thread that started it ends."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _work(context: JobContext) -> dict[str, Any] | Division:
+def _work(context: JobContext) -> dict[str, Any] | ShardPlan:
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)
     limit_child_memory(job.kind, context.settings)
@@ -91,9 +91,8 @@ def _work(context: JobContext) -> dict[str, Any] | Division:
 def _stop_on_signals(context: JobContext) -> None:
     def handle(number: int, frame: FrameType | None) -> None:
         if number == PAUSE_SIGNAL:
-            context.short = resources.find_shortage(context.settings) or resources.ResourceShortage(
-                "disk", "space was short for a moment"
-            )
+            past = resources.ResourceShortage(kind="disk", sentence="space was short for a moment")
+            context.shortage = resources.find_shortage(context.settings) or past
         context.interrupted.set()
 
     signal.signal(signal.SIGTERM, handle)
@@ -104,9 +103,9 @@ def _stop_on_signals(context: JobContext) -> None:
 def _store_pause(context: JobContext, error: Exception) -> bool:
     """Pause the job if its error is due to a shortage of disk space or memory; returns whether it was."""
     shortage = resources.disk_shortage(context.settings) if disk_full(error) else None
-    if shortage is None and not (context.short and out_of_memory(error)):
+    if shortage is None and not (context.shortage and out_of_memory(error)):
         return False
-    note = (shortage or context.short).note
+    note = (shortage or context.shortage).note
     log.warning("%s.", note)
     _store_state(context, jobs.interrupt, note, hint=SPACE_HINT)
     return True
@@ -115,15 +114,15 @@ def _store_pause(context: JobContext, error: Exception) -> bool:
 def _store_stop(context: JobContext, message: str) -> None:
     if context.cancel_requested():
         _store_state(context, jobs.finish_cancelled, message)
-    elif shortage := context.short:
-        _store_state(context, jobs.interrupt, shortage.note, counts=shortage.counts, hint=SPACE_HINT)
+    elif shortage := context.shortage:
+        _store_state(context, jobs.interrupt, shortage.note, uses_attempt=shortage.uses_attempt, hint=SPACE_HINT)
     else:
-        _store_state(context, jobs.interrupt, "The worker was stopped.", counts=False)
+        _store_state(context, jobs.interrupt, "The worker was stopped.", uses_attempt=False)
 
 
 def _store_failure(context: JobContext, code: str, error: str, hint: str) -> None:
-    known = known_secrets(context.settings)
-    message, hint = redact(error, known), redact(hint, known)
+    secrets = known_secrets(context.settings)
+    message, hint = redact(error, secrets), redact(hint, secrets)
     log.error("FAILED (%s): %s %s", code, message, hint)
     _store_state(context, jobs.fail, code, message, hint)
 

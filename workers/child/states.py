@@ -29,25 +29,25 @@ class UploadedCheckpoints:
     """Training checkpoints of one Checkpoint row in a store."""
 
     def __init__(self, store: Store, checkpoint_id: str):
-        self.store, self.place = store, f"{store_key(KINDS[Checkpoint], checkpoint_id)}/states"
+        self.store, self.prefix = store, f"{store_key(KINDS[Checkpoint], checkpoint_id)}/states"
 
     def note(self) -> dict[str, Any]:
         """`attempt`, `store_key` and `folders` ({name: key}) of the newest checkpoint; {} for none. A note has no
         checksum: one with a path outside of its folders is ignored."""
         try:
-            note = json.loads(self.store.read(f"{self.place}/newest.json") or b"{}")
+            note = json.loads(self.store.read(f"{self.prefix}/newest.json") or b"{}")
         except ValueError:
             return {}
-        return note if _is_note(note, self.place) else {}
+        return note if _is_note(note, self.prefix) else {}
 
     def put(self, attempt: int, state: Path) -> None:
         """Upload a checkpoint and the best draft model beside it; delete the previous one of this attempt."""
         before = self.note()
-        target = f"{self.place}/{attempt}-{state.name}"
+        target = f"{self.prefix}/{attempt}-{state.name}"
         folders = [state, *([state.parent / BEST] if (state.parent / BEST).is_dir() else [])]
         keys = {folder.name: self.store.put_folder(f"{target}/{folder.name}", folder).key for folder in folders}
         note = {"attempt": attempt, "place": target, "folders": keys}
-        self.store.write(f"{self.place}/newest.json", json.dumps(note).encode())
+        self.store.write(f"{self.prefix}/newest.json", json.dumps(note).encode())
         if before.get("attempt") == attempt and before["place"] != target:
             self.store.delete(before["place"])
 
@@ -83,7 +83,7 @@ def delete_uploaded_checkpoints(context: JobContext, checkpoint_id: str) -> None
     """Delete the uploaded checkpoints of a finished training."""
     if store := context.files.store:
         with suppress(SpeculoosError):
-            store.delete(UploadedCheckpoints(store, checkpoint_id).place)
+            store.delete(UploadedCheckpoints(store, checkpoint_id).prefix)
 
 
 @contextmanager

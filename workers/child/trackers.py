@@ -24,8 +24,8 @@ PROJECT = "speculoos"
 WAITING = 10_000  # maximum number of queued reports; a slower tracker is disabled
 LAST_SECONDS = 10.0  # timeout for trackers to finish at the end of an attempt
 HURRIED_SECONDS = 2.0  # the same if the worker itself is stopping
-LONGEST = 200
-LOOK_SECONDS = 0.2
+MAX_REASON_LENGTH = 200
+QUEUE_POLL_SECONDS = 0.2
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def tracking_metrics(context: JobContext, config: Mapping[str, Any], resumed: in
         os.environ.setdefault(name, value)
     with db.reading(context.settings) as session:
         title = jobs.get(session, context.job_id).name
-    known = {key: value for key, value in config.items() if value is not None}
-    scalars = {key: v if isinstance(v, bool | int | float | str) else json.dumps(v) for key, v in known.items()}
+    present = {key: value for key, value in config.items() if value is not None}
+    scalars = {key: v if isinstance(v, bool | int | float | str) else json.dumps(v) for key, v in present.items()}
     threads = [TrackerThread(name, title, scalars, resumed, context) for name in context.settings.trackers]
     context.on_metrics = lambda step, values: [thread.put(step, values) for thread in threads]
     try:
@@ -101,7 +101,7 @@ class TrackerThread(threading.Thread):
                     tracker.log(values, step=step)
             tracker.finish()
         except (Exception, SystemExit) as error:  # some call sys.exit without a login
-            self._disable((str(error).strip().splitlines() or [type(error).__name__])[0][:LONGEST])
+            self._disable((str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON_LENGTH])
 
     def _start_run(self) -> Any:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
@@ -141,7 +141,7 @@ class TrackerThread(threading.Thread):
         yield from sorted(steps.items())
         while not self._disabled:
             with suppress(queue.Empty):
-                yield self._reports.get(timeout=LOOK_SECONDS)
+                yield self._reports.get(timeout=QUEUE_POLL_SECONDS)
                 continue
             if self.ended.is_set() and self._reports.empty():
                 return

@@ -28,14 +28,14 @@ UNKNOWN = "an input that is not ready yet"
 UNMEASURED = "an endpoint without previous jobs"
 START_SECONDS = {"gpu": 6.0, "io": 0.5}
 """Seconds to start the process and load its files, by queue; `Rate.loading` is added."""
-LOOKED_AT = 200  # maximum number of past jobs to read
-COUNTED = 3  # number of latest matching jobs whose median pace is used
+MAX_PAST_JOBS = 200  # maximum number of past jobs to read
+MEDIAN_JOBS = 3  # number of latest matching jobs whose median pace is used
 PROBE = "machine.json"  # file in the home, which the inference server writes at every start (`models.runtime.speed`)
 OPERATIONS, MEMORY = 1e11, 2e10
 """Operations per second in matrix products and bytes read per second of a CPU, before a probe has run."""
 TUNING_SHARE = 0.4  # `Rate.share` of a tuning, measured with the starter model on two cores like all shares
-TELLING = 0.5  # minimum share of work in the time of a past job for its pace to be used
-MOST_FACTOR = 30.0  # maximum factor between the pace of past jobs and of the probe
+MIN_WORK_SHARE = 0.5  # minimum share of work in the time of a past job for its pace to be used
+MAX_FACTOR = 30.0  # maximum factor between the pace of past jobs and of the probe
 
 
 @dataclass(frozen=True)
@@ -62,63 +62,63 @@ class Estimate(Need):
 
 @dataclass(frozen=True)
 class Pace:
-    """`rate`: work per second; `basis`: its source, for people; `fixed`: seconds that do not grow with the work."""
+    """`rate`: work per second; `basis`: its source, for people; `fixed_seconds` do not grow with the work."""
 
     rate: float
     basis: str
-    fixed: float
+    fixed_seconds: float
 
 
 def estimate(session: Session, request: Request, home: Path) -> Estimate:
     """Estimate of a request. Raises NotFound if one of its rows was deleted."""
-    cells = request.cells(session)
-    if cells is None:
+    shards = request.shard_requests(session)
+    if shards is None:
         need = request.need(session)
-        return _estimate(request, need, _pace(session, request, home, need.fixed) if need.work else None, home)
-    if not cells:
+        return _estimate(request, need, _pace(session, request, home, need.fixed_bytes) if need.work else None, home)
+    if not shards:
         return _estimate(request, Need(), None, home)
-    estimates = of_cells(session, cells, home)  # they run one after the other, each in its own process
-    known = all(cell.seconds for cell in estimates)
+    estimates = estimate_shards(session, shards, home)  # they run one after the other, each in its own process
+    all_timed = all(shard.seconds for shard in estimates)
     return replace(
         estimates[0],
-        seconds=sum(cell.seconds or 0.0 for cell in estimates) if known else None,
-        work=sum(cell.work for cell in estimates),
-        disk=sum(cell.disk for cell in estimates),
-        memory=max(cell.memory for cell in estimates),
-        basis=", ".join(dict.fromkeys(cell.basis for cell in estimates)),
+        seconds=sum(shard.seconds or 0.0 for shard in estimates) if all_timed else None,
+        work=sum(shard.work for shard in estimates),
+        disk=sum(shard.disk for shard in estimates),
+        memory=max(shard.memory for shard in estimates),
+        basis=", ".join(dict.fromkeys(shard.basis for shard in estimates)),
     )
 
 
-def of_cells(session: Session, cells: Sequence[Request], home: Path) -> list[Estimate]:
-    """Estimate of each cell of a matrix as a separate job. Past jobs are read once per base."""
+def estimate_shards(session: Session, shards: Sequence[Request], home: Path) -> list[Estimate]:
+    """Estimate of each shard as a separate job. Past jobs are read once per base."""
     paces: dict[str, Pace | None] = {}
     estimates = []
-    for cell in cells:
-        need = cell.need(session)
-        if need.work and cell.base_id not in paces:
-            paces[cell.base_id] = _pace(session, cell, home, need.fixed)
-        estimates.append(_estimate(cell, need, paces[cell.base_id] if need.work else None, home))
+    for shard in shards:
+        need = shard.need(session)
+        if need.work and shard.base_id not in paces:
+            paces[shard.base_id] = _pace(session, shard, home, need.fixed_bytes)
+        estimates.append(_estimate(shard, need, paces[shard.base_id] if need.work else None, home))
     return estimates
 
 
 def _estimate(request: Request, need: Need, pace: Pace | None, home: Path) -> Estimate:
-    seconds = pace.fixed + need.work / pace.rate if pace else None
+    seconds = pace.fixed_seconds + need.work / pace.rate if pace else None
     if need.minutes:
-        limit = need.minutes * 60 + _fixed_seconds(request, need.fixed, home)
+        limit = need.minutes * 60 + _fixed_seconds(request, need.fixed_bytes, home)
         seconds = min(seconds or need.minutes * 60, limit)
     disk, memory = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
     basis = pace.basis if pace else UNMEASURED if need.work else UNKNOWN
     return Estimate(**vars(need), seconds=seconds, basis=basis, free_disk=disk, free_memory=memory)
 
 
-def _pace(session: Session, request: Request, home: Path, fixed_reads: float) -> Pace | None:
+def _pace(session: Session, request: Request, home: Path, fixed_bytes: float) -> Pace | None:
     """The pace of the latest jobs like it with the same base, or of the probe; None without either."""
-    fixed = _fixed_seconds(request, fixed_reads, home)
+    fixed = _fixed_seconds(request, fixed_bytes, home)
     if request.rate.bytes:
         return Pace(request.rate.bytes, "the usual speed for such files", fixed)
     past = ((job, _seconds(job)) for job in _past(session, request))
-    telling = [(job, seconds - fixed) for job, seconds in past if seconds - fixed >= TELLING * seconds][:COUNTED]
-    rates = [job.work * _passes(session, job) / worked for job, worked in telling]
+    usable = [(job, seconds - fixed) for job, seconds in past if seconds - fixed >= MIN_WORK_SHARE * seconds]
+    rates = [job.work * _passes(session, job) / worked for job, worked in usable[:MEDIAN_JOBS]]
     basis = "the last similar job" if len(rates) == 1 else f"the last {len(rates)} similar jobs"
     rate = statistics.median(rates) if rates else 0.0
     if getattr(request, "endpoint", "") or not request.rate.share:
@@ -127,7 +127,7 @@ def _pace(session: Session, request: Request, home: Path, fixed_reads: float) ->
     expected = request.rate.share * speeds[request.rate.unit]
     if not rates:
         return Pace(expected, probed, fixed)
-    return Pace(min(max(rate, expected / MOST_FACTOR), expected * MOST_FACTOR), basis, fixed)
+    return Pace(min(max(rate, expected / MAX_FACTOR), expected * MAX_FACTOR), basis, fixed)
 
 
 def _passes(session: Session, job: Job) -> int:
@@ -142,26 +142,26 @@ def _seconds(job: Job) -> float:
 
 def _probe(home: Path) -> tuple[dict[str, float], str]:
     """The probe of a home (`models.runtime.speed`) or defaults, and its description: operations per second with packed
-    weights (`multiplies`) and trainable ones (`learns`), bytes read per second (`reads`)."""
+    weights (`inference_flops`) and trainable ones (`training_flops`), and `bytes_read` per second."""
     try:
         values = json.loads((home / PROBE).read_text(encoding="utf-8"))
-        operations, memory = values["operations_per_second"], values["bytes_per_second"]
+        flops, memory = values["operations_per_second"], values["bytes_per_second"]
     except (OSError, ValueError, KeyError, TypeError):
-        defaults = {"multiplies": OPERATIONS, "reads": MEMORY, "learns": OPERATIONS}
+        defaults = {"inference_flops": OPERATIONS, "bytes_read": MEMORY, "training_flops": OPERATIONS}
         return defaults, "default values, before the first measurement"
-    learns = values.get("learned_operations_per_second", operations)  # not in older files
-    return {"multiplies": operations, "reads": memory, "learns": learns}, "a short probe of this machine"
+    training = values.get("learned_operations_per_second", flops)  # not in older files
+    return {"inference_flops": flops, "bytes_read": memory, "training_flops": training}, "a short probe of this machine"
 
 
-def _fixed_seconds(request: Request, fixed_reads: float, home: Path) -> float:
-    """Seconds that do not grow with the work: the start, and the reading of `fixed_reads` bytes of weights."""
+def _fixed_seconds(request: Request, fixed_bytes: float, home: Path) -> float:
+    """Seconds that do not grow with the work: the start, and the reading of `fixed_bytes` bytes of weights."""
     start = START_SECONDS[request.queue] + request.rate.loading
-    return start + fixed_reads / (TUNING_SHARE * _probe(home)[0]["reads"])
+    return start + fixed_bytes / (TUNING_SHARE * _probe(home)[0]["bytes_read"])
 
 
 def _past(session: Session, request: Request) -> list[Job]:
-    told = (Job.state == JobState.SUCCEEDED, Job.work > 0, Job.attempt == 1, Job.shards == 0)
-    query = select(Job).where(Job.kind == request.kind, *told).order_by(Job.finished_at.desc()).limit(LOOKED_AT)
+    where = (Job.kind == request.kind, Job.state == JobState.SUCCEEDED, Job.work > 0, Job.attempt == 1, Job.shards == 0)
+    query = select(Job).where(*where).order_by(Job.finished_at.desc()).limit(MAX_PAST_JOBS)
     own = {key: getattr(request, key, None) or "" for key in ("method", "endpoint", "base_id")}
     return [
         job

@@ -17,9 +17,9 @@ from workers.jobs import sizes
 from workers.jobs.builtin import QUESTIONS, built_in_of
 from workers.jobs.estimates import TUNING_SHARE
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import MOST_BATCH, MOST_LAYERS, Operand, changed_options, option, pairs, parse_counts
+from workers.jobs.words import MAX_BATCH, MAX_LAYERS, Operand, changed_options, option, pairs, parse_counts
 
-HOTTEST = 5.0
+MAX_TEMPERATURE = 5.0
 STEPS_PER_TOKEN = 1.7  # decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4
 REPLAY_STEPS_PER_TOKEN = 0.5  # drafted steps per recorded token, at τ 2
 TUNING_STEPS = 250
@@ -31,7 +31,7 @@ FORWARDS = 60
 round."""
 REPEATED = 3
 """On a busy machine an evaluation of a draft repeats its questions, up to this many times the first pass's time."""
-MOST_NUMBER = 100_000
+MAX_NUMBER = 100_000
 DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
 SEED_HELP = "Seed of sampling."
 
@@ -39,15 +39,15 @@ SEED_HELP = "Seed of sampling."
 class Measurement(Request):
     """Base class of these kinds: a base with or without a checkpoint, and a data set ("" for built-in questions)."""
 
-    rate: ClassVar[Rate] = Rate(share=1.0, unit="reads")
+    rate: ClassVar[Rate] = Rate(share=1.0, unit="bytes_read")
 
     def default_name(self, session: Session) -> str:
         return queries.model_name(session, self.base_id, self.checkpoint_id or None)
 
-    def reads(self, session: Session, steps: float) -> Need:
+    def decoding_need(self, session: Session, steps: float) -> Need:
         """Need of `steps` decoding steps, each of which reads the weights once."""
-        base = sizes.found(session, Base, self.base_id)
-        return Need(steps * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
+        base = sizes.require_row(session, Base, self.base_id)
+        return Need(work=steps * sizes.step_bytes(base), disk=1e5, memory=sizes.weights_bytes(base) * 1.5 + 5e8)
 
     def model(self, named: Namer) -> str:
         """`base` or `base@checkpoint`, for a command."""
@@ -65,10 +65,10 @@ class Evaluate(Measurement):
     base_id: str = ""
     checkpoint_id: str = ""
     dataset_id: str = ""
-    limit: int = setting(20, "Maximum number of questions.", 1, MOST_NUMBER, label="Maximum questions")
-    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MOST_NUMBER, label="Maximum tokens per turn")
+    limit: int = setting(20, "Maximum number of questions.", 1, MAX_NUMBER, label="Maximum questions")
+    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MAX_NUMBER, label="Maximum tokens per turn")
     drafting: dict[str, Any] = {}  # options of decoding.drafters: tree, depth, …
-    temperature: float = setting(0.0, "0 is greedy.", 0, HOTTEST)
+    temperature: float = setting(0.0, "0 is greedy.", 0, MAX_TEMPERATURE)
     top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", label="Top-p")
     seed: int = setting(0, SEED_HELP)
     dtype: str = setting("", DTYPE_HELP, label="Precision")
@@ -88,7 +88,7 @@ class Evaluate(Measurement):
         return bool(self.checkpoint_id) or self.drafting.get("drafter", "none") != "none"
 
     @property
-    def most_passes(self) -> int:
+    def max_passes(self) -> int:
         """Maximum number of passes over the questions."""
         return REPEATED if self.drafts and not self.endpoint else 1
 
@@ -126,11 +126,11 @@ class Evaluate(Measurement):
 
     def need(self, session: Session) -> Need:
         """Every question twice, plain and with the draft; a step reads the weights once. For a server: tokens."""
-        turns = sizes.turns(sizes.found(session, Dataset, self.dataset_id)) if self.dataset_id else 1.0
+        turns = sizes.turns(sizes.require_row(session, Dataset, self.dataset_id)) if self.dataset_id else 1.0
         tokens = sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
         if self.endpoint:
-            return Need(tokens * (2 if self.plain_model else 1), 1e5)
-        return self.reads(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1))
+            return Need(work=tokens * (2 if self.plain_model else 1), disk=1e5)
+        return self.decoding_need(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1))
 
     def command(self, named: Namer) -> list[str]:
         words = ["evaluate", *option("model", named(self.base_id)), *option("checkpoint", named(self.checkpoint_id))]
@@ -163,15 +163,15 @@ class PlanRequest(Measurement):
     @field_validator("batches", "layers", mode="before")
     @classmethod
     def _parse_counts(cls, value: Any, field: ValidationInfo) -> Any:
-        label, most = ("Batch sizes", MOST_BATCH) if field.field_name == "batches" else (LAYERS, MOST_LAYERS)
+        label, most = ("Batch sizes", MAX_BATCH) if field.field_name == "batches" else (LAYERS, MAX_LAYERS)
         return parse_counts(label, value, most) if isinstance(value, str) else value
 
     def need(self, session: Session) -> Need:
         """The questions, answered without and with the draft, and forward passes per batch size and row count."""
         if self.costs:
-            return Need(0.0, 1e5)
+            return Need(disk=1e5)
         generated = self.limit * self.max_tokens * 2 if self.checkpoint_id else 0
-        return self.reads(session, generated + FORWARDS * sum(3 + batch for batch in self.batches))
+        return self.decoding_need(session, generated + FORWARDS * sum(3 + batch for batch in self.batches))
 
     def command(self, named: Namer) -> list[str]:
         words = ["plan", Operand(self.model(named)), *(["--machine", "FILE"] if self.costs else [])]
@@ -202,10 +202,10 @@ class ReplayRequest(Measurement):
 
     def need(self, session: Session) -> Need:
         """Every recorded response once, in speculative steps."""
-        data = sizes.found(session, Dataset, self.dataset_id)
+        data = sizes.require_row(session, Dataset, self.dataset_id)
         rows = sizes.expected_rows(session, data)
         tokens = sizes.answer_tokens(data, rows) * min(self.limit / rows, 1.0) if rows else 0.0
-        return self.reads(session, tokens * REPLAY_STEPS_PER_TOKEN)
+        return self.decoding_need(session, tokens * REPLAY_STEPS_PER_TOKEN)
 
     def command(self, named: Namer) -> list[str]:
         data, draft = Operand(named(self.dataset_id)), self.model(named)
@@ -219,7 +219,7 @@ class Tune(Measurement):
     kind: ClassVar[str] = "tune"
     title: ClassVar[str] = "Tune the tree"
     work: ClassVar[str] = "workers.child.work.measure:run_tune"
-    rate: ClassVar[Rate] = Rate(share=TUNING_SHARE, unit="reads")
+    rate: ClassVar[Rate] = Rate(share=TUNING_SHARE, unit="bytes_read")
 
     base_id: str
     checkpoint_id: str
@@ -234,7 +234,7 @@ class Tune(Measurement):
 
     def need(self, session: Session) -> Need:
         """At most a step per token with the widest tree, then forwards of every width."""
-        return self.reads(session, self.limit * self.max_tokens + TUNING_STEPS)
+        return self.decoding_need(session, self.limit * self.max_tokens + TUNING_STEPS)
 
     def command(self, named: Namer) -> list[str]:
         words = ["tune", Operand(self.model(named)), *option("questions", named(self.dataset_id))]
@@ -244,8 +244,8 @@ class Tune(Measurement):
 def check_sampling(temperatures: Sequence[float], top_ps: Sequence[float], dtypes: Sequence[str]) -> None:
     """Raises BadInput for invalid values."""
     for temperature in temperatures:
-        if not 0 <= temperature <= HOTTEST:
-            raise BadInput(f"Temperature: expected 0 to {HOTTEST:g}, got {temperature:g}.")
+        if not 0 <= temperature <= MAX_TEMPERATURE:
+            raise BadInput(f"Temperature: expected 0 to {MAX_TEMPERATURE:g}, got {temperature:g}.")
     for top_p in top_ps:
         if not 0 < top_p <= 1:
             raise BadInput(f"Top-p: expected more than 0 and at most 1, got {top_p:g}.")

@@ -1,5 +1,6 @@
 """Job kind `matrix`: evaluates every combination of models, suites, temperatures and trees, each in a job. No torch.
 
+A cell of a matrix is one combination, measured by one `evaluate` job.
 The same request gives the same cells in the same order with the same ids, so that a retry finds the measured cells.
 """
 
@@ -18,12 +19,12 @@ from speculoos.errors import BadInput, NotFound
 from speculoos.suites import BUILT_IN_SUITE_NAME, suite_title
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Table
-from workers.jobs.evaluate import DTYPE_HELP, MOST_NUMBER, SEED_HELP, Evaluate, check_sampling
+from workers.jobs.evaluate import DTYPE_HELP, MAX_NUMBER, SEED_HELP, Evaluate, check_sampling
 from workers.jobs.request import Namer, Request
 from workers.jobs.words import each, option
 
-MOST = 1000  # maximum number of cells; each is a job and a cell of the grid on the page
-MOST_COMBINED = 50 * MOST
+MAX_CELLS = 1000  # maximum number of cells; each is a job and a cell of the grid on the page
+MAX_COMBINATIONS = 50 * MAX_CELLS
 """Maximum number of combinations including the left out ones; a form enumerates all of them on every change."""
 
 
@@ -42,8 +43,8 @@ class Matrix(Request):
     drafting: list[dict[str, Any]] = [{}]
     top_ps: list[float] = setting([1.0], "Used above temperature 0; may be repeated.")
     dtypes: list[str] = setting([""], f"{DTYPE_HELP} May be repeated.")
-    limit: int = setting(20, "Maximum questions per suite.", 1, MOST_NUMBER, label="Maximum questions per suite")
-    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MOST_NUMBER, label="Maximum tokens per turn")
+    limit: int = setting(20, "Maximum questions per suite.", 1, MAX_NUMBER, label="Maximum questions per suite")
+    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MAX_NUMBER, label="Maximum tokens per turn")
     seed: int = setting(0, SEED_HELP)
 
     def inputs(self) -> list[tuple[type[Table], str]]:
@@ -56,23 +57,23 @@ class Matrix(Request):
 
     def check(self, session: Session) -> None:
         """Raises BadInput for a matrix without cells or with too many."""
-        if (combined := prod(map(len, self._axes()))) > MOST_COMBINED:
-            raise BadInput(f"These are {combined:,} combinations; at most {MOST_COMBINED:,} are allowed.")
-        count = len(cells(session, self))
+        if (combined := prod(map(len, self._axes()))) > MAX_COMBINATIONS:
+            raise BadInput(f"These are {combined:,} combinations; at most {MAX_COMBINATIONS:,} are allowed.")
+        count = len(matrix_evaluations(session, self))
         if not count:
             raise BadInput(
                 "There is nothing to measure: choose models, suites, temperatures and trees that fit together."
             )
-        if count > MOST:
+        if count > MAX_CELLS:
             raise BadInput(
-                f"This would be {count:,} evaluations, the maximum is {MOST:,}; choose fewer models or suites."
+                f"This would be {count:,} evaluations, the maximum is {MAX_CELLS:,}; choose fewer models or suites."
             )
 
     def default_name(self, session: Session) -> str:
         return f"{_count_of(len(self.models), 'model')} on {_count_of(len(self.suites), 'suite')}"
 
-    def cells(self, session: Session) -> list[Evaluate]:
-        return cells(session, self)
+    def shard_requests(self, session: Session) -> list[Evaluate]:
+        return matrix_evaluations(session, self)
 
     def command(self, named: Namer) -> list[str]:
         words = ["matrix"]
@@ -91,7 +92,7 @@ class Matrix(Request):
         return self.models, self.drafting, self.suites, self.temperatures, self.top_ps, self.dtypes
 
 
-def cells(session: Session, request: Matrix, matrix_id: str = "") -> list[Evaluate]:
+def matrix_evaluations(session: Session, request: Matrix, matrix_id: str = "") -> list[Evaluate]:
     """The evaluations of a matrix; with `matrix_id`, the id of its job, each has the id of its row. Left out are trees
     that the checkpoint's method does not support, trees without a checkpoint, and values of top-p at temperature 0."""
     unique = {json.dumps(cell.to_json(), sort_keys=True): cell for cell in _combinations(session, request)}

@@ -35,17 +35,17 @@ class Need:
     memory: float = 2e8
     minutes: float | None = None  # time limit
     steps: int = 0
-    rhythm: str = ""  # size of a training's steps and its evaluation interval, in words
-    fixed: float = 0.0  # bytes of weights that a training reads regardless of its length, in its tuning
+    step_note: str = ""  # of a training: tokens per step and evaluation interval
+    fixed_bytes: float = 0.0  # bytes of weights that a training reads regardless of its length, in its tuning
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Speed of a kind without past jobs. `share`: fraction of the speed that the machine's probe reached, in `unit`;
-    `bytes`: bytes of files per second; `loading`: seconds to load torch or a tokenizer."""
+    """Speed of a kind without past jobs. `share`: fraction of the speed that the machine's probe reached, in `unit` per
+    second; `bytes`: bytes of files per second; `loading`: seconds to load torch or a tokenizer."""
 
     share: float = 0.0
-    unit: Literal["multiplies", "reads", "learns"] = "multiplies"
+    unit: Literal["inference_flops", "bytes_read", "training_flops"] = "inference_flops"
     bytes: float = 0.0
     loading: float = 0.0
 
@@ -136,10 +136,10 @@ class Request(BaseModel):
     def need(self, session: Session) -> Need:
         """Resources of the job: by default those to read its `paths`. Raises NotFound for a deleted row."""
         size = sum(total_bytes(Path(path)) for path in self.paths())
-        return Need(size, size)
+        return Need(work=size, disk=size)
 
-    def cells(self, session: Session) -> "Sequence[Request] | None":
-        """The jobs of a kind that only submits others, whose estimates are summed; None for other kinds."""
+    def shard_requests(self, session: Session) -> "Sequence[Request] | None":
+        """The shards of a kind that does no work of its own; their estimates are summed. None for other kinds."""
         return None
 
     def command(self, named: Namer) -> list[str]:

@@ -19,7 +19,7 @@ PROMPT_TOKENS = 60  # estimated tokens of a prompt
 STEP_FIXED_BYTES = 2e7  # fixed cost of a decoding step, in bytes read (about 1 ms)
 
 
-def found(session: Session, table: type[Table], row_id: str) -> Any:
+def require_row(session: Session, table: type[Table], row_id: str) -> Any:
     """The row with this id. Raises NotFound."""
     if row := session.get(table, row_id):
         return row

@@ -35,7 +35,7 @@ def submit(
     settings = settings or load()
     request.check_settings(settings)
     _deliver(settings, request)
-    guess = check_and_estimate(settings, request)
+    estimated = check_and_estimate(settings, request)
     with db.writing(settings) as session:
         after_id = _find_inputs(session, request)
         experiment_id = queries.ensure_experiment(session, experiment).id if experiment else None
@@ -51,8 +51,8 @@ def submit(
             after_id=after_id,
             experiment_id=experiment_id,
             user=user,
-            estimated_seconds=guess.seconds,
-            work=guess.work,
+            estimated_seconds=estimated.seconds,
+            work=estimated.work,
         )
         if row:
             row.job_id = job.id

@@ -32,7 +32,7 @@ class Train(Request):
     title: ClassVar[str] = "Train draft"
     output: ClassVar = ("checkpoint_id", Checkpoint)
     output_in_base: ClassVar[bool] = True
-    rate: ClassVar[Rate] = Rate(share=1.1, unit="learns")
+    rate: ClassVar[Rate] = Rate(share=1.1, unit="training_flops")
 
     method: str
     base_id: str
@@ -94,8 +94,8 @@ class Train(Request):
 
     def need(self, session: Session) -> Need:
         """The base runs once over cached tokens, in every epoch over others; evaluations read the held-out ones."""
-        base = sizes.found(session, Base, self.base_id)
-        sets = [sizes.found(session, Dataset, row_id) for row_id in self.dataset_ids]
+        base = sizes.require_row(session, Base, self.base_id)
+        sets = [sizes.require_row(session, Dataset, row_id) for row_id in self.dataset_ids]
         config = fit_length(self.config, self.settings, base)
         card = base.card or {}
         vocabulary = card.get("vocabulary") or 0
@@ -128,9 +128,9 @@ class Train(Request):
         memory = base_bytes * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
         disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
         fixed = 0.0 if remote else Tune(base_id=base.id, checkpoint_id="").need(session).work
-        measured = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"
-        rhythm = f"of {config.step_tokens:,} tokens, {measured}"
-        return Need(work if count else 0.0, disk, memory, config.max_minutes or None, steps, rhythm, fixed)
+        interval = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"
+        limits = {"work": work if count else 0.0, "disk": disk, "memory": memory, "minutes": config.max_minutes or None}
+        return Need(**limits, steps=steps, step_note=f"of {config.step_tokens:,} tokens, {interval}", fixed_bytes=fixed)
 
     def command(self, named: Namer) -> list[str]:
         words = ["train", self.method, *option("model", named(self.base_id))]
@@ -140,16 +140,16 @@ class Train(Request):
 
 def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:
     """The hidden states server of a training, None without one. Raises BadInput for an unknown name."""
-    name, known = config.hidden_states, settings.state_servers
+    name, configured = config.hidden_states, settings.state_servers
     if name in ("", FROM_STORE):
         return None
-    if name not in known:
+    if name not in configured:
         raise BadInput(
             f"hidden_states: there is no server named {name!r} in settings.toml; known are: "
-            f"{', '.join(known) or 'none yet'}.",
+            f"{', '.join(configured) or 'none yet'}.",
             "Add a [hidden_states.NAME] table with its url, then retry.",
         )
-    return known[name]
+    return configured[name]
 
 
 def require_method(base: Base, method: str) -> None:
@@ -179,13 +179,13 @@ def require_tokenizer(base: Base, data: Dataset) -> None:
         )
 
 
-def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> TrainConfig:
+def fit_length(config: TrainConfig, user_settings: Mapping[str, Any], base: Base) -> TrainConfig:
     """The config with `max_length` limited to the base's positions, if it is from the defaults or a recipe. Raises
-    BadInput if `typed`, the settings of the user, has a larger one. Does nothing if the card of the base has no number
-    of positions; the training checks the loaded base."""
+    BadInput if `user_settings` has a larger one. Does nothing if the card of the base has no number of positions; the
+    training checks the loaded base."""
     longest = (base.card or {}).get("max_length")
     if not longest or config.max_length <= longest:
         return config
-    if "max_length" in typed:
+    if "max_length" in user_settings:
         raise max_length_error(longest, config.max_length)
     return config.model_copy(update={"max_length": int(longest)})

@@ -185,8 +185,8 @@ class Export(FileRequest):
 
     def need(self, session: Session) -> Need:
         """The checkpoint's files are read, written and read again."""
-        size = total_bytes(Path(sizes.found(session, Checkpoint, self.checkpoint_id).path))
-        return Need(size, 2 * size, 3e8)
+        size = total_bytes(Path(sizes.require_row(session, Checkpoint, self.checkpoint_id).path))
+        return Need(work=size, disk=2 * size, memory=3e8)
 
     def command(self, named: Namer) -> list[str]:
         return ["export", Operand(named(self.checkpoint_id)), "--format", self.format]

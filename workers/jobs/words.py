@@ -10,8 +10,8 @@ from speculoos.errors import BadInput
 
 Words = list[str]
 PLAIN = re.compile(r"[0-9]{1,9}")
-MOST_COUNTS = 12
-MOST_BATCH, MOST_LAYERS = 64, 1000  # maximum values of a plan
+MAX_COUNTS = 12
+MAX_BATCH, MAX_LAYERS = 64, 1000  # maximum values of a plan
 
 
 class Operand(str):
@@ -105,6 +105,6 @@ def parse_numbers(label: str, text: str) -> tuple[float, ...]:
 def parse_counts(label: str, text: str, most: int) -> list[int]:
     """`1, 4, 16` as sorted, unique whole numbers from 1 to `most`. Raises BadInput."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if len(parts) > MOST_COUNTS or not all(PLAIN.fullmatch(part) and 1 <= int(part) <= most for part in parts):
+    if len(parts) > MAX_COUNTS or not all(PLAIN.fullmatch(part) and 1 <= int(part) <= most for part in parts):
         raise BadInput(f"{label}: expected comma-separated whole numbers from 1 to {most}, such as 1, 4, 16.")
     return sorted({int(part) for part in parts})

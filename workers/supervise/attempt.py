@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 stopping = threading.Event()  # set when this worker is stopping (see workers.supervise.worker)
 MAX_LOG_BYTES = 10 * 2**20  # maximum size of the log file, and of the older file
 TAIL_BYTES = 8192
-LONGEST_LINE = 300  # maximum length of a last line
+MAX_LINE_LENGTH = 300  # maximum length of a last line
 KILLED_REASON = "it was killed, perhaps because memory ran out"
 SIGNALS = {signal.SIGKILL: KILLED_REASON, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
@@ -54,10 +54,10 @@ def run_job(job_id: str) -> None:
 
 
 def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
-    """Work on a job until it ends, is lost or this worker stops; after a last shard, go on with its divided job."""
+    """Work on a job until it ends, is lost or this worker stops; after a last shard, go on with its parent job."""
     worked = False
     try:
-        while not stopping.is_set() and not resources.resource_monitor(settings).look():
+        while not stopping.is_set() and not resources.resource_monitor(settings).shortage():
             with db.writing(settings) as session:
                 attempt = jobs.claim(session, job_id, identity.worker_id(), timing.lease_seconds)
             if attempt is None:
@@ -66,14 +66,14 @@ def supervise_job(settings: Settings, job_id: str, timing: JobTiming) -> None:
             with logs.with_log_context(attempt=attempt):
                 AttemptSupervisor(settings, job_id, attempt, timing).run()
     finally:
-        divided = None
+        parent_id = None
         if worked:
             with db.writing(settings) as session:
-                jobs.resume_divided(session)
-                divided = shards.waiting_parent(session, job_id)
+                jobs.resume_parents(session)
+                parent_id = shards.waiting_parent(session, job_id)
         publish_ready(settings)
-    if divided and not stopping.is_set():
-        supervise_job(settings, divided, timing)
+    if parent_id and not stopping.is_set():
+        supervise_job(settings, parent_id, timing)
 
 
 class AttemptSupervisor:
@@ -81,11 +81,10 @@ class AttemptSupervisor:
 
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming):
         self.settings, self.job_id, self.attempt, self.timing = settings, job_id, attempt, timing
-        self._stop_sent_at: float | None = None  # when the child was asked to stop
-        self._merging = False  # the attempt merges the finished shards of a divided job that the user stopped
-        self._shortage: resources.ResourceShortage | None = None  # why the child was asked to pause
-        self._log = log_path(settings, job_id)
-        self._renewed_at = time.monotonic()
+        self._stop_requested_at: float | None = None  # when the child was requested to stop, by a signal or in its row
+        self._merging = False  # the attempt merges the finished shards of a parent job that the user stopped
+        self._shortage: resources.ResourceShortage | None = None  # why the child must pause
+        self._log, self._renewed_at = log_path(settings, job_id), time.monotonic()
 
     def run(self) -> None:
         """Start the child, monitor it until it ends, and make sure that the job's row has its final state."""
@@ -104,7 +103,7 @@ class AttemptSupervisor:
             # a process of an earlier attempt does not end, or the database cannot be reached
             log.warning("%s", error)
             with contextlib.suppress(SpeculoosError), db.writing(self.settings) as session:
-                jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
+                jobs.interrupt(session, self.job_id, self.attempt, str(error), uses_attempt=False)
             stopping.wait(self.timing.kill_seconds)
         except SpeculoosError as error:
             log.warning("%s", error)
@@ -159,17 +158,17 @@ class AttemptSupervisor:
             if not self._renew() or self._exceeds_memory(child):
                 return
             self._pause_if_short(child)
-            if stopping.is_set() and self._stop_sent_at is None:
-                self._stop_sent_at = time.monotonic()
+            if stopping.is_set() and self._stop_requested_at is None:
+                self._stop_requested_at = time.monotonic()
                 identity.signal_group(child.pid, signal.SIGTERM)
             timeout = self.timing.stop_seconds if stopping.is_set() else self.timing.grace_seconds
-            if self._stop_sent_at is not None and time.monotonic() - self._stop_sent_at > timeout:
+            if self._stop_requested_at is not None and time.monotonic() - self._stop_requested_at > timeout:
                 return
 
     def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
-        """If disk space or memory is short, ask the child to stop at its next safe point; the job resumes later."""
-        if self._stop_sent_at is None and (shortage := resources.resource_monitor(self.settings).look()):
-            self._shortage, self._stop_sent_at = shortage, time.monotonic()
+        """If disk space or memory is short, signal the child to stop at its next safe point; the job resumes later."""
+        if self._stop_requested_at is None and (shortage := resources.resource_monitor(self.settings).shortage()):
+            self._shortage, self._stop_requested_at = shortage, time.monotonic()
             log.warning("%s.", shortage.note)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, PAUSE_SIGNAL)  # not the group: its children would end before it can save
@@ -191,12 +190,12 @@ class AttemptSupervisor:
             log.warning("The lease could not be renewed: %s", error)
             return time.monotonic() - self._renewed_at < self.timing.lease_seconds
         self._renewed_at = time.monotonic()
-        if stop_requested and self._stop_sent_at is None and not self._merging:
-            self._stop_sent_at = self._renewed_at
+        if stop_requested and self._stop_requested_at is None and not self._merging:
+            self._stop_requested_at = self._renewed_at
         return True
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        if not _wait_for_exit(child, 0 if self._stop_sent_at else self.timing.kill_seconds):
+        if not _wait_for_exit(child, 0 if self._stop_requested_at else self.timing.kill_seconds):
             identity.signal_group(child.pid, signal.SIGTERM)
             _wait_for_exit(child, self.timing.kill_seconds)
         identity.signal_group(child.pid, signal.SIGKILL)
@@ -215,9 +214,9 @@ class AttemptSupervisor:
             if job.cancel_requested and not job.shards:
                 jobs.finish_cancelled(session, self.job_id, self.attempt)
             elif stopping.is_set():
-                jobs.interrupt(session, self.job_id, self.attempt, "The worker was stopped.", counts=False)
-            elif self._shortage:
-                jobs.interrupt(session, self.job_id, self.attempt, self._shortage.note, counts=self._shortage.counts)
+                jobs.interrupt(session, self.job_id, self.attempt, "The worker was stopped.", uses_attempt=False)
+            elif shortage := self._shortage:
+                jobs.interrupt(session, self.job_id, self.attempt, shortage.note, uses_attempt=shortage.uses_attempt)
             elif status < 0 and faults.mentions_no_memory(reason):
                 jobs.fail(session, self.job_id, self.attempt, "out_of_memory", reason, failure_hint(reason))
             elif status < 0 or status in (EXIT_FENCED, EXIT_ORPHANED):
@@ -293,7 +292,7 @@ def last_line(log: Path) -> str:
     """The last non-empty line of a log, without the supervisor's header lines; "" if there is none."""
     lines = _tail(rotated_log(log)) + _tail(log)
     output = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
-    return message_of(output[-1])[:LONGEST_LINE] if output else ""
+    return message_of(output[-1])[:MAX_LINE_LENGTH] if output else ""
 
 
 def _tail(file: Path) -> list[str]:

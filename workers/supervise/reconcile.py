@@ -36,9 +36,8 @@ log = logging.getLogger(__name__)
 CLEANUP_SECONDS = 300.0  # interval at which it checks whether the hourly cleanup is due (see ops.retention)
 WATCHED = "webhook:watched"
 WORDS = {JobState.SUCCEEDED: "is done", JobState.FAILED: "has failed"}
-GONE = "Its worker has died."
-SILENT = "Its worker has not renewed the lease in time."
-
+WORKER_DIED = "Its worker has died."
+LEASE_EXPIRED = "Its worker has not renewed the lease in time."
 
 LeaseState = tuple[int, datetime | None]  # (attempt, lease_until) of a job
 
@@ -69,14 +68,14 @@ class LeaseMonitor:
 
 
 def reconcile(
-    settings: Settings, timing: JobTiming, silence: LeaseMonitor | None = None, *, republish_all: bool = False
+    settings: Settings, timing: JobTiming, monitor: LeaseMonitor | None = None, *, republish_all: bool = False
 ) -> int:
     """One round; returns the number of messages sent. `republish_all` sends every waiting job's message."""
     with db.writing(settings) as session:
-        silent = silence.expired(jobs.running(session)) if silence else ()
-        lost = interrupt_lost(session, silent)
+        expired = monitor.expired(jobs.running(session)) if monitor else ()
+        lost = interrupt_lost(session, expired)
         jobs.cancel_stranded(session)
-        jobs.resume_divided(session)
+        jobs.resume_parents(session)
     for job in lost:  # a child may outlive its worker and still use the device, but cannot write any more
         if identity.end_group(job.child, timing.kill_seconds):
             log.warning("Job %s: ended process %s of attempt %d.", job.id, job.child["pid"], job.attempt)
@@ -96,11 +95,11 @@ def recover(settings: Settings) -> None:
         log.warning("Recovery at start failed: %s", error)
 
 
-def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
-    """Interrupt jobs whose worker died here or is `silent` (see jobs.interrupt). Returns their rows as they were."""
+def interrupt_lost(session: Session, expired: Collection[str] = ()) -> list[Job]:
+    """Interrupt jobs whose worker died on this machine, or whose id is in `expired`. Returns the rows as they were."""
     lost = []
     for job in jobs.running(session):
-        reason = GONE if identity.worker_is_dead(job.owner) else SILENT if job.id in silent else ""
+        reason = WORKER_DIED if identity.worker_is_dead(job.owner) else LEASE_EXPIRED if job.id in expired else ""
         if not reason:
             continue
         try:
@@ -109,7 +108,7 @@ def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
             continue
         leases.release(session, f"job:{job.id}", job.attempt)
         reports.add_log(session, job.id, job.attempt, reason, "warning")
-        workload.increment_counter(session, workload.LEASE_LOST if reason == SILENT else workload.WORKER_GONE)
+        workload.increment_counter(session, workload.LEASE_LOST if reason == LEASE_EXPIRED else workload.WORKER_GONE)
         with logs.with_log_context(job=job.id, attempt=job.attempt):
             log.info("%s is now %s: %s", job.name, state, reason)
         lost.append(job)
@@ -159,8 +158,8 @@ class WebhookNotifier:
         self._last_error, self._watching = "", True
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
-    def look(self) -> None:
-        """Queue messages for jobs that have ended. Without a webhook none is watched, so none is told later."""
+    def queue_messages(self) -> None:
+        """Queue messages about ended jobs. Without a webhook no job is watched, so no message follows later."""
         enabled = bool(webhook.webhook_url(self.settings))
         jobs: list[Job] = []
         if enabled or self._watching:
@@ -191,7 +190,7 @@ def main() -> int:
     settings, intervals, ended = load(), job_timing(), threading.Event()
     settings.home.mkdir(parents=True, exist_ok=True)
     logs.configure_logging(settings, "reconciler")
-    silence = LeaseMonitor(intervals.lease_seconds, longest_step=max(1.0, 3 * intervals.reconcile_seconds))
+    monitor = LeaseMonitor(intervals.lease_seconds, longest_step=max(1.0, 3 * intervals.reconcile_seconds))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     with processes.heartbeats_during(settings, "reconciler"):
@@ -200,8 +199,8 @@ def main() -> int:
         while not ended.wait(intervals.reconcile_seconds):
             update_reserve(settings)
             try:
-                reconcile(settings, intervals, silence)
-                notifier.look()
+                reconcile(settings, intervals, monitor)
+                notifier.queue_messages()
             except SpeculoosError as error:
                 log.warning("%s", error)
             if time.monotonic() - last_cleanup > CLEANUP_SECONDS:

@@ -54,7 +54,7 @@ def main() -> int:
 
 def worker_status(settings: Settings) -> dict[str, str]:
     """Status of this worker for the pages: why it starts no jobs, if disk space or memory is short."""
-    shortage = resources.resource_monitor(settings).look()
+    shortage = resources.resource_monitor(settings).shortage()
     return {"paused": shortage.note + "."} if shortage else {}
 
 

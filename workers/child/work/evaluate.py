@@ -11,12 +11,12 @@ from speculoos.errors import Cancelled
 from speculoos.redaction import known_secrets, redact
 from tracking import db
 from tracking.evaluations import THIS_INSTALLATION, columns_of
-from tracking.shards import Division, Shard
+from tracking.shards import ShardPlan, ShardSpec
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation
 from workers.child.context import JobContext
 from workers.jobs import sizes
-from workers.jobs.estimates import of_cells
-from workers.jobs.matrix import cell_name, cells
+from workers.jobs.estimates import estimate_shards
+from workers.jobs.matrix import cell_name, matrix_evaluations
 from workers.jobs.requests import Evaluate, Matrix, PlanRequest, Tune
 
 OF_CHECKPOINT = (
@@ -37,12 +37,12 @@ def run(request: Evaluate, context: JobContext) -> dict[str, Any]:
     for table, row_id in ((Base, request.base_id), (Checkpoint, request.checkpoint_id)):
         if row_id:
             context.input_row(table, row_id)
-    if earlier := _begin(request, context):
+    if earlier := _prepare_row(request, context):
         return brief(request.evaluation_id, earlier)
-    questions = asked_questions(request, context)
+    questions = request_questions(request, context)
     measure = _evaluate_endpoint if request.endpoint else _evaluate_local
     result = measure(request, context, questions)
-    context.publish(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
+    context.update_output(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
     if is_usual(request):
         context.add_figures(request.checkpoint_id, {**_figures(result), "measured_on": THIS_INSTALLATION})
     return brief(request.evaluation_id, result)
@@ -63,7 +63,7 @@ def is_usual(request: Evaluate) -> bool:
     return bool(request.checkpoint_id) and defaults and request.temperature == 0
 
 
-def _begin(request: Evaluate, context: JobContext) -> dict[str, Any]:
+def _prepare_row(request: Evaluate, context: JobContext) -> dict[str, Any]:
     """Create the row of a matrix cell, or take it over from an earlier attempt; returns its result if it has one."""
     with context.fenced() as session:
         row = session.get(Evaluation, request.evaluation_id)
@@ -85,7 +85,7 @@ def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict
     for notice in getattr(loaded.draft, "notices", []):
         context.log(str(notice), "warning")
     context.log(f"Measuring {len(questions)} questions on {loaded.device}, with plain and speculative steps in turns.")
-    sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
+    sampling = AcceptanceSampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed)
     return evaluate(
         loaded.base,
         loaded.draft,
@@ -110,7 +110,7 @@ def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[d
     return {**result, "failed": [{**row, "reason": redact(row["reason"], secrets)} for row in result["failed"]]}
 
 
-def asked_questions(
+def request_questions(
     request: Evaluate | PlanRequest | Tune, context: JobContext, last: bool = False
 ) -> list[dict[str, Any]]:
     """At most `request.limit` questions; with `last` the last built-in ones. Raises NotFound or Conflict."""
@@ -119,10 +119,10 @@ def asked_questions(
     return read_questions(context.input_with_files(Dataset, request.dataset_id).path, request.limit, context)
 
 
-def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | Division:
+def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | ShardPlan:
     """The cells to measure, or the result. Raises JobFailed if cells failed, Cancelled; measured cells are kept."""
     with context.session() as session:
-        planned = cells(session, request, context.job_id)
+        planned = matrix_evaluations(session, request, context.job_id)
         query = select(Evaluation).where(Evaluation.matrix_id == context.job_id, Evaluation.state == "ready")
         results = {row.id: brief(row.id, row.result) for row in session.scalars(query)}
     measured = [cell for cell in planned if cell.evaluation_id in results]
@@ -131,20 +131,21 @@ def run_matrix(request: Matrix, context: JobContext) -> dict[str, Any] | Divisio
     context.check_shards("evaluations failed")
     if len(measured) == len(planned):
         return {"cells": len(planned), "matrix_id": context.job_id}
-    return Division(Evaluate.kind, Evaluate.queue, "questions", _shards(context, planned, results))
+    shards = _shards(context, planned, results)
+    return ShardPlan(kind=Evaluate.kind, queue=Evaluate.queue, unit="questions", shards=shards)
 
 
-def _shards(context: JobContext, planned: Sequence[Evaluate], results: Mapping[str, dict[str, Any]]) -> list[Shard]:
+def _shards(context: JobContext, planned: Sequence[Evaluate], results: Mapping[str, dict[str, Any]]) -> list[ShardSpec]:
     with db.reading(context.settings) as session:  # many cells take long, and the database has one writer
-        estimates = of_cells(session, planned, context.settings.home)
+        estimates = estimate_shards(session, planned, context.settings.home)
         return [
-            Shard(
-                cell.to_json(),
-                sizes.questions(session, cell.dataset_id, cell.limit) * cell.most_passes,  # like the cell's progress
-                results.get(cell.evaluation_id),
-                f"Evaluate {cell_name(session, cell)}"[:200],
-                estimate.seconds,
-                estimate.work,
+            ShardSpec(
+                request=cell.to_json(),
+                total=sizes.questions(session, cell.dataset_id, cell.limit) * cell.max_passes,  # like its progress
+                result=results.get(cell.evaluation_id),
+                name=f"Evaluate {cell_name(session, cell)}"[:200],
+                estimated_seconds=estimate.seconds,
+                work=estimate.work,
             )
             for cell, estimate in zip(planned, estimates, strict=True)
         ]

@@ -28,7 +28,7 @@ from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.files import write_json
 from speculoos.store import Store
 from tracking import db, jobs, reports, stored
-from tracking.shards import Division, Shard
+from tracking.shards import ShardPlan, ShardSpec
 from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
 from workers.jobs.generate_data import SHARD_ROWS
@@ -37,10 +37,10 @@ from workers.jobs.requests import GenerateData, GenerateShard
 Reports = Mapping[str, Mapping[str, Any]]
 PREVIEW_ROWS = 20
 PARTS = "parts"  # subfolder of a data set with shards that have not been merged yet
-MOST = 10_000  # maximum number of shards; each is a row and a square on the job's page
+MAX_SHARDS = 10_000  # maximum number of shards; each is a row and a square on the job's page
 
 
-def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division:
+def run(request: GenerateData, context: JobContext) -> dict[str, Any] | ShardPlan:
     """Generate the missing answers and fill the data set's row. Finished rows can be used after a cancel."""
     if isinstance(request, GenerateShard):
         return _run_shard(request, context)
@@ -50,9 +50,9 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
     if row and row.state == "pending" and row.rows:
         raise BadInput("Data sets can no longer be extended.", "Generate responses to all prompts as a new data set.")
     folder, options = context.dataset_folder(request.dataset_id), _options(request)
-    context.files.bring_output(Dataset, request.dataset_id, folder)
+    context.files.download_output(Dataset, request.dataset_id, folder)
     if request.max_minutes is None and count_answers(source, options) > (request.shard_rows or SHARD_ROWS):
-        return _run_divided(request, context, source, options)
+        return _run_sharded(request, context, source, options)
     try:
         report = _answer(request, context, source, folder, options)
     except Cancelled as error:
@@ -62,28 +62,28 @@ def run(request: GenerateData, context: JobContext) -> dict[str, Any] | Division
     _must_have_rows(report)
     if report.get("complete", True):
         context.progress(report["rows"], report["rows"], "rows")  # also if nothing was left to do
-    _publish(request, context, report["rows"], report)
+    _update_dataset_row(request, context, report["rows"], report)
     return {"dataset_id": request.dataset_id, **report}
 
 
-def _run_divided(
+def _run_sharded(
     request: GenerateData, context: JobContext, source: str, options: GenerateOptions
-) -> dict[str, Any] | Division:
-    place, author = _place(request, context), _author(request, context)
+) -> dict[str, Any] | ShardPlan:
+    shard_folder, author = _shard_folder(request, context), _author(request, context)
     folder = context.dataset_folder(request.dataset_id)
     parts = plan_shards(source, options, request.shard_rows or SHARD_ROWS, **author)
-    if len(parts) > MOST:
-        raise BadInput(f"This would be {len(parts):,} shards, the maximum is {MOST:,}; use more prompts per shard.")
-    finished = finished_reports(parts, place, folder)
+    if (count := len(parts)) > MAX_SHARDS:
+        raise BadInput(f"This would be {count:,} shards, the maximum is {MAX_SHARDS:,}; use more prompts per shard.")
+    finished = finished_reports(parts, shard_folder, folder)
     context.flush()
     if context.cancel_requested():
         raise _merge_stopped(request, context, parts, finished)
     context.check_shards()
     if len(finished) < len(parts):
-        return _division(request, parts, finished)
-    if damaged := assemble(parts, finished, place, folder):
+        return _shard_plan(request, parts, finished)
+    if damaged := assemble(parts, finished, shard_folder, folder):
         context.log(f"{len(damaged)} finished shards are damaged and are generated again.", "warning")
-        return _division(request, parts, finished_reports(parts, place, folder))
+        return _shard_plan(request, parts, finished_reports(parts, shard_folder, folder))
     report = total_report(parts, finished)
     _must_have_rows(report)
     write_summary(
@@ -96,8 +96,8 @@ def _run_divided(
         **report,
     )
     report["shards"] = len(parts)
-    _publish(request, context, report["rows"], report)
-    place.clear()
+    _update_dataset_row(request, context, report["rows"], report)
+    shard_folder.clear()
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     context.progress(report["prompts"], report["prompts"], "rows")
     return {"dataset_id": request.dataset_id, **report}
@@ -105,37 +105,37 @@ def _run_divided(
 
 def _run_shard(request: GenerateShard, context: JobContext) -> dict[str, Any]:
     """Answer the shard's prompts and store it, unless it is stored. Rows of a failed attempt are kept for the next."""
-    place = _place(request, context)
-    report = place.report(request.key)
+    shard_folder = _shard_folder(request, context)
+    report = shard_folder.report(request.key)
     if report is None:
         source, options = context.input_with_files(Dataset, request.source_id).path, _options(request)
         work = _work_folder(request, context, request.key)
         summary = _answer(request, context, source, work, options)
         context.check_owned()  # an outdated attempt must not store the shard
-        report = store_shard(work, source, options, summary, request.key, place)
+        report = store_shard(work, source, options, summary, request.key, shard_folder)
         shutil.rmtree(work, ignore_errors=True)
         _log_to_parent(context, report)
     context.progress(report["prompts"], report["prompts"], "rows")
     return report
 
 
-def _division(request: GenerateData, parts: Sequence[ShardPart], finished: Reports) -> Division:
+def _shard_plan(request: GenerateData, parts: Sequence[ShardPart], finished: Reports) -> ShardPlan:
     whole = {**request.to_json(), "samples": 1, "shard_rows": None}
     shards = []
     for part in parts:
-        own = {"limit": part.rows, "key": part.key, "first": part.first, "first_sample": part.sample}
-        shards.append(Shard(GenerateShard(**{**whole, **own}).to_json(), part.rows, finished.get(part.key)))
-    return Division(GenerateShard.kind, request.runs_on, "rows", shards)
+        own = whole | {"limit": part.rows, "key": part.key, "first": part.first, "first_sample": part.sample}
+        shards.append(ShardSpec(request=GenerateShard(**own).to_json(), total=part.rows, result=finished.get(part.key)))
+    return ShardPlan(kind=GenerateShard.kind, queue=request.runs_on, unit="rows", shards=shards)
 
 
 def _merge_stopped(
     request: GenerateData, context: JobContext, parts: Sequence[ShardPart], finished: Reports
 ) -> Cancelled:
     """Merge the finished rows, including those of unfinished shards; returns the error to raise."""
-    folder, place = context.dataset_folder(request.dataset_id), _place(request, context)
-    if damaged := assemble(parts, finished, place, folder):
+    folder, shard_folder = context.dataset_folder(request.dataset_id), _shard_folder(request, context)
+    if damaged := assemble(parts, finished, shard_folder, folder):
         finished = {key: report for key, report in finished.items() if key not in {part.key for part in damaged}}
-        assemble(parts, finished, place, folder)
+        assemble(parts, finished, shard_folder, folder)
     works = {part.key: _work_folder(request, context, part.key) for part in parts if part.key not in finished}
     add_unfinished(parts, works, folder)
     if rows := count_rows(folder):
@@ -144,7 +144,7 @@ def _merge_stopped(
 
 
 def _stopped(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> Cancelled:
-    _publish(request, context, rows, {**report, "rows": rows, "complete": False})
+    _update_dataset_row(request, context, rows, {**report, "rows": rows, "complete": False})
     return Cancelled(f"Stopped at your request; the {rows} finished rows can be used.")
 
 
@@ -169,14 +169,14 @@ def _must_have_rows(report: dict[str, Any]) -> None:
         )
 
 
-def _publish(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
+def _update_dataset_row(request: GenerateData, context: JobContext, rows: int, report: dict[str, Any]) -> None:
     folder = context.dataset_folder(request.dataset_id)
     if request.base_id:
         write_preview(context, folder, context.input_with_files(Base, request.base_id).path)
     counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
     report = {**report, **count_lengths(folder)}
     values = {"path": str(folder), "report": report, "config": request.to_json(), **counts}
-    context.publish(Dataset, request.dataset_id, state="ready", **values)
+    context.update_output(Dataset, request.dataset_id, state="ready", **values)
 
 
 def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
@@ -202,7 +202,7 @@ def _author(request: GenerateData, context: JobContext) -> dict[str, str]:
     return author
 
 
-def _place(request: GenerateData, context: JobContext) -> ShardFolder:
+def _shard_folder(request: GenerateData, context: JobContext) -> ShardFolder:
     """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
     if store := context.files.store:
         return ShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
@@ -239,7 +239,7 @@ def _answer(
 
     row = context.input_with_files(Base, request.base_id)
     device = take_device(context)
-    base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
+    base = load_base(row.path, generation_dtype(device), device, context.base_checksums(row), context.checksum_cache)
     states = None
     if store := request.hidden_states_store:
         folder_of_states = context.settings.hidden_states_folder / store

@@ -49,17 +49,17 @@ def run(request: ImportPrompts | ImportAnswered, context: JobContext) -> dict[st
     if source.origin is not None:
         report = {**report, "hub": source.origin}
     counts = {"rows": report["rows"], "bad_rows": report["bad_rows"]}
-    context.publish(Dataset, request.dataset_id, state="ready", path=str(folder), report=report, **counts)
+    context.update_output(Dataset, request.dataset_id, state="ready", path=str(folder), report=report, **counts)
     if isinstance(source.files, str):
         if request.delete_after:
             Path(source.files).unlink(missing_ok=True)
-        context.files.forget_path(request.path, source.files)
+        context.files.delete_uploaded_input(request.path, source.files)
     more = {key: report[key] for key in COUNTED} if isinstance(request, ImportAnswered) else {}
     return {"dataset_id": request.dataset_id, "rows_read": report["rows_read"], **counts, **more}
 
 
 def _prompts(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[dict[str, Any], InputFile]:
-    with _given_files(request, context) as source:
+    with _input_files(request, context) as source:
         return import_prompts(source.files, folder, context, **_options(request, source, context)), source
 
 
@@ -67,10 +67,10 @@ def _answered(request: ImportAnswered, context: JobContext, folder: Path) -> tup
     base = context.input_with_files(Base, request.base_id)
     tokenizer = load_tokenizer(base.path)
     masking = partial(mask_conversation, tokenizer=tokenizer, eos_ids=read_eos_ids(base.path, tokenizer))
-    with _given_files(request, context) as source:
+    with _input_files(request, context) as source:
         options = _options(request, source, context)
-        sums = {"base_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
-        report = import_answered(source.files, folder, masking, context, **options, **sums)
+        checksums = {"base_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
+        report = import_answered(source.files, folder, masking, context, **options, **checksums)
     write_preview(context, folder, base.path)
     return report, source
 
@@ -79,7 +79,7 @@ def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[d
     check_suite(request.suite)
     name, limit = request.original_name, request.limit
     if request.path:
-        with _given_files(request, context) as source:
+        with _input_files(request, context) as source:
             path = str(source.files)
             return import_suite(path, folder, context, request.suite, original_name=name, limit=limit), source
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _options(request: ImportFile, source: InputFile, context: JobContext) -> dic
 
 
 @contextmanager
-def _given_files(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
+def _input_files(request: ImportFile, context: JobContext) -> Iterator[InputFile]:
     """The files of a request. Those of the Hub are downloaded when they are read, and deleted after it or if they are
     invalid; an interrupted attempt leaves them for the next one."""
     if request.path.startswith(BUILT_IN_PREFIX):

@@ -19,7 +19,7 @@ from speculoos.other_work import lower_priority
 from tracking import evaluations, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, now
 from workers.child.context import JobContext
-from workers.child.work.evaluate import asked_questions
+from workers.child.work.evaluate import request_questions
 from workers.jobs.requests import PlanRequest, ReplayRequest, Tune
 
 
@@ -40,8 +40,8 @@ def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtyp
     row = context.input_with_files(Checkpoint, checkpoint_id) if checkpoint_id else None
     device = take_device(context)
     dtype = decoding_dtype(dtype or context.settings.dtype, device)
-    base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
-    draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.sums) if row else None
+    base = load_base(base_row.path, dtype, device, context.base_checksums(base_row), context.checksum_cache)
+    draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.checksum_cache) if row else None
     return LoadedModels(device, dtype, base, draft, row)
 
 
@@ -49,7 +49,7 @@ def take_device(context: JobContext) -> str:
     """Take the lease of the device in the settings (SPECULOOS_DEVICE) and return its name, such as `cuda:0`."""
     device = pick_device(context.settings.device)
     name = f"cuda:{device.index or torch.cuda.current_device()}" if device.type == "cuda" else device.type
-    context.hold_device(name)
+    context.acquire_device(name)
     lower_priority(name)
     return name
 
@@ -57,7 +57,7 @@ def take_device(context: JobContext) -> str:
 def run_plan(request: PlanRequest, context: JobContext) -> dict[str, Any]:
     """Predict the speed of drafting from the cost of steps on this or on another machine; returns the plan."""
     costs = Costs.from_json(request.costs, "The figures of the other machine") if request.costs else None
-    questions = asked_questions(request, context)
+    questions = request_questions(request, context)
     loaded = load_models(context, request.base_id, request.checkpoint_id)
     choices = PlanOptions(tuple(request.batches), tuple(request.layers), max_tokens=request.max_tokens)
     context.log(f"Planning on {loaded.device} with {len(questions)} questions.")
@@ -88,7 +88,7 @@ def run_replay(request: ReplayRequest, context: JobContext) -> dict[str, Any]:
 def run_tune(request: Tune, context: JobContext) -> dict[str, Any]:
     """Find the fastest tree of a checkpoint on this device. The figures are stored in the checkpoint's row, a tree that
     is faster also in its files, unless they are shared by all homes. A killed attempt measures again."""
-    questions = asked_questions(request, context, last=True)  # evaluations use the first ones
+    questions = request_questions(request, context, last=True)  # evaluations use the first ones
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
     if not can_be_tuned(loaded.draft):
         raise Unsupported(f"Drafts of the method {loaded.draft.method} have no tree to tune.")
@@ -97,19 +97,19 @@ def run_tune(request: Tune, context: JobContext) -> dict[str, Any]:
     context.log(tuned.plan.verdict)
     folder = Path(loaded.checkpoint.path)
     faster = request.keep and bool(tuned.drafting)
-    kept = faster and folder.resolve().is_relative_to(context.settings.home.resolve())
-    if kept:
+    saved = faster and folder.resolve().is_relative_to(context.settings.home.resolve())
+    if saved:
         context.check_owned()
         update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
-        context.publish(Checkpoint, request.checkpoint_id, path=str(folder), size_bytes=total_bytes(folder))
+        context.update_output(Checkpoint, request.checkpoint_id, path=str(folder), size_bytes=total_bytes(folder))
     elif faster:
         context.log("The tree is not saved, because the checkpoint's files are outside the home folder.", "warning")
-    figures = tuning_figures(tuned, kept, context.job_id)
+    figures = tuning_figures(tuned, saved, context.job_id)
     context.add_figures(request.checkpoint_id, figures)
     return {"checkpoint_id": request.checkpoint_id, **figures["tuned"]}
 
 
-def tuning_figures(tuned: TunedDraft, kept: bool, job_id: str) -> dict[str, Any]:
+def tuning_figures(tuned: TunedDraft, saved: bool, job_id: str) -> dict[str, Any]:
     """Tuning figures of a checkpoint's row: `tuning` is the verdict, `tuned` the numbers."""
-    numbers = {**tuned.finding(), "kept": kept, "at": now().isoformat(timespec="seconds"), "job_id": job_id}
+    numbers = {**tuned.finding(), "kept": saved, "at": now().isoformat(timespec="seconds"), "job_id": job_id}
     return {"tuning": tuned.plan.verdict, "tuned": numbers}

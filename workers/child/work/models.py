@@ -25,12 +25,13 @@ def run_fetch_model(request: FetchModel, context: JobContext) -> dict[str, Any]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     is_path = request.source not in NO_PATH
     location = context.files.download_path(request.location, folder) if is_path else request.location
-    path, card = fetch_base(request.source, location, folder, context, context.settings.hf_token, context.sums)
-    sums = {key: card.get(key, "") for key in ("weights_sha256", "tokenizer_sha256")}
-    context.publish(Base, request.base_id, state="ready", path=str(path), card=card, **sums)
+    token, cache = context.settings.hf_token, context.checksum_cache
+    path, card = fetch_base(request.source, location, folder, context, token, cache)
+    checksums = {key: card.get(key, "") for key in ("weights_sha256", "tokenizer_sha256")}
+    context.update_output(Base, request.base_id, state="ready", path=str(path), card=card, **checksums)
     if is_path:
-        context.files.forget_path(request.location, location)
-    return {"base_id": request.base_id, "path": str(path), "weights_sha256": sums["weights_sha256"]}
+        context.files.delete_uploaded_input(request.location, location)
+    return {"base_id": request.base_id, "path": str(path), "weights_sha256": checksums["weights_sha256"]}
 
 
 def run_import_draft(request: ImportDraft, context: JobContext) -> dict[str, Any]:
@@ -45,11 +46,11 @@ def run_import_draft(request: ImportDraft, context: JobContext) -> dict[str, Any
     imported = {key: report[key] for key in ("format", "title", "origin", "licence", "notices")}
     facts = {key: report[key] for key in ("method", "base_sha256", "figures")}
     config = {**request.to_json(), "imported": imported}
-    context.publish_checkpoint(request.checkpoint_id, folder, config=config, **facts)
+    context.update_checkpoint_row(request.checkpoint_id, folder, config=config, **facts)
     if request.source == "upload":
         remove_upload(Path(request.location), context.settings.home / "uploads")
     if source == "folder":
-        context.files.forget_path(request.location, location)
+        context.files.delete_uploaded_input(request.location, location)
     return {"checkpoint_id": request.checkpoint_id, **{key: report[key] for key in ("method", "format", "notices")}}
 
 
@@ -64,9 +65,9 @@ def run_export(request: Export, context: JobContext) -> dict[str, Any]:
     row = context.input_with_files(Checkpoint, request.checkpoint_id)
     base_row = context.input_with_files(Base, row.base_id)
     check_export(row.path, base_row.path, request.format)
-    archive.check_checkpoint_files(row.path, row.name, row.sha256, context.sums)
+    archive.check_checkpoint_files(row.path, row.name, row.sha256, context.checksum_cache)
     source, folder = checkpoint_state(row.path), exports_folder(context.settings.home, row.id)
-    base = load_base(base_row.path, "float32", "cpu", context.known(base_row), context.sums)
+    base = load_base(base_row.path, "float32", "cpu", context.base_checksums(base_row), context.checksum_cache)
     temporary = folder / f".{context.job_id}"
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed attempt
     try:

@@ -27,11 +27,11 @@ TUNING_QUESTIONS = 6  # taken from the end of the built-in set; evaluations use 
 
 
 def run(request: Train, context: JobContext) -> dict[str, Any]:
-    """Train, publish the checkpoint's row, and delete the folders of earlier attempts."""
+    """Train, fill the checkpoint's row, and delete the folders of earlier attempts."""
     base = context.input_with_files(Base, request.base_id)
     datasets = [context.input_with_files(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
-    settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
+    settings = {"device": context.settings.device, **request.settings, **initial_draft(request, context)}
     unfitted = config_for(request.method, request.recipe, settings)
     config = fit_length(unfitted, request.settings, base)
     if config is not unfitted:
@@ -50,27 +50,27 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
         context.log(reason, "warning")
     take_device(context)
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in datasets)}
-    known, paths = context.known(base), [data.path for data in datasets]
+    hashes, paths = context.base_checksums(base), [data.path for data in datasets]
     tracked = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
     last_step = read_facts(resume)["step"] if resume else -1
     with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, tracked, last_step):
-        result = train(config, base.path, paths, folder, resume, context, info, known, context.sums, states)
+        result = train(config, base.path, paths, folder, resume, context, info, hashes, context.checksum_cache, states)
     note = "" if config.hidden_states else TUNING_NOTE
     context.progress(result.step, result.step, "steps", note)  # also if the attempt resumed at the last step
     facts = {"step": result.step, "base_sha256": base.weights_sha256}
-    context.publish_checkpoint(request.checkpoint_id, Path(result.folder), figures=result.figures, **facts)
+    context.update_checkpoint_row(request.checkpoint_id, Path(result.folder), figures=result.figures, **facts)
     if config.hidden_states:
         context.log("The tree was not tuned: this training does not load the base model.")
     else:
         figures = {**result.figures, **tune_tree(context, base, config.device, result.folder)}
-        context.publish_checkpoint(request.checkpoint_id, Path(result.folder), figures=figures, **facts)
+        context.update_checkpoint_row(request.checkpoint_id, Path(result.folder), figures=figures, **facts)
     for path in earlier:
         shutil.rmtree(path, ignore_errors=True)
     delete_uploaded_checkpoints(context, request.checkpoint_id)
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
 
 
-def given_draft(request: Train, context: JobContext) -> dict[str, str]:
+def initial_draft(request: Train, context: JobContext) -> dict[str, str]:
     """Local path of the draft to continue from: a checkpoint of this home, or a folder; empty if none is set."""
     if not (path := request.settings.get("draft_path")):
         return {}
@@ -93,11 +93,11 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     """Find the fastest tree on this machine and store it in the checkpoint; returns the figures for its row."""
     context.log("Tuning the tree for the most tokens per second on this machine.")
     dtype = decoding_dtype(context.settings.dtype, device)
-    loaded = load_base(base.path, dtype, device, context.known(base), context.sums)
-    draft = load_draft(folder, loaded, base.weights_sha256, sums=context.sums)
+    loaded = load_base(base.path, dtype, device, context.base_checksums(base), context.checksum_cache)
+    draft = load_draft(folder, loaded, base.weights_sha256, sums=context.checksum_cache)
     if not can_be_tuned(draft):
         return {"tuning": ""}
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     update_draft_config(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
-    return tuning_figures(tuned, kept=bool(tuned.drafting), job_id=context.job_id)
+    return tuning_figures(tuned, saved=bool(tuned.drafting), job_id=context.job_id)
