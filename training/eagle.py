@@ -30,8 +30,8 @@ from training.losses import soft_loss
 from training.medusa import medusa_labels
 from training.method import (
     Outcome,
+    PaddedStates,
     RequiredStates,
-    States,
     forward_states,
     label_ranks,
     outcome_of_ranks,
@@ -56,12 +56,12 @@ class EagleMethod(nn.Module):
         self.draft.float()
         self._head = base.head.to(torch.float32)
 
-    def wanted(self, batch: Batch) -> RequiredStates:
+    def required_states(self, batch: Batch) -> RequiredStates:
         """The head's input at every position: the draft attends to all of them."""
         return RequiredStates()
 
     @torch.no_grad()
-    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths]; row, position [N] counted."""
         hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)

@@ -31,7 +31,7 @@ from training.batches import Batch, TokenisedConversation, choose_vocabulary
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
-from training.method import Outcome, RequiredStates, States, forward_states
+from training.method import Outcome, PaddedStates, RequiredStates, forward_states
 
 MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
 
@@ -77,12 +77,12 @@ class Eagle3Method(nn.Module):
         self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
         self.draft.lm_head.requires_grad_(config.train_lm_head)
 
-    def wanted(self, batch: Batch) -> RequiredStates:
+    def required_states(self, batch: Batch) -> RequiredStates:
         """The fused layers at every position, the head's input only where it gives a target distribution."""
         return RequiredStates(self.draft.layers_wanted, target_positions(batch.mask))
 
     @torch.no_grad()
-    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """aux [B, L, 3H], hidden [B, L, H], labels [B, L, steps]; row, position [N]; known [B, L] (see `_known`)."""
         hidden, aux = states or forward_states(self._base[0], batch, RequiredStates(self.draft.layers_wanted))
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)

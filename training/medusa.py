@@ -25,8 +25,8 @@ from training.batches import Batch, TokenisedConversation, choose_vocabulary
 from training.losses import hard_loss
 from training.method import (
     Outcome,
+    PaddedStates,
     RequiredStates,
-    States,
     forward_states,
     label_ranks,
     outcome_of_ranks,
@@ -70,12 +70,12 @@ class MedusaMethod(nn.Module):
         self._columns = (columns.to(base.device),)
         self._shared = (base.head.to(torch.float32),) if self.draft.config.matrices == 0 else ()
 
-    def wanted(self, batch: Batch) -> RequiredStates:
+    def required_states(self, batch: Batch) -> RequiredStates:
         """The head's input where head 0 has a label."""
         return RequiredStates(positions=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
 
     @torch.no_grad()
-    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """hidden [N, H] at the counted positions; columns [N, heads] of the labels in the draft's output (−100: none);
         valid bool [N, heads]: there is a label (which may have no column); row and position [N]."""
         labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)

@@ -2,8 +2,8 @@
 
 A method is an `nn.Module` whose parameters are the draft's. It is called with (settings, base, draft or None), and with
 the training conversations if it has `needs_conversations`. It has `draft`, `depth_name`, `weights` of its loss terms,
-`features(batch, states=None)` (frozen base, no gradient, cacheable; `states` are the hidden states of `wanted(batch)`
-computed by another process), `counts(features)`, `forward(features, seed, scale) -> Outcome`
+`features(batch, states=None)` (frozen base, no gradient, cacheable; `states` are the hidden states of
+`required_states(batch)` computed by another process), `counts(features)`, `forward(features, seed, scale) -> Outcome`
 and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for the accepted length). The loop passes
 scale[k] = weight_k / count_k, with the count over all micro-batches of the step.
 """
@@ -24,7 +24,7 @@ from speculoos.errors import Unsupported
 from training.batches import Batch
 
 NO_RANK = 1 << 30
-States = tuple[Tensor, tuple[Tensor, ...]]
+PaddedStates = tuple[Tensor, tuple[Tensor, ...]]
 """As returned by `LoadedBase.forward_hidden`: the head's input [B, L, H], and outputs of layers, each [B, L, …]."""
 
 
@@ -48,9 +48,9 @@ class Outcome(NamedTuple):
     ranks: Tensor | None = None
 
 
-def forward_states(base: Any, batch: Batch, wanted: RequiredStates) -> States:
+def forward_states(base: Any, batch: Batch, required: RequiredStates) -> PaddedStates:
     """Hidden states by one forward of a base model in this process."""
-    return base.forward_hidden(batch.input_ids, layers=wanted.layers, lengths=batch.lengths)
+    return base.forward_hidden(batch.input_ids, layers=required.layers, lengths=batch.lengths)
 
 
 def outcome_of_sums(sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:

@@ -21,8 +21,8 @@ from training.medusa import medusa_labels
 from training.method import (
     NO_RANK,
     Outcome,
+    PaddedStates,
     RequiredStates,
-    States,
     forward_states,
     label_ranks,
     outcome_of_ranks,
@@ -52,7 +52,7 @@ class StandaloneMethod(nn.Module):
         if config.gradient_checkpointing:
             self.draft.model.gradient_checkpointing_enable()
 
-    def wanted(self, batch: Batch) -> RequiredStates | None:
+    def required_states(self, batch: Batch) -> RequiredStates | None:
         """The head's input at counted positions; None for cross-entropy."""
         if self.kind == "ce":
             return None
@@ -61,7 +61,7 @@ class StandaloneMethod(nn.Module):
         return RequiredStates(positions=positions)
 
     @torch.no_grad()
-    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """input_ids, mask [B, L]; hidden [M, H] of the base at counted positions; row, position [N] of drafting."""
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
