@@ -34,8 +34,8 @@ from training.method import (
     RequiredStates,
     forward_states,
     label_ranks,
+    outcome_of_loss_sums,
     outcome_of_ranks,
-    outcome_of_sums,
 )
 
 
@@ -80,7 +80,7 @@ class EagleMethod(nn.Module):
         target = hidden[row, position + 1]
         distance = F.smooth_l1_loss(predicted, target, reduction="sum") / hidden.shape[-1]
         token_loss, hits = soft_loss(predicted, self._head, target, self._head)
-        return outcome_of_sums([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
+        return outcome_of_loss_sums([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:

@@ -223,7 +223,7 @@ class Trainer:
         with self.accelerator.autocast():
             outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
         self.accelerator.backward(outcome.loss)
-        self.step_metrics.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
+        self.step_metrics.add((outcome.loss_sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
 
     def _log_step(self, lr: float, norm: float, micro_batches: list[int]) -> None:
         tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in micro_batches))

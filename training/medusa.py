@@ -29,8 +29,8 @@ from training.method import (
     RequiredStates,
     forward_states,
     label_ranks,
+    outcome_of_loss_sums,
     outcome_of_ranks,
-    outcome_of_sums,
 )
 
 
@@ -63,8 +63,8 @@ class MedusaMethod(nn.Module):
         self.draft = draft or MedusaHeads.from_base(shape, base, ids)
         self.draft.float()
         heads = range(self.draft.num_heads)
-        modelopt = [config.medusa_coefficient * config.medusa_decay**i for i in heads]
-        self.weights = [1.0 for _ in heads] if config.medusa_loss == "sum" else modelopt
+        decayed = [config.medusa_coefficient * config.medusa_decay**i for i in heads]
+        self.weights = [1.0 for _ in heads] if config.medusa_loss == "sum" else decayed
         columns = torch.full((base.vocab_size,), -100)
         columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
         self._columns = (columns.to(base.device),)
@@ -93,14 +93,14 @@ class MedusaMethod(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         hidden, columns = features["hidden"].float(), features["columns"]
         hits = torch.zeros_like(columns, dtype=torch.bool)
-        sums = []
+        loss_sums = []
         for i in range(self.draft.num_heads):
             counted = columns[:, i] >= 0
             x = self.draft.features(i, hidden[counted])
             total, hit = hard_loss(x, self._head(i), columns[counted, i])
             hits[counted, i] = hit
-            sums.append(total)
-        return outcome_of_sums(sums, scale, hits, features["valid"])
+            loss_sums.append(total)
+        return outcome_of_loss_sums(loss_sums, scale, hits, features["valid"])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
@@ -121,12 +121,12 @@ def medusa_labels(input_ids: Tensor, mask: Tensor, heads: int) -> Tensor:
     """Labels [B, L, heads]: token t+2+i for head i at t, −100 where tokens t+1 … t+2+i are not all in the loss."""
     length = input_ids.shape[1]
     labels = input_ids.new_full((*input_ids.shape, heads), -100)
-    inside = _shift(mask, 1)
+    in_answer = _shift(mask, 1)
     for i in range(min(heads, length - 2)):
         offset = 2 + i
-        inside = inside & _shift(mask, offset)
+        in_answer = in_answer & _shift(mask, offset)
         labels[:, : length - offset, i] = input_ids[:, offset:]
-        labels[:, :, i].masked_fill_(~inside, -100)
+        labels[:, :, i].masked_fill_(~in_answer, -100)
     return labels
 
 

@@ -37,12 +37,12 @@ class RequiredStates(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`loss` = Σ scale·sums, with gradient; `sums` [K] of each loss term over its positions, without; `hits`, `valid`
-    bool [N, D]: top token correct, position counted. `ranks` int64 [N, D], from `drafted` only: the number of tokens
-    the draft ranked above the correct one."""
+    """`loss` = Σ scale·loss_sums, with gradient; `loss_sums` [K] of each loss term over its positions, without; `hits`,
+    `valid` bool [N, D]: top token correct, position counted. `ranks` int64 [N, D], from `drafted` only: the number of
+    tokens the draft ranked above the correct one."""
 
     loss: Tensor
-    sums: Tensor
+    loss_sums: Tensor
     hits: Tensor
     valid: Tensor
     ranks: Tensor | None = None
@@ -53,9 +53,9 @@ def forward_states(base: Any, batch: Batch, required: RequiredStates) -> PaddedS
     return base.forward_hidden(batch.input_ids, layers=required.layers, lengths=batch.lengths)
 
 
-def outcome_of_sums(sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
-    """Outcome of differentiable sums; the default scale is 1."""
-    stacked = torch.stack(sums)
+def outcome_of_loss_sums(loss_sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
+    """Outcome of the differentiable sum of each loss term; the default scale is 1."""
+    stacked = torch.stack(loss_sums)
     loss = stacked.sum() if scale is None else (stacked * scale).sum()
     return Outcome(loss, stacked.detach(), hits, valid)
 
@@ -71,8 +71,8 @@ def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
     ranks = []
     for part, column in zip(rows.split(256), columns.split(256), strict=True):
         scores = logits(part)
-        own = scores.gather(1, column.clamp(min=0)[:, None])
-        ranks.append((scores > own).sum(1).masked_fill(column < 0, NO_RANK))
+        label_scores = scores.gather(1, column.clamp(min=0)[:, None])
+        ranks.append((scores > label_scores).sum(1).masked_fill(column < 0, NO_RANK))
     return torch.cat(ranks) if ranks else columns
 
 
