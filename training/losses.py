@@ -51,9 +51,9 @@ def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: st
 def unrolled_loss(
     xs: list[Tensor], head: Head, target: Tensor, target_head: Head, target_indices: list[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Soft cross-entropy of several unrolled steps: (scalar Σ_j scale[j]·loss_sums[j], loss_sums [T] without gradient, hits
-    by step). xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into the shared targets
-    [S, H'], whose distributions are computed once; weights of head [V, H], target_head [V, H']."""
+    """Soft cross-entropy of several unrolled steps: (scalar Σ_j scale[j]·loss_sums[j], loss_sums [T] without gradient,
+    hits by step). xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into the shared
+    targets [S, H'], whose distributions are computed once; weights of head [V, H], target_head [V, H']."""
     starts = [0, *accumulate(map(len, xs))]
 
     def parts() -> Iterator[_Part]:
@@ -61,9 +61,9 @@ def unrolled_loss(
         for part in _chunks(len(target), len(head.weight)):
             teacher = teacher_of(part)
             top_ids, p = argmax(teacher), torch.softmax(teacher, -1, out=teacher)
-            edges = torch.tensor([part.start, part.stop], device=target.device)
+            chunk_bounds = torch.tensor([part.start, part.stop], device=target.device)
             for j, indices in enumerate(target_indices):
-                first, last = torch.searchsorted(indices, edges).tolist()
+                first, last = torch.searchsorted(indices, chunk_bounds).tolist()
                 target_rows, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
                 yield _Part(j, rows, top_ids[target_rows], _distribution_loss, p, target_rows)
 
