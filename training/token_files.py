@@ -23,7 +23,7 @@ from training.masks import MaskedTokens, mask_conversation
 
 CHUNK_BYTES = 8 << 20  # bytes of a shard's text per chunk, the unit that one process tokenises and holds in memory
 CHECKSUM_KEY = "crc32"
-RULES = 2  # version of the tokenisation here and in `training.masks`; increase it to invalidate caches
+RULES = 2  # version of the tokenisation in this module and `training.masks`; increase it to invalidate caches
 
 
 @dataclass(frozen=True)

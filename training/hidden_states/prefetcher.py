@@ -182,7 +182,8 @@ def connect_prefetcher(
     wait_monitor: ServerWaitMonitor,
 ) -> StatesPrefetcher | None:
     """Connect and check the source of hidden states, waiting for an unavailable server, and register it with a base
-    without layers. None when the base runs here and no store is used. Raises BadInput for another base, Cancelled."""
+    without layers. None when the base runs in this process and no store is used. Raises BadInput for another base,
+    Cancelled."""
     if not (config.hidden_states or config.hidden_states_store):
         return None
     location = location or StatesLocation()
