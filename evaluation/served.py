@@ -169,7 +169,7 @@ def _complete(session: _Session, pool: EndpointPool, chat: Conversation) -> tupl
     if session.server == "sglang":
         extra["extra_body"] = META_INFO
     fields = {"max_tokens": options.max_tokens, "temperature": options.temperature, **extra}
-    reply, _ = pool.ask(threading.Event(), messages=chat.messages(), **fields)
+    reply, _ = pool.create_completion(threading.Event(), messages=chat.messages(), **fields)
     return reply.text, reply.tokens, reply.seconds, reply.body
 
 
