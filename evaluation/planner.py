@@ -25,15 +25,7 @@ from evaluation.costs import Costs
 from evaluation.estimate import SEED, interval_of
 from evaluation.machine import cpu_load_result
 from evaluation.meter import BATCHES, ROWS, Meter
-from evaluation.shapes import (
-    CHAINS,
-    TREES,
-    AcceptanceCurves,
-    DraftShape,
-    chain_acceptance,
-    chain_options,
-    expected_chain,
-)
+from evaluation.shapes import CHAINS, TREES, AcceptanceCurves, DraftShape, chain_options, chain_rates, expected_chain
 from evaluation.tuning import prompts_of
 from models.base import LoadedBase
 from models.methods import METHODS
@@ -287,7 +279,7 @@ def measure_curves(
 ) -> AcceptanceCurves:
     """Acceptance of the draft's deepest chain and widest tree, in answers of up to `max_tokens`."""
     chain = generate_steps(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
-    shares = chain_acceptance(chain, space.deepest)
+    shares = chain_rates(chain, space.deepest)
     one_pass = draft.method == "medusa"
     counted = sum(step.counted for step in chain)
     if draft.method == "draft":

@@ -92,7 +92,7 @@ def max_tree_nodes(depth: int) -> int:
     return 1 + width + (depth - 1) * width * width
 
 
-def chain_acceptance(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
+def chain_rates(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
     """P(first d drafted tokens accepted) for d up to `depth`, over the counted verifications of a chain."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     if not counted:

@@ -243,21 +243,17 @@ def serve(
 
 
 def load_served_base(
-    folder: str | Path,
-    dtype: str,
-    device: str,
-    known: BaseChecksums | None = None,
-    checksum_cache: ChecksumCache = NO_SUMS,
+    folder: str | Path, dtype: str, device: str, known: BaseChecksums | None = None, cache: ChecksumCache = NO_SUMS
 ) -> tuple[LoadedBase, str]:
     """The base model, checked and packed as for training, and the sha256 of its weights."""
     torch_device = pick_device(device)
     enable_tf32(torch_device)
-    base = load_base(folder, native_dtype(dtype, torch_device), str(torch_device), known, checksum_cache)
+    base = load_base(folder, native_dtype(dtype, torch_device), str(torch_device), known, cache)
     if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"{folder} cannot be trained for: {reason}")
     check_logits(base)
     pack_supported(base, head=False)
-    return base, weights_sum(Path(folder), checksum_cache)
+    return base, weights_sum(Path(folder), cache)
 
 
 def listen(address: ServerAddress) -> socket.socket:
