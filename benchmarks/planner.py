@@ -55,7 +55,7 @@ def race(questions: Path, limit: int) -> dict[str, Any]:
     text = (known[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
     meter = Meter(target, text, head, space, batches=(1,), layers=())
     meter.round()
-    meter.taken.clear()
+    meter.times.clear()
     for number, prompt in enumerate(asked, 1):
         pairs = list(zip(drafters, answers, strict=True))
         for drafter, taken in pairs if number % 2 else reversed(pairs):

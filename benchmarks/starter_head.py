@@ -58,7 +58,7 @@ def main() -> None:
         "notes": notes,
     }
     done = train(config, starter_path(), args.data / "answers", args.out, args.out, ConsoleReporter(), info)
-    print(json.dumps({"step": done.step, **done.figures, **keep_tree(done.folder)}))
+    print(json.dumps({"step": done.step, **done.metrics, **keep_tree(done.folder)}))
     if args.questions:
         print(json.dumps(measure(done.folder, args.questions)))
 

@@ -19,7 +19,7 @@ from models.runtime.interface import Forward, ForwardOutput, Inputs, Selection
 
 PREFILL_ROWS = 2048
 """Maximum prompt tokens per forward (a single longer prompt is allowed): bounds the memory of activations."""
-WORTH_SHARING = 16
+MIN_SHARED_PREFIX = 16
 """Minimum length of a prefix shared with another prompt (system prompt, another sample) to copy its KV cache."""
 
 TOP_K = 1024
@@ -28,11 +28,11 @@ TOP_K = 1024
 
 @dataclass(eq=False)
 class BatchAnswer:
-    """One answer being generated. `tag` is the caller's; `numbers` is its random generator."""
+    """One answer being generated. `tag` is the caller's; `rng` is its random generator."""
 
     prompt: list[int]
     max_tokens: int
-    numbers: random.Random
+    rng: random.Random
     tag: Any = None
     temperature: float = 0.0
     tokens: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class BatchAnswer:
     hidden: list[torch.Tensor] = field(default_factory=list)
     """The head's input [H] for each token, if hidden states are kept."""
 
-    def take(self, token: int, eos_ids: frozenset[int]) -> None:
+    def append_token(self, token: int, eos_ids: frozenset[int]) -> None:
         """Append a token; an end-of-turn token is part of the answer and ends it."""
         self.tokens.append(token)
         if token in eos_ids:
@@ -95,7 +95,7 @@ class _Batch:
         later: list[BatchAnswer] = []
         for answer in group:
             cached, in_wave = (_longest_prefix(answer.prompt, others)[1] for others in (self.answers, wave))
-            (later if in_wave - cached >= WORTH_SHARING else wave).append(answer)
+            (later if in_wave - cached >= MIN_SHARED_PREFIX else wave).append(answer)
         return wave, later
 
     def _prefill(self, group: Sequence[BatchAnswer]) -> None:
@@ -103,7 +103,7 @@ class _Batch:
         if self.forward.ragged:
             for sequence, answer in enumerate(group, first):
                 source, shared = _longest_prefix(answer.prompt, self.answers)
-                if shared >= WORTH_SHARING:
+                if shared >= MIN_SHARED_PREFIX:
                     self.cache.copy(source, sequence, shared)
         starts = self.cache.lengths[first:]
         self._forward([answer.prompt[start:] for answer, start in zip(group, starts, strict=True)], first, group)
@@ -119,24 +119,24 @@ class _Batch:
         starts = self.cache.lengths[first : first + len(token_lists)]
         inputs = Inputs.batch(token_lists, starts, self.base.device, first)
         greedy = all(answer.temperature <= 0 for answer in answers)
-        scored = self.forward(inputs, self.cache, Selection(last_only=True, argmax_only=greedy))
+        output = self.forward(inputs, self.cache, Selection(last_only=True, argmax_only=greedy))
         self.cache.stage(*inputs.counts, first=first)
         self.cache.commit_all()
-        for answer, token in zip(answers, self._tokens(scored, answers), strict=True):
-            answer.take(token, self.base.eos_ids)
+        for answer, token in zip(answers, self._tokens(output, answers), strict=True):
+            answer.append_token(token, self.base.eos_ids)
         if self.keep_hidden:
-            last = scored.hidden[inputs.last_rows].to("cpu", copy=True)
+            last = output.hidden[inputs.last_rows].to("cpu", copy=True)
             for answer, hidden in zip(answers, last, strict=True):
                 answer.hidden.append(hidden)
 
-    def _tokens(self, scored: ForwardOutput, answers: Sequence[BatchAnswer]) -> list[int]:
+    def _tokens(self, output: ForwardOutput, answers: Sequence[BatchAnswer]) -> list[int]:
         """The next tokens, each sampled with its answer's temperature; greedy ones consume no random number."""
         sampled = all(answer.temperature > 0 for answer in answers)
-        best: list[int] = [-1] * len(answers) if sampled else scored.best.tolist()
+        best: list[int] = [-1] * len(answers) if sampled else output.best.tolist()
         for temperature in {answer.temperature for answer in answers if answer.temperature > 0}:
             rows = [row for row, answer in enumerate(answers) if answer.temperature == temperature]
-            draws = [answers[row].numbers.random() for row in rows]
-            logits = scored.logits if len(rows) == len(answers) else scored.logits[rows]
+            draws = [answers[row].rng.random() for row in rows]
+            logits = output.logits if len(rows) == len(answers) else output.logits[rows]
             for row, token in zip(rows, sample_tokens(logits, draws, temperature, self.top_p), strict=True):
                 best[row] = token
         return best
@@ -184,15 +184,15 @@ def sample_tokens(logits: torch.Tensor, draws: list[float], temperature: float, 
     if temperature <= 0:
         return argmax(logits).tolist()
     probs = torch.softmax(logits.float() / temperature, dim=-1)
-    numbers = torch.tensor(draws, device=logits.device, dtype=probs.dtype)[:, None]
+    uniform = torch.tensor(draws, device=logits.device, dtype=probs.dtype)[:, None]
     count = min(TOP_K, probs.shape[-1])
     values, order = probs.topk(count, dim=-1)
-    picked = _inverse_cdf(values, order, numbers, top_p)
+    token_ids = _inverse_cdf(values, order, uniform, top_p)
     incomplete = values.sum(dim=-1) < top_p if count < probs.shape[-1] else torch.zeros(len(probs), dtype=torch.bool)
     if incomplete.any():  # flat distributions: the set has more than TOP_K tokens
         values, order = probs[incomplete].sort(dim=-1, descending=True, stable=True)
-        picked[incomplete] = _inverse_cdf(values, order, numbers[incomplete], top_p)
-    return picked.tolist()
+        token_ids[incomplete] = _inverse_cdf(values, order, uniform[incomplete], top_p)
+    return token_ids.tolist()
 
 
 def _inverse_cdf(probs: torch.Tensor, order: torch.Tensor, draws: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -139,8 +139,8 @@ def make_conversation_from_row(
     row: dict[str, Any], system_prompt: str = "", replace_system: bool = False
 ) -> Conversation:
     """A row's user turns and system message; `system_prompt` if it has none or `replace_system` is set."""
-    own = [m["content"] for m in row["messages"] if m["role"] == "system"]
-    system = own[0] if own and not replace_system else system_prompt
+    system_messages = [m["content"] for m in row["messages"] if m["role"] == "system"]
+    system = system_messages[0] if system_messages and not replace_system else system_prompt
     users = [m["content"] for m in row["messages"] if m["role"] == "user"]
     return Conversation(row["id"], users, system, row.get("category", ""), row.get("source"))
 

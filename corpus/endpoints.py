@@ -33,48 +33,48 @@ class Server:
 
     def __init__(self, endpoint: Endpoint, url: str, label: str, model: str, retries: int):
         self.endpoint, self.label, self.model = endpoint, label, model
-        self.busy = self.failures = self.tokens = 0
+        self.active_requests = self.failures = self.tokens = 0
         self.paused_until = self.next_at = 0.0
-        self.form: dict[str, Any] | None = None
+        self.token_id_fields: dict[str, Any] | None = None
         """Request fields that make it return token ids; None before the probe, {} if it returns none."""
         self.probe_lock = threading.Lock()
         key = endpoint.key or "none"
         self.client = openai.OpenAI(base_url=url, api_key=key, timeout=endpoint.timeout, max_retries=retries)
 
-    def can_take(self, at: float) -> bool:
+    def can_accept(self, now: float) -> bool:
         """Whether it accepts another request; after a failure, only one at a time."""
         limit = 1 if self.failures else self.endpoint.concurrency
-        return self.busy < limit and at >= max(self.paused_until, self.next_at)
+        return self.active_requests < limit and now >= max(self.paused_until, self.next_at)
 
-    def started(self, at: float) -> None:
+    def started(self, now: float) -> None:
         """Count a new request and apply the rate limit."""
-        self.busy += 1
+        self.active_requests += 1
         if self.endpoint.requests_per_minute:
-            self.next_at = max(at, self.next_at) + 60 / self.endpoint.requests_per_minute
+            self.next_at = max(now, self.next_at) + 60 / self.endpoint.requests_per_minute
 
 
 class EndpointPool:
-    """The servers of some endpoints. `ask` may be called from many threads."""
+    """The servers of some endpoints. `create_completion` may be called from many threads."""
 
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
         model: str = "",
-        say: Callable[[str, str], None] = lambda message, level: None,
+        log: Callable[[str, str], None] = lambda message, level: None,
         clock: Callable[[], float] = time.monotonic,
         probe: dict[str, Any] | None = None,
     ):
-        """`model` replaces the endpoints' own; `say(message, level)` reports failing and recovered servers. `probe`: a
+        """`model` replaces the endpoints' own; `log(message, level)` reports failing and recovered servers. `probe`: a
         small request that is first sent to each server to find out how it returns token ids; None if they are not
         needed. Raises BadInput when an endpoint has no model."""
         urls = [(endpoint, url) for endpoint in endpoints for url in endpoint.urls]
         self.servers = [self._server(*pair, model, len(urls)) for pair in urls]
-        self._say, self._clock, self._probe = say, clock, probe
+        self._log, self._clock, self._probe = log, clock, probe
         self._answered_at = clock()
         self._changed = threading.Condition()
 
     @property
-    def most_retries(self) -> int:
+    def max_retries(self) -> int:
         """Maximum retries of one request, besides the client's own, so that an unanswerable request ends."""
         return sum(server.endpoint.retries + 1 for server in self.servers) if len(self.servers) > 1 else 0
 
@@ -92,7 +92,7 @@ class EndpointPool:
         names, models = [server.endpoint.name for server in self.servers], [server.model for server in self.servers]
         return {"endpoint": ",".join(dict.fromkeys(names)), "model": ",".join(dict.fromkeys(models))}
 
-    def ask(self, stopped: threading.Event, **request: Any) -> tuple[Reply, int]:
+    def create_completion(self, stopped: threading.Event, **request: Any) -> tuple[Reply, int]:
         """(reply, retries) to a chat completion, or with a `prompt` to a plain completion. Raises the client's error
         when the request is invalid or all retries failed, Unavailable when no server responds, Cancelled once `stopped`
         is set."""
@@ -100,10 +100,10 @@ class EndpointPool:
         while True:
             server = self._acquire(stopped)
             try:
-                reply, client_retries = _send(server, self._form(server), request)
+                reply, client_retries = _send(server, self._token_id_fields(server), request)
             except RETRYABLE_ERRORS as error:
                 self._release(server, error)
-                if retries >= self.most_retries:
+                if retries >= self.max_retries:
                     raise
                 retries += 1
             except BaseException:
@@ -123,33 +123,33 @@ class EndpointPool:
     def _acquire(self, stopped: threading.Event) -> Server:
         with self._changed:
             while not stopped.is_set():
-                at = self._clock()
-                if free := [server for server in self.servers if server.can_take(at)]:
-                    server = min(free, key=lambda server: server.busy / server.endpoint.concurrency)
-                    server.started(at)
+                now = self._clock()
+                if available := [server for server in self.servers if server.can_accept(now)]:
+                    server = min(available, key=lambda server: server.active_requests / server.endpoint.concurrency)
+                    server.started(now)
                     return server
-                self._check_patience(at)
-                self._changed.wait(self._wait_time(at))
+                self._check_patience(now)
+                self._changed.wait(self._wait_time(now))
         raise Cancelled("Stopped at your request.")
 
-    def _wait_time(self, at: float) -> float:
+    def _wait_time(self, now: float) -> float:
         """Seconds until a server's rate limit allows another request, at most POLL_SECONDS."""
-        waits = [server.next_at - at for server in self.servers if server.next_at > at]
-        return max(0.001, min([POLL_SECONDS, *waits]))
+        delays = [server.next_at - now for server in self.servers if server.next_at > now]
+        return max(0.001, min([POLL_SECONDS, *delays]))
 
-    def _form(self, server: Server) -> dict[str, Any]:
+    def _token_id_fields(self, server: Server) -> dict[str, Any]:
         """Request fields that make a server return token ids, found with the probe on first use."""
         if self._probe is None:
             return {}
         with server.probe_lock:
-            if server.form is None:
-                server.form = _find_form(server, self._probe)
-                if not server.form:
-                    self._say(f"{server.label} sends no token ids; its answers are tokenised for training.", "warning")
-            return server.form
+            if server.token_id_fields is None:
+                server.token_id_fields = _probe_token_id_fields(server, self._probe)
+                if not server.token_id_fields:
+                    self._log(f"{server.label} sends no token ids; its answers are tokenised for training.", "warning")
+            return server.token_id_fields
 
-    def _check_patience(self, at: float) -> None:
-        if all(server.failures for server in self.servers) and at - self._answered_at > PATIENCE:
+    def _check_patience(self, now: float) -> None:
+        if all(server.failures for server in self.servers) and now - self._answered_at > PATIENCE:
             names = ", ".join(server.label for server in self.servers)
             raise Unavailable(
                 f"None of the endpoints has answered for {PATIENCE:.0f} s: {names}.",
@@ -159,20 +159,20 @@ class EndpointPool:
     def _release(self, server: Server, error: Exception | None = None, tokens: int = 0) -> None:
         """Record the end of a request; without an `error` the server is healthy."""
         with self._changed:
-            server.busy -= 1
+            server.active_requests -= 1
             server.tokens += tokens
             notice = self._failed(server, error) if error and len(self.servers) > 1 else self._succeeded(server)
             self._changed.notify()
         if notice:
-            self._say(*notice)
+            self._log(*notice)
 
     def _failed(self, server: Server, error: Exception) -> tuple[str, str] | None:
         """Pause the server, unless it is paused already (concurrent requests fail together)."""
-        at = self._clock()
-        if at < server.paused_until:
+        now = self._clock()
+        if now < server.paused_until:
             return None
         pause = max(_retry_after(error), min(FIRST_PAUSE * 2**server.failures, LONGEST_PAUSE))
-        server.failures, server.paused_until = server.failures + 1, at + pause
+        server.failures, server.paused_until = server.failures + 1, now + pause
         if server.failures > 1:
             return None
         return f"{server.label} does not answer ({short_error(error)}); the others go on without it.", "warning"
@@ -183,9 +183,9 @@ class EndpointPool:
         return (f"{server.label} answers again.", "info") if recovered else None
 
 
-def _send(server: Server, form: dict[str, Any], request: dict[str, Any]) -> tuple[Reply, int]:
+def _send(server: Server, token_id_fields: dict[str, Any], request: dict[str, Any]) -> tuple[Reply, int]:
     kind = server.client.completions if "prompt" in request else server.client.chat.completions
-    extra = {**form, **request.get("extra_body", {})}
+    extra = {**token_id_fields, **request.get("extra_body", {})}
     raw = kind.with_raw_response.create(model=server.model, **{**request, "extra_body": extra or None})
     try:
         body = raw.http_response.json()
@@ -194,12 +194,12 @@ def _send(server: Server, form: dict[str, Any], request: dict[str, Any]) -> tupl
     return replace(parse_reply(body), body=body, seconds=raw.elapsed.total_seconds()), raw.retries_taken
 
 
-def _find_form(server: Server, probe: dict[str, Any]) -> dict[str, Any]:
-    """The first of FORMS with which a server returns token ids, {} for none; unknown fields are rejected or ignored."""
-    for form in TOKEN_ID_REQUESTS:
+def _probe_token_id_fields(server: Server, probe: dict[str, Any]) -> dict[str, Any]:
+    """The first of TOKEN_ID_REQUESTS with which a server returns ids, {} for none; unknown fields may be rejected."""
+    for token_id_fields in TOKEN_ID_REQUESTS:
         with suppress(openai.BadRequestError, openai.UnprocessableEntityError):
-            if _send(server, form, probe)[0].ids:
-                return form
+            if _send(server, token_id_fields, probe)[0].ids:
+                return token_id_fields
     return {}
 
 

@@ -34,7 +34,7 @@ from training.hidden_states.states_store import StatesStore
 
 FLUSH_SECONDS = 20.0
 POOL = 8  # batches whose prompts are sorted by length together
-WORTH_KEEPING = 16  # minimum tokens of an answer truncated by the time limit
+MIN_TRUNCATED_TOKENS = 16  # minimum tokens of an answer truncated by the time limit
 
 
 def generation_dtype(device: str = "cpu") -> str:
@@ -65,23 +65,23 @@ def generate_local(
     options: GenerateOptions,
     reporter: Reporter,
     card: dict[str, Any] | None = None,
-    keep: StatesStore | None = None,
+    states_store: StatesStore | None = None,
 ) -> dict[str, Any]:
     """Answer the prompts of data set `source` into data set `folder`; returns the report:
 
     `rows`, `tokens` (generated), `seconds`, `tokens_per_second` (both of this call), `finish` (answers by finish
     reason), `failed` ([{id, reason}]), `left_out` (failed rows by kind), `complete` (False when the time limit stopped
-    it; truncated answers are kept from 16 tokens on), `dtype`. Hidden states of kept rows are stored in `keep`. Raises
-    Cancelled after a stop request; finished rows are kept.
+    it; truncated answers are kept from 16 tokens on), `dtype`. `states_store` gets the hidden states of stored rows.
+    Raises Cancelled after a stop request; finished rows are kept.
     """
     card = card or read_card(base.path)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
         status = GenerationStatus(reporter, shards, options, count_answers(source, options))
-        _LocalRun(base, options, reporter, status, keep).run(to_answer(source, options, shards.done))
+        _LocalRun(base, options, reporter, status, states_store).run(to_answer(source, options, shards.done))
         status.update(status.tokens, last=True)
     report = {**status.report(), "dtype": str(base.dtype).removeprefix("torch.")}
-    sums = {"base_sha256": card.get("weights_sha256", ""), "tokenizer_sha256": card.get("tokenizer_sha256", "")}
-    return finish_dataset(folder, options, report, source=Path(source).name, **sums)
+    checksums = {"base_sha256": card.get("weights_sha256", ""), "tokenizer_sha256": card.get("tokenizer_sha256", "")}
+    return finish_dataset(folder, options, report, source=Path(source).name, **checksums)
 
 
 @dataclass
@@ -92,12 +92,12 @@ class _LocalRun:
     options: GenerateOptions
     reporter: Reporter
     status: GenerationStatus
-    keep: StatesStore | None = None
-    ready: list[BatchAnswer] = field(default_factory=list)
+    states_store: StatesStore | None = None
+    queue: list[BatchAnswer] = field(default_factory=list)
 
     def run(self, rows: Iterator[Conversation]) -> None:
         options, source = self.options, partial(self._next, rows)
-        for ended, running in answer_all(self.base, source, options.batch_size, options.top_p, self.keep is not None):
+        for ended, running in answer_all(self.base, source, options.batch_size, options.top_p, bool(self.states_store)):
             for answer in ended:
                 self._finish_answer(answer)
             self.status.update(self.status.tokens)
@@ -109,14 +109,14 @@ class _LocalRun:
 
     def _next(self, rows: Iterator[Conversation], count: int) -> list[BatchAnswer]:
         """Up to `count` answers to generate; prompts are sorted by length within a pool of POOL batches."""
-        if not self.ready:
+        if not self.queue:
             for conversation in islice(rows, POOL * self.options.batch_size):
-                self._queue(_Turn(conversation))
-            self.ready.sort(key=lambda answer: len(answer.prompt), reverse=True)
-        batch, self.ready = self.ready[:count], self.ready[count:]
+                self._enqueue(_Turn(conversation))
+            self.queue.sort(key=lambda answer: len(answer.prompt), reverse=True)
+        batch, self.queue = self.queue[:count], self.queue[count:]
         return batch
 
-    def _queue(self, turn: _Turn) -> None:
+    def _enqueue(self, turn: _Turn) -> None:
         conversation = turn.conversation
         messages = conversation.messages()
         try:
@@ -133,9 +133,9 @@ class _LocalRun:
                 conversation, KIND_FAILED, f"{len(turn.ids)} prompt tokens; this base takes {self.base.max_length}"
             )
             return
-        numbers = row_rng(self.options.seed, conversation.id, len(conversation.answers))
+        rng = row_rng(self.options.seed, conversation.id, len(conversation.answers))
         temperature = self.options.temperature_of(conversation.id)
-        self.ready.append(BatchAnswer(turn.ids, min(self.options.max_tokens, remaining), numbers, turn, temperature))
+        self.queue.append(BatchAnswer(turn.ids, min(self.options.max_tokens, remaining), rng, turn, temperature))
 
     def _finish_answer(self, answer: BatchAnswer) -> None:
         turn: _Turn = answer.tag
@@ -148,19 +148,19 @@ class _LocalRun:
         conversation.answers.append(self.base.tokenizer.decode(answer.tokens, skip_special_tokens=True))
         conversation.finish.append(answer.finish)
         if not conversation.complete:
-            self._queue(turn)
-        elif self.status.is_kept(conversation):
-            if self.keep:  # before the row, so that finished rows have them; the one at t predicted token t + 1
-                positions = [at - 1 for start, end in turn.spans for at in range(start, end)]
-                self.keep.write_answers(turn.ids, positions, torch.stack(turn.hidden))
+            self._enqueue(turn)
+        elif self.status.accept_row(conversation):
+            if self.states_store:  # before the row, so that finished rows have them; the one at t predicted token t + 1
+                positions = [position - 1 for start, end in turn.spans for position in range(start, end)]
+                self.states_store.write_answers(turn.ids, positions, torch.stack(turn.hidden))
             row = conversation.to_json(token_ids=turn.ids, loss_spans=turn.spans)
             self.status.add_row(row, sum(end - start for start, end in turn.spans))
 
     def _keep_truncated(self, running: list[BatchAnswer]) -> None:
-        """At the time limit: keep running conversations whose last answer has at least WORTH_KEEPING tokens."""
+        """At the time limit: keep running conversations whose last answer has at least MIN_TRUNCATED_TOKENS."""
         for answer in running:
             conversation = answer.tag.conversation
-            if len(answer.tokens) >= WORTH_KEEPING:
+            if len(answer.tokens) >= MIN_TRUNCATED_TOKENS:
                 answer.finish = "length"
                 conversation.users = conversation.users[: len(conversation.answers) + 1]
                 self._finish_answer(answer)

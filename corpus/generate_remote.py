@@ -66,10 +66,10 @@ def generate_remote(
         run = _RemoteRun(pool, options, reporter, status, served)
         run.run(to_answer(source, options, set(shards.done)))
     report = {**status.report(), "labels": dict(run.labels), "retries": run.retries}
-    sums = {"base_sha256": "", "tokenizer_sha256": ""}
+    checksums = {"base_sha256": "", "tokenizer_sha256": ""}
     if served:
-        sums = {"base_sha256": served.base_sha256, "tokenizer_sha256": served.tokenizer_sha256}
-    return finish_dataset(folder, options, report, source=Path(source).name, config=pool.config(), **sums)
+        checksums = {"base_sha256": served.base_sha256, "tokenizer_sha256": served.tokenizer_sha256}
+    return finish_dataset(folder, options, report, source=Path(source).name, config=pool.config(), **checksums)
 
 
 def _probe(options: GenerateOptions, served: ServedBase | None) -> dict[str, Any] | None:
@@ -86,15 +86,15 @@ class _Row:
     """A row being answered: its token ids, the endpoint's token count, and the error if it failed."""
 
     conversation: Conversation
-    trail: ConversationTokens | None = None
+    conversation_tokens: ConversationTokens | None = None
     tokens: int = 0
     retries: int = 0
     error: Exception | None = None
 
-    def take(self, reply: Reply, prompt: list[int] | None) -> None:
+    def append(self, reply: Reply, prompt: list[int] | None) -> None:
         """Add the next answer and its ids; `prompt` are the prompt ids by our chat template."""
-        if self.trail is not None and prompt is not None:
-            self.trail.take(prompt, reply)
+        if self.conversation_tokens is not None and prompt is not None:
+            self.conversation_tokens.append(prompt, reply)
         if reply.reasoning:
             self.conversation.reasoning[len(self.conversation.answers)] = reply.reasoning
         self.conversation.answers.append(reply.text)
@@ -102,7 +102,7 @@ class _Row:
         self.tokens += reply.tokens
 
     def to_json(self) -> dict[str, Any]:
-        extra = self.trail.to_json() if self.trail else {}
+        extra = self.conversation_tokens.to_json() if self.conversation_tokens else {}
         return self.conversation.to_json(answer_tokens=self.tokens, **extra)
 
 
@@ -139,7 +139,7 @@ class _RemoteRun:
                 except queue.Empty:
                     continue
                 if isinstance(row, _Row):
-                    self._take(row)
+                    self._handle_result(row)
                 elif row is not None:
                     raise row
                 else:
@@ -166,7 +166,7 @@ class _RemoteRun:
         try:
             while not conversation.complete and not self.stopped.is_set():
                 reply, retries, prompt = self._request(row)
-                row.take(reply, prompt)
+                row.append(reply, prompt)
                 row.retries += retries
         except Cancelled:  # a stop is not a failure of the row
             pass
@@ -182,37 +182,37 @@ class _RemoteRun:
         if (temperature := options.temperature_of(conversation.id)) > 0:
             extra["seed"] = row_seed(options.seed, conversation.id, len(conversation.answers)) & 0x7FFFFFFF
         limits = {"max_tokens": options.max_tokens, "temperature": temperature, **extra}
-        if options.api == "completions" and row.trail:
-            prompt = row.trail.continued(conversation)
-            return *self.pool.ask(self.stopped, prompt=prompt, **limits), prompt
-        reply, retries = self.pool.ask(self.stopped, messages=conversation.messages(), **limits)
+        if options.api == "completions" and row.conversation_tokens:
+            prompt = row.conversation_tokens.continued(conversation)
+            return *self.pool.create_completion(self.stopped, prompt=prompt, **limits), prompt
+        reply, retries = self.pool.create_completion(self.stopped, messages=conversation.messages(), **limits)
         prompt = None
-        if row.trail and not row.trail.wrong:
+        if row.conversation_tokens and not row.conversation_tokens.problem:
             try:
-                prompt = row.trail.prompt(conversation)
+                prompt = row.conversation_tokens.prompt(conversation)
             except SpeculoosError:  # the template rejects the messages
-                row.trail.wrong = PROMPT
+                row.conversation_tokens.problem = PROMPT
         return reply, retries, prompt
 
-    def _take(self, row: _Row) -> None:
+    def _handle_result(self, row: _Row) -> None:
         if row.error is not None:
             self._failed(row.conversation, row.error)
         elif row.conversation.complete:
             self.failed_in_a_row = 0
             self.status.tokens += row.tokens
             self.retries += row.retries
-            if self.status.is_kept(row.conversation):
-                self._keep(row)
+            if self.status.accept_row(row.conversation):
+                self._store_row(row)
         failed = len(self.status.failed)
         self.status.progress(f"{self.retries} retries, {failed} failed" if self.retries or failed else "")
 
-    def _keep(self, row: _Row) -> None:
+    def _store_row(self, row: _Row) -> None:
         self.status.finish.update(row.conversation.finish)
         self.status.add_row(row.to_json(), row.tokens)
-        kind = row.trail.kind if row.trail else TEXT
-        self.labels[kind] += 1
-        if kind in LABEL_PROBLEMS and self.labels[kind] == 1:
-            message = f"{LABEL_PROBLEMS[kind]}; such rows are counted, and tokenised from their text."
+        label_source = row.conversation_tokens.label_source if row.conversation_tokens else TEXT
+        self.labels[label_source] += 1
+        if label_source in LABEL_PROBLEMS and self.labels[label_source] == 1:
+            message = f"{LABEL_PROBLEMS[label_source]}; such rows are counted, and tokenised from their text."
             self.reporter.log(f"{row.conversation.id}: {message}", "warning")
 
     def _failed(self, row: Conversation, error: Exception) -> None:

@@ -20,18 +20,18 @@ from speculoos.reporting import Reporter
 EVERY_SECONDS = 2.0
 WINDOW_SECONDS = 30.0
 """Averaging window of speeds."""
-SHOWN = 3
+SAMPLES_PER_KIND = 3
 """Number of answers shown, and of omitted rows per kind."""
 ANSWER, OMITTED_SAMPLE = 0, 1
 """The step of a sample is its kind."""
-LONGEST = 1500
+MAX_CHARS = 1500
 """Maximum characters of a shown text."""
-ALL = ""
+ALL_SERVERS = ""
 
 
 class GenerationStatus:
     """Rows and counters of one run that writes to `shards`, whose rows of earlier attempts are counted. Call
-    `is_kept` and `add_row`, or `add_omitted`, for each row, and `update` regularly.
+    `accept_row` and `add_row`, or `add_omitted`, for each row, and `update` regularly.
 
     `failed` are the ids and reasons of omitted rows, `kinds` their number by kind; the caller counts `tokens` and the
     answers by `finish` reason.
@@ -40,7 +40,7 @@ class GenerationStatus:
     def __init__(self, reporter: Reporter, shards: ShardWriter, options: GenerateOptions, total: int):
         self._reporter, self._shards, self._options, self._total = reporter, shards, options, total
         self._rows, self._tokens, self._bytes = _count_existing(shards.folder)
-        self._shown = SHOWN if self._rows else 0
+        self._sampled_answers = SAMPLES_PER_KIND if self._rows else 0
         self.failed: list[dict[str, str]] = []
         self.kinds: Counter[str] = Counter()
         self.tokens, self.finish, self.complete = 0, Counter[str](), True
@@ -76,7 +76,7 @@ class GenerationStatus:
             "complete": self.complete,
         }
 
-    def is_kept(self, row: Conversation) -> bool:
+    def accept_row(self, row: Conversation) -> bool:
         """Whether a complete row belongs in the data set; counts it as omitted otherwise."""
         if problem := row.problem(self._options):
             self.add_omitted(row, *problem)
@@ -87,8 +87,8 @@ class GenerationStatus:
         self._shards.add(row)
         self._rows, self._tokens = self._rows + 1, self._tokens + tokens
         self._bytes += len(json.dumps(row, ensure_ascii=False).encode()) + 1
-        if self._shown < SHOWN:
-            self._shown += 1
+        if self._sampled_answers < SAMPLES_PER_KIND:
+            self._sampled_answers += 1
             messages = row["messages"]
             self._sample(ANSWER, row["id"], messages[-2]["content"], messages[-1], finish=row["finish"][-1])
 
@@ -98,7 +98,7 @@ class GenerationStatus:
         self.kinds[kind] += 1
         if self.kinds[kind] <= MAX_NAMED_ROWS:
             self._reporter.log(f"{row.id} is left out: {reason}", "warning")
-        if self.kinds[kind] <= SHOWN:
+        if self.kinds[kind] <= SAMPLES_PER_KIND:
             answer = {"content": row.answers[-1] if row.answers else ""}
             prompt = row.users[max(len(row.answers) - 1, 0)]
             self._sample(OMITTED_SAMPLE, row.id, prompt, answer, kind=kind, reason=reason)
@@ -113,13 +113,13 @@ class GenerationStatus:
         if now - self._last < EVERY_SECONDS and not last:
             return
         self._last = now
-        by_server = {ALL: tokens} if isinstance(tokens, int) else {**tokens, ALL: sum(tokens.values())}
+        by_server = {ALL_SERVERS: tokens} if isinstance(tokens, int) else {**tokens, ALL_SERVERS: sum(tokens.values())}
         speeds = self._speeds(now, by_server)
         values = {"rows": self._rows, "tokens": self._tokens, "bytes": self._bytes}
         values |= {f"left_out/{kind}": count for kind, count in self.kinds.items()}
         values |= {"speed" + (f"/{name[:60]}" if name else ""): speed for name, speed in speeds.items()}
         self._reporter.metrics(0, {f"now/{name}": float(value) for name, value in values.items()})
-        self._reporter.metrics(int(now - self._started), {"generate/tokens_per_second": speeds[ALL]})
+        self._reporter.metrics(int(now - self._started), {"generate/tokens_per_second": speeds[ALL_SERVERS]})
 
     def _speeds(self, now: float, tokens: dict[str, int]) -> dict[str, float]:
         while len(self._points) > 1 and now - self._points[1][0] >= WINDOW_SECONDS:
@@ -130,7 +130,7 @@ class GenerationStatus:
 
     def _sample(self, step: int, row_id: str, prompt: str, answer: Mapping[str, Any], **extra: str) -> None:
         text = "\n".join(filter(None, (answer.get("reasoning_content"), answer["content"])))
-        self._reporter.sample(step, {"id": row_id, "prompt": prompt[:LONGEST], "text": text[:LONGEST], **extra})
+        self._reporter.sample(step, {"id": row_id, "prompt": prompt[:MAX_CHARS], "text": text[:MAX_CHARS], **extra})
 
 
 def _count_existing(folder: Path) -> tuple[int, int, int]:

@@ -18,13 +18,13 @@ from speculoos.errors import BadInput
 from speculoos.files import new_file, new_folder
 from speculoos.reporting import Reporter, check_stop
 
-REPORTED = 200
-CATEGORIES = 10_000
+MAX_REPORTED_ROWS = 200
+MAX_CATEGORIES = 10_000
 """Maximum number of counted categories."""
 MAX_UNPACKED_BYTES, UNPACKED_TIMES = 1 << 30, 100
 """Maximum size of the data set: bytes, or multiple of the file's size, whichever is larger."""
-EVERY = 500
-SIZES = tuple(2**n for n in range(8, 18))
+PROGRESS_ROWS = 500
+VOCABULARY_SIZES = tuple(2**n for n in range(8, 18))
 """Draft vocabulary sizes whose coverage is reported: 256 … 131,072 tokens."""
 
 
@@ -99,16 +99,16 @@ def write_rows(
                     bad.write(json.dumps({"line": row.line, "reason": row.reason}, ensure_ascii=False) + "\n")
                 else:
                     shards.add(row.to_json())
-                if report.read % EVERY == 0:
+                if report.read % PROGRESS_ROWS == 0:
                     reporter.progress(report.read, None, "rows", f"{report.bad_rows} bad")
                     check_stop(reporter)
-        figures = report.to_json(with_tokens=kind == "conversations")
+        report_json = report.to_json(with_tokens=kind == "conversations")
         if not report.rows:
             first = f" The first: line {report.bad[0]['line']}, {report.bad[0]['reason']}." if report.bad else ""
             raise BadInput(f"{name}: no usable {noun} among {report.read} rows.{first}")
-        write_summary(building, source=name, kind=kind, **summary, **figures)
+        write_summary(building, source=name, kind=kind, **summary, **report_json)
     reporter.progress(report.read, report.read, "rows", f"{report.bad_rows} bad")
-    return figures
+    return report_json
 
 
 class ImportReport:
@@ -123,7 +123,7 @@ class ImportReport:
         self.lengths_in_characters: Counter[int] = Counter()
         self.mask_sources: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
-        self.used: Counter[int] = Counter()
+        self.token_counts: Counter[int] = Counter()
 
     @property
     def read(self) -> int:
@@ -132,7 +132,7 @@ class ImportReport:
     def add(self, row: ImportedRow | BadRow) -> None:
         if isinstance(row, BadRow):
             self.bad_rows += 1
-            if len(self.bad) < REPORTED:
+            if len(self.bad) < MAX_REPORTED_ROWS:
                 self.bad.append({"line": row.line, "reason": row.reason})
             return
         self.rows += 1
@@ -141,7 +141,7 @@ class ImportReport:
         self.characters += characters
         self.lengths_in_characters[length_bucket(characters)] += 1
         self.size += characters + sum(map(len, row.reference)) + 8 * len(row.token_ids)  # approximate size as JSON
-        if row.category and (row.category in self.categories or len(self.categories) < CATEGORIES):
+        if row.category and (row.category in self.categories or len(self.categories) < MAX_CATEGORIES):
             self.categories[row.category] += 1
         self.cut_answers += row.cut
         if row.token_ids:
@@ -150,7 +150,7 @@ class ImportReport:
             self.lengths[length_bucket(len(row.token_ids))] += 1
         for start, end in row.loss_spans:
             self.answer_tokens += end - start
-            self.used.update(row.token_ids[start:end])
+            self.token_counts.update(row.token_ids[start:end])
 
     def to_json(self, with_tokens: bool = False) -> dict[str, Any]:
         report: dict[str, Any] = {
@@ -176,6 +176,6 @@ class ImportReport:
 
     def _coverage(self) -> list[tuple[int, float]]:
         """[(size, fraction of answer tokens covered)] up to the size that covers all."""
-        counts = [count for _, count in self.used.most_common()]
-        sizes = [size for size in SIZES if size < len(counts)] + [len(counts)]
+        counts = [count for _, count in self.token_counts.most_common()]
+        sizes = [size for size in VOCABULARY_SIZES if size < len(counts)] + [len(counts)]
         return [(size, round(sum(counts[:size]) / max(self.answer_tokens, 1), 4)) for size in sizes]

@@ -41,21 +41,21 @@ class ServedBase:
         with self.lock:
             return after_answer(self.tokenizer, self.eos_ids, messages, last)
 
-    def reads(self, ids: list[int]) -> str | None:
+    def decode(self, ids: list[int]) -> str | None:
         """The decoded text; None when an id is out of range."""
         with self.lock:
-            known = all(0 <= i < len(self.tokenizer) for i in ids)
-            return self.tokenizer.decode(ids, skip_special_tokens=True) if known else None
+            is_valid = all(0 <= i < len(self.tokenizer) for i in ids)
+            return self.tokenizer.decode(ids, skip_special_tokens=True) if is_valid else None
 
 
 @dataclass
 class ConversationTokens:
-    """Token ids of one conversation so far, and half-open spans of the answers. `wrong`: why there are none, or ""."""
+    """Token ids of one conversation so far, and half-open spans of the answers; `problem`: why there are none."""
 
     base: ServedBase
     ids: list[int] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
-    wrong: str = ""
+    problem: str = ""
 
     def prompt(self, conversation: Conversation) -> list[int]:
         """The conversation rendered with the base's chat template."""
@@ -67,11 +67,11 @@ class ConversationTokens:
             return self.prompt(conversation)
         return self.ids + self.base.after_answer(conversation.messages(), self.ids[-1])
 
-    def take(self, prompt: list[int], reply: Reply) -> None:
+    def append(self, prompt: list[int], reply: Reply) -> None:
         """Add an answer to our `prompt`. Earlier answers that the prompt does not repeat token for token (e.g. because
         the template drops reasoning) are excluded from the loss."""
-        self.wrong = self.wrong or self._problem(prompt, reply)
-        if self.wrong:
+        self.problem = self.problem or self._problem(prompt, reply)
+        if self.problem:
             self.ids, self.spans = [], []
             return
         assert reply.ids is not None
@@ -81,25 +81,25 @@ class ConversationTokens:
 
     def to_json(self) -> dict[str, Any]:
         """The labels' fields in the conversation's row."""
-        return {"labels": self.wrong} if self.wrong else {"token_ids": self.ids, "loss_spans": self.spans}
+        return {"labels": self.problem} if self.problem else {"token_ids": self.ids, "loss_spans": self.spans}
 
     @property
-    def kind(self) -> str:
+    def label_source(self) -> str:
         """The label source, or the kind of error."""
-        return self.wrong or EXACT
+        return self.problem or EXACT
 
     def _problem(self, prompt: list[int], reply: Reply) -> str:
         if reply.ids is None:
             return ABSENT
-        if (text := self.base.reads(reply.ids)) is None:
+        if (text := self.base.decode(reply.ids)) is None:
             return RANGE
-        if not _reads_as(text, reply):
+        if not _matches_reply(text, reply):
             return TEXT_MISMATCH
         same = reply.prompt_ids == prompt if reply.prompt_ids else reply.prompt_tokens in (0, len(prompt))
         return "" if same else PROMPT
 
 
-def _reads_as(decoded: str, reply: Reply) -> bool:
+def _matches_reply(decoded: str, reply: Reply) -> bool:
     """Whether decoded ids match an answer. Servers strip white space, an incomplete character at the end, and the
     markers around reasoning."""
     decoded, text = _plain(decoded), _plain(reply.text)

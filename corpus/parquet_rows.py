@@ -20,7 +20,7 @@ from speculoos.errors import BadInput
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
 """Approximate bytes of a row group decoded at once, by the sizes in the file's metadata."""
-PIECE_ROWS = 8
+CONVERTED_ROWS = 8
 """Rows of a batch that are converted to Python objects at once, each of at most MAX_ROW_BYTES."""
 GROUP_BYTES = 64 << 20
 """A row group with rows longer than MAX_ROW_BYTES on average is read up to this size."""
@@ -38,8 +38,8 @@ def read_parquet(path: Path, fields: Collection[str] | None = None) -> Records:
     rows = 0
     try:
         metadata = pq.read_metadata(path)
-        leaves = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-        options = {"read_dictionary": leaves, "pre_buffer": False, "buffer_size": 1 << 20}
+        column_paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+        options = {"read_dictionary": column_paths, "pre_buffer": False, "buffer_size": 1 << 20}
         with pq.ParquetFile(path, metadata=metadata, **options) as file:
             names = file.schema_arrow.names
             columns = [name for name in names if fields is None or name.strip().lower() in fields]
@@ -53,7 +53,7 @@ def read_parquet(path: Path, fields: Collection[str] | None = None) -> Records:
         raise BadInput(f"{path.name}: broken parquet file after row {rows} ({reason}).") from None
 
 
-def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -> Records:
+def _group(file: pq.ParquetFile, number: int, start: int, columns: list[str]) -> Records:
     group = file.metadata.row_group(number)
     size, reason = 0, ""  # decoded bytes: each distinct text once, every value of fixed width
     for index in range(group.num_columns):
@@ -65,21 +65,21 @@ def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -
     if size > GROUP_BYTES and size > MAX_ROW_BYTES * group.num_rows:
         reason = too_long()
     if reason:
-        yield UnreadableRecord(before + 1, f"{reason}; rows {before + 1} to {before + group.num_rows} are left out")
+        yield UnreadableRecord(start + 1, f"{reason}; rows {start + 1} to {start + group.num_rows} are left out")
         return
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(size, 1)))
     for batch in file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
-        yield from _rows(batch, before + 1)
-        before += batch.num_rows
+        yield from _rows(batch, start + 1)
+        start += batch.num_rows
 
 
 def _rows(batch: pa.RecordBatch, first: int) -> Records:
     """The rows of a batch as objects, converted in pieces; too long rows are never converted."""
     sizes = sum((_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
     short = sizes <= MAX_ROW_BYTES
-    for start in range(0, batch.num_rows, PIECE_ROWS):
-        fits = short[start : start + PIECE_ROWS]
-        values = iter(batch.slice(start, PIECE_ROWS).filter(pa.array(fits)).to_pylist())
+    for start in range(0, batch.num_rows, CONVERTED_ROWS):
+        fits = short[start : start + CONVERTED_ROWS]
+        values = iter(batch.slice(start, CONVERTED_ROWS).filter(pa.array(fits)).to_pylist())
         for line, fit in enumerate(fits, first + start):
             yield Record(line, next(values)) if fit else UnreadableRecord(line, too_long())
 
@@ -88,8 +88,8 @@ def _bytes(array: pa.Array) -> np.ndarray:
     """Bytes of each entry of a column: its texts, plus ELEMENT_BYTES per list element."""
     kind = array.type
     if types.is_dictionary(kind):
-        known = np.append(_bytes(array.dictionary), 0)
-        return known[array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)]
+        value_bytes = np.append(_bytes(array.dictionary), 0)
+        return value_bytes[array.indices.fill_null(len(value_bytes) - 1).to_numpy(zero_copy_only=False)]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
         inner = _bytes(array.keys) + _bytes(array.items) if types.is_map(kind) else _bytes(array.values)
         ends = np.concatenate(([0], np.cumsum(inner + ELEMENT_BYTES)))

@@ -17,7 +17,7 @@ from corpus.answered import ANSWERED_FIELDS, parse_answered
 from corpus.rows import BadRecord, BadRow, Message, is_filled, parsed_rows, row_id, text_of
 from corpus.shards import read_rows
 
-OWN_FIELDS = ANSWERED_FIELDS | {"prompt_ids", "token_ids", "raw"}
+RECORDING_FIELDS = ANSWERED_FIELDS | {"prompt_ids", "token_ids", "raw"}
 MAX_ID = 1 << 31
 
 
@@ -46,7 +46,7 @@ def read_recordings(path: str | Path, limit: int | None = None, raw: bool = Fals
     path = Path(path)
     if path.is_dir():
         return islice((r for row in read_rows(path) for r in _of_row(row)), limit)
-    return parsed_rows(path, lambda line, record: _record(line, record, raw), OWN_FIELDS, limit)
+    return parsed_rows(path, lambda line, record: _record(line, record, raw), RECORDING_FIELDS, limit)
 
 
 def _record(line: int, record: dict[str, Any], raw: bool) -> Recording:
@@ -83,13 +83,13 @@ def _of_row(row: dict[str, Any]) -> Iterator[Recording]:
     answers = [number for number, message in enumerate(row["messages"]) if message["role"] == "assistant"]
     finish = row.get("finish") or []
     for number, index in enumerate(answers):
-        known = ids is not None and len(spans) == len(answers)
-        start, end = spans[number] if known else (0, 0)
+        has_ids = ids is not None and len(spans) == len(answers)
+        start, end = spans[number] if has_ids else (0, 0)
         yield Recording(
             id=row["id"] + (f"-{number}" if number else ""),
             messages=row["messages"][:index],
             output=row["messages"][index]["content"],
-            prompt_ids=ids[:start] if known else None,
-            token_ids=ids[start:end] if known else None,
+            prompt_ids=ids[:start] if has_ids else None,
+            token_ids=ids[start:end] if has_ids else None,
             finish=finish[number] if number < len(finish) else "stop",
         )

@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | vLLM, our own | `return_token_ids` | `prompt_token_ids`, of the choice in plain completions | choice: `token_ids` |
 | SGLang | `return_token_ids` | choice: `prompt_token_ids` | choice: `token_ids` |
-| SGLang before July 2026 | the second of FORMS | choice: `prompt_token_ids` | [logprob, id, text]s in `meta_info` |
+| SGLang before July 2026 | the second one below | choice: `prompt_token_ids` | [logprob, id, text]s in `meta_info` |
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ MessageReader = Callable[[Any, str], Message]
 """(item of a list of messages, its path for errors) → {"role", "content", …}; raises BadRecord."""
 DEFAULT_MAX_ROWS = 1_000_000
 MAX_TURNS = 200
-MAX_LABEL = 200
+MAX_FIELD_CHARS = 200
 """Maximum characters of a category and of origin fields."""
 ANSWER_KEYS = ("output", "response", "answer", "completion", "reference", "chosen")
 ORIGIN_KEYS = ("id", "question_id", "conversation_id", "dataset", "source")
@@ -43,7 +43,7 @@ READ_AS = {
     "category": "category",
 }
 """{role of a column in a mapping: field it is read as}."""
-LABELS = ("category", *ORIGIN_KEYS, "system", "tools", "truncated", "finish", "finish_reason")
+UNMAPPED_FIELDS = ("category", *ORIGIN_KEYS, "system", "tools", "truncated", "finish", "finish_reason")
 """Fields that are also read with a mapping; all others are ignored then."""
 TYPES = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 
@@ -139,13 +139,13 @@ def _records(files: Files, fields: Collection[str]) -> Records:
     if isinstance(files, str | Path):
         yield from read_records(files, fields)
         return
-    before = 0
+    offset = 0
     for path in files:
-        last = before
+        last = offset
         for record in read_records(path, fields):
-            last = before + record.line
+            last = offset + record.line
             yield replace(record, line=last)
-        before = last
+        offset = last
 
 
 def check_mapping(mapping: Mapping[str, str]) -> dict[str, str]:
@@ -172,7 +172,7 @@ def renamed(record: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, 
     if not {"prompt", "messages"} & set(mapped):
         columns = " and ".join(repr(mapping[name]) for name in ("prompt", "messages") if name in mapping)
         raise BadRecord(f"no prompt: {columns} is missing or empty")
-    return {name: record[name] for name in LABELS if name in record} | mapped
+    return {name: record[name] for name in UNMAPPED_FIELDS if name in record} | mapped
 
 
 def record_of(value: Any) -> dict[str, Any]:
@@ -279,13 +279,13 @@ def list_of(value: Any, key: str) -> list[Any]:
 
 def category_of(record: dict[str, Any]) -> str:
     """The category by which figures are grouped, "" if none."""
-    return str(record["category"])[:MAX_LABEL] if is_filled(record.get("category")) else ""
+    return str(record["category"])[:MAX_FIELD_CHARS] if is_filled(record.get("category")) else ""
 
 
 def origin_of(record: dict[str, Any]) -> dict[str, Any]:
     """The origin of a row: its own id and data set, if present."""
-    labels = {k: record[k] for k in ORIGIN_KEYS if isinstance(record.get(k), str | int) and is_filled(record[k])}
-    return {k: value[:MAX_LABEL] if isinstance(value, str) else value for k, value in labels.items()}
+    origin = {k: record[k] for k in ORIGIN_KEYS if isinstance(record.get(k), str | int) and is_filled(record[k])}
+    return {k: value[:MAX_FIELD_CHARS] if isinstance(value, str) else value for k, value in origin.items()}
 
 
 def is_filled(value: Any) -> bool:

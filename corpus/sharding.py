@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from corpus.conversations import EXACT, KIND_FAILED, TEXT, GenerateOptions, to_answer
-from corpus.shards import read_lines, read_summary, shard_files, write_sums
+from corpus.shards import read_lines, read_summary, shard_files, write_checksums
 from speculoos.checksums import file_sha256
 from speculoos.errors import Conflict, Damaged
 from speculoos.files import new_path
 from speculoos.store import Store
 
-REPORTED = 200
+MAX_LISTED = 200
 """Maximum failed prompts listed in a report; all are counted."""
 IGNORED = ("batch_size", "limit", "max_minutes", "first", "samples", "first_sample")
 """Options that do not affect answers."""
@@ -91,51 +91,51 @@ class ShardPart:
         return replace(options, max_minutes=None, **changes)
 
 
-def plan_shards(source: str | Path, options: GenerateOptions, rows: int, **author: str) -> list[ShardPart]:
-    """The parts of a generation, `rows` prompts each, sample after sample. `author` identifies the model (checksums of
-    the base, names of endpoint and model). Reads the prompts once, without parsing them."""
-    recipe = {name: value for name, value in asdict(options).items() if name not in IGNORED}
-    recipe = {name: value for name, value in recipe.items() if name not in NEWER or value != getattr(DEFAULTS, name)}
+def plan_shards(source: str | Path, options: GenerateOptions, rows: int, **model_info: str) -> list[ShardPart]:
+    """The parts of a generation, `rows` prompts each, sample after sample. `model_info` identifies the model (checksums
+    of the base, names of endpoint and model). Reads the prompts once, without parsing them."""
+    fields = {name: value for name, value in asdict(options).items() if name not in IGNORED}
+    fields = {name: value for name, value in fields.items() if name not in NEWER or value != getattr(DEFAULTS, name)}
     parts: list[ShardPart] = []
     ranges = list(_ranges(source, options.limit, rows))
     for sample in range(options.samples):
         for first, count, digest in ranges:
-            contents = json.dumps({**recipe, **author, "sample": sample, "prompts": digest}, sort_keys=True)
+            contents = json.dumps({**fields, **model_info, "sample": sample, "prompts": digest}, sort_keys=True)
             key = hashlib.sha256(contents.encode()).hexdigest()[:24]
             parts.append(ShardPart(len(parts), first, count, sample, key))
     return parts
 
 
 def store_shard(
-    work: Path, source: str | Path, options: GenerateOptions, last: Mapping[str, Any], key: str, storage: ShardFolder
+    work: Path, source: str | Path, options: GenerateOptions, result: Mapping[str, Any], key: str, storage: ShardFolder
 ) -> dict[str, Any]:
     """Store the shard's rows in folder `work` in `storage` as one file, in the order of their prompts. Returns the
     shard's report:
 
     `key`, `prompts`, `rows`, `tokens`, `finish`, `labels`, `failed` ([{id, reason}]), `left_out` (failed rows by kind),
-    `seconds`, `retries`, `sha256`. `last` is the last report of `generate_local` or `generate_remote`. Raises
+    `seconds`, `retries`, `sha256`. `result` is the last report of `generate_local` or `generate_remote`. Raises
     Conflict when a prompt has neither an answer nor an error.
     """
     lines = {json.loads(line)["id"]: line for _, _, line in _lines(work)}
     row_ids = [row.id for row in to_answer(source, options, set())]
-    failed = [each for each in last["failed"] if each["id"] not in lines]
-    if missing := set(row_ids) - set(lines) - {each["id"] for each in failed}:
+    failed = [entry for entry in result["failed"] if entry["id"] not in lines]
+    if missing := set(row_ids) - set(lines) - {entry["id"] for entry in failed}:
         raise Conflict(f"{len(missing)} prompts of this shard have no answer, the first is {min(missing)}; retry.")
     answered = [lines[row_id] for row_id in row_ids if row_id in lines]
     file = work / "landing"
     with new_path(file) as temporary, open(temporary, "wb") as out:
         out.writelines(answered)
     report = {"key": key, "prompts": len(row_ids), **_count_rows(answered), "failed": failed}
-    report |= {"seconds": last["seconds"], "retries": last.get("retries", 0), "sha256": file_sha256(file)}
-    report |= {"left_out": last.get("left_out", {})}
+    report |= {"seconds": result["seconds"], "retries": result.get("retries", 0), "sha256": file_sha256(file)}
+    report |= {"left_out": result.get("left_out", {})}
     storage.put(key, file, report)
     return report
 
 
 def finished_reports(parts: Sequence[ShardPart], storage: ShardFolder, folder: Path) -> dict[str, dict[str, Any]]:
     """{key: report} of the finished parts, in `storage` or, from an earlier assembly, in the data set's folder."""
-    earlier = {each["key"]: each for each in read_summary(folder).get("shards", [])}
-    stored = {key: each for key, each in earlier.items() if (folder / each["file"]).exists()}
+    earlier = {entry["key"]: entry for entry in read_summary(folder).get("shards", [])}
+    stored = {key: entry for key, entry in earlier.items() if (folder / entry["file"]).exists()}
     reports = {part.key: storage.report(part.key) or stored.get(part.key) for part in parts}
     return {key: report for key, report in reports.items() if report}
 
@@ -147,18 +147,18 @@ def assemble(
     whose file does not match the report's checksum: they were removed and must be generated again."""
     folder.mkdir(parents=True, exist_ok=True)
     damaged = [part for part in parts if part.key in reports and not _fetch(part, reports[part.key], storage, folder)]
-    sums = {part.file: reports[part.key]["sha256"] for part in parts if part.key in reports and part not in damaged}
+    checksums = {p.file: reports[p.key]["sha256"] for p in parts if p.key in reports and p not in damaged}
     if not damaged:
         for path in shard_files(folder):
-            if path.name not in sums:
+            if path.name not in checksums:
                 path.unlink()
-        write_sums(folder, sums)
+        write_checksums(folder, checksums)
     return damaged
 
 
 def add_unfinished(parts: Sequence[ShardPart], works: Mapping[str, Path], folder: Path) -> int:
     """Add the finished rows of unfinished parts to the data set when a generation is stopped; returns their number."""
-    sums, count = {}, 0
+    checksums, count = {}, 0
     for part in (part for part in parts if part.key in works):
         lines: list[bytes] = []
         with suppress(Damaged):  # it is generated again when the generation continues
@@ -166,36 +166,36 @@ def add_unfinished(parts: Sequence[ShardPart], works: Mapping[str, Path], folder
         if lines:
             with new_path(folder / part.file) as temporary, open(temporary, "wb") as out:
                 out.writelines(lines)
-            sums[part.file], count = file_sha256(folder / part.file), count + len(lines)
-    write_sums(folder, sums, more=True)
+            checksums[part.file], count = file_sha256(folder / part.file), count + len(lines)
+    write_checksums(folder, checksums, keep_existing=True)
     return count
 
 
 def total_report(parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The report of the whole generation: sums over its parts, and `shards` with one entry per part."""
     finished = [reports[part.key] for part in parts if part.key in reports]
-    failed = [each for report in finished for each in report["failed"]]
+    failed = [entry for report in finished for entry in report["failed"]]
     finish, left_out, labels = Counter[str](), Counter[str](), Counter[str]()
     for report in finished:
         finish.update(report["finish"])
         left_out.update(report.get("left_out") or {KIND_FAILED: len(report["failed"])})
         labels.update(report.get("labels", {}))
-    seconds, tokens = sum(each["seconds"] for each in finished), sum(each["tokens"] for each in finished)
+    seconds, tokens = sum(entry["seconds"] for entry in finished), sum(entry["tokens"] for entry in finished)
     return {
-        "rows": sum(each["rows"] for each in finished),
+        "rows": sum(entry["rows"] for entry in finished),
         "prompts": sum(part.rows for part in parts),
         "tokens": tokens,
         "seconds": round(seconds, 1),
         "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
         "finish": dict(finish),
-        "failed": failed[:REPORTED],
+        "failed": failed[:MAX_LISTED],
         "failed_rows": len(failed),
         "left_out": dict(+left_out),
         "labels": dict(+labels),
-        "retries": sum(each["retries"] for each in finished),
+        "retries": sum(entry["retries"] for entry in finished),
         "complete": len(finished) == len(parts),
         "shards": [
-            {**report, "failed": list(report["failed"])[:REPORTED], "file": part.file}
+            {**report, "failed": list(report["failed"])[:MAX_LISTED], "file": part.file}
             for part in parts
             if (report := reports.get(part.key))
         ],

@@ -21,7 +21,7 @@ from speculoos.files import new_file, write_json
 
 ROWS_PER_SHARD = 2000
 SUMMARY = "dataset.json"
-COUNTED = 100_000
+MAX_COUNTED_ROWS = 100_000
 """Maximum rows whose length is counted: enough for the distribution, and fast for millions of rows."""
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class ShardWriter:
     def __init__(self, folder: str | Path, rows: int = ROWS_PER_SHARD, seconds: float = float("inf")):
         self.folder, self.rows, self.seconds = Path(folder), rows, seconds
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.sums = _whole_shards(self.folder)
+        self.checksums = _undamaged_shards(self.folder)
         self.done = done_ids(self.folder)
         self.pending: list[str] = []
         files = shard_files(self.folder)
         self.number = int(files[-1].stem.split("-")[1]) + 1 if files else 0
-        self.last = time.monotonic()
+        self.last_flush = time.monotonic()
 
     def __enter__(self) -> "ShardWriter":
         return self
@@ -56,19 +56,19 @@ class ShardWriter:
             return False
         self.done.add(row["id"])
         self.pending.append(json.dumps(row, ensure_ascii=False))
-        if len(self.pending) >= self.rows or time.monotonic() - self.last > self.seconds:
+        if len(self.pending) >= self.rows or time.monotonic() - self.last_flush > self.seconds:
             self.flush()
         return True
 
     def flush(self) -> None:
-        self.last = time.monotonic()
+        self.last_flush = time.monotonic()
         if not self.pending:
             return
         name, text = f"shard-{self.number:05d}.jsonl", "".join(line + "\n" for line in self.pending)
         with new_file(self.folder / name) as handle:
             handle.write(text)
-        self.sums[name] = hashlib.sha256(text.encode()).hexdigest()
-        write_sums(self.folder, self.sums)
+        self.checksums[name] = hashlib.sha256(text.encode()).hexdigest()
+        write_checksums(self.folder, self.checksums)
         self.number, self.pending = self.number + 1, []
 
 
@@ -127,27 +127,27 @@ def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
         raise BadInput(f"{file.name}, line {number}: broken; remove this data set and make it again.") from None
 
 
-def _whole_shards(folder: Path) -> dict[str, str]:
+def _undamaged_shards(folder: Path) -> dict[str, str]:
     """{shard: sha256}; computed for shards without a recorded checksum (killed writer, earlier version)."""
     damaged = {} if (folder / SUMMARY).exists() else find_changed_files(folder)
-    for name, why in damaged.items():
-        log.warning("%s %s: its rows are generated again", folder / name, why)
+    for name, problem in damaged.items():
+        log.warning("%s %s: its rows are generated again", folder / name, problem)
         (folder / name).unlink(missing_ok=True)
-    known = _known_sums(folder)
-    sums = {path.name: known.get(path.name) or file_sha256(path) for path in shard_files(folder)}
-    if sums != known:
-        write_sums(folder, sums)
-    return sums
+    recorded = _recorded_checksums(folder)
+    checksums = {path.name: recorded.get(path.name) or file_sha256(path) for path in shard_files(folder)}
+    if checksums != recorded:
+        write_checksums(folder, checksums)
+    return checksums
 
 
-def write_sums(folder: Path, sums: Mapping[str, str], more: bool = False) -> None:
-    """Write SHA256SUMS from {file name: sha256}; with `more`, existing entries are kept."""
-    known = _known_sums(folder) if more else {}
+def write_checksums(folder: Path, checksums: Mapping[str, str], keep_existing: bool = False) -> None:
+    """Write SHA256SUMS from {file name: sha256}; with `keep_existing`, existing entries are kept."""
+    recorded = _recorded_checksums(folder) if keep_existing else {}
     with new_file(folder / CHECKSUM_FILE) as handle:
-        handle.write(format_checksums({**known, **sums}))
+        handle.write(format_checksums({**recorded, **checksums}))
 
 
-def _known_sums(folder: Path) -> dict[str, str]:
+def _recorded_checksums(folder: Path) -> dict[str, str]:
     try:
         return read_checksums(folder)
     except Damaged:
@@ -156,13 +156,13 @@ def _known_sums(folder: Path) -> dict[str, str]:
 
 def count_lengths(folder: str | Path) -> dict[str, Any]:
     """`lengths` ([max tokens, rows] by powers of two; empty if rows have no token ids) and `cut_answers`."""
-    lengths, cut = Counter[int](), 0
-    for _, _, line in islice(read_lines(folder), COUNTED):
+    lengths, truncated = Counter[int](), 0
+    for _, _, line in islice(read_lines(folder), MAX_COUNTED_ROWS):
         row = json.loads(line)
-        cut += list(row.get("finish") or ()).count("length")
+        truncated += list(row.get("finish") or ()).count("length")
         if ids := row.get("token_ids"):
             lengths[length_bucket(len(ids))] += 1
-    return {"lengths": sorted(lengths.items()), "cut_answers": cut}
+    return {"lengths": sorted(lengths.items()), "cut_answers": truncated}
 
 
 def length_bucket(length: int) -> int:

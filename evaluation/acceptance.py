@@ -22,9 +22,9 @@ from decoding.stats import Summary, summarize
 from decoding.step import Step
 from decoding.target import Target, fast_target
 from decoding.text import token_text_reader
-from evaluation.breakdown import PromptFigures, breakdown, worst_first
+from evaluation.breakdown import PromptMetrics, breakdown, worst_first
 from evaluation.estimate import AcceptanceEstimate, StepTiming, estimate
-from evaluation.machine import describe_machine, load_figures
+from evaluation.machine import cpu_load_result, describe_machine
 from evaluation.questions import turns
 from evaluation.ties import TIE, first_difference, gap_at
 from models.base import LoadedBase
@@ -56,8 +56,8 @@ class AcceptanceSampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def config(self, max_tokens: int, seed: int, **more: Any) -> GenerateConfig:
-        return GenerateConfig(max_tokens, self.temperature, top_p=self.top_p, seed=seed % 2**63, **more)
+    def config(self, max_tokens: int, seed: int, **other_options: Any) -> GenerateConfig:
+        return GenerateConfig(max_tokens, self.temperature, top_p=self.top_p, seed=seed % 2**63, **other_options)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class PromptResult:
 
 
 @dataclass
-class _Bench:
+class _AcceptanceRun:
     """State shared by all prompts of an evaluation."""
 
     target: Target
@@ -97,7 +97,7 @@ class _Bench:
     options: dict[str, Any]
     max_tokens: int
     reporter: Reporter
-    done: list[PromptResult] = field(default_factory=list)
+    results: list[PromptResult] = field(default_factory=list)
     passes: int = 1
     completed: int = 0
     total: int = 0
@@ -129,176 +129,176 @@ def evaluate(
     `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`, `differences`, the
     conditions of the measurement, and, with a draft, `evaluation.breakdown` and `per_prompt`, lowest τ first. Later
     turns of a question follow plain decoding's answers, so both runs have the same prompts.
-    Raises Cancelled between prompts when the reporter requests a stop, Unavailable when the figures are impossible
+    Raises Cancelled between prompts when the reporter requests a stop, Unavailable when the results are impossible
     because the machine was busy.
     """
     if not questions:
         raise BadInput("There is no question to evaluate on.")
     target, plain = fast_target(base, MAX_LENGTH), fast_target(base, MAX_LENGTH)
     sampling = sampling or AcceptanceSampling()
-    bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling)
-    bench.total = len(questions) * (PASSES if bench.speculates else 1)
-    _warm_up(bench)
+    run = _AcceptanceRun(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling)
+    run.total = len(questions) * (PASSES if run.speculates else 1)
+    _warm_up(run)
     began, load = monotonic(), OtherCpuLoad()
     for row in questions:
-        before = len(bench.done)
-        _question(bench, row)
-        _report_result(bench, bench.done[before:])
-        _count_question(bench, _first_pass_note(bench))
+        before = len(run.results)
+        _question(run, row)
+        _report_result(run, run.results[before:])
+        _count_question(run, _first_pass_note(run))
         check_stop(reporter)
-    if not bench.done:
+    if not run.results:
         raise BadInput("Every question is too long for this base; give shorter ones.")
-    _repeat(bench, until=began + PASSES * (monotonic() - began))
-    reporter.progress(bench.completed, bench.completed, "questions")
-    figures = acceptance_result(bench.done)
-    figures |= load_figures(load, reporter, figures.get("timing_noise") or 0.0)
-    if not bench.sampling.greedy:
-        figures |= {"identical_to_plain": None, "ties": 0, "differences": []}
-    return figures | _conditions(bench) | (_breakdown(bench) if bench.speculates else {})
+    _repeat(run, until=began + PASSES * (monotonic() - began))
+    reporter.progress(run.completed, run.completed, "questions")
+    metrics = acceptance_result(run.results)
+    metrics |= cpu_load_result(load, reporter, metrics.get("timing_noise") or 0.0)
+    if not run.sampling.greedy:
+        metrics |= {"identical_to_plain": None, "ties": 0, "differences": []}
+    return metrics | _conditions(run) | (_breakdown(run) if run.speculates else {})
 
 
-def _breakdown(bench: _Bench) -> dict[str, Any]:
-    answers = [measured.speculative for measured in bench.done]
+def _breakdown(run: _AcceptanceRun) -> dict[str, Any]:
+    answers = [result.speculative for result in run.results]
     prompts = (
-        PromptFigures.of({"id": m.id, "turn": m.turn, "category": m.category}, m.speculative, m.messages)
-        for m in bench.done
+        PromptMetrics.of({"id": m.id, "turn": m.turn, "category": m.category}, m.speculative, m.messages)
+        for m in run.results
     )
-    return {**breakdown(answers, token_text_reader(bench.target.base.tokenizer)), "per_prompt": worst_first(prompts)}
+    return {**breakdown(answers, token_text_reader(run.target.base.tokenizer)), "per_prompt": worst_first(prompts)}
 
 
-def acceptance_result(measured: Sequence[PromptResult]) -> dict[str, Any]:
-    """The figures of `evaluate` from the measured prompts."""
-    apart = [m for m in measured if m.first_difference is not None]
-    categories = sorted({m.category for m in measured if m.category})
+def acceptance_result(results: Sequence[PromptResult]) -> dict[str, Any]:
+    """The metrics of `evaluate` from the results of its prompts."""
+    differing = [m for m in results if m.first_difference is not None]
+    categories = sorted({m.category for m in results if m.category})
     return {
-        **_figures(measured),
-        "acceptance_by_depth": [round(a, 4) for a in _summary(measured).acceptance_by_depth],
-        "identical_to_plain": all(m.tie for m in apart),
-        "ties": sum(m.tie for m in apart),
-        "per_category": {name: _figures([m for m in measured if m.category == name]) for name in categories},
-        "differences": [{"id": m.id, "at": m.first_difference, "gap": m.gap} for m in apart],
+        **_metrics(results),
+        "acceptance_by_depth": [round(a, 4) for a in _summary(results).acceptance_by_depth],
+        "identical_to_plain": all(m.tie for m in differing),
+        "ties": sum(m.tie for m in differing),
+        "per_category": {name: _metrics([m for m in results if m.category == name]) for name in categories},
+        "differences": [{"id": m.id, "at": m.first_difference, "gap": m.gap} for m in differing],
     }
 
 
-def _figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
-    figures = _whole_figures(measured)
-    leading = {"mean_accepted_length": figures["mean_accepted_length"], "speedup": figures["end_to_end_speedup"]}
-    return {**leading, **_estimated(measured), **figures}
+def _metrics(results: Sequence[PromptResult]) -> dict[str, Any]:
+    metrics = _totals(results)
+    headline = {"mean_accepted_length": metrics["mean_accepted_length"], "speedup": metrics["end_to_end_speedup"]}
+    return {**headline, **_estimated(results), **metrics}
 
 
-def _whole_figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
+def _totals(results: Sequence[PromptResult]) -> dict[str, Any]:
     """Totals over all prompts, and τ, without intervals."""
-    drafted, plain = _summary(measured), summarize(s for m in measured for s in m.plain)
+    drafted, plain = _summary(results), summarize(s for m in results for s in m.plain)
     speed, plain_speed = drafted.tokens_per_second, plain.tokens_per_second
     return {
         "mean_accepted_length": round(drafted.mean_accepted_length, 4),
         "tokens_per_second": round(speed, 3),
         "plain_tokens_per_second": round(plain_speed, 3),
         "end_to_end_speedup": round(speed / plain_speed, 3) if plain_speed else 0.0,
-        "prompts": len(measured),
+        "prompts": len(results),
         "tokens": drafted.tokens,
     }
 
 
-def _estimated(measured: Sequence[PromptResult]) -> dict[str, Any]:
-    """The figures with intervals; None intervals when no answer has a complete step."""
-    if all(m.speculative is m.plain for m in measured):
+def _estimated(results: Sequence[PromptResult]) -> dict[str, Any]:
+    """The metrics with intervals; None intervals when no answer has a complete step."""
+    if all(m.speculative is m.plain for m in results):
         return {"speedup": 1.0, "speedup_interval": [1.0, 1.0], "mean_accepted_length_interval": [1.0, 1.0]}
-    figures = estimate([m.timing for m in measured])
-    if figures is None:
+    estimated = estimate([m.timing for m in results])
+    if estimated is None:
         return {"speedup_interval": None, "mean_accepted_length_interval": None}
     return {
-        "speedup": round(figures.speedup, 3),
-        "speedup_interval": [round(value, 3) for value in figures.speedup_interval],
-        "mean_accepted_length_interval": [round(value, 4) for value in figures.tau_interval],
-        "timing_noise": round(figures.noise, 4),
-        "plain_step_ms": round(figures.plain_ms, 3),
-        "drafted_step_ms": round(figures.drafted_ms, 3),
+        "speedup": round(estimated.speedup, 3),
+        "speedup_interval": [round(value, 3) for value in estimated.speedup_interval],
+        "mean_accepted_length_interval": [round(value, 4) for value in estimated.tau_interval],
+        "timing_noise": round(estimated.noise, 4),
+        "plain_step_ms": round(estimated.plain_ms, 3),
+        "drafted_step_ms": round(estimated.drafted_ms, 3),
     }
 
 
-def _summary(measured: Sequence[PromptResult]) -> Summary:
-    return summarize(s for m in measured for s in m.speculative)
+def _summary(results: Sequence[PromptResult]) -> Summary:
+    return summarize(s for m in results for s in m.speculative)
 
 
-def _conditions(bench: _Bench) -> dict[str, Any]:
-    base = bench.target.base
+def _conditions(run: _AcceptanceRun) -> dict[str, Any]:
+    base = run.target.base
     return {
-        "skipped": bench.skipped,
-        "drafter": bench.options.get("drafter") or getattr(bench.draft, "method", "none"),
-        "max_tokens": bench.max_tokens,
-        **asdict(bench.sampling),
+        "skipped": run.skipped,
+        "drafter": run.options.get("drafter") or getattr(run.draft, "method", "none"),
+        "max_tokens": run.max_tokens,
+        **asdict(run.sampling),
         "dtype": str(base.dtype).removeprefix("torch."),
-        "engine": bench.target.forward.name,
-        "notice": bench.target.notice,
-        "passes": bench.passes,
+        "engine": run.target.forward.name,
+        "notice": run.target.notice,
+        "passes": run.passes,
         "machine": describe_machine(base.device),
     }
 
 
-def _warm_up(bench: _Bench) -> None:
+def _warm_up(run: _AcceptanceRun) -> None:
     """Run both once without measuring: buffers are allocated and libraries select their kernels."""
-    prompt = render(bench.target.base.tokenizer, [{"role": "user", "content": "Say hello to everybody here."}])
-    _both(bench, prompt, WARM_UP_TOKENS, 0)
+    prompt = render(run.target.base.tokenizer, [{"role": "user", "content": "Say hello to everybody here."}])
+    _generate_both(run, prompt, WARM_UP_TOKENS, 0)
 
 
-def _question(bench: _Bench, row: dict[str, Any]) -> None:
+def _question(run: _AcceptanceRun, row: dict[str, Any]) -> None:
     """Measure all turns of one question; only the first one if the base has no chat template."""
-    tokenizer = bench.target.base.tokenizer
+    tokenizer = run.target.base.tokenizer
     system, users = turns(row)
     messages: list[dict[str, str]] = []
     for turn, user in enumerate(users if tokenizer.chat_template else users[:1]):
         messages.append({"role": "user", "content": user})
         prompt = render(tokenizer, messages, system)
-        if len(prompt) >= bench.target.max_length:
-            bench.skipped.append(str(row.get("id", "")))
-            bench.reporter.log(f"{row.get('id')}: {len(prompt)} prompt tokens are too many; left out.", "warning")
+        if len(prompt) >= run.target.max_length:
+            run.skipped.append(str(row.get("id", "")))
+            run.reporter.log(f"{row.get('id')}: {len(prompt)} prompt tokens are too many; left out.", "warning")
             return
-        measured = _prompt(bench, row, prompt, row_seed(bench.sampling.seed, str(row.get("id", "")), turn))
-        measured.turn = turn
-        measured.messages = [*([{"role": "system", "content": system}] if system else []), *map(dict, messages)]
-        bench.done.append(measured)
-        answer = tokenizer.decode(token_ids_of_steps(measured.plain), skip_special_tokens=True)
+        result = _prompt(run, row, prompt, row_seed(run.sampling.seed, str(row.get("id", "")), turn))
+        result.turn = turn
+        result.messages = [*([{"role": "system", "content": system}] if system else []), *map(dict, messages)]
+        run.results.append(result)
+        answer = tokenizer.decode(token_ids_of_steps(result.plain), skip_special_tokens=True)
         messages.append({"role": "assistant", "content": answer})
-        check_stop(bench.reporter)
+        check_stop(run.reporter)
 
 
-def _report_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
+def _report_result(run: _AcceptanceRun, turns_done: Sequence[PromptResult]) -> None:
     if turns_done:
         first = turns_done[0]
-        sample = {"question": first.id, "category": first.category, **_whole_figures(turns_done)}
-        bench.reporter.sample(bench.completed + 1, sample)
+        sample = {"question": first.id, "category": first.category, **_totals(turns_done)}
+        run.reporter.sample(run.completed + 1, sample)
 
 
-def _first_pass_note(bench: _Bench) -> str:
-    tau = f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else ""
-    return ", ".join(filter(None, (tau, f"pass 1 of at most {PASSES}" if bench.speculates else "")))
+def _first_pass_note(run: _AcceptanceRun) -> str:
+    tau = f"τ {_summary(run.results).mean_accepted_length:.2f}" if run.results else ""
+    return ", ".join(filter(None, (tau, f"pass 1 of at most {PASSES}" if run.speculates else "")))
 
 
-def _count_question(bench: _Bench, note: str) -> None:
-    bench.completed += 1
-    bench.reporter.progress(bench.completed, bench.total, "questions", note)
+def _count_question(run: _AcceptanceRun, note: str) -> None:
+    run.completed += 1
+    run.reporter.progress(run.completed, run.total, "questions", note)
 
 
-def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int], seed: int) -> PromptResult:
-    plain, speculative = _both(bench, prompt, bench.max_tokens, seed)
-    measured = PromptResult(str(row.get("id", "")), row.get("category", ""), plain, speculative, prompt, seed)
-    if not bench.sampling.greedy:
-        return measured
-    measured.first_difference = first_difference(token_ids_of_steps(plain), token_ids_of_steps(measured.speculative))
-    if measured.first_difference is not None:
-        measured.gap = gap_at(bench.target, prompt, token_ids_of_steps(plain), token_ids_of_steps(measured.speculative))
-    return measured
+def _prompt(run: _AcceptanceRun, row: dict[str, Any], prompt: list[int], seed: int) -> PromptResult:
+    plain, speculative = _generate_both(run, prompt, run.max_tokens, seed)
+    result = PromptResult(str(row.get("id", "")), row.get("category", ""), plain, speculative, prompt, seed)
+    if not run.sampling.greedy:
+        return result
+    result.first_difference = first_difference(token_ids_of_steps(plain), token_ids_of_steps(result.speculative))
+    if result.first_difference is not None:
+        result.gap = gap_at(run.target, prompt, token_ids_of_steps(plain), token_ids_of_steps(result.speculative))
+    return result
 
 
-def _both(bench: _Bench, prompt: list[int], max_tokens: int, seed: int) -> tuple[list[Step], list[Step]]:
+def _generate_both(run: _AcceptanceRun, prompt: list[int], max_tokens: int, seed: int) -> tuple[list[Step], list[Step]]:
     """(plain steps, drafted steps), each from an empty cache; the same list twice without a draft."""
-    config = bench.sampling.config(max_tokens, seed, should_stop=bench.reporter.stop_requested)
-    plain = _generation(bench.plain, make_drafter(bench.plain), prompt, config)
-    if not bench.speculates:
+    config = run.sampling.config(max_tokens, seed, should_stop=run.reporter.stop_requested)
+    plain = _generation(run.plain, make_drafter(run.plain), prompt, config)
+    if not run.speculates:
         return (steps := list(plain)), steps
-    drafter = make_drafter(bench.target, bench.draft, bench.options)
-    drafted = _generation(bench.target, drafter, prompt, config)
+    drafter = make_drafter(run.target, run.draft, run.options)
+    drafted = _generation(run.target, drafter, prompt, config)
     return side_by_side(plain, drafted)
 
 
@@ -306,13 +306,13 @@ def side_by_side(first: Iterator[Step], second: Iterator[Step]) -> tuple[list[St
     """All steps of two generations of one prompt, run alternately. The one with fewer tokens takes the next step, so
     that both texts have similar length."""
     steps: tuple[list[Step], list[Step]] = ([], [])
-    sources, tokens, open_ = (first, second), [0, 0], [0, 1]
+    sources, tokens, active = (first, second), [0, 0], [0, 1]
     last = 1
-    while open_:
-        turn = min(open_, key=lambda i: (tokens[i], i == last))
+    while active:
+        turn = min(active, key=lambda i: (tokens[i], i == last))
         last = turn
         if (step := next(sources[turn], None)) is None:
-            open_.remove(turn)
+            active.remove(turn)
             continue
         steps[turn].append(step)
         tokens[turn] += len(step.tokens)
@@ -324,32 +324,32 @@ def _generation(target: Target, drafter: Drafter, prompt: list[int], config: Gen
     return generate(target, drafter, prompt, config)
 
 
-def _repeat(bench: _Bench, until: float) -> None:
+def _repeat(run: _AcceptanceRun, until: float) -> None:
     """Repeat the prompts while the speedup is uncertain or impossible, until the monotonic time `until`. Raises
     Unavailable when it is still impossible."""
-    while bench.speculates and (figures := estimate([m.timing for m in bench.done])) and _is_doubtful(figures):
-        if bench.passes == PASSES or monotonic() > until:
-            if figures.impossible:
+    while run.speculates and (current := estimate([m.timing for m in run.results])) and _is_doubtful(current):
+        if run.passes == PASSES or monotonic() > until:
+            if current.impossible:
                 raise Unavailable(
-                    f"The machine was busy: drafting seemed {figures.speedup:.2f} × as fast as plain, but its accepted "
-                    f"tokens allow {figures.bound:.2f} × at most.",
+                    f"The machine was busy: drafting seemed {current.speedup:.2f} × as fast as plain, but its accepted "
+                    f"tokens allow {current.bound:.2f} × at most.",
                     "Measure again when less else is running.",
                 )
             return
-        bench.passes += 1
-        bench.reporter.log(f"Step times vary by {figures.noise:.1%}: the questions run again ({bench.passes}).")
-        for measured, following in zip_longest(bench.done, bench.done[1:]):
-            plain, speculative = _both(bench, measured.prompt, bench.max_tokens, measured.seed)
-            measured.timing = measured.timing.joined(StepTiming.of(speculative, plain))
+        run.passes += 1
+        run.reporter.log(f"Step times vary by {current.noise:.1%}: the questions run again ({run.passes}).")
+        for result, following in zip_longest(run.results, run.results[1:]):
+            plain, speculative = _generate_both(run, result.prompt, run.max_tokens, result.seed)
+            result.timing = result.timing.concatenated(StepTiming.of(speculative, plain))
             if following is None or following.turn == 0:
-                _count_question(bench, f"noisy, repeating ({bench.passes} of {PASSES})")
-            check_stop(bench.reporter)
+                _count_question(run, f"noisy, repeating ({run.passes} of {PASSES})")
+            check_stop(run.reporter)
             if monotonic() > until:
                 break
 
 
-def _is_doubtful(figures: AcceptanceEstimate) -> bool:
-    return figures.noise > MAX_TIMING_NOISE or figures.impossible
+def _is_doubtful(estimated: AcceptanceEstimate) -> bool:
+    return estimated.noise > MAX_TIMING_NOISE or estimated.impossible
 
 
 def token_ids_of_steps(steps: Sequence[Step]) -> list[int]:

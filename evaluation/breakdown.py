@@ -12,7 +12,7 @@ from typing import Any
 from decoding.stats import acceptance_by_rank, summarize
 from decoding.step import Step
 
-PLACES = (0, 16, 32, 64, 128, 256, 512, 1024)
+SPAN_STARTS = (0, 16, 32, 64, 128, 256, 512, 1024)
 """Start positions of the spans of an answer, in tokens."""
 CODE, NUMBERS, NAMES, WORDS = "code", "numbers", "names", "words"
 PUNCTUATION, SPACES, OTHER = "punctuation and signs", "spaces and line breaks", "other scripts"
@@ -26,15 +26,15 @@ MAX_CHARACTERS = 24_000
 """Maximum total characters of those messages."""
 
 
-def breakdown(answers: Sequence[Sequence[Step]], piece: Callable[[int], str]) -> dict[str, Any]:
-    """Breakdown of drafted answers, each a list of steps; `piece` maps a token id to its text. JSON-able."""
+def breakdown(answers: Sequence[Sequence[Step]], token_text: Callable[[int], str]) -> dict[str, Any]:
+    """Breakdown of drafted answers, each a list of steps; `token_text` maps a token id to its text. JSON-able."""
     steps = [step for answer in answers for step in answer]
     shares = acceptance_by_rank(steps)
     return {
         "acceptance_by_rank": [[None if s is None else round(s, 4) for s in ranks] for ranks in shares],
         "lengths": lengths(steps),
         "by_position": by_position(answers),
-        "by_class": by_class(answers, piece),
+        "by_class": by_class(answers, token_text),
     }
 
 
@@ -51,60 +51,60 @@ def by_position(answers: Iterable[Sequence[Step]]) -> list[dict[str, Any]]:
         position = 0
         for step in answer:
             if step.counted and step.tokens:
-                span = max(start for start in PLACES if start <= position)
+                span = max(start for start in SPAN_STARTS if start <= position)
                 steps[span] += 1
                 tokens[span] += len(step.tokens)
             position += len(step.tokens)
     return [{"from": span, "steps": steps[span], "tau": round(tokens[span] / steps[span], 4)} for span in sorted(steps)]
 
 
-def by_class(answers: Iterable[Sequence[Step]], piece: Callable[[int], str]) -> list[dict[str, Any]]:
+def by_class(answers: Iterable[Sequence[Step]], token_text: Callable[[int], str]) -> list[dict[str, Any]]:
     """Number of tokens and of drafted tokens by token class, without the prefill's token."""
     tokens, drafted = Counter[str](), Counter[str]()
     for answer in answers:
         emitted = [(token, step.kind) for step in answer for token in step.tokens]
-        kinds = classify_tokens(piece(token.id) for token, _ in emitted)
-        for (token, step_kind), kind in zip(emitted, kinds, strict=True):
+        classes = classify_tokens(token_text(token.id) for token, _ in emitted)
+        for (token, step_kind), token_class in zip(emitted, classes, strict=True):
             if step_kind != "prefill":
-                tokens[kind] += 1
-                drafted[kind] += token.origin == "draft"
-    return [{"class": kind, "tokens": tokens[kind], "drafted": drafted[kind]} for kind in CLASSES if tokens[kind]]
+                tokens[token_class] += 1
+                drafted[token_class] += token.origin == "draft"
+    return [{"class": name, "tokens": tokens[name], "drafted": drafted[name]} for name in CLASSES if tokens[name]]
 
 
-def classify_tokens(pieces: Iterable[str]) -> Iterator[str]:
+def classify_tokens(token_texts: Iterable[str]) -> Iterator[str]:
     """The class of each token text of one answer, in order: code, number, name, word, punctuation, other script.
 
     It depends on the text before the token as well: everything inside a ``` fence is code; a capital letter within a
     sentence starts a name, which continues over the following tokens without a space.
     """
     text, previous = "", ""
-    for piece in pieces:
-        previous = CODE if _in_code(text, piece) else _class(piece, text, previous)
-        text += piece
+    for token_text in token_texts:
+        previous = CODE if _is_code(text, token_text) else _class(token_text, text, previous)
+        text += token_text
         yield previous
 
 
-def _in_code(text: str, piece: str) -> bool:
-    return text.count(FENCE) % 2 == 1 or (text[-2:] + piece).count(FENCE) > text[-2:].count(FENCE)
+def _is_code(text: str, token_text: str) -> bool:
+    return text.count(FENCE) % 2 == 1 or (text[-2:] + token_text).count(FENCE) > text[-2:].count(FENCE)
 
 
-def _class(piece: str, text: str, previous: str) -> str:
-    core = piece.strip()
-    if not core:
+def _class(token_text: str, text: str, previous: str) -> str:
+    stripped = token_text.strip()
+    if not stripped:
         return SPACES
-    if INCOMPLETE in core or any(letter.isalpha() and not _is_latin(letter) for letter in core):
+    if INCOMPLETE in stripped or any(letter.isalpha() and not _is_latin(letter) for letter in stripped):
         return OTHER
-    if any(letter.isalpha() for letter in core):
-        return _word(piece, core, text, previous)
-    return NUMBERS if any(sign.isdigit() for sign in core) else PUNCTUATION
+    if any(letter.isalpha() for letter in stripped):
+        return _word(token_text, stripped, text, previous)
+    return NUMBERS if any(sign.isdigit() for sign in stripped) else PUNCTUATION
 
 
-def _word(piece: str, core: str, text: str, previous: str) -> str:
-    continues = piece[0] == core[0] and text[-1:].isalpha()
+def _word(token_text: str, stripped: str, text: str, previous: str) -> str:
+    continues = token_text[0] == stripped[0] and text[-1:].isalpha()
     if continues and previous in (NAMES, WORDS):
         return previous
     begins = not text.rstrip(" ") or text.rstrip(" ")[-1] in ENDS_SENTENCE
-    return NAMES if core[0].isupper() and not begins and core != "I" else WORDS
+    return NAMES if stripped[0].isupper() and not begins and stripped != "I" else WORDS
 
 
 @lru_cache(maxsize=4096)
@@ -113,29 +113,29 @@ def _is_latin(letter: str) -> bool:
 
 
 @dataclass(frozen=True)
-class PromptFigures:
-    """One prompt's figures: `named` (`id`, `turn`, `category`), its counts, and its messages if it can be run again."""
+class PromptMetrics:
+    """One prompt's metrics: `info` (`id`, `turn`, `category`), its counts, and its messages if it can be run again."""
 
-    named: dict[str, Any]
+    info: dict[str, Any]
     tau: float
     tokens: int
     steps: int
     messages: list[dict[str, str]]
 
     @classmethod
-    def of(cls, named: dict[str, Any], steps: Sequence[Step], messages: list[dict[str, str]]) -> "PromptFigures":
-        """The figures computed from the steps of the answer."""
+    def of(cls, info: dict[str, Any], steps: Sequence[Step], messages: list[dict[str, str]]) -> "PromptMetrics":
+        """The metrics computed from the steps of the answer."""
         summary = summarize(steps)
-        return cls(named, summary.mean_accepted_length, summary.tokens, summary.verifications, messages)
+        return cls(info, summary.mean_accepted_length, summary.tokens, summary.verifications, messages)
 
 
-def worst_first(prompts: Iterable[PromptFigures]) -> list[dict[str, Any]]:
+def worst_first(prompts: Iterable[PromptMetrics]) -> list[dict[str, Any]]:
     """JSON rows of the prompts with counted steps, by ascending τ, the first WORST with their messages."""
-    ranked = sorted((each for each in prompts if each.steps), key=lambda each: (each.tau, str(each.named)))
+    ranked = sorted((prompt for prompt in prompts if prompt.steps), key=lambda prompt: (prompt.tau, str(prompt.info)))
     rows, characters_left = [], MAX_CHARACTERS
-    for number, each in enumerate(ranked[:MAX_PROMPTS]):
-        rows.append({**each.named, "tau": round(each.tau, 4), "tokens": each.tokens, "steps": each.steps})
-        characters_left -= sum(len(message["content"]) for message in each.messages)
-        if number < WORST and characters_left >= 0 and each.messages:
-            rows[-1]["messages"] = each.messages
+    for number, prompt in enumerate(ranked[:MAX_PROMPTS]):
+        rows.append({**prompt.info, "tau": round(prompt.tau, 4), "tokens": prompt.tokens, "steps": prompt.steps})
+        characters_left -= sum(len(message["content"]) for message in prompt.messages)
+        if number < WORST and characters_left >= 0 and prompt.messages:
+            rows[-1]["messages"] = prompt.messages
     return rows

@@ -18,7 +18,7 @@ import numpy as np
 from decoding.step import Step
 
 DRAWS = 1000
-LEVEL = (2.5, 97.5)
+INTERVAL_PERCENTILES = (2.5, 97.5)
 """Percentiles of a 95 % interval."""
 SEED = 0
 Interval = tuple[float, float]
@@ -42,7 +42,7 @@ class StepTiming:
             np.array([milliseconds(step) for step in plain if step.counted]),
         )
 
-    def joined(self, other: "StepTiming") -> "StepTiming":
+    def concatenated(self, other: "StepTiming") -> "StepTiming":
         """The steps of two measurements of the same prompt."""
         return StepTiming(
             self.tokens,  # the same tokens in every pass
@@ -57,7 +57,7 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class AcceptanceEstimate:
-    """Figures with their 95 % intervals; `noise` is the relative standard error of the speedup due to timing. Step
+    """Estimates with their 95 % intervals; `noise` is the relative standard error of the speedup due to timing. Step
     times are medians over all steps, in milliseconds."""
 
     speedup: float
@@ -83,29 +83,29 @@ def milliseconds(step: Step) -> float:
 
 
 def estimate(timings: Sequence[StepTiming]) -> AcceptanceEstimate | None:
-    """The figures over several prompts; None when no prompt has a complete step."""
+    """The estimates over several prompts; None when no prompt has a complete step."""
     timings = [timing for timing in timings if timing.usable]
     if not timings:
         return None
-    draw = np.random.default_rng(SEED)
-    columns, drawn = _Columns.of(timings), _Columns.drawn(timings, draw)
-    weights = draw.multinomial(len(timings), np.full(len(timings), 1 / len(timings)), DRAWS).T
-    timed = replace(drawn, tokens=columns.tokens).speedup()
-    speedup = float(columns.speedup()[0])
+    rng = np.random.default_rng(SEED)
+    measured, bootstrapped = _PromptStatistics.of(timings), _PromptStatistics.bootstrapped(timings, rng)
+    weights = rng.multinomial(len(timings), np.full(len(timings), 1 / len(timings)), DRAWS).T
+    timing_only = replace(bootstrapped, tokens=measured.tokens).speedup()
+    speedup = float(measured.speedup()[0])
     return AcceptanceEstimate(
         speedup=speedup,
-        speedup_interval=interval_of(drawn.speedup(weights)),
-        tau=float(columns.tau()[0]),
-        tau_interval=interval_of(drawn.tau(weights)),
-        bound=interval_of(replace(drawn, drafted=drawn.plain).speedup(weights))[1],
-        noise=float(timed.std() / speedup),
+        speedup_interval=interval_of(bootstrapped.speedup(weights)),
+        tau=float(measured.tau()[0]),
+        tau_interval=interval_of(bootstrapped.tau(weights)),
+        bound=interval_of(replace(bootstrapped, drafted=bootstrapped.plain).speedup(weights))[1],
+        noise=float(timing_only.std() / speedup),
         plain_ms=float(np.median(np.concatenate([timing.plain for timing in timings]))),
         drafted_ms=float(np.median(np.concatenate([timing.drafted for timing in timings]))),
     )
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _PromptStatistics:
     """Per prompt, [prompts, draws]: tokens, and medians of plain and drafted step times; `counts` [prompts, 1]:
     verifications."""
 
@@ -115,20 +115,20 @@ class _Columns:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, timings: Sequence[StepTiming]) -> "_Columns":
+    def of(cls, timings: Sequence[StepTiming]) -> "_PromptStatistics":
         """The measured values, as a single draw."""
         rows = [(t.tokens.sum(), np.median(t.plain), np.median(t.drafted), len(t.tokens)) for t in timings]
         return cls(*(column[:, None] for column in np.array(rows).T))
 
     @classmethod
-    def drawn(cls, timings: Sequence[StepTiming], draw: np.random.Generator) -> "_Columns":
+    def bootstrapped(cls, timings: Sequence[StepTiming], rng: np.random.Generator) -> "_PromptStatistics":
         """Bootstrap draws: each prompt's steps resampled with replacement."""
         tokens, plain, drafted = [], [], []
         for timing in timings:
-            steps = draw.integers(len(timing.tokens), size=(DRAWS, len(timing.tokens)))
+            steps = rng.integers(len(timing.tokens), size=(DRAWS, len(timing.tokens)))
             tokens.append(timing.tokens[steps].sum(1))
             for column, times in ((drafted, timing.drafted), (plain, timing.plain)):
-                column.append(np.median(times[draw.integers(len(times), size=(DRAWS, len(times)))], 1))
+                column.append(np.median(times[rng.integers(len(times), size=(DRAWS, len(times)))], 1))
         counts = np.array([[len(timing.tokens)] for timing in timings], dtype=float)
         return cls(np.stack(tokens), np.stack(plain), np.stack(drafted), counts)
 
@@ -143,5 +143,5 @@ class _Columns:
 
 def interval_of(values: np.ndarray) -> Interval:
     """The 95 % interval of bootstrap draws."""
-    low, high = np.percentile(values, LEVEL)
+    low, high = np.percentile(values, INTERVAL_PERCENTILES)
     return float(low), float(high)

@@ -18,7 +18,7 @@ HINT = "Measure again when less else is running."
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """JSON-able description of this machine as seen by `device`."""
-    facts = {
+    description = {
         "device": str(device),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -28,8 +28,8 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "transformers": transformers.__version__,
     }
     if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
-    return facts
+        description["gpu"] = torch.cuda.get_device_name(device)
+    return description
 
 
 def _processor() -> str:
@@ -41,11 +41,11 @@ def _processor() -> str:
     return name or platform.machine()
 
 
-def load_figures(others: OtherCpuLoad, reporter: Reporter, noise: float) -> dict[str, float | str | None]:
-    """`other_load`, the share of CPU time that other programs used since the creation of `others` (None if that was too
-    short), and `busy`, a warning that is also logged, "" if none. `noise`: the relative standard error of the speedup
-    due to timing."""
-    share = others.share()
+def cpu_load_result(cpu_load: OtherCpuLoad, reporter: Reporter, noise: float) -> dict[str, float | str | None]:
+    """`other_load`, the share of CPU time that other programs used since the creation of `cpu_load` (None if that was
+    too short), and `busy`, a warning that is also logged, "" if none. `noise`: the relative standard error of the
+    speedup due to timing."""
+    share = cpu_load.share()
     if busy := busy_warning(share, noise):
         reporter.log(busy, "warning")
     return {"other_load": share, "busy": busy}

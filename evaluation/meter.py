@@ -1,6 +1,6 @@
 """Measures `evaluation.costs`: forwards by rows and sequences, drafting by depth, and the first layers of the base.
 
-Every figure is a median over rounds; each round measures everything once, so that disturbances affect all figures.
+Every result is a median over rounds; each round measures everything once, so that disturbances affect all results.
 """
 
 import statistics
@@ -58,7 +58,7 @@ class RepeatedBatch:
         """Time of one greedy forward of `rows` new rows per sequence for `batch` sequences; the rows are not kept."""
         new = (self.text * rows)[:rows]
         inputs = Inputs.batch([new] * batch, [len(self.text)] * batch, self.base.device)
-        return timed(lambda: self.forward(inputs, self.cache, BEST), self.base.device)
+        return time_milliseconds(lambda: self.forward(inputs, self.cache, BEST), self.base.device)
 
 
 class Meter:
@@ -79,11 +79,11 @@ class Meter:
         self.target, self.prompt = target, list(prompt)
         self.rows, self.batches = tuple(sorted({1, *rows})), tuple(sorted({1, *batches}))
         base = target.base
-        largest = max(self.batches)
-        self.repeated = RepeatedBatch(base, prompt, largest, max(self.rows)) if largest > 1 else None
+        max_batch = max(self.batches)
+        self.repeated = RepeatedBatch(base, prompt, max_batch, max(self.rows)) if max_batch > 1 else None
         self.truncated = self._truncated(base, layers) if isinstance(target.forward, FastForward) else {}
         self.drafters = _drafters(target, draft, space) if draft is not None and space else {}
-        self.taken: dict[tuple[str, Any, int], list[float]] = defaultdict(list)
+        self.times: dict[tuple[str, Any, int], list[float]] = defaultdict(list)
 
     def _truncated(self, base: LoadedBase, layers: Sequence[int]) -> dict[int, tuple[RepeatedBatch, StandaloneDrafter]]:
         truncated = {}
@@ -96,7 +96,7 @@ class Meter:
     def round(self) -> None:
         """Measure everything once."""
         for key, ms in self._measure_once():
-            self.taken[key].append(ms)
+            self.times[key].append(ms)
 
     def _measure_once(self) -> Iterator[tuple[tuple[str, Any, int], float]]:
         self.target.rewind(0)
@@ -127,22 +127,22 @@ class Meter:
         steps = [s for s in generate(self.target, drafter, self.prompt, config) if s.kind != "prefill"]
         return statistics.median(s.ms_draft for s in steps), statistics.median(s.ms_other for s in steps)
 
-    def resampled(self, draw: np.random.Generator) -> Costs:
+    def resampled(self, rng: np.random.Generator) -> Costs:
         """`costs` of a bootstrap sample of the rounds."""
-        rounds = len(self.taken["target", 1, 1])
-        picked = draw.integers(rounds, size=rounds)
+        rounds = len(self.times["target", 1, 1])
+        chosen_rounds = rng.integers(rounds, size=rounds)
 
-        def pick(times: list[float]) -> list[float]:
+        def resample(times: list[float]) -> list[float]:
             each = len(times) // rounds  # measurements per round
-            return [ms for n in picked for ms in times[n * each : (n + 1) * each]]
+            return [ms for n in chosen_rounds for ms in times[n * each : (n + 1) * each]]
 
-        return self.costs({key: pick(times) for key, times in self.taken.items()})
+        return self.costs({key: resample(times) for key, times in self.times.items()})
 
     def costs(self, times: dict[tuple[str, Any, int], list[float]] | None = None) -> Costs:
         """Medians over the rounds so far, or over `times`."""
         medians: dict[str, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        for (what, which, x), values in (times or self.taken).items():
-            medians[what][which][x] = statistics.median(values)
+        for (kind, variant, x), values in (times or self.times).items():
+            medians[kind][variant][x] = statistics.median(values)
         standalone = {
             layers: _with_overhead(by_batch, medians["cut"][layers][CHAIN_DEPTH])
             for layers, by_batch in medians["standalone"].items()
@@ -188,17 +188,17 @@ def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]
         drafter.root(drafter.text[-1])
         for rows in PASS_ROWS:
             tokens = drafter.text[-1:] * rows
-            yield rows, timed(lambda tokens=tokens: drafter.add(tokens, [0] * len(tokens)), device)
+            yield rows, time_milliseconds(lambda tokens=tokens: drafter.add(tokens, [0] * len(tokens)), device)
             drafter.root(drafter.text[-1])
     elif isinstance(drafter, MedusaDrafter):
         for rows in PASS_ROWS:
             hidden = drafter.hidden.expand(rows, -1).contiguous()
-            yield rows, timed(lambda hidden=hidden: _heads(drafter, hidden), device)
+            yield rows, time_milliseconds(lambda hidden=hidden: _heads(drafter, hidden), device)
     elif isinstance(drafter, StandaloneDrafter):
         target = drafter.draft
         for rows in (n for n in PASS_ROWS if n <= target.free_positions):
             tree = DraftTree.chain((target.ids * rows)[:rows])
-            yield rows, timed(lambda tree=tree: target.forward_tree(tree), device)
+            yield rows, time_milliseconds(lambda tree=tree: target.forward_tree(tree), device)
 
 
 @torch.inference_mode()
@@ -206,10 +206,10 @@ def _heads(drafter: MedusaDrafter, hidden: torch.Tensor) -> None:
     drafter.heads(hidden, drafter.shape.max_depth)
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Milliseconds that `work` takes, GPU work included."""
+def time_milliseconds(function: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds that `function` takes, GPU work included."""
     started = time.perf_counter()
-    work()
+    function()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return (time.perf_counter() - started) * 1e3

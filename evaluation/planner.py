@@ -23,9 +23,9 @@ from decoding.target import Target, fast_target
 from decoding.tuning import lengths_by_size, values_from_steps
 from evaluation.costs import Costs
 from evaluation.estimate import SEED, interval_of
-from evaluation.machine import load_figures
+from evaluation.machine import cpu_load_result
 from evaluation.meter import BATCHES, ROWS, Meter
-from evaluation.shapes import CHAINS, TREES, AcceptanceCurves, DraftShape, chain_options, chain_shares, expected_chain
+from evaluation.shapes import CHAINS, TREES, AcceptanceCurves, DraftShape, chain_options, chain_rates, expected_chain
 from evaluation.tuning import prompts_of
 from models.base import LoadedBase
 from models.methods import METHODS
@@ -64,54 +64,54 @@ def plan(
     *,
     costs: Costs | None = None,
     curves: AcceptanceCurves | None = None,
-    choices: PlanOptions | None = None,
+    options: PlanOptions | None = None,
 ) -> dict[str, Any]:
-    """Predicted throughput of every shape, JSON-able: see `surface`. `costs` of another machine and `curves` of a
-    stored trace replace measurements.
+    """Predicted throughput of every shape, JSON-able: see `throughput_table`. `costs` of another machine and `curves`
+    of a stored trace replace measurements.
 
-    Repacks the base's weights (fast_target). Raises Cancelled between measurements, BadInput for missing figures.
+    Repacks the base's weights (fast_target). Raises Cancelled between measurements, BadInput for missing measurements.
     """
-    choices = choices or PlanOptions()
+    options = options or PlanOptions()
     if not questions:
         raise BadInput("There is no question to plan with.")
     target = fast_target(base, MAX_LENGTH)
-    prompts = prompts_of(base, questions, target.max_length - choices.max_tokens)
+    prompts = prompts_of(base, questions, target.max_length - options.max_tokens)
     space = tuning_space(draft)
     runs = 0 if draft is None or curves is not None else len(prompts) * (1 if draft.method == "draft" else 2)
-    done, total = count(1), runs + choices.rounds * (costs is None)
+    progress_count, total = count(1), runs + options.rounds * (costs is None)
 
     def progress(note: str) -> None:
         """Count one measurement. Raises Cancelled when the reporter requests a stop."""
-        reporter.progress(next(done), total, "measurements", note)
+        reporter.progress(next(progress_count), total, "measurements", note)
         check_stop(reporter)
 
     basis = MEASURED if costs is None else OTHER_MACHINE
     if curves is None and draft is not None:
-        curves = measure_curves(target, draft, space, prompts, choices.max_tokens, progress)
+        curves = measure_curves(target, draft, space, prompts, options.max_tokens, progress)
     if costs is None:
         text = (prompts[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
-        meter = Meter(target, text, draft, space, batches=choices.batches, layers=choices.layers)
+        meter = Meter(target, text, draft, space, batches=options.batches, layers=options.layers)
         meter.round()
-        meter.taken.clear()  # the first round only allocates buffers and lets libraries select kernels
+        meter.times.clear()  # the first round only allocates buffers and lets libraries select kernels
         load = OtherCpuLoad()
-        for _ in range(choices.rounds):
+        for _ in range(options.rounds):
             meter.round()
             progress("forwards")
         costs = meter.costs()
         result = predict_plan(costs, curves, basis)
-        _add_intervals(result, meter, _reachable(costs, curves))
-        return result | load_figures(load, reporter, result["timing_noise"])
+        _add_intervals(result, meter, _measured_shapes(costs, curves))
+        return result | cpu_load_result(load, reporter, result["timing_noise"])
     return predict_plan(costs, curves, basis)
 
 
 def _add_intervals(result: dict[str, Any], meter: Meter, shapes: Sequence[DraftShape]) -> None:
     """Add to each of the `shapes` the 95 % interval of its speedup for one sequence, by a bootstrap over the timing
     rounds, and to the plan `timing_noise`, the largest relative standard error. τ is assumed to be exact."""
-    draw = np.random.default_rng(SEED)
-    draws = [meter.resampled(draw) for _ in range(PLAN_DRAWS)]
+    rng = np.random.default_rng(SEED)
+    sampled_costs = [meter.resampled(rng) for _ in range(PLAN_DRAWS)]
     plain, noise = DraftShape("plain"), 0.0
     for row, shape in zip(result["shapes"], shapes, strict=True):
-        speedups = np.array([_speed(shape, costs, 1) / _speed(plain, costs, 1) for costs in draws])
+        speedups = np.array([_speed(shape, costs, 1) / _speed(plain, costs, 1) for costs in sampled_costs])
         row["by_batch"]["1"]["speedup_interval"] = [round(end, 3) for end in interval_of(speedups)]
         noise = max(noise, float(speedups.std() / speedups.mean()))
     result["timing_noise"] = round(noise, 4)
@@ -119,15 +119,15 @@ def _add_intervals(result: dict[str, Any], meter: Meter, shapes: Sequence[DraftS
 
 def predict_plan(costs: Costs, curves: AcceptanceCurves | None, basis: str = OTHER_MACHINE) -> dict[str, Any]:
     """The surface and the costs it is computed from; needs no model."""
-    return {**surface(costs, curves), "costs": costs.to_json(), "basis": basis, "machine": costs.machine}
+    return {**throughput_table(costs, curves), "costs": costs.to_json(), "basis": basis, "machine": costs.machine}
 
 
-def surface(costs: Costs, curves: AcceptanceCurves | None) -> dict[str, Any]:
+def throughput_table(costs: Costs, curves: AcceptanceCurves | None) -> dict[str, Any]:
     """`plain` and `shapes` with their throughput by number of sequences (`by_batch`), the `best` shape of each,
     `stops_at` (number of sequences from which on plain decoding is faster; None: not among the measured ones),
     `standalone` drafts with their break-even acceptance rate, and a `verdict` in words."""
     plain = _row(DraftShape("plain"), costs)
-    shapes = [_row(shape, costs) for shape in _reachable(costs, curves)]
+    shapes = [_row(shape, costs) for shape in _measured_shapes(costs, curves)]
     best = {str(batch): _best(shapes, batch) for batch in costs.batches}
     plan_result = {
         "plain": plain,
@@ -140,7 +140,7 @@ def surface(costs: Costs, curves: AcceptanceCurves | None) -> dict[str, Any]:
     return {**plan_result, "verdict": verdict(plan_result)}
 
 
-def _reachable(costs: Costs, curves: AcceptanceCurves | None) -> list[DraftShape]:
+def _measured_shapes(costs: Costs, curves: AcceptanceCurves | None) -> list[DraftShape]:
     """Shapes within the measured forwards; of trees with the same size, the depth that is fastest for one sequence."""
     if curves is None:
         return []
@@ -199,12 +199,12 @@ def standalone(costs: Costs, layers: int) -> dict[str, Any]:
         steps = {depth: costs.standalone_step(layers, depth) for depth in depths}
         return max((expected_chain(acceptance, depth) * plain / ms, depth) for depth, ms in steps.items())
 
-    needed = _break_even(lambda acceptance: speedup(acceptance)[0])
+    break_even = _break_even(lambda acceptance: speedup(acceptance)[0])
     return {
         "layers": layers,
         "token_ms": round(costs.standalone[layers][1], 3),
         "of_a_plain_step": round(costs.standalone[layers][1] / plain, 4),
-        "needed_acceptance": None if needed is None else round(needed, 3),
+        "needed_acceptance": None if break_even is None else round(break_even, 3),
         "speedups": {
             f"{share:.1f}": {"speedup": round(speedup(share)[0], 3), "depth": speedup(share)[1]}
             for share in (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -235,9 +235,9 @@ def _shapes_verdict(plan_result: dict[str, Any]) -> str:
     if name == "plain":
         return NEVER
     fastest = next(shape for shape in plan_result["shapes"] if shape["name"] == name)
-    figures = fastest["by_batch"]["1"]
-    share = figures["draft_ms"] / figures["step_ms"]
-    sentence = f"For one sequence a {name} is fastest: {figures['speedup']:.2f} × plain, τ {fastest['tau']:.2f}; "
+    one_sequence = fastest["by_batch"]["1"]
+    share = one_sequence["draft_ms"] / one_sequence["step_ms"]
+    sentence = f"For one sequence a {name} is fastest: {one_sequence['speedup']:.2f} × plain, τ {fastest['tau']:.2f}; "
     sentence += f"{share:.0%} of its step is drafting."
     batches = [int(batch) for batch in plan_result["best"]]
     if plan_result["stops_at"]:
@@ -279,7 +279,7 @@ def measure_curves(
 ) -> AcceptanceCurves:
     """Acceptance of the draft's deepest chain and widest tree, in answers of up to `max_tokens`."""
     chain = generate_steps(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
-    shares = chain_shares(chain, space.deepest)
+    shares = chain_rates(chain, space.deepest)
     one_pass = draft.method == "medusa"
     counted = sum(step.counted for step in chain)
     if draft.method == "draft":

@@ -1,4 +1,4 @@
-"""Acceptance figures published by servers: fields of a response, or Prometheus counters.
+"""Acceptance metrics published by servers: fields of a response, or Prometheus counters.
 
 | server | with each answer | counters |
 | --- | --- | --- |
@@ -28,7 +28,7 @@ MAX_DEPTH = 100
 MAX_BYTES, TIMEOUT = 8 << 20, 10.0
 VLLM = "vllm:spec_decode_num_"
 META_INFO = {"return_meta_info": True}
-"""Request fields with which SGLang returns its figures."""
+"""Request fields with which SGLang returns its metrics."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PublishedAcceptance:
 
 
 def acceptance_of_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | None:
-    """The acceptance figures in a chat completion (JSON); None without any."""
+    """The acceptance metrics in a chat completion (JSON); None without any."""
     for read in (_speculoos, _vllm, _sglang, _tensorrt):
         try:
             result = read(answer)

@@ -27,7 +27,7 @@ from decoding.target import fast_target
 from decoding.text import TextStream, token_text_reader
 from decoding.tree import chain_shape, shape_from_choices
 from decoding.tuning import measure_forward
-from evaluation.breakdown import PromptFigures, breakdown, worst_first
+from evaluation.breakdown import PromptMetrics, breakdown, worst_first
 from evaluation.costs import Costs
 from evaluation.estimate import StepTiming, estimate, milliseconds
 from evaluation.machine import describe_machine
@@ -73,8 +73,8 @@ def ids_of(recording: Recording, tokenizer: Any, eos_ids: frozenset[int]) -> tup
     if recording.token_ids is not None:
         return list(prompt), list(recording.token_ids)
     output = tokenizer(recording.output, add_special_tokens=False)["input_ids"]
-    if recording.raw and (whole := _ids(tokenizer, text + recording.output))[: len(prompt)] == prompt:
-        output = whole[len(prompt) :]
+    if recording.raw and (full_ids := _ids(tokenizer, text + recording.output))[: len(prompt)] == prompt:
+        output = full_ids[len(prompt) :]
     ends = recording.finish == "stop" and tokenizer.eos_token_id in eos_ids
     return list(prompt), [*output, *([tokenizer.eos_token_id] if ends else [])]
 
@@ -86,7 +86,7 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 def replay(
     recordings: Iterable[Recording | BadRow],
     target: TeacherForcedTarget | RecordedTarget,
-    make: Callable[[], Drafter],
+    new_drafter: Callable[[], Drafter],
     reporter: Reporter,
     total: int | None = None,
     max_tokens: int | None = None,
@@ -95,30 +95,31 @@ def replay(
 
     Unusable rows are logged and skipped; raises BadInput when none is usable, Cancelled between rows.
     """
-    done = ReplayResult()
+    result = ReplayResult()
     for number, row in enumerate(recordings, 1):
         check_stop(reporter)
         if isinstance(row, BadRow):
-            _skip(done, reporter, f"line {row.line}", row.reason)
+            _skip(result, reporter, f"line {row.line}", row.reason)
             continue
         try:
             prompt, output = ids_of(row, target.base.tokenizer, target.base.eos_ids)
-            done.rows.append(ReplayedRow(row, prompt, _steps(target, make(), prompt, output[:max_tokens], reporter)))
+            steps = _steps(target, new_drafter(), prompt, output[:max_tokens], reporter)
+            result.rows.append(ReplayedRow(row, prompt, steps))
         except Cancelled:
             raise
         except SpeculoosError as error:
-            _skip(done, reporter, row.id, str(error))
-        note = f"τ {summarize(done.steps).mean_accepted_length:.2f}"
+            _skip(result, reporter, row.id, str(error))
+        note = f"τ {summarize(result.steps).mean_accepted_length:.2f}"
         reporter.progress(number, total, "recordings", note)
-    if not done.rows:
-        why = f" The first: {done.skipped[0][1]}" if done.skipped else ""
-        raise BadInput(f"There is no recording that can be replayed.{why}")
-    return done
+    if not result.rows:
+        reason = f" The first: {result.skipped[0][1]}" if result.skipped else ""
+        raise BadInput(f"There is no recording that can be replayed.{reason}")
+    return result
 
 
-def _skip(done: ReplayResult, reporter: Reporter, name: str, why: str) -> None:
-    done.skipped.append((name, why))
-    reporter.log(f"{name}: left out, {why}", "warning")
+def _skip(result: ReplayResult, reporter: Reporter, name: str, reason: str) -> None:
+    result.skipped.append((name, reason))
+    reporter.log(f"{name}: left out, {reason}", "warning")
 
 
 def _steps(
@@ -138,36 +139,36 @@ def _steps(
     return list(generate(target, drafter, prompt, config))
 
 
-def replay_figures(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
-    """JSON-able figures: τ with its interval, acceptance by depth, counts, `evaluation.breakdown`, and the prompts
+def replay_metrics(result: ReplayResult, tokenizer: Any) -> dict[str, Any]:
+    """JSON-able metrics: τ with its interval, acceptance by depth, counts, `evaluation.breakdown`, and the prompts
     with the lowest τ."""
-    summary = summarize(done.steps)
+    summary = summarize(result.steps)
     return {
         "mean_accepted_length": round(summary.mean_accepted_length, 4),
-        "mean_accepted_length_interval": _interval(done),
+        "mean_accepted_length_interval": _interval(result),
         "acceptance_by_depth": [round(share, 4) for share in summary.acceptance_by_depth],
         "verifications": summary.verifications,
         "tokens": summary.tokens,
-        "prompts": len(done.rows),
-        "skipped": [list(pair) for pair in done.skipped],
-        **breakdown([row.steps for row in done.rows], token_text_reader(tokenizer)),
-        "per_prompt": worst_first(map(_prompt, done.rows)),
+        "prompts": len(result.rows),
+        "skipped": [list(pair) for pair in result.skipped],
+        **breakdown([row.steps for row in result.rows], token_text_reader(tokenizer)),
+        "per_prompt": worst_first(map(_prompt, result.rows)),
     }
 
 
-def _prompt(row: ReplayedRow) -> PromptFigures:
-    """Figures of one prompt; without messages if a chat cannot repeat it (raw, or recorded as ids only)."""
+def _prompt(row: ReplayedRow) -> PromptMetrics:
+    """Metrics of one prompt; without messages if a chat cannot repeat it (raw, or recorded as ids only)."""
     can_run_again = row.recording.prompt.strip() and not row.recording.raw
     messages = [{"role": m["role"], "content": m["content"]} for m in row.recording.messages] if can_run_again else []
-    return PromptFigures.of({"id": row.recording.id, "turn": 0, "category": ""}, row.steps, messages)
+    return PromptMetrics.of({"id": row.recording.id, "turn": 0, "category": ""}, row.steps, messages)
 
 
-def _interval(done: ReplayResult) -> list[float] | None:
-    figures = estimate([_untimed(row.steps) for row in done.rows])
-    return [round(value, 4) for value in figures.tau_interval] if figures else None
+def _interval(result: ReplayResult) -> list[float] | None:
+    estimated = estimate([_without_times(row.steps) for row in result.rows])
+    return [round(value, 4) for value in estimated.tau_interval] if estimated else None
 
 
-def _untimed(steps: Sequence[Step]) -> StepTiming:
+def _without_times(steps: Sequence[Step]) -> StepTiming:
     tokens = np.array([len(step.tokens) for step in steps if step.counted], dtype=float)
     return StepTiming(tokens, np.ones(len(tokens)), np.ones(1))
 
@@ -182,24 +183,24 @@ def playground_answer(row: ReplayedRow, tokenizer: Any, source: str) -> dict[str
     return {"messages": messages, "records": records, "text": stream.text, "summary": summary}
 
 
-def project_times(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
-    """The steps with predicted times on the machine of `costs` (without drafting costs: the drafting time measured
-    here), and `projected_speedup` over plain decoding, `projected_tokens_per_second`, `projected_step_ms`."""
-    rows = [replace(row, steps=[_retimed(step, costs) for step in row.steps]) for row in done.rows]
+def project_times(result: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
+    """The steps with predicted times on the machine of `costs` (without drafting costs: the measured drafting
+    time), and `projected_speedup` over plain decoding, `projected_tokens_per_second`, `projected_step_ms`."""
+    rows = [replace(row, steps=[_with_predicted_times(step, costs) for step in row.steps]) for row in result.rows]
     counted = [step for row in rows for step in row.steps if step.counted]
     tokens = sum(len(step.tokens) for step in counted)
-    spent = sum(map(milliseconds, counted))
-    if not counted or not spent:
-        return done, {}
-    figures = {
-        "projected_speedup": round(tokens * costs.step(DraftShape(PLAIN)) / spent, 3),
-        "projected_tokens_per_second": round(tokens / spent * 1e3, 2),
-        "projected_step_ms": round(spent / len(counted), 3),
+    total_ms = sum(map(milliseconds, counted))
+    if not counted or not total_ms:
+        return result, {}
+    metrics = {
+        "projected_speedup": round(tokens * costs.step(DraftShape(PLAIN)) / total_ms, 3),
+        "projected_tokens_per_second": round(tokens / total_ms * 1e3, 2),
+        "projected_step_ms": round(total_ms / len(counted), 3),
     }
-    return ReplayResult(rows, done.skipped), figures
+    return ReplayResult(rows, result.skipped), metrics
 
 
-def _retimed(step: Step, costs: Costs) -> Step:
+def _with_predicted_times(step: Step, costs: Costs) -> Step:
     if step.kind == "prefill":
         return step
     drafted = step.drafted
@@ -210,11 +211,11 @@ def _retimed(step: Step, costs: Costs) -> Step:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A target, and `make`, which creates a drafter for each recording."""
+class ReplaySetup:
+    """A target, and `new_drafter`, which creates a drafter for each recording."""
 
     target: TeacherForcedTarget | RecordedTarget
-    make: Callable[[], Drafter]
+    new_drafter: Callable[[], Drafter]
 
     def costs(self) -> Costs | None:
         """Measured costs of the base's forwards at the length of the last recording; None without a base."""
@@ -224,13 +225,13 @@ class Opened:
         return Costs({1: forward}, machine=describe_machine(self.target.base.device)) if forward else None
 
 
-def open_with_base(base: LoadedBase, draft: Any, options: dict[str, Any]) -> Opened:
+def open_with_base(base: LoadedBase, draft: Any, options: dict[str, Any]) -> ReplaySetup:
     """A draft with its base model."""
     target = forced_target(base, MAX_LENGTH)
-    return Opened(target, lambda: make_drafter(target, draft, options))
+    return ReplaySetup(target, lambda: make_drafter(target, draft, options))
 
 
-def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> Opened:
+def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> ReplaySetup:
     """A small model with the same tokenizer as the recorded model, without that model."""
     if is_checkpoint(folder):
         raise BadInput(f"{folder}: is a checkpoint made for a base; give BASE@CHECKPOINT, or a model's folder.")
@@ -238,23 +239,23 @@ def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float3
     _check(options, ("depth", "tree"))
     tree = options.get("tree")
     shape = shape_from_choices(tree) if tree else chain_shape(int(options.get("depth", 4)))
-    target = fast_target(model, MAX_LENGTH)
-    reader = UnloadedBase(model.tokenizer, model.eos_ids, model.vocab_size)
-    return Opened(RecordedTarget(reader, target.max_length), lambda: StandaloneDrafter(target, shape, model.vocab_size))
+    draft = fast_target(model, MAX_LENGTH)
+    target = RecordedTarget(UnloadedBase(model.tokenizer, model.eos_ids, model.vocab_size), draft.max_length)
+    return ReplaySetup(target, lambda: StandaloneDrafter(draft, shape, model.vocab_size))
 
 
-def open_prompt_lookup(folder: Path, options: dict[str, Any]) -> Opened:
+def open_prompt_lookup(folder: Path, options: dict[str, Any]) -> ReplaySetup:
     """Prompt lookup, which needs only a tokenizer."""
     tokenizer = load_tokenizer(folder)
-    reader = UnloadedBase(tokenizer, read_eos_ids(folder, tokenizer), len(tokenizer))
+    unloaded = UnloadedBase(tokenizer, read_eos_ids(folder, tokenizer), len(tokenizer))
     lookup = {name: value for name, value in options.items() if name != "drafter"}
     _check(lookup, ("depth", "width", "max_ngram", "min_ngram"))
-    return Opened(RecordedTarget(reader, MAX_LENGTH), lambda: NgramDrafter(**lookup))
+    return ReplaySetup(RecordedTarget(unloaded, MAX_LENGTH), lambda: NgramDrafter(**lookup))
 
 
-def _check(options: dict[str, Any], known: tuple[str, ...]) -> None:
-    if unknown := set(options) - set(known):
-        raise BadInput(f"--set {sorted(unknown)[0]}: this draft takes {', '.join(known)}.")
+def _check(options: dict[str, Any], allowed: tuple[str, ...]) -> None:
+    if unknown := set(options) - set(allowed):
+        raise BadInput(f"--set {sorted(unknown)[0]}: this draft takes {', '.join(allowed)}.")
     for name, value in options.items():
         if name != "tree" and (type(value) is not int or not 1 <= value <= 1024):
             raise BadInput(f"--set {name}: expected a whole number from 1 to 1024, got {value!r}.")

@@ -1,7 +1,7 @@
 """Evaluate a server: the speed seen by a client, and the acceptance published by the server. Does not import torch.
 
 Questions are sent one at a time, so that the difference of the server's counters belongs to one answer. Other clients
-disturb the counters, but not servers that return figures with each answer.
+disturb the counters, but not servers that return metrics with each answer.
 """
 
 import threading
@@ -16,8 +16,8 @@ import openai
 
 from corpus.conversations import Conversation, make_conversation_from_row, row_seed
 from corpus.endpoints import EndpointPool, short_error
-from evaluation.breakdown import PromptFigures, worst_first
-from evaluation.estimate import DRAWS, LEVEL, SEED
+from evaluation.breakdown import PromptMetrics, worst_first
+from evaluation.estimate import DRAWS, INTERVAL_PERCENTILES, SEED
 from evaluation.published import META_INFO, PublishedAcceptance, acceptance_of_answer, scrape
 from speculoos.errors import BadInput, Unavailable
 from speculoos.reporting import Reporter, check_stop
@@ -49,11 +49,11 @@ class ServedAnswer:
     tokens: int
     seconds: float
     acceptance: PublishedAcceptance | None
-    by: str = ""
+    acceptance_source: str = ""
     """Source of `acceptance`: `answers` or `counters`."""
     plain_tokens: int = 0
     plain_seconds: float = 0.0
-    same: bool | None = None
+    same_as_plain: bool | None = None
     id: str = ""
     turn: int = 0
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -69,9 +69,9 @@ class _Session:
     options: ServedRequest
     reporter: Reporter
     server: str = ""
-    before: PublishedAcceptance | None = None
+    counters_before: PublishedAcceptance | None = None
     """The server's counters after the last answer; None if it has none."""
-    done: list[ServedAnswer] = field(default_factory=list)
+    answers: list[ServedAnswer] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -85,7 +85,7 @@ def evaluate_served(
     plain_model: str = "",
 ) -> dict[str, Any]:
     """Send all questions to the first address of `endpoint`. The result has the keys of
-    `evaluation.acceptance.evaluate`, None for unpublished figures, and `source` (endpoint, model, and the source of the
+    `evaluation.acceptance.evaluate`, None for unpublished metrics, and `source` (endpoint, model, and the source of the
     acceptance: `answers`, `counters` or ""). `plain_model` is the same base without a draft.
 
     Raises Unavailable when it does not answer, BadInput without a question, Cancelled between prompts.
@@ -97,12 +97,12 @@ def evaluate_served(
     session = _Session(endpoint, EndpointPool([endpoint], model), plain, options, reporter)
     session.server = _server(session)
     _warm_up(session)
-    session.before = scrape(endpoint)
+    session.counters_before = scrape(endpoint)
     for number, row in enumerate(questions, 1):
         _question(session, row)
         reporter.progress(number, len(questions), "questions")
         check_stop(reporter)
-    if not session.done:
+    if not session.answers:
         raise Unavailable(f"{endpoint.name} answered no question: {session.failed[0]['reason']}")
     return _result(session)
 
@@ -114,7 +114,7 @@ def _server(session: _Session) -> str:
     except openai.OpenAIError as error:
         session.reporter.log(f"{session.endpoint.name} does not list its models ({short_error(error)}).", "warning")
         return ""
-    owners = [str(getattr(each, "owned_by", "") or "").lower().replace("-", "_") for each in models]
+    owners = [str(getattr(model, "owned_by", "") or "").lower().replace("-", "_") for model in models]
     return next((name for owner in owners for name in SERVERS if name == owner), "")
 
 
@@ -124,7 +124,7 @@ def _warm_up(session: _Session) -> None:
     for pool in (session.drafting, session.plain):
         if pool is not None:
             with suppress(openai.OpenAIError, ValueError):
-                _ask(session, pool, Conversation("warm-up", ["Say hello."]))
+                _complete(session, pool, Conversation("warm-up", ["Say hello."]))
 
 
 def _question(session: _Session, row: dict[str, Any]) -> None:
@@ -138,29 +138,29 @@ def _question(session: _Session, row: dict[str, Any]) -> None:
         reason = short_error(error)
         session.failed.append({"id": chat.id, "reason": reason})
         session.reporter.log(f"{chat.id}: left out, {reason}", "warning")
-        if not session.done and len(session.failed) >= FAILED_IN_A_ROW:
+        if not session.answers and len(session.failed) >= FAILED_IN_A_ROW:
             raise Unavailable(
                 f"{session.endpoint.name} does not answer: {reason}", "See its log, then retry."
             ) from None
 
 
 def _turn(session: _Session, chat: Conversation) -> None:
-    text, tokens, seconds, answer = _ask(session, session.drafting, chat)
+    text, tokens, seconds, answer = _complete(session, session.drafting, chat)
     from_answer = acceptance_of_answer(answer)
     acceptance = from_answer or _from_counters(session)
-    by = ("answers" if from_answer else "counters") * bool(acceptance)
-    answered = ServedAnswer(chat.category, tokens, seconds, acceptance, by)
+    acceptance_source = ("answers" if from_answer else "counters") * bool(acceptance)
+    answered = ServedAnswer(chat.category, tokens, seconds, acceptance, acceptance_source)
     answered.id, answered.turn, answered.messages = chat.id, len(chat.answers), chat.messages()
     if session.plain:
-        plain, answered.plain_tokens, answered.plain_seconds, _ = _ask(session, session.plain, chat)
-        answered.same = plain == text if session.options.temperature == 0 else None
-        session.before = scrape(session.endpoint) if session.before else None
-    session.done.append(answered)
+        plain, answered.plain_tokens, answered.plain_seconds, _ = _complete(session, session.plain, chat)
+        answered.same_as_plain = plain == text if session.options.temperature == 0 else None
+        session.counters_before = scrape(session.endpoint) if session.counters_before else None
+    session.answers.append(answered)
     chat.answers.append(text)
     chat.finish.append("stop")
 
 
-def _ask(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
+def _complete(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
     """(text, tokens, seconds of the successful request, whole response)."""
     options = session.options
     extra: dict[str, Any] = {"top_p": options.top_p} if options.top_p < 1 else {}
@@ -169,119 +169,119 @@ def _ask(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str
     if session.server == "sglang":
         extra["extra_body"] = META_INFO
     fields = {"max_tokens": options.max_tokens, "temperature": options.temperature, **extra}
-    reply, _ = pool.ask(threading.Event(), messages=chat.messages(), **fields)
+    reply, _ = pool.create_completion(threading.Event(), messages=chat.messages(), **fields)
     return reply.text, reply.tokens, reply.seconds, reply.body
 
 
 def _from_counters(session: _Session) -> PublishedAcceptance | None:
-    if session.before is None:
+    if session.counters_before is None:
         return None
-    before, session.before = session.before, scrape(session.endpoint)
-    difference = session.before - before if session.before else None
+    counters_before, session.counters_before = session.counters_before, scrape(session.endpoint)
+    difference = session.counters_before - counters_before if session.counters_before else None
     return difference if difference and difference.is_known else None
 
 
 def _result(session: _Session) -> dict[str, Any]:
-    done, options = session.done, session.options
-    by = ", ".join(sorted({each.by for each in done} - {""}))
-    if not by:
+    answers, options = session.answers, session.options
+    sources = ", ".join(sorted({a.acceptance_source for a in answers} - {""}))
+    if not sources:
         session.reporter.log(NO_ACCEPTANCE, "warning")
-    categories = sorted({each.category for each in done if each.category})
+    categories = sorted({a.category for a in answers if a.category})
     return {
-        **_figures(done),
-        "acceptance_by_depth": _by_depth(done),
-        **_breakdown(done),
-        "identical_to_plain": _identical(done),
-        "per_category": {name: _figures([each for each in done if each.category == name]) for name in categories},
+        **_metrics(answers),
+        "acceptance_by_depth": _by_depth(answers),
+        **_breakdown(answers),
+        "identical_to_plain": _identical(answers),
+        "per_category": {name: _metrics([a for a in answers if a.category == name]) for name in categories},
         "failed": session.failed[:100],
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "top_p": options.top_p,
         "seed": options.seed,
-        "source": {**session.drafting.config(), "server": SERVERS.get(session.server, ""), "by": by},
+        "source": {**session.drafting.config(), "server": SERVERS.get(session.server, ""), "by": sources},
     }
 
 
-def _breakdown(done: Sequence[ServedAnswer]) -> dict[str, Any]:
+def _breakdown(answers: Sequence[ServedAnswer]) -> dict[str, Any]:
     """Accepted lengths and the prompts with the lowest τ, if the server publishes them per answer. Drafted tokens are
     not published."""
-    with_acceptance = [each for each in done if each.acceptance]
+    with_acceptance = [answer for answer in answers if answer.acceptance]
     prompts = [
-        PromptFigures(
-            {"id": each.id, "turn": each.turn, "category": each.category},
-            each.acceptance.tau,
-            each.tokens,
-            round(each.acceptance.verifications),
-            each.messages,
+        PromptMetrics(
+            {"id": answer.id, "turn": answer.turn, "category": answer.category},
+            answer.acceptance.tau,
+            answer.tokens,
+            round(answer.acceptance.verifications),
+            answer.messages,
         )
-        for each in with_acceptance
+        for answer in with_acceptance
     ]
-    figures = {"per_prompt": worst_first(prompts)} if prompts else {}
-    lengths = _lengths([each.acceptance for each in with_acceptance])
-    return figures | ({"lengths": lengths} if lengths else {})
+    metrics = {"per_prompt": worst_first(prompts)} if prompts else {}
+    lengths = _lengths([answer.acceptance for answer in with_acceptance])
+    return metrics | ({"lengths": lengths} if lengths else {})
 
 
-def _lengths(with_acceptance: Sequence[PublishedAcceptance]) -> list[int]:
+def _lengths(acceptances: Sequence[PublishedAcceptance]) -> list[int]:
     """Number of verifications that emitted 1, 2, … tokens: differences of the accepted counts of consecutive depths. []
     if depths are not published or inconsistent with the number of tokens (possible for trees)."""
-    if not with_acceptance or not all(each.accepted for each in with_acceptance):
+    if not acceptances or not all(one.accepted for one in acceptances):
         return []
-    accepted = _accepted_by_depth(with_acceptance)
+    accepted = _accepted_by_depth(acceptances)
     counts = [round(this - deeper) for this, deeper in zip(accepted, [*accepted[1:], 0.0], strict=True)]
-    emitted, tokens = sum(n * count for n, count in enumerate(counts, 1)), sum(each.tokens for each in with_acceptance)
+    emitted, tokens = sum(n * count for n, count in enumerate(counts, 1)), sum(one.tokens for one in acceptances)
     return counts if min(counts) >= 0 and abs(emitted - tokens) <= TOLERANCE * tokens else []
 
 
-def _accepted_by_depth(with_acceptance: Sequence[PublishedAcceptance]) -> list[float]:
+def _accepted_by_depth(acceptances: Sequence[PublishedAcceptance]) -> list[float]:
     """Number of verifications, followed by the accepted draft tokens at depth 1, 2, …"""
-    by_depth = map(sum, zip_longest(*(each.accepted for each in with_acceptance), fillvalue=0.0))
-    return [sum(each.verifications for each in with_acceptance), *by_depth]
+    by_depth = map(sum, zip_longest(*(one.accepted for one in acceptances), fillvalue=0.0))
+    return [sum(one.verifications for one in acceptances), *by_depth]
 
 
-def _identical(done: Sequence[ServedAnswer]) -> bool | None:
-    compared = [each.same for each in done if each.same is not None]
+def _identical(answers: Sequence[ServedAnswer]) -> bool | None:
+    compared = [answer.same_as_plain for answer in answers if answer.same_as_plain is not None]
     return all(compared) if compared else None
 
 
-def _figures(done: Sequence[ServedAnswer]) -> dict[str, Any]:
+def _metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any]:
     """Totals over prompts, with intervals from a bootstrap over prompts."""
-    known = np.array([(a.acceptance.tokens, a.acceptance.verifications) for a in done if a.acceptance]).reshape(-1, 2)
-    times = np.array([(a.tokens, a.seconds, a.plain_tokens, a.plain_seconds) for a in done], dtype=float)
+    counts = np.array([(a.tokens, a.verifications) for a in (b.acceptance for b in answers) if a]).reshape(-1, 2)
+    times = np.array([(a.tokens, a.seconds, a.plain_tokens, a.plain_seconds) for a in answers], dtype=float)
     tokens, seconds, plain_tokens, plain_seconds = times.sum(0)
     compared = bool(plain_tokens and tokens and plain_seconds and seconds)
     return {
-        "mean_accepted_length": _ratio(*known.sum(0)) if len(known) else None,
-        "mean_accepted_length_interval": _interval(known, lambda sums: sums[:, 0] / sums[:, 1]),
+        "mean_accepted_length": _ratio(*counts.sum(0)) if len(counts) else None,
+        "mean_accepted_length_interval": _interval(counts, lambda totals: totals[:, 0] / totals[:, 1]),
         "speedup": round((tokens / seconds) / (plain_tokens / plain_seconds), 3) if compared else None,
         "speedup_interval": _interval(times if compared else times[:0], _speedups),
         "tokens_per_second": _ratio(tokens, seconds),
         "plain_tokens_per_second": _ratio(plain_tokens, plain_seconds) if compared else None,
-        "prompts": len(done),
+        "prompts": len(answers),
         "tokens": int(tokens),
     }
 
 
-def _ratio(over: float, under: float) -> float | None:
-    return round(float(over / under), 4) if under else None
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return round(float(numerator / denominator), 4) if denominator else None
 
 
-def _speedups(sums: np.ndarray) -> np.ndarray:
+def _speedups(totals: np.ndarray) -> np.ndarray:
     """[draws] from [draws, (tokens, seconds, plain tokens, plain seconds)]."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3])
+        return (totals[:, 0] / totals[:, 1]) / (totals[:, 2] / totals[:, 3])
 
 
-def _interval(rows: np.ndarray, figure: Any) -> list[float] | None:
-    """95 % bootstrap interval of `figure` over prompts; None with fewer than two."""
+def _interval(rows: np.ndarray, statistic: Any) -> list[float] | None:
+    """95 % bootstrap interval of `statistic` over prompts; None with fewer than two."""
     if len(rows) < 2:
         return None
     draws = np.random.default_rng(SEED).integers(len(rows), size=(DRAWS, len(rows)))
-    values = figure(rows[draws].sum(1))
+    values = statistic(rows[draws].sum(1))
     values = values[np.isfinite(values)]
-    return [round(float(value), 4) for value in np.percentile(values, LEVEL)] if len(values) else None
+    return [round(float(value), 4) for value in np.percentile(values, INTERVAL_PERCENTILES)] if len(values) else None
 
 
-def _by_depth(done: Sequence[ServedAnswer]) -> list[float]:
+def _by_depth(answers: Sequence[ServedAnswer]) -> list[float]:
     """Acceptance rate given an accepted parent, by depth."""
-    accepted = _accepted_by_depth([each.acceptance for each in done if each.acceptance and each.acceptance.accepted])
-    return [round(after / before, 4) for before, after in zip(accepted, accepted[1:], strict=False) if before]
+    accepted = _accepted_by_depth([a.acceptance for a in answers if a.acceptance and a.acceptance.accepted])
+    return [round(after / parent, 4) for parent, after in zip(accepted, accepted[1:], strict=False) if parent]

@@ -66,7 +66,7 @@ class AcceptanceCurves:
     def _dynamic(self) -> Iterable[DraftShape]:
         for depth, by_size in self.sizes.items():
             levels = (1, *[WIDEST_TREE["top_k"]] * (depth - 1))
-            for nodes in (n for n in TREES if n in by_size and depth < n <= most_nodes(depth)):
+            for nodes in (n for n in TREES if n in by_size and depth < n <= max_tree_nodes(depth)):
                 options = {"depth": depth - 1, "top_k": WIDEST_TREE["top_k"], "nodes": nodes}
                 yield DraftShape(TREE, nodes, depth, by_size[nodes], levels, options)
 
@@ -85,14 +85,14 @@ def chain_options(depth: int, dynamic: bool) -> dict[str, Any]:
     return {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if dynamic else {"tree": [[0] * depth]}
 
 
-def most_nodes(depth: int) -> int:
+def max_tree_nodes(depth: int) -> int:
     """Maximum nodes of a dynamic tree: the root, its children, and `width` children of each of the `width` best nodes
     of every further level."""
     width = WIDEST_TREE["top_k"]
     return 1 + width + (depth - 1) * width * width
 
 
-def chain_shares(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
+def chain_rates(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
     """P(first d drafted tokens accepted) for d up to `depth`, over the counted verifications of a chain."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     if not counted:
@@ -108,13 +108,13 @@ def curves_of_trace(steps: Sequence[Step]) -> AcceptanceCurves:
     values = values_from_steps(steps)
     deepest = max(max(step.drafted.depths, default=0) for step in counted)
     chain = tuple(values.get((0,) * depth, 0.0) for depth in range(1, deepest + 1))
-    largest = max(len(step.drafted.tokens) for step in counted) + 1
-    sizes = [size for size in TREES if size <= largest]
+    max_nodes = max(len(step.drafted.tokens) for step in counted) + 1
+    sizes = [size for size in TREES if size <= max_nodes]
     by_depth = {depth: lengths_by_size(steps, sizes, depth) for depth in range(1, deepest + 1)}
     return AcceptanceCurves(chain, by_depth, verifications=len(counted))
 
 
-def curves_of_shares(by_depth: Sequence[float]) -> AcceptanceCurves:
+def curves_of_rates(by_depth: Sequence[float]) -> AcceptanceCurves:
     """Chains only, from an evaluation's acceptance by depth (conditional on the previous depth)."""
     return AcceptanceCurves(tuple(math.prod(by_depth[:depth]) for depth in range(1, len(by_depth) + 1)))
 

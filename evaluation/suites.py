@@ -1,6 +1,6 @@
 """Import of benchmark suites as question sets: MT-Bench, HumanEval, GSM8K and Spec-Bench from their published files.
 
-Parsing is strict: one question in another format fails the import, since figures on a part of a suite are not figures
+Parsing is strict: one question in another format fails the import, since results on a part of a suite are not results
 on that suite.
 """
 
@@ -21,7 +21,7 @@ from speculoos.reporting import Reporter
 from speculoos.suites import SUITES
 
 GZIP = b"\x1f\x8b"
-MAX_UNPACKED = 64 << 20
+MAX_DECOMPRESSED = 64 << 20
 """Maximum unpacked bytes of a gzip file."""
 FIELDS = frozenset(
     ("turns", "prompt", "question", "answer", "category", "reference", "canonical_solution", "question_id", "task_id")
@@ -37,10 +37,10 @@ TASKS = {
     "math_reasoning": "mathematical reasoning",
     "rag": "retrieval-augmented generation",
 }
-"""{Spec-Bench category: one of the six tasks for which its figures are reported (Xia et al. 2024, section 4)}."""
+"""{Spec-Bench category: one of the six tasks for which its results are reported (Xia et al. 2024, section 4)}."""
 CATEGORIES = {"humaneval": "code", "gsm8k": "math"}
 """Category of all questions of a suite that names none."""
-COMPLETE = "Complete this Python function.\n\n```python\n{}\n```"
+COMPLETION_PROMPT = "Complete this Python function.\n\n```python\n{}\n```"
 
 
 def import_suite(
@@ -56,7 +56,7 @@ def import_suite(
     `corpus.importing.import_prompts`. Raises BadInput with file, line and field for a file in another format."""
     check_suite(suite)
     name = original_name or Path(path).name
-    with _unpacked(Path(path), name) as file:
+    with _decompressed(Path(path), name) as file:
         rows = read_suite(file, suite, name, limit)
         return write_rows(path, rows, folder, reporter, "question", original_name=name, kind="prompts", suite=suite)
 
@@ -80,23 +80,23 @@ def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> I
 
 
 @contextmanager
-def _unpacked(path: Path, name: str) -> Iterator[Path]:
+def _decompressed(path: Path, name: str) -> Iterator[Path]:
     """The file, or the content of a gzip file in a temporary folder."""
     try:
         with open(path, "rb") as handle:
-            is_packed = handle.read(2) == GZIP
-        if is_packed:
-            with gzip.open(path) as packed:
-                content = packed.read(MAX_UNPACKED + 1)
+            is_gzip = handle.read(2) == GZIP
+        if is_gzip:
+            with gzip.open(path) as compressed:
+                content = compressed.read(MAX_DECOMPRESSED + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise BadInput(f"{name}: its packing (gzip) is damaged; get it again.") from None
     except OSError as error:
         raise BadInput(f"{name}: cannot be read ({error.strerror or error}).") from None
-    if not is_packed:
+    if not is_gzip:
         yield path
         return
-    if len(content) > MAX_UNPACKED:
-        raise BadInput(f"{name}: unpacks to more than {MAX_UNPACKED >> 20} MiB, which no suite does.")
+    if len(content) > MAX_DECOMPRESSED:
+        raise BadInput(f"{name}: unpacks to more than {MAX_DECOMPRESSED >> 20} MiB, which no suite does.")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / Path(name.removesuffix(".gz") or "questions.jsonl").name
         target.write_bytes(content)
@@ -121,7 +121,7 @@ def _turns_and_answers(record: dict[str, Any], suite: str) -> tuple[list[str], l
     """(user turns, reference answers), from the suite's own fields, or else from `turns` and `reference`."""
     if suite == "humaneval" and not is_filled(record.get("turns")):
         _require(record, "task_id")
-        prompt = COMPLETE.format(_text(record, "prompt").strip("\n"))
+        prompt = COMPLETION_PROMPT.format(_text(record, "prompt").strip("\n"))
         return [prompt], _texts([record.get("canonical_solution")])
     if suite == "gsm8k" and not is_filled(record.get("turns")):
         return [_text(record, "question")], _texts([record.get("answer")])

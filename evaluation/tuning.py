@@ -18,7 +18,7 @@ from decoding.step import Step
 from decoding.target import Target, fast_target
 from decoding.tuning import TreePlan, lengths_by_size, measure_forward, plan_dynamic, plan_tree, values_from_steps
 from evaluation.estimate import DRAWS, SEED, interval_of
-from evaluation.machine import describe_machine, load_figures
+from evaluation.machine import cpu_load_result, describe_machine
 from evaluation.questions import turns
 from models.base import LoadedBase
 from models.chat import render
@@ -41,7 +41,7 @@ class TunedDraft:
     plan: TreePlan
     measured: dict[str, Any] = field(default_factory=dict)
 
-    def finding(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The result stored in database rows: verdict, tree and candidates."""
         plan = self.plan
         return {
@@ -64,10 +64,10 @@ def tune(
     reporter: Reporter,
     *,
     max_tokens: int = 48,
-    counts: bool = False,
+    report_progress: bool = False,
 ) -> TunedDraft:
     """The best tree for `draft` on this machine, from answers of up to `max_tokens` to the first turns of `questions`,
-    which are truncated to fit the context. `counts`: report progress.
+    which are truncated to fit the context. `report_progress`: report the questions done.
 
     Repacks the base's weights (fast_target). Raises Cancelled between questions when the reporter requests a stop.
     """
@@ -79,11 +79,11 @@ def tune(
         answers.append(_run(target, draft, space.at_depth(space.deepest), prompt, max_tokens))
         steps += answers[-1]
         note = f"τ {summarize(steps).mean_accepted_length:.2f} with the widest tree"
-        if counts:
+        if report_progress:
             reporter.progress(number, len(prompts) + 1, "measurements", note)
         check_stop(reporter)
     target.prefill(prompts[0])
-    times = _Times(
+    times = _StepTimes(
         [measure_forward(target, rounds=1) for _ in range(ROUNDS)],
         _draft_times(target, draft, space, prompts[0]),
         [s.ms_other for s in steps if s.kind == "verify"],
@@ -95,20 +95,20 @@ def tune(
     else:
         plan = plan_tree(values_from_steps(steps), costs, draft_ms, other_ms)
         drafting = {"tree": [list(choice) for choice in plan.choices]}
-    if counts:
+    if report_progress:
         reporter.progress(len(prompts) + 1, len(prompts) + 1, "measurements")
-    measured = _measured(base, steps, costs, [draft_ms(depth) for depth in range(1, space.deepest + 1)], other_ms)
+    measured = _measurements(base, steps, costs, [draft_ms(depth) for depth in range(1, space.deepest + 1)], other_ms)
     intervals = _intervals(plan, answers, times)
-    measured |= intervals | load_figures(load, reporter, intervals["timing_noise"])
+    measured |= intervals | cpu_load_result(load, reporter, intervals["timing_noise"])
     return TunedDraft(drafting if plan.nodes else {}, plan, {**measured, "questions": len(prompts)})
 
 
-def _measured(
+def _measurements(
     base: LoadedBase, steps: Sequence[Step], costs: dict[int, float], draft_ms: Sequence[float], other_ms: float
 ) -> dict[str, Any]:
-    shares = acceptance_by_rank(steps)
+    acceptance = acceptance_by_rank(steps)
     return {
-        "by_rank": [[None if s is None else round(s, 4) for s in ranks] for ranks in shares],
+        "by_rank": [[None if s is None else round(s, 4) for s in ranks] for ranks in acceptance],
         "forward_ms": {str(nodes): round(ms, 4) for nodes, ms in costs.items()},
         "draft_ms": [round(ms, 4) for ms in draft_ms],
         "other_ms": round(other_ms, 4),
@@ -146,7 +146,7 @@ def _draft_times(target: Target, draft: Any, space: TuningSpace, prompt: list[in
 
 
 @dataclass(frozen=True)
-class _Times:
+class _StepTimes:
     """Measured milliseconds. `rounds`: a forward by nodes, per round; `draft`: drafting by depth; `other`: the rest of
     the steps."""
 
@@ -164,11 +164,11 @@ class _Times:
         slope = max((high - low) / (last - first), 0.0) if last > first else 0.0
         return forward, lambda depth: low + slope * (depth - first), statistics.median(self.other)
 
-    def resampled(self, draw: np.random.Generator) -> "_Times":
+    def resampled(self, rng: np.random.Generator) -> "_StepTimes":
         """A bootstrap sample: each list resampled with replacement."""
-        draft = {depth: draw.choice(times, len(times)) for depth, times in self.draft.items()}
-        rounds = [self.rounds[n] for n in draw.integers(len(self.rounds), size=len(self.rounds))]
-        return _Times(rounds, draft, draw.choice(self.other, len(self.other)))
+        draft = {depth: rng.choice(times, len(times)) for depth, times in self.draft.items()}
+        rounds = [self.rounds[n] for n in rng.integers(len(self.rounds), size=len(self.rounds))]
+        return _StepTimes(rounds, draft, rng.choice(self.other, len(self.other)))
 
     def step_ratio(self, nodes: int, depth: int) -> float:
         """Time of a plain step divided by that of a step with such a tree."""
@@ -176,25 +176,25 @@ class _Times:
         return (forward[1] + other) / (interpolate(forward, nodes) + draft_ms(depth) + other)
 
 
-def _intervals(plan: TreePlan, answers: Sequence[Sequence[Step]], times: _Times) -> dict[str, Any]:
-    """95 % intervals of the plan's figures by a bootstrap over answers, their steps and the measured times, and
+def _intervals(plan: TreePlan, answers: Sequence[Sequence[Step]], times: _StepTimes) -> dict[str, Any]:
+    """95 % intervals of the plan's estimates by a bootstrap over answers, their steps and the measured times, and
     `timing_noise`, the relative standard error of the speedup due to timing. If plain decoding is faster, the noise is
     that of the smallest tree, and the intervals are None."""
-    draw = np.random.default_rng(SEED)
-    ratios = np.array([times.resampled(draw).step_ratio(plan.nodes or 2, plan.depth or 1) for _ in range(DRAWS)])
+    rng = np.random.default_rng(SEED)
+    ratios = np.array([times.resampled(rng).step_ratio(plan.nodes or 2, plan.depth or 1) for _ in range(DRAWS)])
     noise = {"timing_noise": round(float(ratios.std() / ratios.mean()), 4)}
     lengths = [np.array(values) for answer in answers if (values := _lengths(plan, answer))]
     if not plan.nodes or not lengths:
         return {"expected_tau_interval": None, "expected_speedup_interval": None, **noise}
-    taus = np.array([_resampled_mean(lengths, draw) for _ in range(DRAWS)])
+    taus = np.array([_resampled_mean(lengths, rng) for _ in range(DRAWS)])
     intervals = {"expected_tau_interval": interval_of(taus), "expected_speedup_interval": interval_of(taus * ratios)}
     return {key: [round(end, 4) for end in ends] for key, ends in intervals.items()} | noise
 
 
-def _resampled_mean(lengths: Sequence[np.ndarray], draw: np.random.Generator) -> float:
+def _resampled_mean(lengths: Sequence[np.ndarray], rng: np.random.Generator) -> float:
     """Mean over answers resampled with replacement, and resampled steps of each."""
-    chosen = (lengths[n] for n in draw.integers(len(lengths), size=len(lengths)))
-    return float(np.concatenate([draw.choice(each, len(each)) for each in chosen]).mean())
+    chosen = (lengths[n] for n in rng.integers(len(lengths), size=len(lengths)))
+    return float(np.concatenate([rng.choice(each, len(each)) for each in chosen]).mean())
 
 
 def _lengths(plan: TreePlan, answer: Sequence[Step]) -> list[float]:

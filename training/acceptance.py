@@ -59,8 +59,8 @@ class Acceptance:
         self.steps += steps
         self.emitted += emitted
         for ranks in outcome.ranks.tolist():  # [0, 2, 99] counts (0,) and (0, 2)
-            inside = tuple(takewhile(lambda rank: rank < WIDTH, ranks))
-            self.paths.update(inside[:depth] for depth in range(1, len(inside) + 1))
+            path_ranks = tuple(takewhile(lambda rank: rank < WIDTH, ranks))
+            self.paths.update(path_ranks[:depth] for depth in range(1, len(path_ranks) + 1))
 
 
 def simulate_steps(runs: list[int], positions: list[tuple[int, int]]) -> tuple[int, int]:
@@ -104,7 +104,7 @@ class StepMetrics:
     valid: Tensor | None = None
     tokens: int = 0
     steps: int = 0
-    since: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
     def add(self, loss: Tensor, hits: Tensor, valid: Tensor) -> None:
         self.loss = self.loss + loss
@@ -126,7 +126,7 @@ class StepMetrics:
         hits, valid = totals[1:].chunk(2)
         rates = (hits / valid.clamp(min=1)).tolist()
         top1 = {f"train/top1_{depth_name}{i}": rate for i, rate in enumerate(rates, 1)}
-        seconds = max(time.monotonic() - self.since, 1e-9)
+        seconds = max(time.monotonic() - self.started, 1e-9)
         on_gpu = device.type == "cuda"
         used = torch.cuda.max_memory_allocated(device) if on_gpu else psutil.Process().memory_info().rss
         return {

@@ -1,6 +1,6 @@
 """Data set folder → conversations with loss masks → batches of similar length, in an order fixed by the seed.
 
-Works on data set files and token ids, without a model. Truncated, dropped and used rows are counted in a DataReport.
+Works on data set files and token ids, without a model. Truncated, dropped and used rows are counted in DataStats.
 """
 
 import hashlib
@@ -39,7 +39,9 @@ class TokenisedConversation:
 
 
 @dataclass
-class DataReport:
+class DataStats:
+    """Counts of used, truncated and dropped conversations of the training data."""
+
     conversations: int = 0
     tokens: int = 0
     loss_tokens: int = 0
@@ -48,8 +50,8 @@ class DataReport:
     dropped: Counter[str] = field(default_factory=Counter)
     mask_sources: Counter[str] = field(default_factory=Counter)
 
-    def __add__(self, other: "DataReport") -> "DataReport":
-        return DataReport(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+    def __add__(self, other: "DataStats") -> "DataStats":
+        return DataStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "dropped": dict(self.dropped), "mask_sources": dict(self.mask_sources)}
@@ -85,13 +87,13 @@ def load_conversations(
     eos_ids: Sequence[int] = (),
     tokenizer_sha256: str = "",
     reporter: Reporter | None = None,
-) -> tuple[list[TokenisedConversation], DataReport]:
-    """All usable conversations, truncated to `max_length` tokens and memory-mapped, and a report. Raises BadInput when
-    the data's token ids come from another tokenizer, or when no conversation is usable."""
+) -> tuple[list[TokenisedConversation], DataStats]:
+    """All usable conversations, truncated to `max_length` tokens and memory-mapped, and their statistics. Raises
+    BadInput when the data's token ids come from another tokenizer, or when no conversation is usable."""
     data_tokenizer = read_json(Path(folder) / "dataset.json").get("tokenizer_sha256", "")
     other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
     result = tokenise_dataset(folder, tokenizer, eos_ids, reporter)
-    report, conversations = DataReport(), []
+    stats, conversations = DataStats(), []
     for tokens in result.read():
         if tokens.largest_id >= 0 and other_tokenizer:
             raise BadInput(f"The data in {folder} was made with another tokenizer than the base's; {HINT}")
@@ -99,27 +101,27 @@ def load_conversations(
             raise BadInput(
                 f"The data in {folder} holds token id {tokens.largest_id}, the base has {vocab_size}; {HINT}"
             )
-        report.dropped.update(tokens.dropped.values())
+        stats.dropped.update(tokens.dropped.values())
         rows = (
-            make_conversation(*tokens.tokens(index), info, max_length, report) for index, info in enumerate(tokens.rows)
+            make_conversation(*tokens.tokens(index), info, max_length, stats) for index, info in enumerate(tokens.rows)
         )
         conversations += [row for row in rows if row]
     if not conversations:
-        reasons = ", ".join(f"{n} × {reason}" for reason, n in report.dropped.most_common(3)) or "it has no rows"
+        reasons = ", ".join(f"{n} × {reason}" for reason, n in stats.dropped.most_common(3)) or "it has no rows"
         raise BadInput(f"No conversation in {folder} can be trained on: {reasons}.")
-    return conversations, report
+    return conversations, stats
 
 
 def split_held_out(
-    conversations: Sequence[TokenisedConversation], fraction: float, most: int, seed: int
+    conversations: Sequence[TokenisedConversation], fraction: float, max_groups: int, seed: int
 ) -> tuple[list[TokenisedConversation], list[TokenisedConversation]]:
     """(training, held out), split by prompt; one at least is held out if there are two. Independent of the order."""
     groups = sorted({c.group for c in conversations}, key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
-    count = min(round(len(groups) * fraction), most, len(groups) - 1)
-    if fraction and most and len(groups) > 1:
+    count = min(round(len(groups) * fraction), max_groups, len(groups) - 1)
+    if fraction and max_groups and len(groups) > 1:
         count = max(count, 1)
-    held = set(groups[: max(count, 0)])
-    return [c for c in conversations if c.group not in held], [c for c in conversations if c.group in held]
+    held_out = set(groups[: max(count, 0)])
+    return [c for c in conversations if c.group not in held_out], [c for c in conversations if c.group in held_out]
 
 
 def make_batches(conversations: Sequence[TokenisedConversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
@@ -154,23 +156,23 @@ def collate(conversations: Sequence[TokenisedConversation], index: int = 0) -> B
 
 
 def make_conversation(
-    ids: Tensor, mask: Tensor, info: Mapping[str, str], max_length: int, report: DataReport
+    ids: Tensor, mask: Tensor, info: Mapping[str, str], max_length: int, stats: DataStats
 ) -> TokenisedConversation | None:
-    """A row as a conversation truncated to `max_length`, counted in `report`; None when no token is in the loss."""
+    """A row as a conversation truncated to `max_length`, counted in `stats`; None when no token is in the loss."""
     if bool(mask.all()):
-        report.dropped["every token counts, so there is no prompt"] += 1
+        stats.dropped["every token counts, so there is no prompt"] += 1
         return None
     if len(ids) > max_length:
-        report.truncated += 1
-        report.truncated_tokens += len(ids) - max_length
+        stats.truncated += 1
+        stats.truncated_tokens += len(ids) - max_length
         ids, mask = ids[:max_length], mask[:max_length]
     if not (counted := int(mask.sum())):
-        report.dropped["no token of an answer counts"] += 1
+        stats.dropped["no token of an answer counts"] += 1
         return None
-    report.conversations += 1
-    report.tokens += len(ids)
-    report.loss_tokens += counted
-    report.mask_sources[info["mask_source"]] += 1
+    stats.conversations += 1
+    stats.tokens += len(ids)
+    stats.loss_tokens += counted
+    stats.mask_sources[info["mask_source"]] += 1
     return TokenisedConversation(info["id"], ids, mask, info["group"], info["category"])
 
 
@@ -184,8 +186,8 @@ def choose_vocabulary(
         raise BadInput(f"draft_vocab_size: {limit}, got {config.draft_vocab_size}; give {vocab_size} or less.")
     counts = torch.zeros(vocab_size, dtype=torch.int64)  # how often each token counts in the loss
     for first in range(0, len(conversations), COUNTED_TOGETHER):
-        some = [c.token_ids[c.mask] for c in conversations[first : first + COUNTED_TOGETHER]]
-        counts += torch.bincount(torch.cat(some).long(), minlength=vocab_size)
+        answer_tokens = [c.token_ids[c.mask] for c in conversations[first : first + COUNTED_TOGETHER]]
+        counts += torch.bincount(torch.cat(answer_tokens).long(), minlength=vocab_size)
     order = torch.sort(counts, descending=True, stable=True).indices
     total = max(int(counts.sum()), 1)
     size = config.draft_vocab_size or vocab_size
@@ -193,6 +195,6 @@ def choose_vocabulary(
         covered = counts[order].double().cumsum(0) / total
         size = int(torch.searchsorted(covered, config.draft_vocab_coverage).clamp(max=vocab_size - 1)) + 1
         size = min(-(-size // 64) * 64, vocab_size)  # rows fill whole cache lines
-    always = torch.tensor(sorted(i for i in base.eos_ids if i < vocab_size), dtype=torch.int64)
-    ids = torch.cat([always, order[~torch.isin(order, always)]])[:size].sort().values
+    required_ids = torch.tensor(sorted(i for i in base.eos_ids if i < vocab_size), dtype=torch.int64)
+    ids = torch.cat([required_ids, order[~torch.isin(order, required_ids)]])[:size].sort().values
     return ids, f"Draft vocabulary of {size} tokens covers {int(counts[ids].sum()) / total:.2%} of the answers."

@@ -25,14 +25,14 @@ from models.methods.settings import TrainConfig, max_length_error
 from models.starter import installed
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.files import new_folder
-from training.batches import Batch, DataReport, TokenisedConversation, collate, make_conversation
+from training.batches import Batch, DataStats, TokenisedConversation, collate, make_conversation
 from training.masks import mask_conversation
 from training.method import make_method
 from training.samples import ModelAnswer, copy_as_loaded, draft_answer
 from training.token_files import row_info
 
 BASE = "base"  # folder of a copied base model, inside the draft's folder
-OWN = "method."  # prefix of names in this module's state dict; a checkpoint has the draft's names
+METHOD_PREFIX = "method."  # prefix of names in this module's state dict; a checkpoint has the draft's names
 
 
 def conversations_from(
@@ -43,12 +43,12 @@ def conversations_from(
     if max_length is not None and max_length > base.max_length:
         raise max_length_error(base.max_length, max_length)
     limit = max_length or min(SETTINGS["max_length"].default, base.max_length)
-    report = DataReport()
+    stats = DataStats()
     conversations = []
     for row in rows:
         masked = mask_conversation(row, base.tokenizer, base.eos_ids)
         ids, mask = torch.tensor(masked.token_ids, dtype=torch.int32), torch.tensor(masked.mask)
-        conversations.append(make_conversation(ids, mask, row_info(row, masked), limit, report))
+        conversations.append(make_conversation(ids, mask, row_info(row, masked), limit, stats))
     return [conversation for conversation in conversations if conversation]
 
 
@@ -79,7 +79,7 @@ def load(
     settings = {**stored, "device": device} if isinstance(stored, Mapping) else {"device": device}
     settings = {name: value for name, value in settings.items() if name not in ("method", "draft_path")}
     options = train_config(config["speculoos_method"], **settings)
-    draft = TrainableDraft(base or _named_base(folder, config, options), options, conversations, folder)
+    draft = TrainableDraft(base or _load_recorded_base(folder, config, options), options, conversations, folder)
     draft.notices = base_notices(config, draft.base_sha256())
     return draft
 
@@ -158,14 +158,14 @@ class TrainableDraft(PreTrainedModel):
         """Called by Trainer: write the files of `save` in training precision; other files in the folder remain."""
         if is_main_process:
             Path(save_directory).mkdir(parents=True, exist_ok=True)
-            names = {value.data_ptr(): name for name, value in stored_tensors(self.draft).items()}
-            own = {name: names.get(value.data_ptr()) for name, value in self.state_dict().items()}
-            tensors = {stored: value for name, value in (state_dict or {}).items() if (stored := own[name])} or None
+            by_pointer = {value.data_ptr(): name for name, value in stored_tensors(self.draft).items()}
+            names = {name: by_pointer.get(value.data_ptr()) for name, value in self.state_dict().items()}
+            tensors = {stored: value for name, value in (state_dict or {}).items() if (stored := names[name])} or None
             write_draft(save_directory, self.draft, self._info({}), tensors=tensors)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state dict of this module, or of a checkpoint."""
-        if all(name.startswith(OWN) for name in state_dict):
+        if all(name.startswith(METHOD_PREFIX) for name in state_dict):
             return super().load_state_dict(state_dict, strict, assign)
         expected = stored_tensors(self.draft)
         missing, unexpected = [n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected]
@@ -183,9 +183,9 @@ class TrainableDraft(PreTrainedModel):
 
     def _info(self, info: dict[str, Any]) -> dict[str, Any]:
         path = Path(self.base.path)
-        known = {"settings": self.settings.to_json(), "base_sha256": self.base_sha256(), **self._drafting}
+        recorded = {"settings": self.settings.to_json(), "base_sha256": self.base_sha256(), **self._drafting}
         field = {"base_path": str(path.resolve())} if path.is_dir() else {}
-        return {"base": path.name if path.is_dir() else str(path), **field, **known, **info}
+        return {"base": path.name if path.is_dir() else str(path), **field, **recorded, **info}
 
 
 def _copy_base(base: LoadedBase, folder: Path) -> None:
@@ -200,7 +200,7 @@ def _copy_base(base: LoadedBase, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
-def _named_base(folder: Path, config: dict[str, Any], settings: TrainConfig) -> LoadedBase:
+def _load_recorded_base(folder: Path, config: dict[str, Any], settings: TrainConfig) -> LoadedBase:
     path = config.get("base_path", "")
     base_folder = folder / path if path else installed(config.get("base_sha256", ""))
     if base_folder is None or not base_folder.is_dir():

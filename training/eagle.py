@@ -30,12 +30,12 @@ from training.losses import soft_loss
 from training.medusa import medusa_labels
 from training.method import (
     Outcome,
+    PaddedStates,
     RequiredStates,
-    States,
     forward_states,
     label_ranks,
+    outcome_of_loss_sums,
     outcome_of_ranks,
-    outcome_of_sums,
 )
 
 
@@ -56,12 +56,12 @@ class EagleMethod(nn.Module):
         self.draft.float()
         self._head = base.head.to(torch.float32)
 
-    def wanted(self, batch: Batch) -> RequiredStates:
+    def required_states(self, batch: Batch) -> RequiredStates:
         """The head's input at every position: the draft attends to all of them."""
         return RequiredStates()
 
     @torch.no_grad()
-    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths]; row, position [N] counted."""
         hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
@@ -80,7 +80,7 @@ class EagleMethod(nn.Module):
         target = hidden[row, position + 1]
         distance = F.smooth_l1_loss(predicted, target, reduction="sum") / hidden.shape[-1]
         token_loss, hits = soft_loss(predicted, self._head, target, self._head)
-        return outcome_of_sums([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
+        return outcome_of_loss_sums([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:

@@ -31,9 +31,9 @@ from training.batches import Batch, TokenisedConversation, choose_vocabulary
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
-from training.method import Outcome, RequiredStates, States, forward_states
+from training.method import Outcome, PaddedStates, RequiredStates, forward_states
 
-MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
+SCALE_CONVERSATIONS, SCALE_LENGTH = 16, 256
 
 
 class Eagle3Method(nn.Module):
@@ -54,8 +54,8 @@ class Eagle3Method(nn.Module):
         self.start_note = ""
         self.steps = config.ttt_steps
         self.weights = [config.ttt_decay**j for j in range(self.steps)]
-        if wrong := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
-            raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
+        if invalid := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
+            raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {invalid[0]}.")
         if draft:
             draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
             self.draft = draft
@@ -72,23 +72,24 @@ class Eagle3Method(nn.Module):
             )
         self.draft.float()
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
-        whole = self.draft.config.draft_vocab_size == base.vocab_size
-        self._head = base.head.to(base.dtype) if whole else base.head.to(base.dtype).rows(self.draft.draft_ids)
+        has_full_vocab = self.draft.config.draft_vocab_size == base.vocab_size
+        self._head = base.head.to(base.dtype) if has_full_vocab else base.head.to(base.dtype).rows(self.draft.draft_ids)
         self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
         self.draft.lm_head.requires_grad_(config.train_lm_head)
 
-    def wanted(self, batch: Batch) -> RequiredStates:
+    def required_states(self, batch: Batch) -> RequiredStates:
         """The fused layers at every position, the head's input only where it gives a target distribution."""
         return RequiredStates(self.draft.layers_wanted, target_positions(batch.mask))
 
     @torch.no_grad()
-    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
-        """aux [B, L, 3H], hidden [B, L, H], labels [B, L, steps]; row, position [N]; known [B, L] (see `_known`)."""
+    def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
+        """aux [B, L, 3H], hidden [B, L, H], labels [B, L, steps]; row, position [N]; in_vocab [B, L]: see
+        `_in_draft_vocab`."""
         hidden, aux = states or forward_states(self._base[0], batch, RequiredStates(self.draft.layers_wanted))
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
-        return {**features, "row": row, "position": position, "known": self._known(hidden, batch.mask)}
+        return {**features, "row": row, "position": position, "in_vocab": self._in_draft_vocab(hidden, batch.mask)}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
         return torch.stack([self._targets(features, j)[0].sum() for j in range(self.steps)])
@@ -111,7 +112,7 @@ class Eagle3Method(nn.Module):
             counted_by_step.append(counted)
         targets, inverse = torch.cat(target_indices).unique(return_inverse=True)
         scale = torch.ones(self.steps, device=row.device) if scale is None else scale
-        loss, sums, step_hits = unrolled_loss(
+        loss, loss_sums, step_hits = unrolled_loss(
             xs,
             self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias),
             hidden.flatten(0, 1)[targets],
@@ -122,7 +123,7 @@ class Eagle3Method(nn.Module):
         hits = torch.zeros_like(labels, dtype=torch.bool)
         for j, counted in enumerate(counted_by_step):
             hits[counted, j] = step_hits[j]
-        return Outcome(loss, sums, hits, labels >= 0)
+        return Outcome(loss, loss_sums, hits, labels >= 0)
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
@@ -135,19 +136,19 @@ class Eagle3Method(nn.Module):
         """bool [N]: which positions count at `step`; and for those the position t+1+step of the target distribution."""
         row, position = features["row"], features["position"]
         valid = features["labels"][row, position, step] >= 0
-        at = (position + 1 + step).clamp(max=features["known"].shape[1] - 1)
-        counted = valid & features["known"][row, at]
-        return counted, at[counted]
+        target_position = (position + 1 + step).clamp(max=features["in_vocab"].shape[1] - 1)
+        counted = valid & features["in_vocab"][row, target_position]
+        return counted, target_position[counted]
 
-    def _known(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def _in_draft_vocab(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """bool [B, L]: the base's top token is in the draft vocabulary; computed only before or in an answer."""
-        base, known = self._base[0], torch.zeros_like(mask)
+        base, in_vocab = self._base[0], torch.zeros_like(mask)
         if self.draft.config.draft_vocab_size == base.vocab_size:
             return torch.ones_like(mask)
         row, position = target_positions(mask).nonzero(as_tuple=True)
         best = [argmax(base.logits(part)) for part in hidden[row, position].split(256)]
-        known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
-        return known
+        in_vocab[row, position] = self.draft.t2d[torch.cat(best)] if best else False
+        return in_vocab
 
 
 def target_positions(mask: Tensor) -> Tensor:
@@ -162,8 +163,8 @@ def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[Tokeni
     """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any. A row's
     first token is excluded: in many models it is an attention sink with a norm of thousands."""
     total, count = torch.zeros(()), 0
-    for conversation in conversations[:MEASURED_CONVERSATIONS]:
-        ids = conversation.token_ids[None, :MEASURED_LENGTH].long().to(base.device)
+    for conversation in conversations[:SCALE_CONVERSATIONS]:
+        ids = conversation.token_ids[None, :SCALE_LENGTH].long().to(base.device)
         _, aux = base.forward_hidden(ids, layers=tuple(layers) or aux_layers(base.num_layers))
         features = torch.cat(aux, -1)[0, 1:].float()
         total, count = total.to(features.device) + features.square().sum(0), count + len(features)

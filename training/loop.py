@@ -31,7 +31,7 @@ from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, SilentReporter
 from training import resume_points
 from training.acceptance import Acceptance, StepMetrics, eval_values, measure_acceptance
-from training.batches import DataReport, load_conversations, split_held_out
+from training.batches import DataStats, load_conversations, split_held_out
 from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, StatesLocation, connect_prefetcher
 from training.method import make_method
 from training.samples import can_be_sampled, sample
@@ -45,11 +45,11 @@ NO_BEST = {"tau": None, "step": 0, "worse": 0}  # the best evaluation so far, an
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The checkpoint folder of the chosen draft (the best on held-out data, else the last), and its figures."""
+    """The checkpoint folder of the chosen draft (the best on held-out data, else the last), and its metrics."""
 
     folder: Path
     step: int
-    figures: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 def train(
@@ -61,23 +61,24 @@ def train(
     reporter: Reporter | None = None,
     info: dict[str, Any] | None = None,
     known: BaseChecksums | None = None,
-    sums: ChecksumCache = NO_SUMS,
+    checksum_cache: ChecksumCache = NO_SUMS,
     states_location: StatesLocation | None = None,
 ) -> TrainResult:
     """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
 
     Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder
-    with states, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the run
-    starts from the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint.
-    `known`: checksums that the base's files are verified against, cached in `sums`. `states_location`: the server
-    and the folder that `config` names for hidden states. Raises Cancelled, with the state saved, when the reporter
-    requests a stop; Damaged when the base's or the data's files do not match their checksums.
+    with resume points, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the
+    run starts from the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint.
+    `known`: checksums that the base's files are verified against; `checksum_cache`: computed checksums of unchanged
+    files. `states_location`: the server and the folder that `config` names for hidden states. Raises Cancelled, after
+    saving a resume point, when the reporter requests a stop; Damaged when the base's or the data's files do not match
+    their checksums.
     """
     if known is not None:
-        check_base(base_path, known, sums)
+        check_base(base_path, known, checksum_cache)
     with translate_errors(), fsdp_switch(pick_device(config.device)) as sharded:
-        report = reporter or SilentReporter()
-        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, states_location, sharded)
+        out_dir, reporter = Path(out_dir), reporter or SilentReporter()
+        trainer = Trainer(config, base_path, dataset_path, out_dir, reporter, info or {}, states_location, sharded)
         return trainer.run(resume_from)
 
 
@@ -96,7 +97,7 @@ class Trainer:
         self.started, self.sampling_seconds = time.monotonic(), 0.0
         self.config, self.out_dir, self.reporter = config, out_dir, reporter
         self.accelerator = make_accelerator(config)
-        self.main = self.accelerator.is_main_process
+        self.is_main = self.accelerator.is_main_process
         device = self.accelerator.device
         enable_tf32(device)
         load = load_head_only_base if config.hidden_states else load_base
@@ -108,25 +109,24 @@ class Trainer:
             self.config = config = config.model_copy(update={"max_length": base.max_length})
         training, held_out, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
-        self.watch = ServerWaitMonitor(reporter, config.hidden_states)
+        self.wait_monitor = ServerWaitMonitor(reporter, config.hidden_states)
         self.prefetcher = connect_prefetcher(
-            config, states_location, base, self.info["base_sha256"], training, self.watch
+            config, states_location, base, self.info["base_sha256"], training, self.wait_monitor
         )
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
         if not isinstance(base, HeadOnlyBase):
             pack_supported(base, head=False)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
-        ahead = config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0
-        self.stream, self.held_out = (
-            Stream(rows, config, FeatureSource(self.method, base, self.prefetcher, ahead), self._feature_store(share))
-            for rows, share in ((training, 0.8), (held_out, 0.2))
-        )
-        self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
+        prefetch_batches = config.hidden_states_ahead if isinstance(base, HeadOnlyBase) else 0
+        sources = [FeatureSource(self.method, base, self.prefetcher, prefetch_batches) for _ in range(2)]
+        self.stream = Stream(training, config, sources[0], self._feature_store(0.8))
+        self.held_out = Stream(held_out, config, sources[1], self._feature_store(0.2))
+        self.step, self.previous_minutes, self.tokens_seen = 0, 0.0, 0  # minutes of earlier attempts
         self.loss: float | None = None
         self.best: dict[str, Any] = NO_BEST
-        each = config.accumulate * self.accelerator.num_processes
-        limits = [n for n in (math.ceil(config.epochs * len(self.stream) / each), config.max_steps) if n]
+        batches_per_step = config.accumulate * self.accelerator.num_processes
+        limits = [n for n in (math.ceil(config.epochs * len(self.stream) / batches_per_step), config.max_steps) if n]
         self.total_steps = min(limits, default=0)  # 0 when only the time is limited
         self.config = config.for_steps(self.total_steps, sum(map(len, held_out)) / config.step_tokens)
         self.step_metrics = StepMetrics()
@@ -142,9 +142,9 @@ class Trainer:
             + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
             + (f" {note}" if note else "")
         )
-        self.watch.progress = lambda: (self.step, self._expected_steps())
+        self.wait_monitor.progress = lambda: (self.step, self._expected_steps())
         if self.accelerator.num_processes == 1:  # several processes wait at different points
-            self.watch.before_stop = self._save_resume_point
+            self.wait_monitor.before_stop = self._save_resume_point
         try:
             while not self._finished():
                 self._stop_if_requested()
@@ -161,45 +161,45 @@ class Trainer:
             self.held_out.store.clear()
 
     def _resume(self, resume_from: str | Path | None) -> None:
-        state = resume_points.latest_undamaged_resume_point([resume_from], self._warn)
-        if state is None and resume_points.latest_resume_point(resume_from):
+        resume_point = resume_points.latest_undamaged_resume_point([resume_from], self._warn)
+        if resume_point is None and resume_points.latest_resume_point(resume_from):
             self._warn("No intact training state is left, so the training starts from the beginning.")
-        if self.main:
+        if self.is_main:
             resume_points.remove_damaged(self.out_dir)
-        if state is None:
+        if resume_point is None:
             return
-        facts = resume_points.read_facts(state)
-        resume_points.check_resumable(facts, self._fingerprint(), state)
-        resume_points.load_resume_point(state, self.method.draft, self.optimizer)
-        if facts.get("scaler"):
-            self.accelerator.scaler.load_state_dict(facts["scaler"])
-        self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
-        if (window := facts.get("window")) and window["steps"]:
-            self.step_metrics = StepMetrics.restored(**window, main=self.main, device=self.accelerator.device)
-        self.best = facts["best"]
-        self._adopt_best(state.parent / "best")
-        if self.main and state.parent.resolve() != self.out_dir.resolve():
-            resume_points.remove_scratch(state.parent)
+        trainer_state = resume_points.read_trainer_state(resume_point)
+        resume_points.check_resumable(trainer_state, self._fingerprint(), resume_point)
+        resume_points.load_resume_point(resume_point, self.method.draft, self.optimizer)
+        if trainer_state.get("scaler"):
+            self.accelerator.scaler.load_state_dict(trainer_state["scaler"])
+        self.step, self.tokens_seen = trainer_state["step"], trainer_state["tokens"]
+        self.previous_minutes, self.best = trainer_state["elapsed"], trainer_state["best"]
+        if (unlogged := trainer_state.get("window")) and unlogged["steps"]:
+            self.step_metrics = StepMetrics.restored(**unlogged, main=self.is_main, device=self.accelerator.device)
+        self._restore_best(resume_point.parent / "best")
+        if self.is_main and resume_point.parent.resolve() != self.out_dir.resolve():
+            resume_points.remove_scratch(resume_point.parent)
         self.reporter.log(f"Resumed from step {self.step}.")
 
     def _train_step(self) -> None:
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        each = self.config.accumulate * world
+        world_size, rank = self.accelerator.num_processes, self.accelerator.process_index
+        batches_per_step = self.config.accumulate * world_size
         progress = self._broadcast_progress(self._progress(0.5))
         lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        numbers = list(range(self.step * each + rank, (self.step + 1) * each, world))
-        features = [self._features(number) for number in numbers]
+        micro_batches = list(range(self.step * batches_per_step + rank, (self.step + 1) * batches_per_step, world_size))
+        features = [self._features(micro_batch) for micro_batch in micro_batches]
         if self.step == 0:
             self._log_cache_size(len(self.stream) * feature_bytes(features[0]))
         counts = self._all_reduce_sum(torch.stack([self.method.counts(f) for f in features]).sum(0))
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         self.wrapped.train()
         with self.accelerator.no_sync(self.wrapped):
-            for number, batch in zip(numbers[:-1], features[:-1], strict=True):
-                self._backward(number, batch, scale)
-        self._backward(numbers[-1], features[-1], scale)
+            for micro_batch, batch in zip(micro_batches[:-1], features[:-1], strict=True):
+                self._backward(micro_batch, batch, scale)
+        self._backward(micro_batches[-1], features[-1], scale)
         norm = float(
             full_tensor(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
         )
@@ -208,25 +208,25 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self._report(lr, norm, numbers)
+        self._log_step(lr, norm, micro_batches)
 
-    def _features(self, number: int) -> dict[str, Tensor]:
-        world = self.accelerator.num_processes
-        end = self.total_steps * self.config.accumulate * world or number + len(self.stream) * world
-        upcoming = (self.stream.index(later) for later in range(number + world, end, world))
-        return self.stream.features(self.stream.index(number), upcoming)
+    def _features(self, micro_batch: int) -> dict[str, Tensor]:
+        world_size = self.accelerator.num_processes
+        end = self.total_steps * self.config.accumulate * world_size or micro_batch + len(self.stream) * world_size
+        upcoming = (self.stream.index(later) for later in range(micro_batch + world_size, end, world_size))
+        return self.stream.features(self.stream.index(micro_batch), upcoming)
 
-    def _backward(self, number: int, features: dict[str, Tensor], scale: Tensor) -> None:
+    def _backward(self, micro_batch: int, features: dict[str, Tensor], scale: Tensor) -> None:
         """Gradient of Σ_k scale_k · sum_k. DDP and FSDP take the mean over processes, hence the factor."""
-        seed = (self.config.seed * 1_000_003 + number) % 2**63
+        seed = (self.config.seed * 1_000_003 + micro_batch) % 2**63
         torch.manual_seed(seed)  # for draft models with dropout
         with self.accelerator.autocast():
             outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
         self.accelerator.backward(outcome.loss)
-        self.step_metrics.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
+        self.step_metrics.add((outcome.loss_sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
 
-    def _report(self, lr: float, norm: float, numbers: list[int]) -> None:
-        tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in numbers))
+    def _log_step(self, lr: float, norm: float, micro_batches: list[int]) -> None:
+        tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in micro_batches))
         self.step_metrics.tokens += int(self._all_reduce_sum(tokens.to(self.accelerator.device)))
         self.step_metrics.steps += 1
         if not self._is_due(self.config.log_every):
@@ -237,7 +237,7 @@ class Trainer:
             raise nonfinite_loss_error(self.step, lr, self.config.mixed_precision)
         self.tokens_seen, self.loss = self.tokens_seen + self.step_metrics.tokens, values["train/loss"]
         self.step_metrics = StepMetrics()
-        if self.main:
+        if self.is_main:
             self.reporter.metrics(self.step, {**values, "train/lr": lr, "train/grad_norm": norm, **self._chart_axes()})
             self.reporter.progress(self.step, self._expected_steps(), "steps", f"loss {values['train/loss']:.3f}")
 
@@ -247,21 +247,22 @@ class Trainer:
         self.wrapped.eval()
         count = len(self.held_out)
         with unsharded(self.method):
-            acc = measure_acceptance(
+            acceptance = measure_acceptance(
                 self.method, [self.held_out.features(i, range(i + 1, count)) for i in range(count)]
             )
         tensors = self._draft_tensors()
-        better = acc.tau > (self.best["tau"] or 0.0)
-        if better:
-            self.best = {"tau": acc.tau, "step": self.step, "worse": 0, "top1": acc.top1(), "tree": acc.tree_tau()}
+        improved = acceptance.tau > (self.best["tau"] or 0.0)
+        if improved:
+            self.best = {"tau": acceptance.tau, "step": self.step, "worse": 0}
+            self.best |= {"top1": acceptance.top1(), "tree": acceptance.tree_tau()}
         else:
             self.best = {**self.best, "worse": self.best["worse"] + 1}
-        if self.main:
-            self.reporter.metrics(self.step, {**eval_values(acc, self.method.depth_name), **self._chart_axes()})
+        if self.is_main:
+            self.reporter.metrics(self.step, {**eval_values(acceptance, self.method.depth_name), **self._chart_axes()})
             self._sample(tensors, last)
-            if better:
-                self._save_draft("best", self._figures(), tensors)
-        return acc
+            if improved:
+                self._save_draft("best", self._result_metrics(), tensors)
+        return acceptance
 
     def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
         """Log greedy answers: at the first and the last evaluation, and between them within SAMPLING_SHARE."""
@@ -276,21 +277,21 @@ class Trainer:
 
     def _save_resume_point(self) -> None:
         tensors = self._draft_tensors()
-        moments = full_tensors(resume_points.optimizer_tensors(self.optimizer), self.main)
-        metrics = self.step_metrics
+        optimizer_state = full_tensors(resume_points.optimizer_tensors(self.optimizer), self.is_main)
+        metrics = self.step_metrics  # of the steps since the last log line
         totals = self._all_reduce_sum(metrics.packed(self.accelerator.device)).tolist() if metrics.steps else []
-        if not self.main or not self.reporter.keep():  # a run resumed from here would not report these steps again
+        if not self.is_main or not self.reporter.keep():  # a run resumed from here would not report these steps again
             return
-        facts = {
+        trainer_state = {
             "step": self.step,
-            "elapsed": self._elapsed_minutes(),
+            "elapsed": self._elapsed_minutes(),  # in minutes
             "tokens": self.tokens_seen,
             "window": {"totals": totals, "steps": metrics.steps, "tokens": metrics.tokens},
             "best": self.best,
             **self._fingerprint(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
-        resume_points.save_resume_point(self.out_dir, tensors, moments, facts, self.config.keep_last)
+        resume_points.save_resume_point(self.out_dir, tensors, optimizer_state, trainer_state, self.config.keep_last)
 
     def _stop_if_requested(self) -> None:
         stop = self._all_reduce_sum(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
@@ -300,18 +301,18 @@ class Trainer:
 
     def _finish(self) -> TrainResult:
         evaluated = self._evaluate(last=True) is not None
-        figures, tensors = self._figures(), self._draft_tensors()
-        if self.main:
+        metrics, tensors = self._result_metrics(), self._draft_tensors()
+        if self.is_main:
             if evaluated and (self.out_dir / "best").exists():
                 verify_sums(self.out_dir / "best")
                 tensors = load_file(self.out_dir / "best" / "model.safetensors")
-            self._save_draft("final", figures, tensors)
+            self._save_draft("final", metrics, tensors)
             self.reporter.progress(self.step, self.step, "steps", "done")
-            tau = figures.get("mean_accepted_length")
-            measured = f", held-out mean accepted length {tau:.2f} (step {figures['best_step']})" if tau else ""
-            self.reporter.log(f"Trained {self.step} steps in {figures['minutes']:g} minutes{measured}.")
+            tau = metrics.get("mean_accepted_length")
+            measured = f", held-out mean accepted length {tau:.2f} (step {metrics['best_step']})" if tau else ""
+            self.reporter.log(f"Trained {self.step} steps in {metrics['minutes']:g} minutes{measured}.")
         self.accelerator.wait_for_everyone()
-        return TrainResult(self.out_dir / "final", self.step, figures)
+        return TrainResult(self.out_dir / "final", self.step, metrics)
 
     def _log_cache_size(self, total: int) -> None:
         share = min((self.config.cache_features_mb * 2**20 + self.config.cache_disk_gb * 1e9) / max(total, 1), 1)
@@ -343,20 +344,20 @@ class Trainer:
         """The first process's value of `progress`: clocks differ, but all processes must take the same step."""
         if not self.config.max_minutes or self.accelerator.num_processes == 1:
             return progress
-        return float(self._all_reduce_sum(torch.tensor(progress * self.main, device=self.accelerator.device)))
+        return float(self._all_reduce_sum(torch.tensor(progress * self.is_main, device=self.accelerator.device)))
 
     def _is_due(self, n: int) -> bool:
         return n > 0 and self.step % n == 0
 
     def _elapsed_minutes(self) -> float:
         """Training minutes, earlier attempts included, without the time spent waiting for an unavailable server."""
-        return self.elapsed + (time.monotonic() - self.started - self.watch.seconds) / 60
+        return self.previous_minutes + (time.monotonic() - self.started - self.wait_monitor.seconds) / 60
 
     def _chart_axes(self) -> dict[str, float]:
         return {"train/tokens": self.tokens_seen + self.step_metrics.tokens, "train/minutes": self._elapsed_minutes()}
 
-    def _progress(self, ahead: float = 0.0) -> float:
-        by_steps = (self.step + ahead) / self.total_steps if self.total_steps else 0.0
+    def _progress(self, offset: float = 0.0) -> float:
+        by_steps = (self.step + offset) / self.total_steps if self.total_steps else 0.0
         return max(by_steps, self._elapsed_minutes() / self.config.total_minutes)
 
     def _finished(self) -> bool:
@@ -367,7 +368,7 @@ class Trainer:
     def _expected_steps(self) -> int:
         return max(self.step, round(self.step / max(self._progress(), 1e-9)))
 
-    def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
+    def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataStats]:
         config, eos_ids, sha256 = self.config, sorted(base.eos_ids), tokenizer_sha256(base_path)
         folders = [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path
         with self.accelerator.main_process_first():  # it tokenises and caches, the others read
@@ -379,43 +380,43 @@ class Trainer:
             ]
         conversations = [conversation for part, _ in loaded for conversation in part]
         training, held_out = split_held_out(conversations, config.held_out, config.max_held_out, config.seed)
-        return training, held_out, sum((report for _, report in loaded), DataReport())
+        return training, held_out, sum((stats for _, stats in loaded), DataStats())
 
-    def _figures(self) -> dict[str, Any]:
+    def _result_metrics(self) -> dict[str, Any]:
         tokens = self.tokens_seen + self.step_metrics.tokens  # includes those since the last log line
-        figures: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed_minutes(), 2), "tokens": tokens}
+        metrics: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed_minutes(), 2), "tokens": tokens}
         if self.loss is not None:
-            figures["loss"] = round(self.loss, 4)
+            metrics["loss"] = round(self.loss, 4)
         if self.best.get("top1"):
-            figures["best_step"] = self.best["step"]
-            figures["mean_accepted_length"] = self.best["tau"]
-            figures["expected_tree_length"] = self.best["tree"]
-            figures["top1"] = [round(x, 4) for x in self.best["top1"]]
-        return figures
+            metrics["best_step"] = self.best["step"]
+            metrics["mean_accepted_length"] = self.best["tau"]
+            metrics["expected_tree_length"] = self.best["tree"]
+            metrics["top1"] = [round(x, 4) for x in self.best["top1"]]
+        return metrics
 
     def _draft_tensors(self) -> dict[str, Tensor]:
         """The draft's full tensors in the main process. Collective (training/sharding.py)."""
-        return full_tensors(stored_tensors(self.method.draft), self.main)
+        return full_tensors(stored_tensors(self.method.draft), self.is_main)
 
-    def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def _save_draft(self, name: str, metrics: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         settings = {name: value for name, value in self.config.to_json().items() if name != "method"}
         data = {"dataset": self.info.get("dataset", ""), **self.data.to_json()}
-        info = {**self.info, "dataset": data, "settings": settings, "figures": figures}
+        info = {**self.info, "dataset": data, "settings": settings, "figures": metrics}
         save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype, tensors)
 
-    def _adopt_best(self, best: Path) -> None:
-        figures = {}
+    def _restore_best(self, best: Path) -> None:
+        metrics = {}
         try:
             if best.exists():
                 verify_sums(best)
-                figures = read_config(best)["training"]["figures"]
+                metrics = read_config(best)["training"]["figures"]
         except SpeculoosError as error:
             self._warn(f"The best draft so far is left out: {error}")
-        if figures.get("best_step") != self.best["step"]:
+        if metrics.get("best_step") != self.best["step"]:
             self.best = NO_BEST
-        elif self.main and best.parent.resolve() != self.out_dir.resolve():
+        elif self.is_main and best.parent.resolve() != self.out_dir.resolve():
             shutil.copytree(best, self.out_dir / "best", dirs_exist_ok=True)
 
     def _warn(self, message: str) -> None:
-        if self.main:
+        if self.is_main:
             self.reporter.log(message, "warning")

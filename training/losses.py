@@ -28,7 +28,7 @@ BLOCK_FLOATS = 3 << 19  # logits per block on a CPU, so that they stay in its ca
 def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy of head(x) [N, V] against labels [N], summed: (scalar, hits bool [N]); x [N, H]."""
     chunks = _chunks(len(x), len(head.weight))
-    parts = (_Part(0, rows, labels[rows], _to_labels, labels[rows]) for rows in chunks)
+    parts = (_Part(0, rows, labels[rows], _label_loss, labels[rows]) for rows in chunks)
     loss, _, hits = _ChunkedLoss.apply(x, head.weight, head.bias, head, parts, torch.ones(1, device=x.device))
     return loss, hits
 
@@ -51,60 +51,60 @@ def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: st
 def unrolled_loss(
     xs: list[Tensor], head: Head, target: Tensor, target_head: Head, target_indices: list[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Soft cross-entropy of several unrolled steps: (scalar Σ_j scale[j]·sums[j], sums [T] without gradient, hits by
-    step). xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into the shared targets [S,
-    H'], whose distributions are computed once; weights of head [V, H], target_head [V, H']."""
+    """Soft cross-entropy of several unrolled steps: (scalar Σ_j scale[j]·loss_sums[j], loss_sums [T] without gradient,
+    hits by step). xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into the shared
+    targets [S, H'], whose distributions are computed once; weights of head [V, H], target_head [V, H']."""
     starts = [0, *accumulate(map(len, xs))]
 
     def parts() -> Iterator[_Part]:
         teacher_of = _Logits(target, target_head)
         for part in _chunks(len(target), len(head.weight)):
             teacher = teacher_of(part)
-            best, p = argmax(teacher), torch.softmax(teacher, -1, out=teacher)
-            edges = torch.tensor([part.start, part.stop], device=target.device)
+            top_ids, p = argmax(teacher), torch.softmax(teacher, -1, out=teacher)
+            chunk_bounds = torch.tensor([part.start, part.stop], device=target.device)
             for j, indices in enumerate(target_indices):
-                first, last = torch.searchsorted(indices, edges).tolist()
-                own, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
-                yield _Part(j, rows, best[own], _to_distribution, p, own)
+                first, last = torch.searchsorted(indices, chunk_bounds).tolist()
+                target_rows, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
+                yield _Part(j, rows, top_ids[target_rows], _distribution_loss, p, target_rows)
 
-    loss, sums, hits = _ChunkedLoss.apply(torch.cat(xs), head.weight, head.bias, head, parts(), scale)
-    return loss, sums, list(hits.split([len(x) for x in xs]))
+    loss, loss_sums, hits = _ChunkedLoss.apply(torch.cat(xs), head.weight, head.bias, head, parts(), scale)
+    return loss, loss_sums, list(hits.split([len(x) for x in xs]))
 
 
 class _Part(NamedTuple):
-    """Rows of x in one chunk, for loss term `term`: the tokens that are hits [n], and the distance of the rows' logits
-    to `target`, or to its rows `own`."""
+    """Rows of x in one chunk, for loss term `term`: the target's top tokens `top_ids` [n], and the distance of the
+    rows' logits to `target`, or to its rows `target_rows`."""
 
     term: int
     rows: slice
-    best: Tensor
+    top_ids: Tensor
     distance: Callable[[Tensor, Tensor], Tensor]
     target: Tensor
-    own: Tensor | None = None
+    target_rows: Tensor | None = None
 
 
 class _ChunkedLoss(Function):
-    """(Σ_k scale_k · sums_k, sums [K], hits [N]); the second and third without gradient."""
+    """(Σ_k scale_k · loss_sums_k, loss_sums [K], hits [N]); the second and third without gradient."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, _w: Tensor, _b: Tensor | None, head: Head, parts: Iterator[_Part], scale: Tensor
     ) -> tuple:
         grads, logits_of = _Gradients(ctx, x, head), _Logits(x, head)
-        sums, hits = x.new_zeros(len(scale), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
+        loss_sums, hits = x.new_zeros(len(scale), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
         for part in parts:
             logits = logits_of(part.rows)
             rule_slope = logit_rule_derivative(logits, head.rule)
-            hits[part.rows] = _is_best(logits, part.best)
-            sums[part.term] += _in_blocks(part.distance, logits, part.target, part.own).sum()
+            hits[part.rows] = _is_argmax(logits, part.top_ids)
+            loss_sums[part.term] += _in_blocks(part.distance, logits, part.target, part.target_rows).sum()
             if grads.needed:
                 grads.add(part.rows, logits, rule_slope, scale[part.term])
-        ctx.gradients = (grads.by_x, grads.by_weight, grads.by_bias)  # save_for_backward would make autograd copy them
-        ctx.mark_non_differentiable(sums, hits)
-        return (sums * scale).sum(), sums, hits
+        ctx.gradients = (grads.x_grad, grads.weight_grad, grads.bias_grad)  # save_for_backward would copy them
+        ctx.mark_non_differentiable(loss_sums, hits)
+        return (loss_sums * scale).sum(), loss_sums, hits
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _sums: Any, _hits: Any) -> tuple:
+    def backward(ctx: Any, grad: Tensor, _loss_sums: Any, _hits: Any) -> tuple:
         return (*_Gradients.scaled(ctx, grad), None, None, None)
 
 
@@ -138,30 +138,30 @@ def _in_blocks(
     return torch.cat(parts)
 
 
-def _log_sum(best: Tensor, q: Tensor) -> Tensor:
-    """log Σ exp of logits whose maximum is `best` and softmax is `q`."""
-    return best - q.amax(-1).log()
+def _logsumexp(max_logits: Tensor, q: Tensor) -> Tensor:
+    """log Σ exp of logits whose maximum is `max_logits` and softmax is `q`."""
+    return max_logits - q.amax(-1).log()
 
 
-def _is_best(logits: Tensor, ids: Tensor) -> Tensor:
+def _is_argmax(logits: Tensor, ids: Tensor) -> Tensor:
     """bool [N]: the id has the row's largest logit."""
     return logits.gather(1, ids[:, None])[:, 0] == logits.amax(-1)
 
 
-def _to_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """−log q[label]; its derivative by the logits is q − onehot(label)."""
-    best, own = logits.amax(-1), logits.gather(1, labels[:, None])[:, 0]
+def _label_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """−log q[label]; its derivative with respect to the logits is q − onehot(label)."""
+    max_logits, label_logits = logits.amax(-1), logits.gather(1, labels[:, None])[:, 0]
     q = torch.softmax(logits, -1, out=logits)
-    loss = _log_sum(best, q) - own
+    loss = _logsumexp(max_logits, q) - label_logits
     q.scatter_add_(1, labels[:, None], q.new_full((len(q), 1), -1.0))
     return loss
 
 
-def _to_distribution(logits: Tensor, p: Tensor) -> Tensor:
-    """−Σ p log q, as log Σ exp z − Σ p z; its derivative by the logits z is q − p."""
-    best, product = logits.amax(-1), torch.linalg.vecdot(p, logits)
+def _distribution_loss(logits: Tensor, p: Tensor) -> Tensor:
+    """−Σ p log q, as log Σ exp z − Σ p z; its derivative with respect to the logits z is q − p."""
+    max_logits, product = logits.amax(-1), torch.linalg.vecdot(p, logits)
     q = torch.softmax(logits, -1, out=logits)
-    loss = _log_sum(best, q) - product
+    loss = _logsumexp(max_logits, q) - product
     q.sub_(p)
     return loss
 
@@ -175,7 +175,7 @@ def _kl(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def _reverse_kl(logits: Tensor, teacher: Tensor) -> Tensor:
-    """K = Σ q (log q − log p); its derivative by the logits of q is q (log q − log p − K)."""
+    """K = Σ q (log q − log p); its derivative with respect to the logits of q is q (log q − log p − K)."""
     log_q = logits.log_softmax(-1)
     difference = log_q - teacher.log_softmax(-1)
     q = log_q.exp()
@@ -185,22 +185,22 @@ def _reverse_kl(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 DISTANCES = {
-    "ce": lambda logits, teacher: _to_distribution(logits, teacher.softmax(-1)),
+    "ce": lambda logits, teacher: _distribution_loss(logits, teacher.softmax(-1)),
     "kl": _kl,
     "reverse_kl": _reverse_kl,
 }
 
 
 class _Gradients:
-    """Gradients of the sum by x and, if trainable, by weight and bias; accumulated chunk by chunk."""
+    """Gradients of the sum with respect to x and, if trainable, weight and bias; accumulated chunk by chunk."""
 
     def __init__(self, ctx: Any, x: Tensor, head: Head):
-        by_x, by_weight, by_bias = ctx.needs_input_grad[:3]
-        self.needed = by_x or by_weight or by_bias
+        for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+        self.needed = for_x or for_weight or for_bias
         self.ctx, self.x, self.weight = ctx, x, head.weight
-        self.by_x = torch.empty_like(x) if by_x else None
-        self.by_weight = torch.zeros_like(head.weight) if by_weight else None
-        self.by_bias = torch.zeros_like(head.bias) if by_bias else None
+        self.x_grad = torch.empty_like(x) if for_x else None
+        self.weight_grad = torch.zeros_like(head.weight) if for_weight else None
+        self.bias_grad = torch.zeros_like(head.bias) if for_bias else None
 
     def add(self, part: slice, d_logits: Tensor, rule_slope: Tensor | float, scale: Tensor | float = 1.0) -> None:
         """Accumulate `scale` · `d_logits` [n, V] (overwritten) of rows `part`; `rule_slope`: of the logit rule."""
@@ -209,12 +209,12 @@ class _Gradients:
         elif rule_slope != 1.0:
             scale = scale * rule_slope
         d_logits = d_logits.to(self.weight.dtype)
-        if self.by_x is not None:
-            self.by_x[part] = product(d_logits, self.weight.T) * scale
-        if self.by_weight is not None:
-            self.by_weight.addmm_(d_logits.T, (self.x[part] * scale).to(self.weight.dtype))
-        if self.by_bias is not None:
-            self.by_bias.add_(d_logits.sum(0).mul_(scale))
+        if self.x_grad is not None:
+            self.x_grad[part] = product(d_logits, self.weight.T) * scale
+        if self.weight_grad is not None:
+            self.weight_grad.addmm_(d_logits.T, (self.x[part] * scale).to(self.weight.dtype))
+        if self.bias_grad is not None:
+            self.bias_grad.add_(d_logits.sum(0).mul_(scale))
 
     @staticmethod
     def scaled(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -102,10 +102,10 @@ def _from_prefixes(
         if not (text.startswith(prompt) and text.startswith(answered) and answered.startswith(prompt)):
             continue
         stop = _end_of_content(text, messages[turn], len(prompt)) if number in cut else len(answered)
-        inside = [i for i, (a, b) in enumerate(offsets) if a >= len(prompt) and b <= stop and b > a]
-        if inside:
-            end = _cut_after_eos(ids, inside[0], inside[-1] + 1, eos)
-            mask[inside[0] : end] = [True] * (end - inside[0])
+        answer_tokens = [i for i, (a, b) in enumerate(offsets) if a >= len(prompt) and b <= stop and b > a]
+        if answer_tokens:
+            end = _cut_after_eos(ids, answer_tokens[0], answer_tokens[-1] + 1, eos)
+            mask[answer_tokens[0] : end] = [True] * (end - answer_tokens[0])
     return MaskedTokens(ids, mask, "prefixes")
 
 
@@ -144,8 +144,8 @@ def _apply_template(tokenizer: Any, messages: list[Message], **options: Any) -> 
 def _end_of_content(text: str, message: Message, start: int) -> int:
     """End of an answer's content in the rendered `text`; `start` itself when the template rewrote the content."""
     content = (message["content"] or str(message.get("reasoning_content", ""))).strip()
-    begin = text.find(content, start)
-    return begin + len(content) if begin >= 0 else start
+    content_start = text.find(content, start)
+    return content_start + len(content) if content_start >= 0 else start
 
 
 def _cut_after_eos(ids: list[int], start: int, end: int, eos: frozenset[int]) -> int:

@@ -25,12 +25,12 @@ from training.batches import Batch, TokenisedConversation, choose_vocabulary
 from training.losses import hard_loss
 from training.method import (
     Outcome,
+    PaddedStates,
     RequiredStates,
-    States,
     forward_states,
     label_ranks,
+    outcome_of_loss_sums,
     outcome_of_ranks,
-    outcome_of_sums,
 )
 
 
@@ -63,19 +63,19 @@ class MedusaMethod(nn.Module):
         self.draft = draft or MedusaHeads.from_base(shape, base, ids)
         self.draft.float()
         heads = range(self.draft.num_heads)
-        modelopt = [config.medusa_coefficient * config.medusa_decay**i for i in heads]
-        self.weights = [1.0 for _ in heads] if config.medusa_loss == "sum" else modelopt
+        decayed = [config.medusa_coefficient * config.medusa_decay**i for i in heads]
+        self.weights = [1.0 for _ in heads] if config.medusa_loss == "sum" else decayed
         columns = torch.full((base.vocab_size,), -100)
         columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
         self._columns = (columns.to(base.device),)
         self._shared = (base.head.to(torch.float32),) if self.draft.config.matrices == 0 else ()
 
-    def wanted(self, batch: Batch) -> RequiredStates:
+    def required_states(self, batch: Batch) -> RequiredStates:
         """The head's input where head 0 has a label."""
         return RequiredStates(positions=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
 
     @torch.no_grad()
-    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """hidden [N, H] at the counted positions; columns [N, heads] of the labels in the draft's output (−100: none);
         valid bool [N, heads]: there is a label (which may have no column); row and position [N]."""
         labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)
@@ -93,14 +93,14 @@ class MedusaMethod(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         hidden, columns = features["hidden"].float(), features["columns"]
         hits = torch.zeros_like(columns, dtype=torch.bool)
-        sums = []
+        loss_sums = []
         for i in range(self.draft.num_heads):
             counted = columns[:, i] >= 0
             x = self.draft.features(i, hidden[counted])
             total, hit = hard_loss(x, self._head(i), columns[counted, i])
             hits[counted, i] = hit
-            sums.append(total)
-        return outcome_of_sums(sums, scale, hits, features["valid"])
+            loss_sums.append(total)
+        return outcome_of_loss_sums(loss_sums, scale, hits, features["valid"])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
@@ -121,12 +121,12 @@ def medusa_labels(input_ids: Tensor, mask: Tensor, heads: int) -> Tensor:
     """Labels [B, L, heads]: token t+2+i for head i at t, −100 where tokens t+1 … t+2+i are not all in the loss."""
     length = input_ids.shape[1]
     labels = input_ids.new_full((*input_ids.shape, heads), -100)
-    inside = _shift(mask, 1)
+    in_answer = _shift(mask, 1)
     for i in range(min(heads, length - 2)):
         offset = 2 + i
-        inside = inside & _shift(mask, offset)
+        in_answer = in_answer & _shift(mask, offset)
         labels[:, : length - offset, i] = input_ids[:, offset:]
-        labels[:, :, i].masked_fill_(~inside, -100)
+        labels[:, :, i].masked_fill_(~in_answer, -100)
     return labels
 
 

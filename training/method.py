@@ -2,8 +2,8 @@
 
 A method is an `nn.Module` whose parameters are the draft's. It is called with (settings, base, draft or None), and with
 the training conversations if it has `needs_conversations`. It has `draft`, `depth_name`, `weights` of its loss terms,
-`features(batch, states=None)` (frozen base, no gradient, cacheable; `states` are the hidden states of `wanted(batch)`
-computed by another process), `counts(features)`, `forward(features, seed, scale) -> Outcome`
+`features(batch, states=None)` (frozen base, no gradient, cacheable; `states` are the hidden states of
+`required_states(batch)` computed by another process), `counts(features)`, `forward(features, seed, scale) -> Outcome`
 and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for the accepted length). The loop passes
 scale[k] = weight_k / count_k, with the count over all micro-batches of the step.
 """
@@ -24,7 +24,7 @@ from speculoos.errors import Unsupported
 from training.batches import Batch
 
 NO_RANK = 1 << 30
-States = tuple[Tensor, tuple[Tensor, ...]]
+PaddedStates = tuple[Tensor, tuple[Tensor, ...]]
 """As returned by `LoadedBase.forward_hidden`: the head's input [B, L, H], and outputs of layers, each [B, L, …]."""
 
 
@@ -37,25 +37,25 @@ class RequiredStates(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`loss` = Σ scale·sums, with gradient; `sums` [K] of each loss term over its positions, without; `hits`, `valid`
-    bool [N, D]: top token correct, position counted. `ranks` int64 [N, D], from `drafted` only: the number of tokens
-    the draft ranked above the correct one."""
+    """`loss` = Σ scale·loss_sums, with gradient; `loss_sums` [K] of each loss term over its positions, without; `hits`,
+    `valid` bool [N, D]: top token correct, position counted. `ranks` int64 [N, D], from `drafted` only: the number of
+    tokens the draft ranked above the correct one."""
 
     loss: Tensor
-    sums: Tensor
+    loss_sums: Tensor
     hits: Tensor
     valid: Tensor
     ranks: Tensor | None = None
 
 
-def forward_states(base: Any, batch: Batch, wanted: RequiredStates) -> States:
+def forward_states(base: Any, batch: Batch, required: RequiredStates) -> PaddedStates:
     """Hidden states by one forward of a base model in this process."""
-    return base.forward_hidden(batch.input_ids, layers=wanted.layers, lengths=batch.lengths)
+    return base.forward_hidden(batch.input_ids, layers=required.layers, lengths=batch.lengths)
 
 
-def outcome_of_sums(sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
-    """Outcome of differentiable sums; the default scale is 1."""
-    stacked = torch.stack(sums)
+def outcome_of_loss_sums(loss_sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
+    """Outcome of the differentiable sum of each loss term; the default scale is 1."""
+    stacked = torch.stack(loss_sums)
     loss = stacked.sum() if scale is None else (stacked * scale).sum()
     return Outcome(loss, stacked.detach(), hits, valid)
 
@@ -71,8 +71,8 @@ def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
     ranks = []
     for part, column in zip(rows.split(256), columns.split(256), strict=True):
         scores = logits(part)
-        own = scores.gather(1, column.clamp(min=0)[:, None])
-        ranks.append((scores > own).sum(1).masked_fill(column < 0, NO_RANK))
+        label_scores = scores.gather(1, column.clamp(min=0)[:, None])
+        ranks.append((scores > label_scores).sum(1).masked_fill(column < 0, NO_RANK))
     return torch.cat(ranks) if ranks else columns
 
 

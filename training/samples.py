@@ -13,7 +13,7 @@ from decoding.text import TextStream
 from models.checkpoints import draft_class, stored_tensors
 from training.batches import TokenisedConversation
 
-TOKENS = 48
+TOKENS = 48  # maximum length of a sample answer
 
 
 class ModelAnswer(NamedTuple):

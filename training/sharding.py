@@ -75,12 +75,12 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
-def full_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Collective: `tensors` with the sharded ones gathered, one by one, into main memory; {} where not `keep`."""
+def full_tensors(tensors: Mapping[str, Tensor], is_main_process: bool) -> dict[str, Tensor]:
+    """Collective: `tensors` with the sharded ones gathered, one by one, into main memory; {} in other processes."""
     full = {}
     for name, tensor in tensors.items():
         whole = full_tensor(tensor)
-        if keep:
+        if is_main_process:
             full[name] = whole.cpu() if _is_sharded(tensor) else tensor
     return full
 

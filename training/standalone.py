@@ -21,12 +21,12 @@ from training.medusa import medusa_labels
 from training.method import (
     NO_RANK,
     Outcome,
+    PaddedStates,
     RequiredStates,
-    States,
     forward_states,
     label_ranks,
+    outcome_of_loss_sums,
     outcome_of_ranks,
-    outcome_of_sums,
 )
 
 MEASURED_DEPTH = 4
@@ -52,7 +52,7 @@ class StandaloneMethod(nn.Module):
         if config.gradient_checkpointing:
             self.draft.model.gradient_checkpointing_enable()
 
-    def wanted(self, batch: Batch) -> RequiredStates | None:
+    def required_states(self, batch: Batch) -> RequiredStates | None:
         """The head's input at counted positions; None for cross-entropy."""
         if self.kind == "ce":
             return None
@@ -61,7 +61,7 @@ class StandaloneMethod(nn.Module):
         return RequiredStates(positions=positions)
 
     @torch.no_grad()
-    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """input_ids, mask [B, L]; hidden [M, H] of the base at counted positions; row, position [N] of drafting."""
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
@@ -79,10 +79,10 @@ class StandaloneMethod(nn.Module):
         row, position = _counted_positions(features["mask"])
         x = self.draft.model.base_model(features["input_ids"], use_cache=False).last_hidden_state[row, position]
         if self.kind == "ce":
-            total, hits = hard_loss(x, self._own_head(), features["input_ids"][row, position + 1])
+            total, hits = hard_loss(x, self._draft_head(), features["input_ids"][row, position + 1])
         else:
-            total, hits = soft_loss(x, self._own_head(), features["hidden"].float(), self._head, self.kind)
-        return outcome_of_sums([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
+            total, hits = soft_loss(x, self._draft_head(), features["hidden"].float(), self._head, self.kind)
+        return outcome_of_loss_sums([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
@@ -91,14 +91,14 @@ class StandaloneMethod(nn.Module):
         row, position = _counted_positions(features["mask"])
         x = self.draft.model.base_model(ids, use_cache=False).last_hidden_state[row, position]
         ranks = torch.full_like(ids, NO_RANK)
-        ranks[row, position] = label_ranks(self._own_head(), x, ids[row, position + 1])
+        ranks[row, position] = label_ranks(self._draft_head(), x, ids[row, position + 1])
         depths = torch.arange(1, MEASURED_DEPTH + 1, device=ids.device)
-        at = (features["position"][:, None] + depths).clamp(max=ids.shape[1] - 1)
+        target_position = (features["position"][:, None] + depths).clamp(max=ids.shape[1] - 1)
         valid = labels >= 0
-        target_ranks = ranks[features["row"][:, None], at].masked_fill(~valid, NO_RANK)
+        target_ranks = ranks[features["row"][:, None], target_position].masked_fill(~valid, NO_RANK)
         return outcome_of_ranks(target_ranks, valid)
 
-    def _own_head(self) -> Head:
+    def _draft_head(self) -> Head:
         linear = self.draft.model.get_output_embeddings()
         return Head(linear.weight, getattr(linear, "bias", None), self._rule)
 

@@ -1,7 +1,7 @@
-"""Tokenises the rows of one piece of a shard into a memory-mapped safetensors file. Imports torch only to read it.
+"""Tokenises the rows of one chunk of a shard into a memory-mapped safetensors file. Imports torch only to read it.
 
 Tensors: `ids` int32 [T], `mask` bool [T] (in the loss), `starts` int64 [N + 1], and `words`, JSON in bytes: `rows` (see
-`row_info`, with the row's number in the piece), `dropped` (unusable rows with their reasons) and `largest_id` (of the
+`row_info`, with the row's number in the chunk), `dropped` (unusable rows with their reasons) and `largest_id` (of the
 token ids stored in the data; -1 without any).
 """
 
@@ -21,13 +21,13 @@ from speculoos.errors import BadInput
 from speculoos.files import new_path
 from training.masks import MaskedTokens, mask_conversation
 
-PIECE_BYTES = 8 << 20  # bytes of a shard's text per piece, the unit that one process tokenises and holds in memory
-SUM = "crc32"
-RULES = 2  # version of the tokenisation here and in `training.masks`; increase it to invalidate caches
+CHUNK_BYTES = 8 << 20  # bytes of a shard's text per chunk, the unit that one process tokenises and holds in memory
+CHECKSUM_KEY = "crc32"
+RULES = 2  # version of the tokenisation in this module and `training.masks`; increase it to invalidate caches
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardChunk:
     """The rows of `shard` that begin in bytes [start, end); `digest` is the shard's sha256."""
 
     shard: Path
@@ -37,30 +37,30 @@ class Piece:
 
     @property
     def name(self) -> str:
-        return f"{self.digest[:32]}-{self.start // PIECE_BYTES:06d}.safetensors"
+        return f"{self.digest[:32]}-{self.start // CHUNK_BYTES:06d}.safetensors"
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """The non-empty lines of this piece with their offsets in the shard."""
+        """The non-empty lines of this chunk with their offsets in the shard."""
         with open(self.shard, "rb") as handle:
             if self.start:
                 handle.seek(self.start - 1)
-                handle.readline()  # a line that began earlier belongs to the previous piece
+                handle.readline()  # a line that began earlier belongs to the previous chunk
             while (offset := handle.tell()) < self.end and (line := handle.readline()):
                 if line.strip():
                     yield offset, line
 
 
-def split_shard(shard: Path, digest: str) -> list[Piece]:
+def split_shard(shard: Path, digest: str) -> list[ShardChunk]:
     size = shard.stat().st_size
-    return [Piece(shard, digest, start, min(start + PIECE_BYTES, size)) for start in range(0, size, PIECE_BYTES)]
+    return [ShardChunk(shard, digest, start, min(start + CHUNK_BYTES, size)) for start in range(0, size, CHUNK_BYTES)]
 
 
 def row_info(row: Mapping[str, Any], masked: MaskedTokens) -> dict[str, str]:
     """`id`, `category`, `mask_source`, and `group`, the hash of the first prompt (see TokenisedConversation)."""
     users = [m.get("content", "") for m in row.get("messages") or [] if m.get("role") == "user"]
     group = hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).hexdigest()
-    names = {"id": str(row.get("id", "")), "category": str(row.get("category", ""))}
-    return {**names, "group": group, "mask_source": masked.source}
+    identity = {"id": str(row.get("id", "")), "category": str(row.get("category", ""))}
+    return {**identity, "group": group, "mask_source": masked.source}
 
 
 class TokenFile:
@@ -72,23 +72,23 @@ class TokenFile:
 
         try:
             with safe_open(file, framework="pt") as reader:
-                checksum = (reader.metadata() or {}).get(SUM)
+                checksum = (reader.metadata() or {}).get(CHECKSUM_KEY)
                 tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ValueError(str(error)) from None
-        if checksum != _sum({name: tensor.numpy() for name, tensor in tensors.items()}):
+        if checksum != _crc32({name: tensor.numpy() for name, tensor in tensors.items()}):
             raise ValueError("its checksum does not match")
         self._ids, self._mask = tensors["ids"], tensors["mask"]
         self._starts: list[int] = tensors["starts"].tolist()
-        words = json.loads(tensors["words"].numpy().tobytes())
-        self.rows: list[dict[str, Any]] = words["rows"]
-        self.dropped: dict[int, str] = dict(words["dropped"])
-        self.largest_id: int = words["largest_id"]
+        metadata = json.loads(tensors["words"].numpy().tobytes())
+        self.rows: list[dict[str, Any]] = metadata["rows"]
+        self.dropped: dict[int, str] = dict(metadata["dropped"])
+        self.largest_id: int = metadata["largest_id"]
 
     def tokens(self, index: int) -> tuple[Any, Any]:
         """(ids int32 [n], mask bool [n]) of a row."""
-        part = slice(self._starts[index], self._starts[index + 1])
-        return self._ids[part], self._mask[part]
+        span = slice(self._starts[index], self._starts[index + 1])
+        return self._ids[span], self._mask[span]
 
 
 def _array(values: Any, dtype: str) -> Any:
@@ -97,7 +97,7 @@ def _array(values: Any, dtype: str) -> Any:
     return numpy.frombuffer(values, dtype) if len(values) else numpy.zeros(0, dtype)
 
 
-def _sum(arrays: Mapping[str, Any]) -> str:
+def _crc32(arrays: Mapping[str, Any]) -> str:
     total = 0
     for name in sorted(arrays):
         total = zlib.crc32(arrays[name].view("uint8"), total)
@@ -119,28 +119,28 @@ def _vocabulary(tokenizer: Any) -> Any:
     return {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
 
 
-def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
-    """Write the piece's tokens to `file`; returns their number. Raises BadInput that names the broken line."""
+def tokenise_chunk(chunk: ShardChunk, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
+    """Write the tokens of `chunk` to `file`; returns their number. Raises BadInput that names the broken line."""
     from safetensors.numpy import save_file
 
     eos, ids, mask, starts = tuple(eos_ids), array("i"), bytearray(), array("q", [0])
     rows: list[dict[str, Any]] = []
     dropped: list[tuple[int, str]] = []
     largest_id = -1
-    for number, (offset, line) in enumerate(piece.lines()):
+    for number, (offset, line) in enumerate(chunk.lines()):
         try:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("no object")
         except ValueError as error:
-            with open(piece.shard, "rb") as handle:
+            with open(chunk.shard, "rb") as handle:
                 line_number = handle.read(offset).count(b"\n") + 1
             raise BadInput(
-                f"{piece.shard} line {line_number}: broken JSON ({error}); generate or import the data set again."
+                f"{chunk.shard} line {line_number}: broken JSON ({error}); generate or import the data set again."
             ) from None
         try:
             masked = mask_conversation(row, tokenizer, eos)
-            own = array("i", masked.token_ids)
+            row_ids = array("i", masked.token_ids)
         except BadInput as error:
             dropped.append((number, str(error)))
             continue
@@ -148,27 +148,27 @@ def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: P
             dropped.append((number, "token_ids: holds a number that is no token id"))
             continue
         if row.get("token_ids"):
-            largest_id = max(largest_id, *own)
-        ids.extend(own)
+            largest_id = max(largest_id, *row_ids)
+        ids.extend(row_ids)
         mask.extend(masked.mask)
         starts.append(len(ids))
         rows.append({"number": number, **row_info(row, masked)})
-    words = json.dumps({"rows": rows, "dropped": dropped, "largest_id": largest_id}).encode()
+    metadata = json.dumps({"rows": rows, "dropped": dropped, "largest_id": largest_id}).encode()
     arrays = {
         "ids": _array(ids, "int32"),
         "mask": _array(mask, "bool"),
         "starts": _array(starts, "int64"),
-        "words": _array(words, "uint8"),
+        "words": _array(metadata, "uint8"),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     with new_path(file) as temporary:
-        save_file(arrays, temporary, {SUM: _sum(arrays)})
+        save_file(arrays, temporary, {CHECKSUM_KEY: _crc32(arrays)})
     return len(ids)
 
 
 def tokenise_in_child(shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], file: str) -> int:
-    """For child processes: `tokenise_piece` with the tokenizer in folder `model`."""
-    return tokenise_piece(Piece(Path(shard), digest, start, end), _tokenizer(model), eos_ids, Path(file))
+    """For child processes: `tokenise_chunk` with the tokenizer in folder `model`."""
+    return tokenise_chunk(ShardChunk(Path(shard), digest, start, end), _tokenizer(model), eos_ids, Path(file))
 
 
 @lru_cache(maxsize=1)

@@ -28,11 +28,11 @@ from speculoos.checksums import file_sha256, read_checksums
 from speculoos.errors import NotFound, Unavailable
 from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, SilentReporter, check_stop
-from training.token_files import Piece, TokenFile, split_shard, token_cache_key, tokenise_piece
+from training.token_files import ShardChunk, TokenFile, split_shard, token_cache_key, tokenise_chunk
 
 FOLDER = ".tokens"  # subfolder of the data set; the leading dot excludes it from backups
-WORK = "training.token_files"
-MEMORY, SECONDS = 3 << 30, 3600.0  # limits of a child process, and of one piece in it
+CHILD_MODULE = "training.token_files"
+CHILD_MEMORY, CHUNK_SECONDS = 3 << 30, 3600.0  # limits of a child process, and of one chunk in it
 PARALLEL_BYTES = 4 << 20  # bytes of text from which on child processes are started
 POLL_SECONDS = 0.5
 
@@ -41,17 +41,17 @@ POLL_SECONDS = 0.5
 class TokenisedDataset:
     """The token files of a data set; `tokens` were made by this call, in `processes`."""
 
-    pieces: list[Piece]
+    chunks: list[ShardChunk]
     folder: Path
     tokens: int = 0
     processes: int = 0
 
-    def file(self, piece: Piece) -> Path:
-        return self.folder / piece.name
+    def file(self, chunk: ShardChunk) -> Path:
+        return self.folder / chunk.name
 
     def read(self) -> Iterator[TokenFile]:
         """Open the files in order."""
-        return (TokenFile(self.file(piece)) for piece in self.pieces)
+        return (TokenFile(self.file(chunk)) for chunk in self.chunks)
 
 
 def tokenise_dataset(
@@ -61,75 +61,75 @@ def tokenise_dataset(
     reporter: Reporter | None = None,
     rows: int | None = None,
 ) -> TokenisedDataset:
-    """The tokens of data set `folder` (or of the pieces with its first `rows` rows), tokenising what is not cached.
+    """The tokens of data set `folder` (or of the chunks with its first `rows` rows), tokenising what is not cached.
     Raises NotFound, Damaged, BadInput for a broken line, Unavailable when a tokenizer fails or exceeds its limits,
-    Cancelled when the reporter requests a stop (finished pieces stay cached)."""
+    Cancelled when the reporter requests a stop (finished chunks stay cached)."""
     folder, eos = Path(folder), sorted(eos_ids)
     shards = sorted(folder.glob("shard-*.jsonl"))
     if not shards:
         raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
     check_dataset(folder)
     digests, key = read_checksums(folder), token_cache_key(tokenizer, eos)  # data of earlier versions has no digests
-    all_pieces = [p for shard in shards for p in split_shard(shard, digests.get(shard.name) or file_sha256(shard))]
+    all_chunks = [p for shard in shards for p in split_shard(shard, digests.get(shard.name) or file_sha256(shard))]
     root = folder / FOLDER
     if not os.access(folder, os.W_OK):
         root = platformdirs.user_cache_path("speculoos") / FOLDER / folder.resolve().as_posix().strip("/")
-    result = TokenisedDataset(all_pieces if rows is None else _first(all_pieces, rows), root / key)
-    missing = [piece for piece in result.pieces if not _is_valid(result.file(piece))]
+    result = TokenisedDataset(all_chunks if rows is None else _first_chunks(all_chunks, rows), root / key)
+    missing = [chunk for chunk in result.chunks if not _is_valid(result.file(chunk))]
     if missing:
-        _fill(result, missing, tokenizer, eos, reporter or SilentReporter())
-        _remove_stale(root, {piece.digest[:32] for piece in all_pieces})
+        _tokenise_missing(result, missing, tokenizer, eos, reporter or SilentReporter())
+        _remove_stale(root, {chunk.digest[:32] for chunk in all_chunks})
     return result
 
 
-def _first(all_pieces: Iterable[Piece], rows: int) -> list[Piece]:
-    first: list[Piece] = []
-    for piece in all_pieces:
+def _first_chunks(all_chunks: Iterable[ShardChunk], rows: int) -> list[ShardChunk]:
+    first: list[ShardChunk] = []
+    for chunk in all_chunks:
         if rows > 0:
-            first.append(piece)
-            rows -= sum(1 for _ in islice(piece.lines(), rows))
+            first.append(chunk)
+            rows -= sum(1 for _ in islice(chunk.lines(), rows))
     return first
 
 
-def _fill(
-    result: TokenisedDataset, missing: Sequence[Piece], tokenizer: Any, eos: list[int], reporter: Reporter
+def _tokenise_missing(
+    result: TokenisedDataset, missing: Sequence[ShardChunk], tokenizer: Any, eos: list[int], reporter: Reporter
 ) -> None:
-    began, result.processes = time.monotonic(), _processes(missing)
+    started, result.processes = time.monotonic(), _processes(missing)
     model = Path(str(getattr(tokenizer, "name_or_path", "") or ""))
-    own = load_tokenizer(model) if result.processes > 1 and model.is_dir() else None
-    if own is not None and token_cache_key(own, eos) == result.folder.name:  # else `tokenizer` was changed in memory
+    loaded = load_tokenizer(model) if result.processes > 1 and model.is_dir() else None
+    if loaded is not None and token_cache_key(loaded, eos) == result.folder.name:  # else `tokenizer` was changed
         _tokenise_parallel(result, missing, model, eos, reporter)
     else:
         result.processes = 1
-        for piece in missing:
+        for chunk in missing:
             check_stop(reporter)
-            result.tokens += tokenise_piece(piece, tokenizer, eos, result.file(piece))
-    how = f"{result.processes} processes" if result.processes > 1 else "this process"
-    seconds = time.monotonic() - began
-    reporter.log(f"Tokenised {result.tokens:,} tokens in {seconds:.1f} s ({how}); they are cached with the data set.")
+            result.tokens += tokenise_chunk(chunk, tokenizer, eos, result.file(chunk))
+    by = f"{result.processes} processes" if result.processes > 1 else "this process"
+    seconds = time.monotonic() - started
+    reporter.log(f"Tokenised {result.tokens:,} tokens in {seconds:.1f} s ({by}); they are cached with the data set.")
 
 
 def _tokenise_parallel(
-    result: TokenisedDataset, missing: Sequence[Piece], model: Path, eos: list[int], reporter: Reporter
+    result: TokenisedDataset, missing: Sequence[ShardChunk], model: Path, eos: list[int], reporter: Reporter
 ) -> None:
-    free: SimpleQueue[LimitedChild] = SimpleQueue()
+    idle: SimpleQueue[LimitedChild] = SimpleQueue()
 
-    def tokenise(piece: Piece) -> int:
-        child = free.get()
-        arguments = (str(piece.shard), piece.digest, piece.start, piece.end, str(model), eos, str(result.file(piece)))
+    def tokenise(chunk: ShardChunk) -> int:
+        child = idle.get()
+        arguments = (str(chunk.shard), chunk.digest, chunk.start, chunk.end, str(model), eos, str(result.file(chunk)))
         try:
-            return child.call(f"{WORK}:tokenise_in_child", *arguments, seconds=SECONDS)
+            return child.call(f"{CHILD_MODULE}:tokenise_in_child", *arguments, seconds=CHUNK_SECONDS)
         except (LimitExceeded, ChildError) as error:
-            raise Unavailable(f"{piece.shard.name} could not be tokenised: {error}") from None
+            raise Unavailable(f"{chunk.shard.name} could not be tokenised: {error}") from None
         finally:
-            free.put(child)
+            idle.put(child)
 
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(result.processes))
         for _ in range(result.processes):
-            free.put(stack.enter_context(LimitedChild(MEMORY, (WORK,))))  # killed when the block ends
+            idle.put(stack.enter_context(LimitedChild(CHILD_MEMORY, (CHILD_MODULE,))))  # killed when the block ends
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        pending = {threads.submit(tokenise, piece) for piece in missing}
+        pending = {threads.submit(tokenise, chunk) for chunk in missing}
         while pending:
             check_stop(reporter)
             done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
@@ -138,8 +138,8 @@ def _tokenise_parallel(
             reporter.progress(0, None, "", text)
 
 
-def _processes(missing: Sequence[Piece]) -> int:
-    if sum(piece.end - piece.start for piece in missing) < PARALLEL_BYTES:
+def _processes(missing: Sequence[ShardChunk]) -> int:
+    if sum(chunk.end - chunk.start for chunk in missing) < PARALLEL_BYTES:
         return 1
     by_memory = psutil.virtual_memory().available // (512 << 20)
     return max(1, min(len(os.sched_getaffinity(0)), len(missing), by_memory))
@@ -172,8 +172,8 @@ def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[
     result = tokenise_dataset(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
     records = (
         _preview_record(json.loads(line), number, tokens, tokenizer)
-        for piece, tokens in zip(result.pieces, result.read(), strict=True)
-        for number, (_, line) in enumerate(piece.lines())
+        for chunk, tokens in zip(result.chunks, result.read(), strict=True)
+        for number, (_, line) in enumerate(chunk.lines())
     )
     return list(islice(records, limit))
 

@@ -36,7 +36,7 @@ SHAPES = (
     "Alpaca's instruction/input, MT-Bench's turns; as JSONL, JSON, CSV or parquet"
 )
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
-LOOK, NOTHING = "corpus.first_look:look", "corpus.first_look:nothing_kept"
+LOOK, NOTHING = "corpus.first_look:preview", "corpus.first_look:import_problem"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""
 STRICT = "A suite is read in its own format; the import reports every line that differs."
 RECOGNISED = "detected"

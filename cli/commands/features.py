@@ -41,6 +41,6 @@ def serve(
         threads=threads,
         limits=RequestLimits(tokens=max_tokens),
         known=ref.base_known if ref.base_id else None,
-        sums=ChecksumCache.of(settings) if ref.base_id else ChecksumCache(),
-        say=say,
+        checksum_cache=ChecksumCache.of(settings) if ref.base_id else ChecksumCache(),
+        on_ready=say,
     )

@@ -67,7 +67,7 @@ def _measure_plan(
     rows = load_questions(settings, *prompts)
     base, draft = load_target(settings, ref, device or settings.device)
     with exclusive_device(settings, device_name(str(base.device)), f"plan-{os.getpid()}") as sharing:
-        result = predict(base, draft, rows, ConsoleReporter(), costs=costs, curves=curves, choices=choices)
+        result = predict(base, draft, rows, ConsoleReporter(), costs=costs, curves=curves, options=choices)
     if sharing.shared_with and costs is None:
         say(f"The device was shared with {sharing.shared_with}: the costs are those of a busy machine.")
     return {**result, "shared_with": sharing.shared_with}
@@ -77,7 +77,7 @@ def read_curves(path: Path) -> Any:
     """Acceptance curves from step records (JSON lines of `generate --trace`) or from the JSON of an evaluation or
     replay. Raises BadInput."""
     from decoding.step import Step
-    from evaluation.shapes import curves_of_shares, curves_of_trace
+    from evaluation.shapes import curves_of_rates, curves_of_trace
 
     path = path.expanduser()
     try:
@@ -90,7 +90,7 @@ def read_curves(path: Path) -> Any:
     if isinstance(shares := last.get("acceptance_by_depth"), list):
         if not shares or not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
             raise BadInput(f"{path.name}: acceptance_by_depth must be a list of numbers from 0 to 1.")
-        return curves_of_shares(shares)
+        return curves_of_rates(shares)
     return curves_of_trace([Step.of_record(line) for line in lines])
 
 

@@ -63,7 +63,7 @@ def run_draft(
 
     from corpus.recordings import read_recordings
     from evaluation.costs import read_costs
-    from evaluation.replay import playground_answer, project_times, replay, replay_figures
+    from evaluation.replay import playground_answer, project_times, replay, replay_metrics
 
     file, name = find_recordings(settings, file)
     costs = read_costs(machine) if machine else None
@@ -71,11 +71,11 @@ def run_draft(
     ref = None if draft == NGRAM or is_folder(draft) else resolve(settings, draft)
     recordings = read_recordings(file, limit, raw)
     opened = _open(settings, draft, ref, model, drafting, device or settings.device)
-    replayed = replay(recordings, opened.target, opened.make, ConsoleReporter(), limit, max_tokens)
+    replayed = replay(recordings, opened.target, opened.new_drafter, ConsoleReporter(), limit, max_tokens)
     costs = costs or opened.costs()
     replayed, speed = project_times(replayed, costs) if costs else (replayed, {})
     tokenizer = opened.target.base.tokenizer
-    result = replay_figures(replayed, tokenizer) | speed
+    result = replay_metrics(replayed, tokenizer) | speed
     result["replayed"] = {"file": name, "rows": len(replayed.rows), "drafting": drafting, "draft": draft}
     if ref is not None and ref.base_id and keep:
         config = {"replay": name, "drafting": drafting}

@@ -47,7 +47,7 @@ def pool_of(clock: Clock, said: list[str] | None = None) -> EndpointPool:
     urls = ["http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1"]
     endpoint = Endpoint("pair", urls, model="m", concurrency=2)
     return EndpointPool(
-        [endpoint], say=lambda words, level: said.append(words) if said is not None else None, clock=clock
+        [endpoint], log=lambda words, level: said.append(words) if said is not None else None, clock=clock
     )
 
 
@@ -58,7 +58,7 @@ def take(pool: EndpointPool) -> str:
 def test_requests_go_to_the_server_with_the_least_to_do(clock: Clock) -> None:
     pool = pool_of(clock)
     assert [take(pool) for _ in range(4)] == ["pair 1", "pair 2", "pair 1", "pair 2"]
-    assert pool.slots == 4 and not any(server.can_take(clock.at) for server in pool.servers)
+    assert pool.slots == 4 and not any(server.can_accept(clock.at) for server in pool.servers)
 
 
 def test_a_server_that_fails_is_left_out_longer_each_time_and_comes_back_with_one_request(clock: Clock) -> None:
@@ -67,26 +67,26 @@ def test_a_server_that_fails_is_left_out_longer_each_time_and_comes_back_with_on
     first = pool.servers[0]
     pauses = []
     for _ in range(9):
-        first.busy += 2
+        first.active_requests += 2
         pool._release(first, GONE)
         pool._release(first, GONE)  # what was under way with it counts once
         pauses.append(first.paused_until - clock.at)
-        assert not first.can_take(clock.at) and take(pool) == "pair 2"
-        pool.servers[1].busy = 0
+        assert not first.can_accept(clock.at) and take(pool) == "pair 2"
+        pool.servers[1].active_requests = 0
         clock.at = first.paused_until
-        assert first.can_take(clock.at)
+        assert first.can_accept(clock.at)
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and pauses[-1] == LONGEST_PAUSE
-    first.busy = 1
-    assert not first.can_take(clock.at), "one request finds out, the others do not wait for it"
+    first.active_requests = 1
+    assert not first.can_accept(clock.at), "one request finds out, the others do not wait for it"
     pool._release(first)
-    assert first.can_take(clock.at) and first.failures == 0
+    assert first.can_accept(clock.at) and first.failures == 0
     assert said == ["pair 1 does not answer (no connection); the others go on without it.", "pair 1 answers again."]
 
 
 def test_when_no_server_answers_for_long_the_work_is_given_up(clock: Clock) -> None:
     pool = pool_of(clock)
     for server in pool.servers:
-        server.busy += 1
+        server.active_requests += 1
         pool._release(server, GONE)
         server.paused_until = clock.at + 10 * PATIENCE
     clock.at += PATIENCE + 1

@@ -149,9 +149,9 @@ def test_a_rate_spaces_requests_by_the_clock() -> None:
     )
     (server,) = pool.servers
     server.started(100.0)
-    assert not server.can_take(100.9) and server.can_take(101.0)
+    assert not server.can_accept(100.9) and server.can_accept(101.0)
     server.started(101.0)
-    assert not server.can_take(101.9) and server.can_take(102.0) and 0 < pool._wait_time(101.9) < 0.11
+    assert not server.can_accept(101.9) and server.can_accept(102.0) and 0 < pool._wait_time(101.9) < 0.11
 
 
 @pytest.mark.parametrize(

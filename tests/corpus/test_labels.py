@@ -153,9 +153,9 @@ def test_a_prompt_is_told_by_its_length_where_its_ids_are_not_said(served: Serve
 
     ids = [*served.tokenizer("fox", add_special_tokens=False)["input_ids"]]
     for counted, wrong in ((3, ""), (0, ""), (4, "ids of another prompt")):
-        trail = ConversationTokens(served)
-        trail.take([1, 2, 3], Reply("fox", "stop", ids=ids, prompt_tokens=counted))
-        assert trail.wrong == wrong
+        tokens = ConversationTokens(served)
+        tokens.append([1, 2, 3], Reply("fox", "stop", ids=ids, prompt_tokens=counted))
+        assert tokens.problem == wrong
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"choices": []}, {"choices": [7]}, {"choices": "x"}])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from corpus.answered import read_answered
-from corpus.first_look import LONGEST, columns, look, nothing_kept
+from corpus.first_look import MAX_MESSAGE_CHARS, columns, import_problem, preview
 from corpus.importing import ImportReport, import_prompts
 from corpus.prompts import read_prompts
 from corpus.rows import BadRow, check_mapping, parse_mapping
@@ -80,33 +80,33 @@ def test_pairs_of_the_command_line_are_read() -> None:
 
 @pytest.mark.integration
 def test_a_first_look_shows_rows_as_they_would_be_read(file: Path) -> None:
-    found = run_limited("corpus.first_look:look", str(file), False, {}, seconds=20, memory=2 << 30)
+    found = run_limited("corpus.first_look:preview", str(file), False, {}, seconds=20, memory=2 << 30)
     assert found["columns"] == ["Frage", "Antwort", "prompt", "category"]
     first, second, _ = found["rows"]
     assert first["messages"] == [{"role": "user", "content": "not this one"}]
     assert "no prompt" in second["reason"]
-    mapped = look(str(file), False, {"prompt": "Frage", "answer": "Antwort"})["rows"][0]
+    mapped = preview(str(file), False, {"prompt": "Frage", "answer": "Antwort"})["rows"][0]
     assert [m["role"] for m in mapped["messages"]] == ["user", "reference"]
-    answered = look(str(file), True, {"prompt": "Frage", "answer": "Antwort"})["rows"][0]
+    answered = preview(str(file), True, {"prompt": "Frage", "answer": "Antwort"})["rows"][0]
     assert [m["role"] for m in answered["messages"]] == ["user", "assistant"]
 
 
 def test_a_file_of_which_nothing_would_be_kept_is_known_before_the_import(file: Path, tmp_path: Path) -> None:
-    assert nothing_kept(str(file), False, {}) == "", "one row can be read"
+    assert import_problem(str(file), False, {}) == "", "one row can be read"
     path = tmp_path / "other.jsonl"
     path.write_text('{"title": "a"}\n' * 7)
-    assert nothing_kept(str(path), False, {}).startswith("line 1: ")
-    assert nothing_kept(str(path), False, {"prompt": "title"}) == ""
+    assert import_problem(str(path), False, {}).startswith("line 1: ")
+    assert import_problem(str(path), False, {"prompt": "title"}) == ""
 
 
 def test_a_first_look_is_short(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text("prompt\n" + "\n".join("x" * 5_000 for _ in range(50)))
-    found = look(str(path), False, {})
-    assert len(found["rows"]) == 5 and len(found["rows"][0]["messages"][0]["content"]) == LONGEST
+    found = preview(str(path), False, {})
+    assert len(found["rows"]) == 5 and len(found["rows"][0]["messages"][0]["content"]) == MAX_MESSAGE_CHARS
     path.write_text("")
     with pytest.raises(BadInput, match="empty"):
-        look(str(path), False, {})
+        preview(str(path), False, {})
 
 
 def test_an_import_keeps_what_was_mapped_and_counts_lengths(file: Path, tmp_path: Path) -> None:

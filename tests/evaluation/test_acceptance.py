@@ -130,7 +130,7 @@ def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second way's third token is replaced: not identical. With every gap called a tie: identical, one tie each."""
-    both = acceptance._both
+    both = acceptance._generate_both
 
     def spoiled(bench: object, prompt: list[int], max_tokens: int, seed: int) -> tuple[list[Step], list[Step]]:
         plain, speculative = both(bench, prompt, max_tokens, seed)
@@ -138,7 +138,7 @@ def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(
             speculative = [one_token_off(step) if step.index == 2 else step for step in speculative]
         return plain, speculative
 
-    monkeypatch.setattr(acceptance, "_both", spoiled)
+    monkeypatch.setattr(acceptance, "_generate_both", spoiled)
     options = {"drafter": "ngram"}
     found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=12, options=options)
     assert found["identical_to_plain"] is False and found["ties"] == 0
@@ -152,14 +152,14 @@ def test_sampled_answers_belong_to_their_seed_and_are_not_compared(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[list[int], list[int]]] = []
-    both = acceptance._both
+    both = acceptance._generate_both
 
     def noted(*given: object) -> tuple[list[Step], list[Step]]:
         steps = both(*given)
         said.append((acceptance.token_ids_of_steps(steps[0]), acceptance.token_ids_of_steps(steps[1])))
         return steps
 
-    monkeypatch.setattr(acceptance, "_both", noted)
+    monkeypatch.setattr(acceptance, "_generate_both", noted)
     monkeypatch.setattr(acceptance, "PASSES", 1)
     runs = []
     for seed in (1, 1, 2):

@@ -15,7 +15,7 @@ from evaluation.breakdown import (
     SPACES,
     WORDS,
     WORST,
-    PromptFigures,
+    PromptMetrics,
     by_class,
     by_position,
     classify_tokens,
@@ -72,16 +72,16 @@ def test_kinds_of_tokens(pieces: list[str], kinds: list[str]):
     assert list(classify_tokens(pieces)) == kinds
 
 
-def prompt(number: int, given: int, text: str = "why") -> PromptFigures:
+def prompt(number: int, given: int, text: str = "why") -> PromptMetrics:
     said = [{"role": "user", "content": text}]
-    return PromptFigures.of({"id": str(number)}, [step(1, [2] * given, given - 1)], said)
+    return PromptMetrics.of({"id": str(number)}, [step(1, [2] * given, given - 1)], said)
 
 
 def test_the_worst_prompts_come_first_and_a_few_of_them_keep_their_messages():
     rows = worst_first([prompt(n, 1 + n % 4) for n in range(30)])
     assert [row["tau"] for row in rows] == sorted(row["tau"] for row in rows) and len(rows) == 30
     assert [bool(row.get("messages")) for row in rows] == [True] * WORST + [False] * (30 - WORST)
-    assert worst_first([PromptFigures.of({"id": "empty"}, [], [])]) == []
+    assert worst_first([PromptMetrics.of({"id": "empty"}, [], [])]) == []
 
 
 def test_long_prompts_are_not_kept():

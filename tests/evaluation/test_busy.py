@@ -43,14 +43,14 @@ def test_each_says_that_the_machine_was_busy(tiny_base, busy_processor) -> None:
     measured = evaluate(base, None, questions[:1], heard, max_tokens=8, options={"drafter": "ngram"})
     check(measured, heard)
     tuned = tune(base, draft, questions, heard := Warned(), max_tokens=12)
-    found = tuned.finding()
+    found = tuned.to_json()
     check(found, heard)
     assert all(size.speedup <= size.expected_tau for size in tuned.plan.sizes)
     for key in ("expected_tau", "expected_speedup"):
         ends = found[f"{key}_interval"]
         assert (ends is None) == found["plain_is_faster"] and (ends is None or ends[0] <= found[key] <= ends[1])
     choices = PlanOptions((1, 2), (1,), rounds=2, max_tokens=12)
-    planned = plan(base, draft, questions[:1], heard := Warned(), choices=choices)
+    planned = plan(base, draft, questions[:1], heard := Warned(), options=choices)
     check(planned, heard)
     assert planned["shapes"] and planned["timing_noise"] >= 0
     for shape in planned["shapes"]:

@@ -7,7 +7,7 @@ import pytest
 
 from decoding.step import EmittedToken, Step
 from evaluation import acceptance
-from evaluation.acceptance import PromptResult, _Bench, _repeat, side_by_side
+from evaluation.acceptance import PromptResult, _AcceptanceRun, _repeat, side_by_side
 from evaluation.estimate import StepTiming, estimate
 from speculoos.errors import Unavailable
 from speculoos.reporting import SilentReporter
@@ -50,7 +50,7 @@ def test_the_intervals_hold_the_truth_nineteen_times_in_twenty() -> None:
 
 def test_noise_of_the_clock_falls_with_repeats_and_is_little_on_a_quiet_machine() -> None:
     first, second = timings(3, prompts=3, steps=8, busy=0.4), timings(4, prompts=3, steps=8, busy=0.4)
-    joined = [a.joined(b) for a, b in zip(first, second, strict=True)]
+    joined = [a.concatenated(b) for a, b in zip(first, second, strict=True)]
     assert estimate(joined).noise < estimate(first).noise
     assert estimate(timings(3)).noise < 0.005
 
@@ -64,15 +64,16 @@ def test_an_impossible_figure_is_no_result(monkeypatch: pytest.MonkeyPatch) -> N
     """Measured again as often as may be; then the job ends with a sentence, and nothing is stored."""
     asked = []
 
-    def busy(_bench: object, prompt: list[int], _tokens: int, _seed: int = 0) -> tuple[list[Step], list[Step]]:
+    def busy(_run: object, prompt: list[int], _tokens: int, _seed: int = 0) -> tuple[list[Step], list[Step]]:
         asked.append(prompt)
         return steps("plain", 10.0), steps("verify", 4.0)
 
-    monkeypatch.setattr(acceptance, "_both", busy)
-    bench = _Bench(None, None, object(), {}, 8, SilentReporter(), [PromptResult("a", "", *busy(None, [1], 8), [1])])
+    monkeypatch.setattr(acceptance, "_generate_both", busy)
+    results = [PromptResult("a", "", *busy(None, [1], 8), [1])]
+    run = _AcceptanceRun(None, None, object(), {}, 8, SilentReporter(), results)
     asked.clear()
     with pytest.raises(Unavailable, match=r"The machine was busy: drafting seemed 2\.50 × .* allow 1\.00 × at most"):
-        _repeat(bench, until=float("inf"))
+        _repeat(run, until=float("inf"))
     assert asked == [[1]] * (acceptance.PASSES - 1)
 
 
@@ -102,5 +103,5 @@ def test_long_prompts_whose_steps_are_slow_and_well_drafted_are_possible() -> No
 
 def test_the_same_answer_again_says_nothing_new_of_tau() -> None:
     once = StepTiming(np.arange(30.0) % 5 + 1, np.ones(30), np.ones(90))
-    found, again = estimate([once]), estimate([once.joined(once).joined(once)])
+    found, again = estimate([once]), estimate([once.concatenated(once).concatenated(once)])
     assert found is not None and again is not None and again.tau_interval == found.tau_interval

@@ -15,9 +15,9 @@ from decoding.target import Target, fast_target
 from decoding.tree import DraftTree
 from evaluation.costs import Costs, read_costs
 from evaluation.meter import Meter, RepeatedBatch
-from evaluation.planner import PlanOptions, plan, prompts_of, standalone, surface
+from evaluation.planner import PlanOptions, plan, prompts_of, standalone, throughput_table
 from evaluation.questions import built_in
-from evaluation.shapes import AcceptanceCurves, DraftShape, curves_of_shares, curves_of_trace, expected_chain
+from evaluation.shapes import AcceptanceCurves, DraftShape, curves_of_rates, curves_of_trace, expected_chain
 from models.base import load_base
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import SilentReporter
@@ -41,7 +41,7 @@ def shape(made, name):
 def test_a_prediction_is_tokens_over_the_sum_of_a_step_s_parts():
     """Plain 11 ms a token. Chain 2: 1 + 0.6 + 0.4 tokens in 11 + 2 + 1 ms. For eight sequences each pass takes 8 rows,
     1 ms more than one row: 56 + 2 · 2 + 1 ms."""
-    made = surface(COSTS, CURVES)
+    made = throughput_table(COSTS, CURVES)
     one = shape(made, "chain 2")["by_batch"]["1"]
     assert one["step_ms"] == 14.0 and one["draft_ms"] == 2.0
     assert one["tokens_per_second"] == pytest.approx(2000 / 14, abs=0.01)
@@ -52,7 +52,7 @@ def test_a_prediction_is_tokens_over_the_sum_of_a_step_s_parts():
 
 
 def test_of_trees_of_one_size_the_fastest_depth_is_taken_and_the_verdict_says_when_it_stops():
-    made = surface(COSTS, CURVES)
+    made = throughput_table(COSTS, CURVES)
     assert [row["name"] for row in made["shapes"]] == ["chain 1", "chain 2", "tree of 4", "tree of 8"]
     assert shape(made, "tree of 4")["depth"] == 1, "1.8 tokens in 16 ms are fewer than 1.7 in 14"
     assert made["best"] == {"1": "chain 2", "8": "plain"} and made["stops_at"] == 8
@@ -60,7 +60,7 @@ def test_of_trees_of_one_size_the_fastest_depth_is_taken_and_the_verdict_says_wh
 
 
 def test_a_draft_that_never_pays_is_told_so():
-    made = surface(COSTS, AcceptanceCurves((0.01,), verifications=9))
+    made = throughput_table(COSTS, AcceptanceCurves((0.01,), verifications=9))
     assert made["best"]["1"] == "plain" and "does not pay" in made["verdict"] and made["stops_at"] == 1
 
 
@@ -115,7 +115,7 @@ def test_traces_and_shares_tell_acceptance(tiny_base):
     curves = curves_of_trace(steps)
     want = summarize(steps)
     assert 1 + sum(curves.chain) == pytest.approx(want.mean_accepted_length)
-    assert 1 + sum(curves_of_shares(want.acceptance_by_depth).chain) == pytest.approx(want.mean_accepted_length)
+    assert 1 + sum(curves_of_rates(want.acceptance_by_depth).chain) == pytest.approx(want.mean_accepted_length)
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "draft"])
@@ -123,7 +123,7 @@ def test_a_plan_of_every_method_predicts_chains_and_trees(tiny_base, method):
     base = load_base(tiny_base)
     draft = draft_for(base, method)
     made = plan(
-        base, draft, built_in(2), SilentReporter(), choices=PlanOptions((1, 3), (1, 2, 99), rounds=2, max_tokens=16)
+        base, draft, built_in(2), SilentReporter(), options=PlanOptions((1, 3), (1, 2, 99), rounds=2, max_tokens=16)
     )
     kinds = {row["kind"] for row in made["shapes"]}
     assert "chain" in kinds and ("tree" in kinds or not method.startswith("eagle"))
@@ -158,7 +158,7 @@ def test_a_plan_stops_when_asked(tiny_base):
 
     base = load_base(tiny_base)
     with pytest.raises(Cancelled):
-        plan(base, None, built_in(1), Stopping(), choices=PlanOptions((1,), (), rounds=1))
+        plan(base, None, built_in(1), Stopping(), options=PlanOptions((1,), (), rounds=1))
 
 
 def test_the_first_layers_of_a_base_are_what_a_draft_of_them_is(tiny_base):
@@ -179,8 +179,8 @@ def test_the_first_layers_of_a_base_are_what_a_draft_of_them_is(tiny_base):
 def test_disturbed_rounds_make_neither_more_rows_nor_more_layers_cheaper(tiny_base):
     meter = Meter(fast_target(load_base(tiny_base), 128), list(range(20)), batches=(1, 2), layers=(1, 2), rows=(1, 3))
     meter.round()
-    meter.taken["target", 1, 1] = [1e6]
-    meter.taken["standalone", 1, 1] = [2e6]
+    meter.times["target", 1, 1] = [1e6]
+    meter.times["standalone", 1, 1] = [2e6]
     costs = meter.costs()
     assert costs.target[1][1] <= costs.target[1][3] < 1e6
     assert all(costs.standalone[1][batch] <= costs.standalone[2][batch] for batch in (1, 2))

@@ -23,7 +23,7 @@ from evaluation.replay import (
     open_with_base,
     project_times,
     replay,
-    replay_figures,
+    replay_metrics,
 )
 from models.base import load_base
 from models.chat import render
@@ -79,9 +79,9 @@ def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method,
         ran.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=40))))
     assert record(base, 40, QUESTIONS, tmp_path / "said.jsonl") == 2
     opened = open_with_base(base, draft, options)
-    done = replay(read_recordings(tmp_path / "said.jsonl"), opened.target, opened.make, SilentReporter())
+    done = replay(read_recordings(tmp_path / "said.jsonl"), opened.target, opened.new_drafter, SilentReporter())
     assert [facts(row.steps) for row in done.rows] == [facts(steps) for steps in ran]
-    found = replay_figures(done, base.tokenizer)
+    found = replay_metrics(done, base.tokenizer)
     parts = breakdown(ran, token_text_reader(base.tokenizer))
     assert {key: found[key] for key in parts} == parts, "where it does well is told of a replay as of an evaluation"
     worst = found["per_prompt"]
@@ -100,7 +100,7 @@ def test_a_small_model_is_judged_without_its_target(tmp_path, tiny_base, options
     forced = open_with_base(base, draft, options)
     alone = open_small_model(tiny_base, options)
     steps = [
-        facts(replay(read_recordings(tmp_path / "said.jsonl"), one.target, one.make, SilentReporter()).steps)
+        facts(replay(read_recordings(tmp_path / "said.jsonl"), one.target, one.new_drafter, SilentReporter()).steps)
         for one in (forced, alone)
     ]
     assert steps[0] == steps[1]
@@ -111,7 +111,7 @@ def test_prompt_lookup_needs_a_tokenizer_alone(tiny_base):
     opened = open_prompt_lookup(tiny_base, {})
     ids = [5, 6, 7, 8] * 8
     row = Recording("a", [], prompt_ids=[1, 2, 3], token_ids=ids)
-    done = replay([row], opened.target, opened.make, SilentReporter())
+    done = replay([row], opened.target, opened.new_drafter, SilentReporter())
     assert summarize(done.steps).mean_accepted_length > 3
     assert [token.id for step in done.steps for token in step.tokens] == ids
 
@@ -157,7 +157,7 @@ def test_a_recording_of_another_tokenizer_is_left_out_with_the_reason(tiny_base)
     opened = open_small_model(tiny_base, {})
     good = Recording("good", [], prompt_ids=[1, 2], token_ids=[3, 4])
     bad = Recording("bad", [], prompt_ids=[1, 2], token_ids=[3, 10**6])
-    done = replay([bad, good], opened.target, opened.make, SilentReporter())
+    done = replay([bad, good], opened.target, opened.new_drafter, SilentReporter())
     assert done.skipped[0][0] == "bad" and "another model family" in done.skipped[0][1]
 
 
@@ -167,7 +167,7 @@ def test_a_given_machine_tells_the_speed(tiny_base):
     done = replay(
         [Recording("a", [], prompt_ids=[5, 6, 7] * 3, token_ids=[5, 6, 7] * 4)],
         opened.target,
-        opened.make,
+        opened.new_drafter,
         SilentReporter(),
     )
     costs = Costs({1: {1: 1.0, 3: 2.0}}, {"chain": {1: 0.5, 2: 1.0}}, other=1.0)
@@ -203,6 +203,6 @@ def test_the_starter_s_outputs_replay_with_the_starter_s_head(starter):
         prompt = render(base.tokenizer, row["messages"])
         ran += list(generate(target, drafter, prompt, GenerateConfig(max_tokens=48)))
     opened = open_with_base(base, draft, options)
-    done = replay(read_recordings(said), opened.target, opened.make, SilentReporter())
+    done = replay(read_recordings(said), opened.target, opened.new_drafter, SilentReporter())
     assert facts(done.steps) == facts(ran)
     assert summarize(done.steps).mean_accepted_length == summarize(ran).mean_accepted_length > 1.2

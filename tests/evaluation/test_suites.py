@@ -106,7 +106,7 @@ def test_what_is_packed_is_bounded_and_must_be_whole(tmp_path: Path, monkeypatch
     path.write_bytes(packed[:-9])
     with pytest.raises(BadInput, match=r"its packing \(gzip\) is damaged"):
         imported(path, "humaneval")
-    monkeypatch.setattr(suites, "MAX_UNPACKED", 100)
+    monkeypatch.setattr(suites, "MAX_DECOMPRESSED", 100)
     path.write_bytes(packed)
     with pytest.raises(BadInput, match="unpacks to more than"):
         imported(path, "humaneval")

@@ -97,7 +97,7 @@ def learn(method, features, steps=450, lr=5e-3):
         method(features, scale=1 / counts).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return method.eval()(features).sums / counts
+    return method.eval()(features).loss_sums / counts
 
 
 def floor(method, base, features, conversations):

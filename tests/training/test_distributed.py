@@ -31,7 +31,7 @@ notes = Notebook()
 result = loop.train(train_config(**settings), base, data, out, reporter=notes)
 if notes.values:
     curves = [[notes.curve(name)[step] for name in COMPARED] for step in (1, 2)]
-    print(json.dumps({"curves": curves, "tokens": result.figures["tokens"]}))
+    print(json.dumps({"curves": curves, "tokens": result.metrics["tokens"]}))
 """
 
 
@@ -53,6 +53,6 @@ def test_two_processes_equal_one_with_accumulation(tiny_base, dataset, tmp_path)
     two = json.loads(outputs[0].splitlines()[-1])
     ours = [[notes.curve(name)[step] for name in COMPARED] for step in (1, 2)]
     assert torch.allclose(torch.tensor(ours), torch.tensor(two["curves"]), rtol=1e-5)
-    assert one.figures["tokens"] == two["tokens"]
+    assert one.metrics["tokens"] == two["tokens"]
     first, second = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("one", "two"))
     assert all(torch.allclose(v, second[k], rtol=1e-5, atol=1e-6) for k, v in first.items() if v.is_floating_point())

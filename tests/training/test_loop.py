@@ -70,9 +70,9 @@ def test_a_run_learns_reports_and_leaves_a_checkpoint(method, tiny_base, base, d
     result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes, info={"base": "tiny"})
     check_it_learned(notes, method)
     assert {"train/tokens_per_second", "train/lr", "train/grad_norm", "train/memory_mb"} <= set(notes.values[1])
-    assert notes.curve("train/tokens")[40] == result.figures["tokens"] > 0
+    assert notes.curve("train/tokens")[40] == result.metrics["tokens"] > 0
     assert sorted(notes.curve("train/minutes").values()) == list(notes.curve("train/minutes").values())
-    assert {"eval/tau"} <= set(notes.values[4]) and result.figures["mean_accepted_length"] >= 1
+    assert {"eval/tau"} <= set(notes.values[4]) and result.metrics["mean_accepted_length"] >= 1
     draft = load_draft(result.folder, base)
     verify_sums(result.folder)
     stored = read_config(result.folder)
@@ -98,8 +98,8 @@ def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, saved, tiny_b
     assert second.curve("eval/tau") == {s: v for s, v in whole.curve("eval/tau").items() if s > 7}
     a, b = (load_file(r.folder / "model.safetensors") for r in (straight, resumed))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert resumed.figures["mean_accepted_length"] == straight.figures["mean_accepted_length"]
-    assert resumed.figures["tokens"] == straight.figures["tokens"]
+    assert resumed.metrics["mean_accepted_length"] == straight.metrics["mean_accepted_length"]
+    assert resumed.metrics["tokens"] == straight.metrics["tokens"]
 
 
 def test_points_of_several_steps_are_the_same_after_a_stop_between_them(tiny_base, dataset, tmp_path):
@@ -220,7 +220,7 @@ def test_resuming_with_another_number_of_processes_is_refused(tiny_base, dataset
 def test_the_learning_rate_by_the_clock_is_the_first_processes(tiny_base, dataset, tmp_path):
     trainer = Trainer(config(max_minutes=5.0), tiny_base, dataset, tmp_path / "out", SilentReporter(), {})
     other = {"device": torch.device("cpu"), "reduce": lambda tensor, reduction: tensor + 0.25}
-    trainer.accelerator, trainer.main = SimpleNamespace(num_processes=2, **other), False
+    trainer.accelerator, trainer.is_main = SimpleNamespace(num_processes=2, **other), False
     assert trainer._broadcast_progress(0.75) == 0.25
 
 
@@ -276,8 +276,8 @@ def test_the_best_draft_on_held_out_data_is_the_one_kept(tiny_base, dataset, tmp
     ruinous = config(lr=1.0, clip=0.0, eval_every=1, schedule="constant", warmup_ratio=0.5)
     result = train(ruinous, tiny_base, dataset, tmp_path / "out", reporter=notes)
     taus = notes.curve("eval/tau")
-    assert result.figures["mean_accepted_length"] == max(taus.values())
-    assert result.figures["best_step"] == min(s for s, tau in taus.items() if tau == max(taus.values()))
+    assert result.metrics["mean_accepted_length"] == max(taus.values())
+    assert result.metrics["best_step"] == min(s for s, tau in taus.items() if tau == max(taus.values()))
 
 
 def test_patience_ends_a_run_that_no_longer_improves(tiny_base, dataset, tmp_path):
@@ -290,7 +290,7 @@ def test_the_clock_ends_a_run(tiny_base, dataset, tmp_path, monkeypatch):
     monkeypatch.setattr("training.loop.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     settings = config(max_steps=0, max_minutes=3, eval_every=0, save_every=0)
     result = train(settings, tiny_base, dataset, tmp_path / "out")
-    assert 3 < result.step < 36 and result.figures["minutes"] > 3
+    assert 3 < result.step < 36 and result.metrics["minutes"] > 3
 
 
 def test_one_pass_sees_every_training_token_once(tiny_base, dataset, conversations, tmp_path):
@@ -298,14 +298,14 @@ def test_one_pass_sees_every_training_token_once(tiny_base, dataset, conversatio
 
     result = train(config(max_steps=0, epochs=1, held_out=0.2), tiny_base, dataset, tmp_path / "out")
     training, _ = split_held_out(conversations, 0.2, 64, 0)
-    assert result.figures["tokens"] == sum(len(c) for c in training)
+    assert result.metrics["tokens"] == sum(len(c) for c in training)
 
 
 def test_the_tokens_since_the_last_log_line_are_counted(tiny_base, dataset, tmp_path):
     notes = Notebook()
     settings = config(max_steps=3, log_every=2, eval_every=3)
     result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes)
-    assert result.figures["tokens"] == notes.curve("train/tokens")[3] > notes.curve("train/tokens")[2]
+    assert result.metrics["tokens"] == notes.curve("train/tokens")[3] > notes.curve("train/tokens")[2]
 
 
 def test_features_kept_in_memory_or_on_disk_change_nothing(tiny_base, dataset, tmp_path):

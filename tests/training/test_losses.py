@@ -43,7 +43,7 @@ def agree(method, features, literal_sums):
     """The method's sums and gradients against a differentiable literal computation."""
     weights = torch.arange(1.0, 1 + len(literal_sums))
     outcome = method(features, scale=weights)
-    assert torch.allclose(outcome.sums, torch.stack(literal_sums), rtol=1e-5, atol=1e-4)
+    assert torch.allclose(outcome.loss_sums, torch.stack(literal_sums), rtol=1e-5, atol=1e-4)
     parameters = [p for p in method.parameters() if p.requires_grad]
     ours = torch.autograd.grad(outcome.loss, parameters, allow_unused=True)
     theirs = torch.autograd.grad((torch.stack(literal_sums) * weights).sum(), parameters, allow_unused=True)
@@ -161,7 +161,7 @@ def test_the_medusa_loss_equals_the_literal_one(family, base_of, batch, tied):
     method = stirred(MedusaMethod(config, base))
     features = method.features(batch)
     hidden, _ = base.forward_hidden(batch.input_ids)
-    sums, counts = [torch.zeros(()) for _ in range(3)], [0, 0, 0]
+    loss_sums, counts = [torch.zeros(()) for _ in range(3)], [0, 0, 0]
     for b in range(3):
         for t in range(batch.input_ids.shape[1]):
             for i in range(3):
@@ -169,9 +169,9 @@ def test_the_medusa_loss_equals_the_literal_one(family, base_of, batch, tied):
                     linear = method.draft.output(i)
                     z = F.linear(method.draft.blocks[i](hidden[b, t]), linear.weight, linear.bias)
                     logits = literal(base, z)
-                    sums[i] = sums[i] + F.cross_entropy(logits, batch.input_ids[b, t + 2 + i])
+                    loss_sums[i] = loss_sums[i] + F.cross_entropy(logits, batch.input_ids[b, t + 2 + i])
                     counts[i] += 1
-    agree(method, features, sums)
+    agree(method, features, loss_sums)
     assert method.counts(features).tolist() == counts
     assert method.weights == pytest.approx([0.2, 0.16, 0.128])
 
@@ -214,8 +214,8 @@ def test_eagle_noise_is_bounded_and_repeats(base, batch):
     assert noise.abs().amax((1, 2)).tolist() == pytest.approx([0.1, 0.05, 0.025], rel=0.05)
     features = method.features(batch)
     method.train()
-    assert torch.equal(method(features, 5).sums, method(features, 5).sums)
-    assert not torch.equal(method(features, 5).sums, method(features, 6).sums)
+    assert torch.equal(method(features, 5).loss_sums, method(features, 5).loss_sums)
+    assert not torch.equal(method(features, 5).loss_sums, method(features, 6).loss_sums)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabula
     features = method.features(batch)
     hidden, aux = base.forward_hidden(batch.input_ids, layers=method.draft.layers_wanted)
     theirs = base.model(batch.input_ids).logits
-    sums, counts = [torch.zeros(()) for _ in range(3)], [0, 0, 0]
+    loss_sums, counts = [torch.zeros(()) for _ in range(3)], [0, 0, 0]
     for b in range(3):
         n = int(batch.lengths[b])
         for t in range(n - 2):
@@ -250,10 +250,10 @@ def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabula
                 p_logits = theirs[b, t + 1 + j]
                 if bool(method.draft.t2d[p_logits.argmax()]):
                     q_logits = method.draft.logits(out[0, -1])
-                    sums[j] = sums[j] + cross_entropy(q_logits, p_logits[method.draft.draft_ids])
+                    loss_sums[j] = loss_sums[j] + cross_entropy(q_logits, p_logits[method.draft.draft_ids])
                     counts[j] += 1
                 states = torch.cat([states, out[:, -1:]], 1)
-    agree(method, features, sums)
+    agree(method, features, loss_sums)
     assert method.counts(features).tolist() == counts
     assert method.weights == pytest.approx([1.0, 0.8, 0.64])
     assert vocabulary == "all" or counts[0] < len(features["row"])
@@ -270,7 +270,7 @@ def test_a_head_left_to_the_base_changes_no_loss_and_takes_no_gradient(family, b
     features = trained.features(batch)
     for method in (trained, frozen):
         method(features, scale=torch.tensor(method.weights)).loss.backward()
-    assert torch.equal(trained(features).sums, frozen(features).sums)
+    assert torch.equal(trained(features).loss_sums, frozen(features).loss_sums)
     assert trained.draft.lm_head.weight.grad is not None and frozen.draft.lm_head.weight.grad is None
     assert torch.equal(trained.draft.fc.weight.grad, frozen.draft.fc.weight.grad)
 
@@ -321,6 +321,6 @@ def test_padding_and_company_change_no_loss(base, conversations, name):
     """Rows alone or together in a padded batch give the same sums."""
     config = train_config(method=name, draft_num_layers=2)
     method = stirred(make_method(config, base, conversations))
-    together = method(method.features(collate(conversations[:3]))).sums
-    alone = sum(method(method.features(collate([c]))).sums for c in conversations[:3])
+    together = method(method.features(collate(conversations[:3]))).loss_sums
+    alone = sum(method(method.features(collate([c]))).loss_sums for c in conversations[:3])
     assert torch.allclose(together, alone, rtol=1e-5)

@@ -14,7 +14,7 @@ from training.loop import train
 from training.resume_points import (
     DRAFT,
     OPTIMIZER,
-    STATE,
+    TRAINER_STATE,
     all_resume_points,
     latest_resume_point,
     latest_undamaged_resume_point,
@@ -45,7 +45,7 @@ def old_version(state):
 
 def facts(state):
     (state / CHECKSUM_FILE).unlink()
-    (state / STATE).write_text("[1]")
+    (state / TRAINER_STATE).write_text("[1]")
 
 
 DAMAGES = {
@@ -53,7 +53,7 @@ DAMAGES = {
     "optimizer flipped": lambda state: flip(state / OPTIMIZER, 1),
     "draft cut": lambda state: cut(state / DRAFT),
     "optimizer gone": lambda state: (state / OPTIMIZER).unlink(),
-    "facts cut": lambda state: cut(state / STATE),
+    "facts cut": lambda state: cut(state / TRAINER_STATE),
     "old, draft cut": lambda state: (old_version(state), cut(state / DRAFT)),
     "old, optimizer cut": lambda state: (old_version(state), cut(state / OPTIMIZER, 0.9)),
     "old, facts no object": facts,
@@ -105,13 +105,13 @@ def test_with_no_whole_state_the_run_begins_anew_and_says_so(straight, states, t
 def test_a_damaged_best_draft_is_made_again(states, tiny_base, dataset, tmp_path):
     shutil.rmtree(states / "state-8")
     shutil.rmtree(states / "state-6")
-    kept = json.loads((states / "state-4" / STATE).read_text())["best"]["step"]
+    kept = json.loads((states / "state-4" / TRAINER_STATE).read_text())["best"]["step"]
     best = states / "best" / "model.safetensors"
     flip(best)
     notes = Notebook()
     result = train(config(**SETTINGS), tiny_base, dataset, tmp_path / "next", states, notes)
     assert kept == 4 and any("The best draft so far is left out" in line for line in notes.lines)
-    assert result.figures["best_step"] == 8
+    assert result.metrics["best_step"] == 8
 
 
 def test_a_single_state_may_be_named(states):

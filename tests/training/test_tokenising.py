@@ -46,7 +46,7 @@ def rows() -> list[dict]:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of some kilobytes have several pieces, and processes are worth starting."""
-    monkeypatch.setattr(token_files, "PIECE_BYTES", 2500)
+    monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
     monkeypatch.setattr(tokenising, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(tokenising.os, "sched_getaffinity", lambda _: {0, 1})
 
@@ -62,7 +62,7 @@ def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothi
 ) -> None:
     folder, tokenizer, saying = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base), Saying()
     made = tokenise_dataset(folder, tokenizer, reporter=saying)
-    assert made.processes == 2 and len(made.pieces) > 2
+    assert made.processes == 2 and len(made.chunks) > 2
     found, report = load_conversations(folder, tokenizer, 4096, reporter=saying)
     assert [(c.id, c.token_ids.tolist(), c.mask.tolist()) for c in found] == expected(rows, tokenizer)
     assert {c.id: c.category for c in found}["row-90"] == "cut"
@@ -74,14 +74,14 @@ def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothi
 
 @pytest.mark.integration
 def test_one_process_makes_the_same_files(tiny_base: Path, rows: list[dict], tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(token_files, "PIECE_BYTES", 2500)
+    monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
     tokenizer = load_tokenizer(tiny_base)
     here = tokenise_dataset(write_dataset(tmp_path / "a", rows), tokenizer)
     monkeypatch.setattr(tokenising, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(tokenising.os, "sched_getaffinity", lambda _: {0, 1})
     there = tokenise_dataset(write_dataset(tmp_path / "b", rows), tokenizer)
     assert (here.processes, there.processes) == (1, 2)
-    assert [here.file(p).read_bytes() for p in here.pieces] == [there.file(p).read_bytes() for p in there.pieces]
+    assert [here.file(p).read_bytes() for p in here.chunks] == [there.file(p).read_bytes() for p in there.chunks]
 
 
 @pytest.mark.integration

@@ -259,7 +259,7 @@ def test_a_training_falls_back_to_the_newest_whole_state_and_its_log_says_so(beg
     folders = [home.home / "checkpoints" / "c" / f"attempt-{n}" for n in (2, 1)]
     for folder, steps in zip(folders, ((30,), (10, 20)), strict=True):
         for step in steps:
-            save_resume_point(folder, {"w": torch.zeros(64)}, {"0.step": torch.zeros(1)}, {"step": step}, keep=2)
+            save_resume_point(folder, {"w": torch.zeros(64)}, {"0.step": torch.zeros(1)}, {"step": step}, keep_last=2)
     assert resume_from(tuple(folders), context) == folders[0] / "state-30"
     cut(folders[0] / "state-30" / "draft.safetensors")
     assert resume_from(tuple(folders), context) == folders[1] / "state-20"

@@ -64,7 +64,7 @@ class DaemonPool:
         for _ in range(count):
             threading.Thread(target=self._work, daemon=True).start()
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Future:
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
         future: Future = Future()
         self._calls.put((future, function, arguments))
         return future
@@ -150,22 +150,22 @@ class ReferenceClient(StatesClient):
         self._name, self.close = server.name, self._connection.close
 
     def check(self, rows: Sequence[Tensor]) -> str:
-        facts = self._connection.json("GET", "/v1/base")
-        if not isinstance(facts, dict) or facts.get("protocol") != wire.PROTOCOL:
+        base_info = self._connection.json("GET", "/v1/base")
+        if not isinstance(base_info, dict) or base_info.get("protocol") != wire.PROTOCOL:
             raise BadInput(f"“{self._name}” is no server of hidden states of this version; check its url.")
-        if (served := str(facts.get("base_sha256"))) != self._sha256:
+        if (served := str(base_info.get("base_sha256"))) != self._sha256:
             raise BadInput(
                 f"The server of hidden states “{self._name}” runs other weights ({served[:12]}…) than this training's "
                 f"base ({self._sha256[:12]}…).",
                 "Serve the base model of this training, or choose another server.",
             )
-        return f"Hidden states come from “{self._name}”, which runs {facts['name']} in {facts['dtype']}."
+        return f"Hidden states come from “{self._name}”, which runs {base_info['name']} in {base_info['dtype']}."
 
     def states(self, request: StatesRequest) -> HiddenStates:
-        width = self._base.hidden_size
-        max_bytes, body = request.numbers(width) * wire.MAX_VALUE_BYTES, request.to_json(self._sha256)
+        hidden_size = self._base.hidden_size
+        max_bytes, body = request.num_values(hidden_size) * wire.MAX_VALUE_BYTES, request.to_json(self._sha256)
         result = from_bytes(self._connection.request("POST", "/v1/hidden_states", max_bytes, json=body).content)
-        check_shapes(result, request, width)
+        check_shapes(result, request, hidden_size)
         return result
 
 
@@ -180,7 +180,7 @@ class VllmClient(StatesClient):
 
     def __init__(self, server: HiddenStatesServer, base: Any):
         self.connection, self.base, self.server, self._model = StatesConnection(server), base, server, server.model
-        self._daemons = DaemonPool(server.concurrency)
+        self._pool = DaemonPool(server.concurrency)
 
     def check(self, rows: Sequence[Tensor]) -> str:
         """At least half of the tokens must match, since near ties may differ."""
@@ -202,7 +202,7 @@ class VllmClient(StatesClient):
         return f"{source}: {same} of {len(chosen)} tokens it chose are those of this base's head."
 
     def states(self, request: StatesRequest) -> HiddenStates:
-        futures = [self._daemons.call(self._row, row.tolist(), request.layers) for row in request.rows]
+        futures = [self._pool.submit(self._row, row.tolist(), request.layers) for row in request.rows]
         parts = []
         for number, future in enumerate(futures):
             row, _ = future.result()
@@ -213,7 +213,7 @@ class VllmClient(StatesClient):
         return result
 
     def close(self) -> None:
-        self._daemons.close()
+        self._pool.close()
         self.connection.close()
 
     @property
@@ -291,11 +291,11 @@ class VllmClient(StatesClient):
                     time.sleep(POLL_SECONDS)
 
     def _check_columns(self, shape: list[int], layers: tuple[int, ...]) -> None:
-        columns, width = (*shape[1:], 0, 0)[:2]
+        columns, hidden_size = (*shape[1:], 0, 0)[:2]
         max_columns = max(self.base.num_layers, wire.MIN_LAYER_LIMIT) + 1
-        if len(shape) != 3 or not 0 < columns <= max_columns or width != self.base.hidden_size:
+        if len(shape) != 3 or not 0 < columns <= max_columns or hidden_size != self.base.hidden_size:
             raise BadInput(
-                f"vLLM “{self.server.name}” sends hidden states of {columns} layers and {width} "
+                f"vLLM “{self.server.name}” sends hidden states of {columns} layers and {hidden_size} "
                 f"numbers; this base's have {self.base.hidden_size}, of {max_columns} layers at most.",
                 "Serve the base model of this training.",
             )
@@ -307,12 +307,12 @@ class VllmClient(StatesClient):
             )
 
 
-def read_limited(answer: httpx.Response, most: int) -> bytes | None:
-    """The raw bytes of a streamed response; None, without reading further, if it has more than `most` bytes."""
+def read_limited(answer: httpx.Response, max_bytes: int) -> bytes | None:
+    """The raw bytes of a streamed response; None, without reading further, if it has more than `max_bytes` bytes."""
     parts, size = [], 0
     for part in answer.iter_raw():
         size += len(part)
-        if size > most:
+        if size > max_bytes:
             return None
         parts.append(part)
     return b"".join(parts)

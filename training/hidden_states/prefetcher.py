@@ -24,13 +24,13 @@ from training.batches import Batch, TokenisedConversation
 from training.hidden_states.client import DaemonPool, ReferenceClient, StatesClient, TemporarilyUnavailable, VllmClient
 from training.hidden_states.states_store import StatesStore
 from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states
-from training.method import RequiredStates, States
+from training.method import PaddedStates, RequiredStates
 
 Compute = Callable[[StatesRequest], HiddenStates]
 POLL_SECONDS = 0.2
 FIRST_DELAY, MAX_DELAY = 0.5, 5.0  # seconds between retries while the server is unavailable; doubled after each one
 
-NO_STATES: States = (torch.empty(0), ())
+NO_STATES: PaddedStates = (torch.empty(0), ())
 """Passed to a method that needs no hidden states of a batch."""
 
 
@@ -65,32 +65,32 @@ class ServerWaitMonitor:
 
 
 class ThreadedPrefetcher:
-    def __init__(self, client: StatesClient, watch: ServerWaitMonitor, compute: Compute | None = None):
+    def __init__(self, client: StatesClient, wait_monitor: ServerWaitMonitor, compute: Compute | None = None):
         """`compute`: replaces `client.states`."""
-        self._client, self._watch, self._compute = client, watch, compute or client.states
-        self._daemons = DaemonPool(client.workers)
+        self._client, self._wait_monitor, self._compute = client, wait_monitor, compute or client.states
+        self._pool = DaemonPool(client.workers)
         self._closed = threading.Event()
         self._error = ""
 
-    def begin(self, request: StatesRequest) -> Future:
-        return self.call(lambda: self._compute(request))
+    def submit(self, request: StatesRequest) -> Future:
+        return self.submit_task(lambda: self._compute(request))
 
-    def call(self, task: Callable[[], Any]) -> Future:
+    def submit_task(self, task: Callable[[], Any]) -> Future:
         """Queue a task; it is retried while it raises TemporarilyUnavailable."""
-        return self._daemons.call(self._with_retries, task)
+        return self._pool.submit(self._with_retries, task)
 
     def result(self, pending: Future) -> Any:
         """Wait for a task and report the wait. Raises what the task raised, or Cancelled."""
         while not pending.done():
             if wait([pending], POLL_SECONDS).not_done:
-                self._watch.poll(self._error)
-        self._watch.answered()
+                self._wait_monitor.poll(self._error)
+        self._wait_monitor.answered()
         return pending.result()
 
     def close(self) -> None:
         """Stop retrying, end the threads and close the client."""
         self._closed.set()
-        self._daemons.close()
+        self._pool.close()
         self._client.close()
 
     def _with_retries(self, task: Callable[[], Any]) -> Any:
@@ -113,7 +113,7 @@ class LocalPrefetcher:
     def __init__(self, compute: Compute):
         self.result = compute
 
-    def begin(self, request: StatesRequest) -> StatesRequest:
+    def submit(self, request: StatesRequest) -> StatesRequest:
         return request
 
     def close(self) -> None:
@@ -124,35 +124,35 @@ StatesPrefetcher = ThreadedPrefetcher | LocalPrefetcher
 
 
 class FeatureSource:
-    """Features of batches. With a prefetcher, hidden states are requested `ahead` batches before they are needed;
-    without one, the base model runs in the method's own forward."""
+    """Features of batches. With a prefetcher, hidden states are requested `prefetch_batches` batches ahead; without
+    one, the base model runs in the method's own forward."""
 
-    def __init__(self, method: Any, base: Any, prefetcher: StatesPrefetcher | None, ahead: int):
-        self._method, self.base, self._prefetcher, self._ahead = method, base, prefetcher, ahead
-        self._begun: dict[int, tuple[RequiredStates, Any]] = {}
+    def __init__(self, method: Any, base: Any, prefetcher: StatesPrefetcher | None, prefetch_batches: int):
+        self._method, self.base, self._prefetcher, self._prefetch_batches = method, base, prefetcher, prefetch_batches
+        self._prefetched: dict[int, tuple[RequiredStates, Any]] = {}
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
         """Features of `batch`; `upcoming` are the next batches, in order."""
-        if self._prefetcher is None or not hasattr(self._method, "wanted"):  # a plugin calls base.forward_hidden itself
+        if self._prefetcher is None or not hasattr(self._method, "required_states"):  # it calls base.forward_hidden
             return self._method.features(batch)
-        started = self._begun.pop(batch.index, None) or self._begin(batch)
+        submitted = self._prefetched.pop(batch.index, None) or self._submit(batch)
         self._prefetch(upcoming, batch.index)
-        if started is None:
+        if submitted is None:
             return self._method.features(batch, NO_STATES)
-        wanted, pending = started
-        return self._method.features(batch, pad_states(self._prefetcher.result(pending), batch, wanted, self.base))
+        required, pending = submitted
+        return self._method.features(batch, pad_states(self._prefetcher.result(pending), batch, required, self.base))
 
     def _prefetch(self, upcoming: Iterable[Batch], current: int) -> None:
-        for batch in upcoming if len(self._begun) < self._ahead else ():
-            if batch.index not in (current, *self._begun) and (started := self._begin(batch)):
-                self._begun[batch.index] = started
-            if len(self._begun) >= self._ahead:
+        for batch in upcoming if len(self._prefetched) < self._prefetch_batches else ():
+            if batch.index not in (current, *self._prefetched) and (submitted := self._submit(batch)):
+                self._prefetched[batch.index] = submitted
+            if len(self._prefetched) >= self._prefetch_batches:
                 return
 
-    def _begin(self, batch: Batch) -> tuple[RequiredStates, Any] | None:
+    def _submit(self, batch: Batch) -> tuple[RequiredStates, Any] | None:
         """None when the method needs no hidden states."""
-        wanted = self._method.wanted(batch)
-        return wanted and (wanted, self._prefetcher.begin(make_states_request(batch, wanted)))
+        required = self._method.required_states(batch)
+        return required and (required, self._prefetcher.submit(make_states_request(batch, required)))
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,11 @@ def connect_prefetcher(
     base: Any,
     sha256: str,
     conversations: Sequence[TokenisedConversation],
-    watch: ServerWaitMonitor,
+    wait_monitor: ServerWaitMonitor,
 ) -> StatesPrefetcher | None:
     """Connect and check the source of hidden states, waiting for an unavailable server, and register it with a base
-    without layers. None when the base runs here and no store is used. Raises BadInput for another base, Cancelled."""
+    without layers. None when the base runs in this process and no store is used. Raises BadInput for another base,
+    Cancelled."""
     if not (config.hidden_states or config.hidden_states_store):
         return None
     location = location or StatesLocation()
@@ -199,47 +200,47 @@ def connect_prefetcher(
             raise BadInput("hidden_states_store: it has no folder.")
         store = StatesStore(location.folder, sha256, base.dtype, base.hidden_size)
         compute = partial(store.read_through, compute)
-        watch.reporter.log(f"Hidden states are stored in {location.folder}.")
+        wait_monitor.reporter.log(f"Hidden states are stored in {location.folder}.")
     if client is None:
         return LocalPrefetcher(compute)
-    prefetcher = ThreadedPrefetcher(client, watch, compute)
+    prefetcher = ThreadedPrefetcher(client, wait_monitor, compute)
     rows = [conversation.token_ids for conversation in conversations]
-    if message := prefetcher.result(prefetcher.call(lambda: client.check(rows))):
-        watch.reporter.log(message)
+    if message := prefetcher.result(prefetcher.submit_task(lambda: client.check(rows))):
+        wait_monitor.reporter.log(message)
 
-    def compute_hidden(input_ids: Tensor, lengths: Tensor | None, layers: Sequence[int]) -> States:
+    def compute_hidden(input_ids: Tensor, lengths: Tensor | None, layers: Sequence[int]) -> PaddedStates:
         """Hidden states of whole rows."""
         if lengths is None:
             lengths = torch.full((len(input_ids),), input_ids.shape[1], device=input_ids.device)
         batch = Batch(input_ids, torch.ones_like(input_ids, dtype=torch.bool), lengths)
-        wanted = RequiredStates(tuple(layers))
-        states = prefetcher.result(prefetcher.begin(make_states_request(batch, wanted)))
-        hidden, aux = pad_states(states, batch, wanted, base)
+        required = RequiredStates(tuple(layers))
+        states = prefetcher.result(prefetcher.submit(make_states_request(batch, required)))
+        hidden, aux = pad_states(states, batch, required, base)
         return hidden, tuple(aux[0].split(base.hidden_size, -1)) if aux else ()
 
     base.compute_hidden = compute_hidden
     return prefetcher
 
 
-def make_states_request(batch: Batch, wanted: RequiredStates) -> StatesRequest:
+def make_states_request(batch: Batch, required: RequiredStates) -> StatesRequest:
     """The request for a batch, without padding."""
     lengths = batch.lengths.tolist()
     rows = tuple(row[:length].int().cpu() for row, length in zip(batch.input_ids, lengths, strict=True))
-    if wanted.positions is None:
-        return StatesRequest(rows, wanted.layers)
-    positions = (row[:n].nonzero()[:, 0].int().cpu() for row, n in zip(wanted.positions, lengths, strict=True))
-    return StatesRequest(rows, wanted.layers, tuple(positions))
+    if required.positions is None:
+        return StatesRequest(rows, required.layers)
+    positions = (row[:n].nonzero()[:, 0].int().cpu() for row, n in zip(required.positions, lengths, strict=True))
+    return StatesRequest(rows, required.layers, tuple(positions))
 
 
-def pad_states(states: HiddenStates, batch: Batch, wanted: RequiredStates, base: Any) -> States:
+def pad_states(states: HiddenStates, batch: Batch, required: RequiredStates, base: Any) -> PaddedStates:
     """The response as padded tensors [B, L, …] in the base's dtype; unrequested positions are zero and never read."""
-    real = torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
-    mask = real if wanted.positions is None else real & wanted.positions
-    return _scatter(states.hidden, mask, base), (_scatter(states.aux, real, base),) if wanted.layers else ()
+    token_mask = torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
+    mask = token_mask if required.positions is None else token_mask & required.positions
+    return _scatter(states.hidden, mask, base), (_scatter(states.aux, token_mask, base),) if required.layers else ()
 
 
 def _scatter(values: Tensor, mask: Tensor, base: Any) -> Tensor:
     """Scatter `values` [n, …] to the n True positions of `mask` [B, L], in row-major order."""
-    whole = torch.zeros(*mask.shape, values.shape[-1], dtype=base.dtype, device=mask.device)
-    whole[mask] = values.to(mask.device, base.dtype)
-    return whole
+    padded = torch.zeros(*mask.shape, values.shape[-1], dtype=base.dtype, device=mask.device)
+    padded[mask] = values.to(mask.device, base.dtype)
+    return padded

@@ -58,7 +58,7 @@ class StatesBody(BaseModel):
 
     rows: list[list[NonNegativeInt]] = Field(min_length=1)
     layers: list[NonNegativeInt] = []
-    places: list[list[NonNegativeInt]] | None = None
+    places: list[list[NonNegativeInt]] | None = None  # `positions` of StatesRequest
     base_sha256: str = ""
 
 
@@ -75,7 +75,7 @@ def parse_request(body: bytes, base: Any, sha256: str, limits: RequestLimits) ->
             f"This server runs a base with weights {sha256[:12]}…, the request is for {request.base_sha256[:12]}….",
             "Serve the base model of this training.",
         )
-    lengths, places = [*map(len, request.rows)], request.places
+    lengths, positions = [*map(len, request.rows)], request.places
     if len(lengths) > limits.rows or max(lengths) * len(lengths) > limits.tokens:
         raise BadInput(
             f"rows: {len(lengths)} rows of up to {max(lengths)} tokens are more than the {limits.rows} rows and "
@@ -90,10 +90,10 @@ def parse_request(body: bytes, base: Any, sha256: str, limits: RequestLimits) ->
         raise BadInput(f"layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
     if len(request.layers) > (max_layers := max(base.num_layers, MIN_LAYER_LIMIT)):  # each adds to the response
         raise BadInput(f"layers: at most {max_layers} at once, got {len(request.layers)}.")
-    if places is not None and len(places) != len(lengths):
-        raise BadInput(f"places: expected a list for each of {len(lengths)} rows, got {len(places)}.")
-    for row_places, length in zip(places or (), lengths, strict=False):
-        if row_places != sorted(set(row_places)) or (row_places and row_places[-1] >= length):
+    if positions is not None and len(positions) != len(lengths):
+        raise BadInput(f"places: expected a list for each of {len(lengths)} rows, got {len(positions)}.")
+    for row_positions, length in zip(positions or (), lengths, strict=False):
+        if row_positions != sorted(set(row_positions)) or (row_positions and row_positions[-1] >= length):
             raise BadInput(f"places: expected ascending positions of a row of {length} tokens.")
     rows, positions = (
         values and tuple(torch.tensor(row, dtype=torch.int32) for row in values)
@@ -111,7 +111,7 @@ class StatesEngine:
         self.device = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(count,))
         self._slots = threading.BoundedSemaphore(limits.waiting)
 
-    def facts(self) -> dict[str, Any]:
+    def base_info(self) -> dict[str, Any]:
         """The response of GET /v1/base."""
         base = self.base
         return {
@@ -164,14 +164,14 @@ def create_app(engine: StatesEngine, port: int, token: str = "") -> FastAPI:
 
     @app.get("/v1/base")
     async def base() -> dict[str, Any]:
-        return engine.facts()
+        return engine.base_info()
 
     @app.post("/v1/hidden_states")
     async def hidden_states(request: Request) -> Response:
-        answer = await run_in_threadpool(engine.compute, await request.body())
-        if answer is None:
+        response = await run_in_threadpool(engine.compute, await request.body())
+        if response is None:
             return error_response(503, BUSY, {"Retry-After": "1"})
-        return Response(answer, media_type=MEDIA_TYPE)
+        return Response(response, media_type=MEDIA_TYPE)
 
     if token:
         app.add_middleware(StatesTokenRequired, token=token)
@@ -223,19 +223,19 @@ def serve(
     threads: int = 0,
     limits: RequestLimits | None = None,
     known: BaseChecksums | None = None,
-    sums: ChecksumCache = NO_SUMS,
-    say: Callable[[str], Any] = print,
+    checksum_cache: ChecksumCache = NO_SUMS,
+    on_ready: Callable[[str], Any] = print,
 ) -> None:
-    """Serve the base model in `folder` at `address` until stopped; `say` is called with the URL before it serves."""
+    """Serve the base model in `folder` at `address` until stopped; `on_ready` gets a message with the URL."""
     listening = listen(address)
     if threads:
         torch.set_num_threads(threads)
-    base, sha256 = load_served_base(folder, dtype, device, known, sums)
+    base, sha256 = load_served_base(folder, dtype, device, known, checksum_cache)
     port = listening.getsockname()[1]
     engine = StatesEngine(base, sha256, name or Path(folder).name, limits or RequestLimits())
     app = create_app(engine, port, address.token)
     host = f"[{address.host}]" if ":" in address.host else address.host
-    say(f"Hidden states of {engine.name} ({base.device}, {engine.facts()['dtype']}) at http://{host}:{port}")
+    on_ready(f"Hidden states of {engine.name} ({base.device}, {engine.base_info()['dtype']}) at http://{host}:{port}")
     config = uvicorn.Config(
         app, http=BoundedConnection, log_level="warning", access_log=False, timeout_keep_alive=IDLE_SECONDS
     )
@@ -243,17 +243,17 @@ def serve(
 
 
 def load_served_base(
-    folder: str | Path, dtype: str, device: str, known: BaseChecksums | None = None, sums: ChecksumCache = NO_SUMS
+    folder: str | Path, dtype: str, device: str, known: BaseChecksums | None = None, cache: ChecksumCache = NO_SUMS
 ) -> tuple[LoadedBase, str]:
     """The base model, checked and packed as for training, and the sha256 of its weights."""
     torch_device = pick_device(device)
     enable_tf32(torch_device)
-    base = load_base(folder, native_dtype(dtype, torch_device), str(torch_device), known, sums)
+    base = load_base(folder, native_dtype(dtype, torch_device), str(torch_device), known, cache)
     if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"{folder} cannot be trained for: {reason}")
     check_logits(base)
     pack_supported(base, head=False)
-    return base, weights_sum(Path(folder), sums)
+    return base, weights_sum(Path(folder), cache)
 
 
 def listen(address: ServerAddress) -> socket.socket:

@@ -1,6 +1,6 @@
 """The messages of the hidden states protocol between a training and a server that runs the base model.
 
-    GET  /v1/base           → JSON: which base, its sizes, its limits (`facts` in training/hidden_states/server.py)
+    GET  /v1/base           → JSON: which base, its sizes, its limits (`base_info` in training/hidden_states/server.py)
     POST /v1/hidden_states  ← JSON: {"base_sha256", "rows", "layers", "places"}   → safetensors: hidden, aux
 
 Values are sent as they are in memory (bfloat16 stays bfloat16), without padding; nothing is pickled.
@@ -43,14 +43,14 @@ class StatesRequest:
         """Number of positions of each row."""
         return [*map(len, self.rows if self.positions is None else self.positions)]
 
-    def numbers(self, width: int) -> int:
-        """How many values the response has, for a base model with hidden size `width`."""
-        return (sum(self.counts) + self.tokens * len(self.layers)) * width
+    def num_values(self, hidden_size: int) -> int:
+        """How many values the response has, for a base model with hidden size `hidden_size`."""
+        return (sum(self.counts) + self.tokens * len(self.layers)) * hidden_size
 
     def to_json(self, base_sha256: str = "") -> dict[str, Any]:
-        places = None if self.positions is None else [row.tolist() for row in self.positions]
+        positions = None if self.positions is None else [row.tolist() for row in self.positions]
         rows = [row.tolist() for row in self.rows]
-        return {"base_sha256": base_sha256, "rows": rows, "layers": list(self.layers), "places": places}
+        return {"base_sha256": base_sha256, "rows": rows, "layers": list(self.layers), "places": positions}
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +81,9 @@ def from_bytes(data: bytes) -> HiddenStates:
         raise BadInput(f"The answer is no safetensors file with hidden and aux ({error}).") from None
 
 
-def check_shapes(states: HiddenStates, request: StatesRequest, width: int) -> None:
-    """Raise BadInput unless the shapes of `states` match the request for hidden size `width`."""
-    expected = ((sum(request.counts), width), (request.tokens, len(request.layers) * width))
+def check_shapes(states: HiddenStates, request: StatesRequest, hidden_size: int) -> None:
+    """Raise BadInput unless the shapes of `states` match the request for hidden size `hidden_size`."""
+    expected = ((sum(request.counts), hidden_size), (request.tokens, len(request.layers) * hidden_size))
     shapes = tuple(map(tuple, (states.hidden.shape, states.aux.shape)))
     if shapes != expected:
         raise BadInput(f"The hidden states have the shapes {shapes}, expected are {expected}.")
@@ -95,11 +95,11 @@ def compute_states(base: Any, request: StatesRequest) -> HiddenStates:
     lengths = torch.tensor([*map(len, request.rows)], device=base.device)
     with torch.no_grad():
         hidden, aux = base.forward_hidden(ids, layers=request.layers, lengths=lengths)
-    real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-    wanted = real
+    token_mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+    position_mask = token_mask
     if request.positions is not None:
-        wanted = torch.zeros_like(real)
-        for row, positions in zip(wanted, request.positions, strict=True):
+        position_mask = torch.zeros_like(token_mask)
+        for row, positions in zip(position_mask, request.positions, strict=True):
             row[positions.long().to(ids.device)] = True
-    joined_aux = torch.cat([each[real] for each in aux], -1) if aux else hidden.new_zeros(request.tokens, 0)
-    return HiddenStates(hidden[wanted], joined_aux)
+    joined_aux = torch.cat([each[token_mask] for each in aux], -1) if aux else hidden.new_zeros(request.tokens, 0)
+    return HiddenStates(hidden[position_mask], joined_aux)

@@ -16,7 +16,7 @@ from speculoos.errors import SpeculoosError
 from speculoos.store import Store
 from tracking.stored import KINDS, store_key
 from tracking.tables import Checkpoint
-from training.resume_points import STATE_NAME, latest_resume_point, resume_point_damage
+from training.resume_points import RESUME_POINT_NAME, latest_resume_point, resume_point_damage
 from workers.child.context import JobContext
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def _is_note(value: Any, parent: str) -> bool:
     path, folders = value.get("place"), value.get("folders")
     if not isinstance(path, str) or not path.startswith(f"{parent}/") or ".." in path:
         return False
-    return isinstance(folders, dict) and all(name == BEST or STATE_NAME.fullmatch(name) for name in folders)
+    return isinstance(folders, dict) and all(name == BEST or RESUME_POINT_NAME.fullmatch(name) for name in folders)
 
 
 def download_checkpoints(context: JobContext, checkpoint_id: str, root: Path) -> None:

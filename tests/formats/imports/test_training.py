@@ -51,8 +51,8 @@ def test_a_deep_draft_learns_from_the_same_places_as_a_flat_one(imported, base, 
     flat = method(features)
     method.multi_layer = True
     deep = method(features)
-    assert torch.equal(flat.hits, deep.hits) and flat.sums.abs().min() > 0
-    torch.testing.assert_close(flat.sums, deep.sums, rtol=1e-5, atol=1e-5)
+    assert torch.equal(flat.hits, deep.hits) and flat.loss_sums.abs().min() > 0
+    torch.testing.assert_close(flat.loss_sums, deep.loss_sums, rtol=1e-5, atol=1e-5)
 
 
 def test_tokens_in_any_order_map_to_the_draft_and_back(imported, base):

@@ -15,7 +15,7 @@ from models.methods.record import DraftSize, Method
 from models.methods.settings import TrainConfig, setting
 from training.losses import hard_loss
 from training.medusa import medusa_labels
-from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
+from training.method import Outcome, label_ranks, outcome_of_loss_sums, outcome_of_ranks
 
 
 class BigramSettings(TrainConfig):
@@ -62,7 +62,7 @@ class BigramMethod(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         head = Head(self.draft.columns.weight)
         total, hits = hard_loss(self.draft.rows(features["last"]), head, features["label"])
-        return outcome_of_sums([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
+        return outcome_of_loss_sums([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:

@@ -41,7 +41,7 @@ class Slow:
 class Plain:
     """A method that reads the head's input everywhere."""
 
-    def wanted(self, batch: Batch) -> RequiredStates:
+    def required_states(self, batch: Batch) -> RequiredStates:
         return RequiredStates()
 
     def features(self, batch: Batch, states: tuple) -> dict[str, torch.Tensor]:
@@ -56,7 +56,7 @@ def batch(index: int) -> Batch:
 def test_no_more_than_the_settled_number_is_asked_ahead() -> None:
     client, notes = Slow(), Notebook()
     carrier = ThreadedPrefetcher(client, ServerWaitMonitor(notes, "here"))
-    source = FeatureSource(Plain(), BASE, carrier, ahead=2)
+    source = FeatureSource(Plain(), BASE, carrier, prefetch_batches=2)
     got: list[torch.Tensor] = []
     asking = threading.Thread(
         target=lambda: got.append(source.features(batch(0), (batch(i) for i in range(1, 100)))["hidden"])
@@ -77,7 +77,7 @@ def test_places_that_were_not_sent_are_zero_and_the_rest_is_where_it_belongs() -
     client = Slow()
     client.open.set()
     carrier = ThreadedPrefetcher(client, ServerWaitMonitor(Notebook(), "here"))
-    hidden = FeatureSource(Plain(), BASE, carrier, ahead=0).features(batch(7))["hidden"]
+    hidden = FeatureSource(Plain(), BASE, carrier, prefetch_batches=0).features(batch(7))["hidden"]
     assert hidden[:, :, 0].tolist() == [[7, 7, 7], [7, 7, 0]]
     carrier.close()
 
@@ -86,14 +86,14 @@ def test_it_asks_again_and_says_so_once() -> None:
     client, notes = Slow(), Notebook()
     client.failures, client.workers = 2, 1
     client.open.set()
-    watch = ServerWaitMonitor(notes, "here")
-    carrier = ThreadedPrefetcher(client, watch)
-    carrier.result(carrier.begin(StatesRequest((torch.tensor([1]),))))
+    monitor = ServerWaitMonitor(notes, "here")
+    carrier = ThreadedPrefetcher(client, monitor)
+    carrier.result(carrier.submit(StatesRequest((torch.tensor([1]),))))
     carrier.close()
     assert notes.lines[0] == "Waiting for the server of hidden states “here”: it cannot be reached."
     assert notes.lines[1].startswith("The server of hidden states “here” answers again after ")
     assert len(notes.lines) == 2 and set(notes.notes) == {notes.lines[0]}
-    assert watch.seconds > 1 and client.requested == [1, 1, 1]
+    assert monitor.seconds > 1 and client.requested == [1, 1, 1]
 
 
 def test_a_refusal_is_raised_and_not_asked_again() -> None:
@@ -101,5 +101,5 @@ def test_a_refusal_is_raised_and_not_asked_again() -> None:
     client.states = lambda asked: (_ for _ in ()).throw(BadInput("no such layer"))
     carrier = ThreadedPrefetcher(client, ServerWaitMonitor(Notebook(), "here"))
     with pytest.raises(BadInput, match="no such layer"):
-        carrier.result(carrier.begin(StatesRequest((torch.tensor([1]),))))
+        carrier.result(carrier.submit(StatesRequest((torch.tensor([1]),))))
     carrier.close()

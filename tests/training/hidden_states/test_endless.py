@@ -62,7 +62,6 @@ def test_an_answer_without_end_is_refused(
 
 def test_an_answer_may_be_as_large_as_what_was_asked(base: LoadedBase) -> None:
     rows, width = (torch.arange(5), torch.arange(3)), base.hidden_size
-    assert StatesRequest(rows).numbers(width) == 8 * width
-    assert (
-        StatesRequest(rows, (0, 1, 2), (torch.tensor([1]), torch.tensor([0, 2]))).numbers(width) == (3 + 8 * 3) * width
-    )
+    assert StatesRequest(rows).num_values(width) == 8 * width
+    request = StatesRequest(rows, (0, 1, 2), (torch.tensor([1]), torch.tensor([0, 2])))
+    assert request.num_values(width) == (3 + 8 * 3) * width

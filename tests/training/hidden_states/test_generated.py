@@ -33,9 +33,8 @@ def made(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import_prompts(folder / "in.jsonl", folder / "prompts", SilentReporter())
     base = load_base(tiny_base)
     options = GenerateOptions(max_tokens=24, batch_size=5)
-    generate_local(
-        base, folder / "prompts", folder / "answers", options, SilentReporter(), keep=store(folder, base, tiny_base)
-    )
+    states = store(folder, base, tiny_base)
+    generate_local(base, folder / "prompts", folder / "answers", options, SilentReporter(), states_store=states)
     return folder
 
 

@@ -9,7 +9,7 @@ import torch
 from corpus.recordings import read_recordings
 from evaluation.costs import Costs
 from evaluation.planner import PlanOptions, plan
-from evaluation.replay import open_with_base, playground_answer, project_times, replay, replay_figures
+from evaluation.replay import open_with_base, playground_answer, project_times, replay, replay_metrics
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
 from models.base import decoding_dtype, load_base, pick_device
 from models.checkpoints import load_draft, update_draft_config
@@ -61,7 +61,7 @@ def run_plan(request: PlanRequest, context: JobContext) -> dict[str, Any]:
     loaded = load_models(context, request.base_id, request.checkpoint_id)
     choices = PlanOptions(tuple(request.batches), tuple(request.layers), max_tokens=request.max_tokens)
     context.log(f"Planning on {loaded.device} with {len(questions)} questions.")
-    result = plan(loaded.base, loaded.draft, questions, context, costs=costs, choices=choices)
+    result = plan(loaded.base, loaded.draft, questions, context, costs=costs, options=choices)
     context.log(result["verdict"])
     return result
 
@@ -72,9 +72,9 @@ def run_replay(request: ReplayRequest, context: JobContext) -> dict[str, Any]:
     loaded = load_models(context, request.base_id, request.checkpoint_id)
     opened = open_with_base(loaded.base, loaded.draft, request.drafting)
     recordings = read_recordings(data.path, limit=request.limit)
-    done = replay(recordings, opened.target, opened.make, context, request.limit)
+    done = replay(recordings, opened.target, opened.new_drafter, context, request.limit)
     done, speed = project_times(done, opened.costs())
-    result = replay_figures(done, loaded.base.tokenizer) | speed
+    result = replay_metrics(done, loaded.base.tokenizer) | speed
     result[evaluations.REPLAYED] = {"file": data.name, "rows": len(done.rows), "drafting": request.drafting}
     answers = [playground_answer(row, loaded.base.tokenizer, data.name) for row in done.rows[: request.show]]
     with context.fenced() as session:
@@ -93,7 +93,7 @@ def run_tune(request: Tune, context: JobContext) -> dict[str, Any]:
     if not can_be_tuned(loaded.draft):
         raise Unsupported(f"Drafts of the method {loaded.draft.method} have no tree to tune.")
     context.log(f"Tuning on {loaded.device} in {loaded.dtype} with {len(questions)} questions.")
-    tuned = tune(loaded.base, loaded.draft, questions, context, max_tokens=request.max_tokens, counts=True)
+    tuned = tune(loaded.base, loaded.draft, questions, context, max_tokens=request.max_tokens, report_progress=True)
     context.log(tuned.plan.verdict)
     folder = Path(loaded.checkpoint.path)
     faster = request.keep and bool(tuned.drafting)
@@ -111,5 +111,5 @@ def run_tune(request: Tune, context: JobContext) -> dict[str, Any]:
 
 def tuning_figures(tuned: TunedDraft, saved: bool, job_id: str) -> dict[str, Any]:
     """Tuning figures of a checkpoint's row: `tuning` is the verdict, `tuned` the numbers."""
-    numbers = {**tuned.finding(), "kept": saved, "at": now().isoformat(timespec="seconds"), "job_id": job_id}
+    numbers = {**tuned.to_json(), "kept": saved, "at": now().isoformat(timespec="seconds"), "job_id": job_id}
     return {"tuning": tuned.plan.verdict, "tuned": numbers}

@@ -15,7 +15,7 @@ from models.methods.recipes import config_for
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.prefetcher import StatesLocation
 from training.loop import train
-from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_facts
+from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_trainer_state
 from workers.child.context import JobContext
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
 from workers.child.trackers import tracking_metrics
@@ -45,29 +45,29 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
     if resume and config.batch_tokens is None:  # earlier versions had other defaults
-        config = config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
+        config = config.model_copy(update={"batch_tokens": read_trainer_state(resume)["config"]["batch_tokens"]})
     if reason := no_server_reason(request.method, base.path):
         context.log(reason, "warning")
     take_device(context)
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in datasets)}
     hashes, paths = context.base_checksums(base), [data.path for data in datasets]
     tracked = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
-    last_step = read_facts(resume)["step"] if resume else -1
+    last_step = read_trainer_state(resume)["step"] if resume else -1
     with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, tracked, last_step):
         result = train(config, base.path, paths, folder, resume, context, info, hashes, context.checksum_cache, states)
     note = "" if config.hidden_states else TUNING_NOTE
     context.progress(result.step, result.step, "steps", note)  # also if the attempt resumed at the last step
     facts = {"step": result.step, "base_sha256": base.weights_sha256}
-    context.update_checkpoint_row(request.checkpoint_id, Path(result.folder), figures=result.figures, **facts)
+    context.update_checkpoint_row(request.checkpoint_id, Path(result.folder), figures=result.metrics, **facts)
     if config.hidden_states:
         context.log("The tree was not tuned: this training does not load the base model.")
     else:
-        figures = {**result.figures, **tune_tree(context, base, config.device, result.folder)}
+        figures = {**result.metrics, **tune_tree(context, base, config.device, result.folder)}
         context.update_checkpoint_row(request.checkpoint_id, Path(result.folder), figures=figures, **facts)
     for path in earlier:
         shutil.rmtree(path, ignore_errors=True)
     delete_uploaded_checkpoints(context, request.checkpoint_id)
-    return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
+    return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.metrics}
 
 
 def initial_draft(request: Train, context: JobContext) -> dict[str, str]:
