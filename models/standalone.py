@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from models.base import LoadedBase, find_layers, load_base
 from models.checkpoints import SPECULOOS_KEYS
-from models.foreign import without_unsafe_keys
 from models.frame import HeadOnlyBase, shallow_config
 from models.methods.standalone import StandaloneSizes
+from models.untrusted import without_unsafe_keys
 from speculoos.errors import BadInput, Unsupported
 
 READING_MATRICES = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
@@ -199,9 +199,9 @@ def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, sizes: Stand
 def prune_width(
     state: Mapping[str, Tensor], wide: StandaloneSizes, narrow: StandaloneSizes, head_size: int
 ) -> dict[str, Tensor]:
-    """Prune the tensors of a model from the sizes `wide` to `narrow`, keeping what has the largest weight norms: channels
-    for the whole model, key-value heads (with their query heads) and neurons for each layer. Raises KeyError if its
-    layers are not Llama's."""
+    """Prune the tensors of a model from sizes `wide` to `narrow`, keeping what has the largest weight norms: channels for
+    the whole model, key-value heads (with their query heads) and neurons for each layer. Raises KeyError if its layers
+    are not Llama's."""
     hidden = _largest(_channels(state, wide.hidden_size), narrow.hidden_size)
     query = ".self_attn.q_proj.weight"
     layers = [name.removesuffix(query) for name in state if name.endswith(query)]
