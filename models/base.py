@@ -219,7 +219,7 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
 
 
-def native_dtype(name: str, device: torch.device) -> str:
+def training_dtype(name: str, device: torch.device) -> str:
     """Dtype of the frozen base during training; auto: bfloat16 where it is native (three times as fast as fp32)."""
     if name != "auto":
         return name

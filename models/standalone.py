@@ -199,14 +199,14 @@ def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, sizes: Stand
 def prune_width(
     state: Mapping[str, Tensor], wide: StandaloneSizes, narrow: StandaloneSizes, head_size: int
 ) -> dict[str, Tensor]:
-    """Prune the tensors of a model from sizes `wide` to `narrow`, keeping what has the largest weight norms: channels for
+    """Prune tensors of a model from sizes `wide` to `narrow`, keeping what has the largest weight norms: channels for
     the whole model, key-value heads (with their query heads) and neurons for each layer. Raises KeyError if its layers
     are not Llama's."""
     hidden = _largest(_channels(state, wide.hidden_size), narrow.hidden_size)
     query = ".self_attn.q_proj.weight"
     layers = [name.removesuffix(query) for name in state if name.endswith(query)]
-    kept = {layer: _kept_rows(state, layer, wide, narrow, head_size) for layer in layers}
-    return {name: _cut(name, value, hidden, kept, wide.hidden_size) for name, value in state.items()}
+    kept_rows = {layer: _kept_rows(state, layer, wide, narrow, head_size) for layer in layers}
+    return {name: _cut(name, value, hidden, kept_rows, wide.hidden_size) for name, value in state.items()}
 
 
 def _channels(state: Mapping[str, Tensor], hidden: int) -> Tensor:
@@ -241,9 +241,9 @@ def _kept_rows(
     }
 
 
-def _cut(name: str, value: Tensor, hidden: Tensor, kept: Mapping[str, dict[str, Tensor]], width: int) -> Tensor:
+def _cut(name: str, value: Tensor, hidden: Tensor, kept_rows: Mapping[str, dict[str, Tensor]], width: int) -> Tensor:
     *path, _module, owner, _kind = ("", *name.split("."))
-    layer = kept.get(".".join(path).strip("."), {})
+    layer = kept_rows.get(".".join(path).strip("."), {})
     by_channel = value.dim() == 1 and len(value) == width and owner not in (*BY_HEAD, *READING_MATRICES)
     rows = hidden if by_channel or owner in WRITING_MATRICES else layer.get(ROWS.get(owner))
     columns = hidden if owner in READING_MATRICES else layer.get(COLUMNS.get(owner))
