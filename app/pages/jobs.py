@@ -43,7 +43,7 @@ from tracking.paging import page
 from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
 from workers.jobs import submit
-from workers.jobs.requests import own_kinds
+from workers.jobs.requests import custom_kinds
 
 SHOWN = {
     "All": (),
@@ -86,7 +86,7 @@ def build(settings: Settings) -> None:
     shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
     with listed.listing():
-        for kind in own_kinds():
+        for kind in custom_kinds():
             own_kind_form(settings, kind)
         message = block(elem_id="jobs-bulk-said")
     with listed.opened():

@@ -1,4 +1,4 @@
-"""Forms that submit one job: what stands below their fields, and forms of the operator's own job kinds."""
+"""Forms that submit one job: what stands below their fields, and forms of custom job kinds."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,7 +68,7 @@ class JobForm:
 
 
 def own_kind_form(settings: Settings, kind: type[Request]) -> JobForm:
-    """The form of an operator's own job kind, inside the current Blocks."""
+    """The form of a custom job kind, inside the current Blocks."""
     prefix = f"new-{kind.kind.replace('_', '-')}"
     with closed_accordion(kind.title, elem_id=prefix):
         fields = setting_rows(kind.options().values(), lambda name: f"{prefix}-{name.replace('_', '-')}")
