@@ -30,7 +30,7 @@ def download_notice(session: Session, settings: Settings, *rows: Any) -> str:
         return ""
     files = files_of(settings)
     missing = [
-        (row, stored_row) for row in rows if not files.here(row, stored_row := stored.stored_entry(session, row.id))
+        (row, stored_row) for row in rows if not files.is_local(row, stored_row := stored.stored_entry(session, row.id))
     ]
     with _lock:
         for row in rows:

@@ -87,7 +87,7 @@ class RowFiles:
             return own
         return self.settings.home / KINDS[type(row)] / row.id
 
-    def here(self, row: Any, entry: Stored | None) -> bool:
+    def is_local(self, row: Any, entry: Stored | None) -> bool:
         """Whether this machine has the files of the row."""
         path = self.path(row)
         if entry is None or is_shipped(row) or not self._in_home(path):
@@ -95,9 +95,9 @@ class RowFiles:
         return read_key(path) == entry.key
 
     def download(self, row: Any, entry: Stored | None) -> Path:
-        """The path of the files, fetched from the store if necessary. Raises Unavailable if no place has them."""
+        """The path of the files, fetched from the store if necessary. Raises Unavailable if they are nowhere."""
         path = self.path(row)
-        if self.here(row, entry):
+        if self.is_local(row, entry):
             return path
         if is_shipped(row):
             starter = f"{STARTER} model with the weights this job means"
@@ -109,12 +109,12 @@ class RowFiles:
         path.mkdir(parents=True, exist_ok=True)
         with (path / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it if the process is killed
-            if not self.here(row, entry):  # another process may have fetched them meanwhile
+            if not self.is_local(row, entry):  # another process may have fetched them meanwhile
                 self.store.get_folder(store_key(entry.kind, entry.id), entry.key, path)
         return path
 
     def local(self, row: Any) -> str:
-        """Like `bring`, for a row without a session; returns a str."""
+        """Like `download`, for a row without a session; returns a str."""
         if self.store is None:
             return row.path
         with db.reading(self.settings) as session:
@@ -143,13 +143,13 @@ class RemoteFiles:
     """Files in the store whose row was deleted."""
 
     settings: Settings
-    place: str
+    key: str
 
     def remove(self) -> int:
         """Delete the files; returns their bytes. If the store is unavailable, a later clean-up deletes them."""
         try:
             store = open_store(self.settings.store)
-            return store.delete(self.place) if store else 0
+            return store.delete(self.key) if store else 0
         except SpeculoosError as error:
             log.warning("Not removed from the store yet: %s", error)
             return 0

@@ -53,7 +53,7 @@ def waits_of(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
 
 
 def waits_words(queues: listing.Queues, job: Job) -> str:
-    position, reason = queues.place(job), queues.waits_for(job)
+    position, reason = queues.position(job), queues.waits_for(job)
     return f"Position {position} in the {job.queue} queue. {reason}" if position and position > 1 else reason
 
 

@@ -264,7 +264,7 @@ def test_a_queue_counts_shards_as_one_job_and_a_later_job_waits_for_them(
     later = make_job("later")
     with db.reading(database) as session:
         queues = listing.Queues(session)
-        assert (queues.running, queues.active, queues.place(stored(database, job))) == (1, 2, None)
+        assert (queues.running, queues.active, queues.position(stored(database, job))) == (1, 2, None)
         assert "shard 1 of 3" in queues.waits_for(later) and queues.waits_for(stored(database, job)) == ""
         before = listing.signature(session)
     do(database, jobs.resume_divided)

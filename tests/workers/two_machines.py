@@ -74,4 +74,4 @@ def row(bench: Bench, table: type, row_id: str) -> Dataset:
 def is_here(bench: Bench, table: type, row_id: str) -> bool:
     """Whether this machine has a row's files."""
     with db.reading(bench.settings) as session:
-        return files(bench).here(session.get_one(table, row_id), stored.stored_entry(session, row_id))
+        return files(bench).is_local(session.get_one(table, row_id), stored.stored_entry(session, row_id))

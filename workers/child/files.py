@@ -43,7 +43,7 @@ class JobFiles:
         if self.store is None:
             return row
         stored_row = self._stored(row.id)
-        if not self.files.here(row, stored_row):
+        if not self.files.is_local(row, stored_row):
             self.reporter.log(f"Downloading the files of “{row.name}” from the store.")
         row.path = str(self._retry(lambda: self.files.download(row, stored_row)))
         return row
