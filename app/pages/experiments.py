@@ -60,11 +60,11 @@ SETTING = "setting."
 BULK = {"remove": ("Remove from the experiment", "Remove from the experiment? The jobs are not deleted.")}
 
 
-def experiments_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
-    shown = page(session, filtered_query(experiments.query(), which), place)
+def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset: str = "") -> str:
+    shown = page(session, filtered_query(experiments.query(), list_query), offset)
     if not shown.rows:
         return empty_list_html(
-            which,
+            list_query,
             "experiment",
             "An experiment groups jobs under a name. Create one above, or select jobs on the page Jobs and add them.",
             "/jobs",
@@ -78,7 +78,8 @@ def experiments_table(session: Session, which: ListQuery = ALL_ROWS, place: str 
         name += row_note(row.note.splitlines()[0][:120]) if row.note else ""
         busy = f" · {going} active" if going else ""
         rows.append([name, safe(f"{jobs}{busy}"), safe(trained), safe(ago(row.created_at))])
-    return table(COLUMNS, rows, "Experiments", wide_first=True, named=COLUMNS[1:]) + pager("experiments", shown, which)
+    html = table(COLUMNS, rows, "Experiments", wide_first=True, named=COLUMNS[1:])
+    return html + pager("experiments", shown, list_query)
 
 
 SIGNATURE, ROW_SIGNATURE = experiments.signature, experiments.row_signature

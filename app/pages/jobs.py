@@ -57,15 +57,15 @@ BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete for good?")}
 ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 
 
-def table(session: Session, which: ListQuery, place: str = "") -> str:
-    query = filtered_query(listing.newest(SHOWN.get(which.which, ())), which)
-    shown = page(session, query, place)
+def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
+    query = filtered_query(listing.newest(SHOWN.get(list_query.filter, ())), list_query)
+    shown = page(session, query, offset)
     waits = job_rows.waits_of(session, shown.rows)
-    listed = job_rows.jobs_table(shown.rows, waits, filtered=which.is_filtered, chosen=True)
+    listed = job_rows.jobs_table(shown.rows, waits, filtered=list_query.is_filtered, chosen=True)
     return (
         (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")
         + listed
-        + pager("jobs", shown, which)
+        + pager("jobs", shown, list_query)
     )
 
 
@@ -246,9 +246,9 @@ def output_links(session: Session, job: Job) -> str:
 def created_rows_html(session: Session, job: Job) -> str:
     """Notices with links to the ready rows that the job created."""
     html = ""
-    for kind, word, place in OUTPUTS:
+    for kind, word, page_name in OUTPUTS:
         for row in session.scalars(select(kind).where(kind.job_id == job.id, kind.state == "ready")):
-            link, words = f"/{place}?id={row.id}", "Open it"
+            link, words = f"/{page_name}?id={row.id}", "Open it"
             if kind is Checkpoint:
                 base = session.get_one(Base, row.base_id)
                 link, words = model_link("playground", base.name, row.name), "Open in Playground"

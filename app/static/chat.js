@@ -114,7 +114,7 @@ class ChatPage {
   }
 
   // Where the next question belongs, for the server: the chat, and after which of its turns.
-  place(chat) {
+  position(chat) {
     if (this.editing) this.chosen = "";
     if (!chat) return "";
     const last = this.turns.at(-1);

@@ -48,8 +48,8 @@ def comparison_url(ids: Sequence[str]) -> str:
 def labels(trainings: Sequence[Training]) -> list[str]:
     """Labels of the trainings in charts and tables: the name, with a number if several share it."""
     names = [training.name for training in trainings]
-    places = [names[: place + 1].count(name) for place, name in enumerate(names)]
-    numbered = [name if names.count(name) == 1 else f"{name} · {at}" for name, at in zip(names, places, strict=True)]
+    numbers = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    numbered = [name if names.count(name) == 1 else f"{name} · {n}" for name, n in zip(names, numbers, strict=True)]
     if len(set(numbered)) == len(numbered):
         return numbered
     return [f"{name} · {training.job.id}" for name, training in zip(names, trainings, strict=True)]
