@@ -102,10 +102,10 @@ class BuiltInSets:
                 with gr.Row(elem_classes="sp-offer"):
                     offers.append(block(offer(built_in), elem_id=f"data-offer-{name}"))
                     buttons.append(gr.Button("Add", elem_id=f"data-add-{name}", **SMALL))
-            said, target = block(elem_id="data-said-builtin"), hidden("data-builtin-target")
+            message, target = block(elem_id="data-said-builtin"), hidden("data-builtin-target")
         on_load(self.opened, [box, *offers])
         for name, button in zip(BUILT_IN, buttons, strict=True):
-            on_event_open(button.click, partial(self.add, name), None, said, target)
+            on_event_open(button.click, partial(self.add, name), None, message, target)
 
     def opened(self) -> list[Any]:
         """Open the form if there is no data set; mark the sets that are already added."""

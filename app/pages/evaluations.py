@@ -95,7 +95,7 @@ class EvaluationsPage:
         with gr.Column(visible=False, elem_id="evaluations-detail") as self.detail:
             self.back = picker("evaluations-back")
             self.one = gr.HTML(elem_id="evaluation-one", js_on_load=KEEP_FOCUS + STEPS, apply_default_css=False)
-            self.steps_said = block(elem_id="evaluation-steps-said")
+            self.steps_message = block(elem_id="evaluation-steps-said")
             self.steps_target = hidden("evaluation-steps-target")
             self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
         self.live = [self.seen, self.away, self.table, self.chart, self.one]
@@ -113,7 +113,7 @@ class EvaluationsPage:
         seen = {"chosen": "evaluations-chosen", "seen": "evaluations-seen"}
         on_change("evaluations", self.poll, [self.chosen, self.shown, self.seen], self.live, **seen)
         self.manage.wire(self.redraw, [self.chosen, self.shown], outputs)
-        on_event_open(self.one.steps, self.show_steps, self.chosen, self.steps_said, self.steps_target)
+        on_event_open(self.one.steps, self.show_steps, self.chosen, self.steps_message, self.steps_target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """The view of the URL, with the choices of the forms."""

@@ -97,15 +97,15 @@ class ExperimentPanel:
         section("Learning curve")
         self.curves = live("experiment-curves")
         section("Jobs")
-        self.said = block(elem_id="experiment-bulk-said")
+        self.message = block(elem_id="experiment-bulk-said")
         self.jobs = picker("experiment-jobs", bulk=True)
         self.live = [self.head, self.figures, self.curves, self.jobs]
-        self.outputs = [*self.live, self.said, *self.manage.outputs]
+        self.outputs = [*self.live, self.message, *self.manage.outputs]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
         self.manage.wire(redraw, inputs, outputs)
         action = Action("Removed from the experiment", lambda job_id: remove(self.settings, job_id))
-        on_bulk(self.jobs, {"remove": action}, self.said).then(redraw, inputs, outputs, **QUIET)
+        on_bulk(self.jobs, {"remove": action}, self.message).then(redraw, inputs, outputs, **QUIET)
 
     def live_view(self, session: Session, row: Experiment) -> list[Any]:
         return parts(session, row)
@@ -235,7 +235,7 @@ def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
         return empty_state(
             "No jobs yet", "Select jobs on the list of jobs and add them to this experiment.", "/jobs", "Go to Jobs"
         )
-    listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, elsewhere=True)
+    listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, as_links=True)
     return bulk_bar(BULK, compare_button()) + listed
 
 

@@ -117,12 +117,12 @@ OUTPUTS: tuple[tuple[type, str, str], ...] = (
 )
 
 
-MESSAGE_TIME = "(message) => { window.speculoosSaid = message ? Date.now() : 0; }"
+MESSAGE_TIME = "(message) => { window.speculoosMessageTime = message ? Date.now() : 0; }"
 STALE = """(message) => {
   const now = document.querySelector('#job-head [data-state]')?.dataset.state;
   const before = window.speculoosState;
   window.speculoosState = now;
-  return before && before !== now && Date.now() - window.speculoosSaid > 1500 ? '' : message;
+  return before && before !== now && Date.now() - window.speculoosMessageTime > 1500 ? '' : message;
 }"""
 """Clears the message of a button once the job's state has changed."""
 
@@ -137,7 +137,7 @@ class JobPanel:
             self.cancel = gr.Button("Cancel", elem_id="job-cancel", variant="stop", visible=False, **SMALL)
             self.retry = gr.Button("Retry", elem_id="job-retry", variant="primary", visible=False, **SMALL)
             self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
-        self.said = block(elem_id="job-action-said")
+        self.message = block(elem_id="job-action-said")
         self.target = hidden("job-clone-target")
         self.manage = Manage(settings, Job, "job", "job", chosen)
         with gr.Tabs(elem_id="job-tabs"):
@@ -150,15 +150,15 @@ class JobPanel:
             with gr.Tab("Settings", elem_id="job-tab-config"):
                 config = block(elem_id="job-config")
         self.live = [self.head, self.cancel, self.retry, charts, samples, log, config]
-        self.outputs = [*self.live, self.said, *self.manage.outputs]
+        self.outputs = [*self.live, self.message, *self.manage.outputs]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
         for button, action in ((self.cancel, cancel), (self.retry, retry)):
             act = partial(self._act, action)
-            button.click(act, self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
-        self.said.change(None, self.said, None, js=MESSAGE_TIME, api_visibility="private")
-        self.head.change(None, self.said, self.said, js=STALE, api_visibility="private")
-        on_event_open(self.clone.click, self._clone, self.chosen, self.said, self.target)
+            button.click(act, self.chosen, self.message, **QUIET).then(redraw, inputs, outputs, **QUIET)
+        self.message.change(None, self.message, None, js=MESSAGE_TIME, api_visibility="private")
+        self.head.change(None, self.message, self.message, js=STALE, api_visibility="private")
+        on_event_open(self.clone.click, self._clone, self.chosen, self.message, self.target)
         self.manage.wire(redraw, inputs, outputs)
 
     def _act(self, action: Any, job_id: str) -> str:

@@ -123,8 +123,8 @@ def figures_of(checkpoint: Checkpoint, measured: Mapping[str, Any] | None) -> di
     imported checkpoint's files are marked with REFERENCE."""
     own = checkpoint.figures or {}
     if measured:
-        kept = {key: value for key, value in own.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT}
-        return kept | dict(measured)
+        unmeasured = {key: value for key, value in own.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT}
+        return unmeasured | dict(measured)
     return {**own, REFERENCE: True} if is_reference(checkpoint) else dict(own)
 
 

@@ -43,11 +43,11 @@ class JobForm:
     ):
         self.settings, self.fields, self.request_of, self.note = settings, fields, request_of, note
         self.name = one_line("Name (optional)", f"{prefix}-name", max_length=200, visible=named)
-        self.review, self.said = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
+        self.review, self.message = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
         start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
         self.inputs = [self.name, *fields.values()]
         on_typing(self.inputs, self.review_now, self.inputs, self.review)
-        on_event_open(start.click, self.submit, self.inputs, self.said, hidden(f"{prefix}-target"))
+        on_event_open(start.click, self.submit, self.inputs, self.message, hidden(f"{prefix}-target"))
 
     def _request(self, values: tuple[Any, ...]) -> Request:
         return self.request_of(**dict(zip(self.fields, values, strict=True)))

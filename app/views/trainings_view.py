@@ -128,13 +128,13 @@ def tokens_of(session: Session, trainings: Sequence[Training]) -> dict[str, floa
 
 def held_out_of(session: Session, trainings: Sequence[Training]) -> dict[str, float]:
     """Job id → the best expected τ on held-out conversations: of the curve, otherwise of the checkpoint's figures."""
-    found = rows_of_trainings.best_values(session, [each.job.id for each in trainings], "eval/tau")
+    best = rows_of_trainings.best_values(session, [each.job.id for each in trainings], "eval/tau")
     for training in trainings:
         figures = (training.checkpoint.figures or {}) if training.checkpoint else {}
         tau = finite_number(figures.get("mean_accepted_length"))
         if tau is not None:
-            found.setdefault(training.job.id, tau)
-    return found
+            best.setdefault(training.job.id, tau)
+    return best
 
 
 def figures_table(session: Session, trainings: Sequence[Training], metrics: Metrics) -> str:

@@ -216,7 +216,7 @@ def test_after_three_failed_shards_the_rest_is_not_begun_and_a_retry_makes_them_
     with db.reading(database) as session:
         failed = shards.failed(session, job.id)
         assert (failed[0].error, failed[-1].error) == ("1 did not answer", shards.NOT_STARTED_MESSAGE)
-        assert shards.tally(session, job.id).words() == "1 of 5 shards done, 3 failed"
+        assert shards.tally(session, job.id).summary() == "1 of 5 shards done, 3 failed"
     assert do(database, jobs.resume_divided) == 1
     do(database, jobs.fail, job.id, claim(database, job), "x", "y")
     do(database, jobs.retry, job.id)
