@@ -233,8 +233,7 @@ class Scraper:
             answer = await asyncio.to_thread(self.metrics.answer, headers.get("accept", ""))
             await answer(scope, receive, send)
         else:
-            text = "Wrong metrics token.\n"
-            await Response(text, status_code=401, media_type="text/plain")(scope, receive, send)
+            await Response("Wrong metrics token.\n", status_code=401, media_type="text/plain")(scope, receive, send)
 
     def _is_token(self, header: str) -> bool:
         kind, _, token = header.partition(" ")

@@ -72,17 +72,14 @@ class Engine:
         self.settings = settings
         self.device = leases.device_name(str(pick_device(settings.device)))
         self.dtype = dtype or decoding_dtype(settings.dtype, self.device)
-        self.metrics = InferenceMetrics()
-        limit, panics = settings.stuck_seconds or inf, self.metrics.panics.inc
-        on_begin = self.metrics.queue_wait.observe
+        metrics = self.metrics = InferenceMetrics()
+        limit, panics, on_begin = settings.stuck_seconds or inf, metrics.panics.inc, metrics.queue_wait.observe
         self.queue = DeviceQueue(self.device, limit=limit, on_begin=on_begin, on_panic=panics, **queue_limits)
         self.heartbeat = self.queue.heartbeat
         budget = default_budget(self.device) if budget is None else budget
         self.pool = ModelPool(self.device, self.dtype, budget, self.heartbeat, ChecksumCache.of(settings))
         self.baselines = PlainBaselines()
-        self.prompts = Prompts(
-            self.metrics.prompt.observe, self.metrics.prompts_failed.inc, on_panic=panics, **queue_limits
-        )
+        self.prompts = Prompts(metrics.prompt.observe, metrics.prompts_failed.inc, on_panic=panics, **queue_limits)
         self.queue.submit(UPKEEP, lambda _: self._import())
         self.closing = False
         self._add_gauges()

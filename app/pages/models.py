@@ -64,8 +64,7 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     if not shown.rows:
         begin = "Add one above: a Hub id, a folder, a GGUF file or the starter model."
         return empty_list_html(list_query, "model", begin)
-    cards = tag("div", "".join(map(card, shown.rows)), class_="sp-cards")
-    return cards + pager("models", shown, list_query)
+    return tag("div", "".join(map(card, shown.rows)), class_="sp-cards") + pager("models", shown, list_query)
 
 
 MODELS = Listing("models", Base, "model", table, signature_of(Base))

@@ -53,8 +53,7 @@ class ProcessSupervisor:
 
     def __init__(self, settings: Settings, programs: list[Program]):
         self.settings = settings
-        programs = sorted(programs, key=lambda program: program.start_order)
-        self.running = {program.name: RunningProgram(program) for program in programs}
+        self.running = {p.name: RunningProgram(p) for p in sorted(programs, key=lambda p: p.start_order)}
         self._rotated_at = 0.0
 
     def start(self) -> None:
