@@ -65,7 +65,7 @@ class LiveRuns:
                 return runs.cancel_run(session, run_id)
             return run.state not in runs.ENDED
 
-    def fail_forgotten(self) -> None:
+    def fail_orphaned(self) -> None:
         """Fail runs whose error could not be stored earlier, and QUEUED runs of an earlier server that was killed."""
         for run_id, error in list(self._unstored_errors.items()):
             self._store_error(run_id, error)
@@ -88,7 +88,7 @@ class LiveRuns:
         return True
 
     def _prepare(self, run: Run, ticket: Ticket) -> None:
-        with self._failing(run):  # on the prompt queue's thread
+        with self._fail_on_error(run):  # on the prompt queue's thread
             with reading(self.settings) as session:
                 if runs.get_run(session, run.id).state != "QUEUED":
                     self._remove_ticket(run)
@@ -113,7 +113,7 @@ class LiveRuns:
             runs.fail_run(session, run.id, STOPPED) if self.engine.closing else runs.cancel_run(session, run.id)
 
     def _run(self, run: Run, generate: Callable[..., GenerationResult], ticket: Ticket) -> None:
-        with self._failing(run):  # on the device's thread
+        with self._fail_on_error(run):  # on the device's thread
             with writing(self.settings) as session:
                 started = runs.start_run(session, run.id)
             if started:
@@ -135,8 +135,8 @@ class LiveRuns:
                 runs.cancel_run(session, run.id, result.text, result.summary)
 
     @contextmanager
-    def _failing(self, run: Run) -> Iterator[None]:
-        """Any error fails the run; if the database is unavailable, `fail_forgotten` stores the error later."""
+    def _fail_on_error(self, run: Run) -> Iterator[None]:
+        """Any error fails the run; if the database is unavailable, `fail_orphaned` stores the error later."""
         try:
             yield
         except BaseException as error:
