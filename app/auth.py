@@ -119,7 +119,7 @@ class LoginHandler:
         template = (STATIC / "login.html").read_text(encoding="utf-8")
         form = (STATIC / f"login-{'password' if self.settings.password else 'link'}.html").read_text(encoding="utf-8")
         message = f'<p class="sp-notice sp-bad" role="alert"><span>{safe(problem)}</span></p>' if problem else ""
-        template = template.replace("[[asked]]", form).replace("[[problem]]", message)
+        template = template.replace("[[form]]", form).replace("[[problem]]", message)
         html = template.replace("[[next]]", safe(local_path(target))).replace("[[name]]", safe(name[:200]))
         return HTMLResponse(html, status, {"Cache-Control": "no-store"})
 
@@ -139,18 +139,18 @@ class LoginRequired:
             cookies = Request({**scope, "type": "http"}).cookies
             visitor = await self.sessions.find(cookies.get(self.sessions.cookie, ""))
         except SpeculoosError as error:
-            refusal = Response(f"{error}\n", status_code=503, media_type="text/plain")
+            response = Response(f"{error}\n", status_code=503, media_type="text/plain")
         else:
             if visitor:
                 await self.app({**scope, LOGIN: visitor}, receive, send)
                 return
-            refusal = self._refuse(Request({**scope, "type": "http", "method": scope.get("method", "GET")}))
+            response = self._login_response(Request({**scope, "type": "http", "method": scope.get("method", "GET")}))
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await refusal(scope, receive, send)
+            await response(scope, receive, send)
 
-    def _refuse(self, request: Request) -> Response:
+    def _login_response(self, request: Request) -> Response:
         path = request.url.path
         if request.method != "GET" or path.startswith(SCRIPT_PATHS):
             return Response("Log in first.\n", status_code=401, media_type="text/plain")

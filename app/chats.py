@@ -47,10 +47,10 @@ def routes(settings: Settings) -> APIRouter:
     return router
 
 
-def list_view(settings: Settings, find: str = "", before: str = "") -> dict[str, Any]:
+def list_view(settings: Settings, search: str = "", before: str = "") -> dict[str, Any]:
     """A page of the list, newest first. `before` is the time of the last chat shown; `more`: whether others follow."""
     with reading(settings) as session:
-        rows = chats.recent(session, find, _time(before), SIZE + 1)
+        rows = chats.recent(session, search, _time(before), SIZE + 1)
     shown = [{**chat.to_json(), "ago": ago(chat.at)} for chat in rows[:SIZE]]
     return {"chats": shown, "more": len(rows) > SIZE}
 

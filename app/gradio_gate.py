@@ -89,7 +89,7 @@ class GradioGate:
             body = await read_body(Request(scope, receive), EVENT_BYTES)
             body = payloads.checked_event(body, self.blocks, lambda path: self.uploads.is_own(session, path))
         except BadInput as error:
-            return _refusal(str(error))
+            return _error_response(str(error))
         headers = [(k, v) for k, v in scope["headers"] if k.lower() not in REPLACED_HEADERS]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         unread = [{"type": "http.request", "body": body, "more_body": False}]
@@ -134,11 +134,11 @@ class GradioGate:
             return await whole_response(self.app, scope, receive)
         except (TypeError, ValueError) as error:
             log_rarely(logging.WARNING, f"{scope['path']} was refused: {origin(error)}")
-            return _refusal(UNANSWERABLE)
+            return _error_response(UNANSWERABLE)
 
 
 async def whole_response(app: Any, scope: dict[str, Any], receive: Any) -> Response:
-    """The response of `app`, held back to be changed or kept."""
+    """The response of `app`, held back, to be changed or sent unchanged."""
     start: dict[str, Any] = {"status": 500, "headers": []}
     body = bytearray()
 
@@ -180,7 +180,7 @@ async def read_body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
-def _refusal(message: str) -> Response:
+def _error_response(message: str) -> Response:
     """A response in the format of Gradio's errors, so that the page shows the message."""
     return JSONResponse({"error": message}, status_code=400)
 

@@ -13,11 +13,11 @@ GO = "(to) => { if (to && to.startsWith('/') && !to.startsWith('//')) location.h
 
 
 def on_event_open(
-    event: Callable[..., Any], act: Callable[..., Any], inputs: Any, said: gr.HTML, target: gr.Textbox
+    event: Callable[..., Any], act: Callable[..., Any], inputs: Any, message: gr.HTML, target: gr.Textbox
 ) -> None:
-    """On `event`, call `act(*inputs)`, which returns (error message for `said`, URL for the hidden `target`), then open
+    """On `event`, call `act(*inputs)`, which returns (error for `message`, URL for the hidden `target`), then open
     the URL unless it is ""."""
-    event(act, inputs, [said, target], **QUIET).then(None, target, None, js=GO, api_visibility="private")
+    event(act, inputs, [message, target], **QUIET).then(None, target, None, js=GO, api_visibility="private")
 
 
 def model_link(page: str, base: str, checkpoint: str = "") -> str:

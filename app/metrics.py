@@ -51,14 +51,14 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 
 def fresh(seconds: float, read: Callable[[], T]) -> Callable[[], T]:
     """A function that calls `read` at most once every `seconds`; concurrent callers wait for its result."""
-    lock, kept = threading.Lock(), dict[str, Any](until=0.0)
+    lock, cached = threading.Lock(), dict[str, Any](until=0.0)
 
     def latest() -> T:
         with lock:
-            if time.monotonic() > kept["until"]:
-                kept["value"] = read()
-                kept["until"] = time.monotonic() + seconds
-            return kept["value"]
+            if time.monotonic() > cached["until"]:
+                cached["value"] = read()
+                cached["until"] = time.monotonic() + seconds
+            return cached["value"]
 
     return latest
 
@@ -233,8 +233,7 @@ class Scraper:
             answer = await asyncio.to_thread(self.metrics.answer, headers.get("accept", ""))
             await answer(scope, receive, send)
         else:
-            refusal = "Wrong metrics token.\n"
-            await Response(refusal, status_code=401, media_type="text/plain")(scope, receive, send)
+            await Response("Wrong metrics token.\n", status_code=401, media_type="text/plain")(scope, receive, send)
 
     def _is_token(self, header: str) -> bool:
         kind, _, token = header.partition(" ")

@@ -39,17 +39,17 @@ def masked_rows(folder: str | Path) -> dict[str, dict[str, Any]]:
     return {str(row["id"]): row for row in rows if isinstance(row, dict) and row.get("id")}
 
 
-def rows_from(folder: str | Path, place: str = "", words: str = "", count: int = ROWS) -> PreviewRows:
-    """Up to `count` rows with `messages` from the position `place` on that contain all `words`."""
+def rows_from(folder: str | Path, position: str = "", search: str = "", count: int = ROWS) -> PreviewRows:
+    """Up to `count` rows with `messages` from `position` on that contain all words of `search`."""
     rows: list[dict[str, Any]] = []
-    wanted = words.casefold().split()
-    shard, start = _position(place)
+    words = search.casefold().split()
+    shard, start = _parse_position(position)
     read, after = 0, ""
     for number, offset, line in _lines(folder, shard, start):
         if len(rows) == count or read > MOST_READ:
             return PreviewRows(rows, after, len(rows) == count)
         read, after = read + len(line), f"{number}:{offset}"
-        if row := _row(line, wanted):
+        if row := _row(line, words):
             rows.append(row)
     return PreviewRows(rows)
 
@@ -68,7 +68,7 @@ def _lines(folder: str | Path, shard: int, start: int) -> Iterator[tuple[int, in
             return
 
 
-def _row(line: bytes, wanted: list[str]) -> dict[str, Any] | None:
+def _row(line: bytes, words: list[str]) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -77,10 +77,10 @@ def _row(line: bytes, wanted: list[str]) -> dict[str, Any] | None:
         return None
     contents = (m.get("content") for m in row["messages"] if isinstance(m, dict))
     text = "\n".join([str(row.get("id", "")), str(row.get("category", "")), *map(str, contents)]).casefold()
-    return row if all(word in text for word in wanted) else None
+    return row if all(word in text for word in words) else None
 
 
-def _position(text: str) -> tuple[int, int]:
+def _parse_position(text: str) -> tuple[int, int]:
     """(shard, byte) of `shard:byte`; (0, 0) for an invalid position."""
     shard, _, start = text.partition(":")
     digits = all(part.isascii() and part.isdigit() and len(part) < 19 for part in (shard, start))

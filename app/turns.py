@@ -1,6 +1,6 @@
 """Creates runs: the next turn of a chat, the plain measurement of a turn, a comparison.
 
-The run row is written first, then its id is posted to the inference server; a refusal ends the row FAILED.
+The run row is written first, then its id is posted to the inference server; an error response ends the row FAILED.
 """
 
 import re

@@ -36,7 +36,7 @@ def run_jobs(settings: Settings, submit_jobs: Callable[[], list[Job]], queue: st
     """
     with Services(settings, programs_for(queue)) as services:
         jobs = submit_jobs()
-        if not (wait or services.ours):
+        if not (wait or services.is_owner):
             say("Submitted; `speculoos jobs list` shows it, --wait follows it.")
             return jobs
         return [follow(settings, job.id, services) for job in jobs]
@@ -51,7 +51,7 @@ def follow(settings: Settings, job_id: str, services: Services | None = None) ->
     try:
         while True:
             if services:
-                services.keep()
+                services.ensure_running()
             with reading(settings) as session:
                 job = get(session, job_id)
                 printer.show(job, logs(session, job_id, printer.last_log))
@@ -64,7 +64,7 @@ def follow(settings: Settings, job_id: str, services: Services | None = None) ->
                 return job
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        interrupted = services and services.ours
+        interrupted = services and services.is_owner
         state = "The job resumes at the next `speculoos up`" if interrupted else "The job continues in the background"
         raise Cancelled(f"{state}; `speculoos jobs cancel {job_id[:8]}` cancels it.") from None
 

@@ -37,7 +37,7 @@ from cli.commands.fields import kind_command
 from cli.console import fail
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
 from speculoos.private import set_private_umask
-from workers.jobs.requests import own_kinds
+from workers.jobs.requests import custom_kinds
 
 app = typer.Typer(
     name="speculoos",
@@ -105,9 +105,9 @@ def options(
 
 
 @cache
-def add_own_commands() -> None:
-    """Commands of the operator's job kinds. Raises BadInput."""
-    for kind in own_kinds():
+def add_custom_commands() -> None:
+    """Commands of custom job kinds. Raises BadInput."""
+    for kind in custom_kinds():
         app.command(kind.kind.replace("_", "-"))(kind_command(kind))
 
 
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in arguments
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: stops started processes in order
     try:
-        add_own_commands()
+        add_custom_commands()
         return int(app(arguments, prog_name="speculoos", standalone_mode=False) or 0)
     except _click.exceptions.NoArgsIsHelpError as help_text:
         print(help_text.format_message())

@@ -11,8 +11,8 @@ from typing import Any
 from models.archive import WEIGHTS, archive_files
 from models.card import first_set
 from models.checkpoints import SPECULOOS_KEYS, read_config
-from models.foreign import read_safe_config
 from models.identity import FLOATS, TensorEntry, tensors, tensors_of, tokenizer_sha256
+from models.untrusted import read_safe_config
 from speculoos.errors import BadInput
 
 METADATA_KEYS = frozenset({*SPECULOOS_KEYS, "dtype", "imported", "source", "notes"})

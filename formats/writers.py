@@ -11,9 +11,9 @@ from formats.plan import ExportPlan, TensorSource, cast, constant, from_entry, w
 from formats.serve import drafted_tokens
 from models.card import first_set
 from models.checkpoints import SPECULOOS_KEYS
-from models.foreign import without_unsafe_keys
 from models.identity import EXTRA_TOKENIZER_FILES, SIZES, TEMPLATES, TOKENIZER_FILES
 from models.methods.trees import nodes
+from models.untrusted import without_unsafe_keys
 
 SHAPES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),

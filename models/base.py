@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models import foreign, identity, varlen
+from models import identity, untrusted, varlen
 from models.damage import NO_SUMS, BaseChecksums, check_base
 from models.families import LogitRule, logit_rule
 from models.logits import Head, apply_logit_rule
@@ -168,10 +168,10 @@ def load_parts(
     device: str = "cpu",
     known: BaseChecksums | None = None,
     sums: ChecksumCache = NO_SUMS,
-    shape: Callable[[Any], Any] | None = None,
+    edit_config: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Any]:
-    """(transformers model, tokenizer) of a folder; arguments as in `load_base`. `shape` maps the folder's config to the
-    one used to build the model; weights that this model lacks are not read."""
+    """(transformers model, tokenizer) of a folder; arguments as in `load_base`. `edit_config` maps the folder's config
+    to the one used to build the model; weights that this model lacks are not read."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise NotFound(f"{folder}: no config.json, so this is not a folder of a Hugging Face model.")
@@ -181,10 +181,10 @@ def load_parts(
     torch_dtype = DTYPES.get(dtype, torch.float32 if torch_device.type == "cpu" else "auto")
     if known is not None:
         check_base(folder, known, sums)
-    foreign.check_sizes(folder, foreign.read_safe_config(folder), identity.tensors(folder))
-    with foreign.sanitised_folder(folder) as view:
-        model = _load_model(view, folder, torch_dtype, shape).to(torch_device).eval().requires_grad_(False)
-        tokenizer = read_tokenizer(view, folder)
+    untrusted.check_sizes(folder, untrusted.read_safe_config(folder), identity.tensors(folder))
+    with untrusted.sanitised_folder(folder) as clean:
+        model = _load_model(clean, folder, torch_dtype, edit_config).to(torch_device).eval().requires_grad_(False)
+        tokenizer = read_tokenizer(clean, folder)
     if model.get_output_embeddings() is None:
         raise Unsupported(f"{folder}: {type(model).__name__} has no language-model head, so it cannot generate text.")
     return model, tokenizer
@@ -219,7 +219,7 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
 
 
-def native_dtype(name: str, device: torch.device) -> str:
+def training_dtype(name: str, device: torch.device) -> str:
     """Dtype of the frozen base during training; auto: bfloat16 where it is native (three times as fast as fp32)."""
     if name != "auto":
         return name
@@ -235,15 +235,15 @@ def decoding_dtype(name: str, device: str) -> str:
     return "float32" if pick_device(device).type == "cpu" else "bfloat16"
 
 
-def _load_model(view: Path, folder: Path, dtype: torch.dtype | str, shape: Callable[[Any], Any] | None = None) -> Any:
+def _load_model(clean: Path, folder: Path, dtype: torch.dtype | str, edit_config: Callable[[Any], Any] | None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config = None
-        if shape is not None:
-            config = shape(AutoConfig.from_pretrained(view, trust_remote_code=False, local_files_only=True))
+        if edit_config is not None:
+            config = edit_config(AutoConfig.from_pretrained(clean, trust_remote_code=False, local_files_only=True))
         model, info = AutoModelForCausalLM.from_pretrained(
-            view,
+            clean,
             config=config,
             dtype=dtype,
             trust_remote_code=False,
@@ -252,7 +252,7 @@ def _load_model(view: Path, folder: Path, dtype: torch.dtype | str, shape: Calla
             output_loading_info=True,
         )
     except Exception as error:
-        raise _load_error(error, view, folder) from None
+        raise _load_error(error, clean, folder) from None
     if missing := sorted(info["missing_keys"]):
         raise BadInput(
             f"{folder}: its safetensors files lack {len(missing)} weights that config.json describes (first: "
@@ -262,10 +262,10 @@ def _load_model(view: Path, folder: Path, dtype: torch.dtype | str, shape: Calla
     return model
 
 
-def _load_error(error: Exception, view: Path, folder: Path) -> SpeculoosError:
+def _load_error(error: Exception, clean: Path, folder: Path) -> SpeculoosError:
     if out_of_memory(error):
         return Unavailable(f"{folder}: not enough memory; choose a smaller model or dtype bfloat16.")
-    message = first_line(error, view)
+    message = first_line(error, clean)
     if isinstance(error, OSError):
         return BadInput(f"{folder}: no safetensors weights that can be read ({message}).")
     if "ignore_mismatched_sizes" in str(error):

@@ -9,8 +9,8 @@ from typing import Any
 from models import identity
 from models.damage import NO_SUMS, weights_sum
 from models.families import unsupported_reason
-from models.foreign import check_sizes, read_safe_config
 from models.methods import METHODS
+from models.untrusted import check_sizes, read_safe_config
 from speculoos.checksums import ChecksumCache, file_sha256
 
 KV_TOKENS = 2048

@@ -1,7 +1,7 @@
 """Read and write draft checkpoints atomically.
 
-A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft's shape, `base_sha256`, `training`, and
-`base_path` when written by the library: a folder, relative to this one or absolute), `README.md` (a model card) and
+A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the network's config, `base_sha256`, `training`,
+and `base_path` when written by the library: a folder, relative to this one or absolute), `README.md` (a model card) and
 `SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import."""
 
 import json
@@ -69,7 +69,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def save_draft(
     folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "", tensors: dict[str, Any] | None = None
 ) -> Path:
-    """Write `draft` to `folder` atomically, replacing an existing one, and return the folder. `info` goes to
+    """Write `draft` to `folder` atomically, replacing an existing folder, and return it. `info` goes to
     config.json and the card; its keys are `base` (name) and those of `_write_files`. `dtype` ("bfloat16") casts the
     weights; default: unchanged. `tensors`: weights to write instead of the current ones of `draft`."""
     folder = Path(folder)
@@ -78,11 +78,11 @@ def save_draft(
     return folder
 
 
-def write_draft(
+def save_draft_in_place(
     folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "", tensors: dict[str, Any] | None = None
 ) -> None:
-    """Write the files of `save_draft` into an existing folder, one by one; its other files stay. SHA256SUMS is written
-    last, so that a partly replaced checkpoint is detected as damaged."""
+    """Write the files of `save_draft` one by one into an existing folder; its other files stay. SHA256SUMS comes last,
+    so that a partly replaced checkpoint is detected as damaged."""
     folder = Path(folder)
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as name:
         _write_files(Path(name), draft, info, dtype, tensors)

@@ -38,8 +38,8 @@ def base_problems(folder: str | Path, known: BaseChecksums, sums: ChecksumCache 
     for name, digest in files.items():
         problems |= _compare(name, digest, lambda name=name: file_sha256(folder / name))
     if files:
-        found = {path.name for path in identity.read_files(folder)}
-        problems |= dict.fromkeys(found - files.keys(), "was not there when the model was added")
+        present = {path.name for path in identity.read_files(folder)}
+        problems |= dict.fromkeys(present - files.keys(), "was not there when the model was added")
     if not problems and known.tokenizer_sha256:
         problems = _compare("the tokenizer", known.tokenizer_sha256, lambda: identity.tokenizer_sha256(folder))
     if known.weights_sha256:

@@ -38,8 +38,8 @@ def _computed(dim: int, theta: float, scaling: str) -> tuple[Tensor, float]:
 
 
 @dataclass(frozen=True)
-class LayerShape:
-    """Sizes of a draft's decoder layer. Fields after `rope_theta` are for imported drafts only."""
+class LayerConfig:
+    """Sizes and options of a draft's decoder layer. Fields after `rope_theta` are for imported drafts only."""
 
     hidden_size: int
     intermediate_size: int
@@ -56,13 +56,13 @@ class LayerShape:
     """RMSNorm of each query and key head, as in Qwen 3."""
 
 
-def shape_of(base: Any) -> LayerShape:
-    """The base's sizes, whatever names its family uses."""
+def base_layer_config(base: Any) -> LayerConfig:
+    """The config of the base's layers, whatever names its family uses."""
     config, hidden = base.config.get_text_config(), base.hidden_size
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or {}
     eps = (getattr(config, name, None) for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"))
-    return LayerShape(
+    return LayerConfig(
         hidden_size=hidden,
         intermediate_size=getattr(config, "intermediate_size", None) or 4 * hidden,
         num_attention_heads=heads,
@@ -131,38 +131,38 @@ class ChainMemory:
 class Attention(nn.Module):
     """Grouped-query attention with rotary embeddings. `width` is the input size (2H in EAGLE-3)."""
 
-    def __init__(self, shape: LayerShape, width: int):
+    def __init__(self, config: LayerConfig, width: int):
         super().__init__()
-        self.shape = shape
-        heads, kv, d = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
-        self.q_proj = nn.Linear(width, heads * d, bias=shape.attention_bias)
-        self.k_proj = nn.Linear(width, kv * d, bias=shape.attention_bias)
-        self.v_proj = nn.Linear(width, kv * d, bias=shape.attention_bias)
-        self.o_proj = nn.Linear(heads * d, shape.hidden_size, bias=shape.output_bias)
-        self.q_norm = nn.RMSNorm(d, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(d, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
+        self.config = config
+        heads, kv, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.q_proj = nn.Linear(width, heads * d, bias=config.attention_bias)
+        self.k_proj = nn.Linear(width, kv * d, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, kv * d, bias=config.attention_bias)
+        self.o_proj = nn.Linear(heads * d, config.hidden_size, bias=config.output_bias)
+        self.q_norm = nn.RMSNorm(d, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(d, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int, index: Tensor | None = None) -> Tensor:
         """x [B, n, width] → [B, n, H], or [B, m, H] with queries only at `index` [B, m]; keys are of all positions."""
         q, k, v = self.q_proj(take_positions(x, index)), self.k_proj(x), self.v_proj(x)
-        cos, sin = rotary(positions, self.shape, x.dtype)
+        cos, sin = rotary(positions, self.config, x.dtype)
         k = rotate(self.k_norm(self._heads(k)), cos, sin)
         if index is not None:
-            cos, sin = rotary(positions.gather(1, index), self.shape, x.dtype)
+            cos, sin = rotary(positions.gather(1, index), self.config, x.dtype)
         q = rotate(self.q_norm(self._heads(q)), cos, sin)
         out = memory.attend(layer, q, k, self._heads(v))
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
 
 class SwiGLU(nn.Module):
     """down(SiLU(gate(x)) · up(x))."""
 
-    def __init__(self, shape: LayerShape):
+    def __init__(self, config: LayerConfig):
         super().__init__()
-        hidden, wide, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
+        hidden, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = nn.Linear(hidden, wide, bias=bias)
         self.up_proj = nn.Linear(hidden, wide, bias=bias)
         self.down_proj = nn.Linear(wide, hidden, bias=bias)
@@ -176,15 +176,15 @@ def take_positions(x: Tensor, index: Tensor | None) -> Tensor:
     return x if index is None else x.take_along_dim(index[..., None], 1)
 
 
-def rotary(positions: Tensor, shape: LayerShape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary(positions: Tensor, config: LayerConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos, sin [B, 1, n, d] for positions [B, n], computed in float32."""
-    places, factor = positions.float()[:, None, :, None], 1.0
-    if shape.rope_scaling:
-        inverse_frequencies, factor = frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling)
-        angles = places * inverse_frequencies.to(positions.device)
+    positions, factor = positions.float()[:, None, :, None], 1.0
+    if config.rope_scaling:
+        inverse_frequencies, factor = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        angles = positions * inverse_frequencies.to(positions.device)
     else:
-        powers = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
-        angles = places / shape.rope_theta**powers
+        powers = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32) / config.head_dim
+        angles = positions / config.rope_theta**powers
     angles = torch.cat([angles, angles], -1)
     cos, sin = angles.cos(), angles.sin()
     if factor != 1.0:

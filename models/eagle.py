@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from models.draft_layers import Attention, CausalMemory, LayerShape, Memory, SwiGLU, init_weights, shape_of
+from models.draft_layers import Attention, CausalMemory, LayerConfig, Memory, SwiGLU, base_layer_config, init_weights
 
 
 @dataclass(frozen=True)
-class EagleConfig(LayerShape):
+class EagleConfig(LayerConfig):
     """Layer sizes, ModelOpt's options, and options of imported drafts."""
 
     vocab_size: int = 0
@@ -28,12 +28,12 @@ class EagleConfig(LayerShape):
 
 
 class EagleLayer(nn.Module):
-    def __init__(self, shape: LayerShape, input_norm: bool):
+    def __init__(self, config: LayerConfig, input_norm: bool):
         super().__init__()
-        self.self_attn = Attention(shape, shape.hidden_size)
-        self.mlp = SwiGLU(shape)
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps) if input_norm else None
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = Attention(config, config.hidden_size)
+        self.mlp = SwiGLU(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int) -> Tensor:
         normed = x if self.input_layernorm is None else self.input_layernorm(x)
@@ -87,7 +87,7 @@ class EagleDraft(BorrowedParts):
     @classmethod
     def from_base(cls, base: Any, **options: Any) -> "EagleDraft":
         """A new draft with the base's layer sizes; `options` are fields of EagleConfig."""
-        draft = cls(EagleConfig(**{**asdict(shape_of(base)), "vocab_size": base.vocab_size, **options}))
+        draft = cls(EagleConfig(**{**asdict(base_layer_config(base)), "vocab_size": base.vocab_size, **options}))
         init_weights(draft)
         return draft._at(base)
 

@@ -20,11 +20,11 @@ from models.base import aux_layers
 from models.draft_layers import (
     Attention,
     CausalMemory,
-    LayerShape,
+    LayerConfig,
     Memory,
     SwiGLU,
+    base_layer_config,
     init_weights,
-    shape_of,
     take_positions,
 )
 from models.eagle import BorrowedParts, EagleLayer
@@ -35,7 +35,7 @@ first loss is 20 nats instead of 10, which slows training (docs/log.md)."""
 
 
 @dataclass(frozen=True)
-class Eagle3Config(LayerShape):
+class Eagle3Config(LayerConfig):
     """Layer sizes, vocabulary and which base layers (0-based outputs) are fused. Fields after `norm_before_residual`
     are for imported drafts only; `target_hidden_size` 0: the base has the hidden size of the draft."""
 
@@ -138,7 +138,7 @@ class Eagle3Draft(BorrowedParts):
         options["aux_layers"] = tuple(options.get("aux_layers") or aux_layers(base.num_layers))
         head = base.head.rows(ids).folded()
         sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids), "lm_head_bias": head.bias is not None}
-        draft = cls(Eagle3Config(**{**asdict(shape_of(base)), **sizes, **options}))
+        draft = cls(Eagle3Config(**{**asdict(base_layer_config(base)), **sizes, **options}))
         draft.scale_features(feature_rms)
         init_weights(draft)
         with torch.no_grad():

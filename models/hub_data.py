@@ -21,7 +21,7 @@ from models.hub import (
     run_with_progress,
     with_hub_errors,
 )
-from models.hub_ask import get_from_hub
+from models.hub_request import get_from_hub
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Reporter
 
@@ -131,17 +131,17 @@ def choose(location: Location, files: Files) -> Files:
             f"The hub may have converted it: try {PREFIX}{location.repo}@refs/convert/parquet",
         )
     if location.part:
-        found = next((found for parts in kinds if (found := _matching(parts, location.part))), {})
-        if len(found) > 1:
-            raise BadInput(f"{location.repo}: {location.part!r} may be {_listed(found)}; name one of these.")
-        if not found:
+        matching = next((matching for parts in kinds if (matching := _matching(parts, location.part))), {})
+        if len(matching) > 1:
+            raise BadInput(f"{location.repo}: {location.part!r} may be {_listed(matching)}; name one of these.")
+        if not matching:
             raise BadInput(f"{location.repo}: has no part {location.part!r}; there are {_listed(kinds[0])}.")
     else:
-        found = kinds[0] if len(kinds[0]) == 1 else _matching(kinds[0], "train")
-        if len(found) != 1:
+        matching = kinds[0] if len(kinds[0]) == 1 else _matching(kinds[0], "train")
+        if len(matching) != 1:
             example = f"{PREFIX}{location.repo}:{next(iter(kinds[0]))}"
             raise BadInput(f"{location.repo}: has several parts, {_listed(kinds[0])}; choose one, such as {example}")
-    (chosen,) = found.values()
+    (chosen,) = matching.values()
     if len(chosen) > MOST_FILES:
         raise Unsupported(f"{location.title}: has {len(chosen):,} files; at most {MOST_FILES:,} are fetched.")
     return chosen

@@ -106,8 +106,8 @@ def tensors_of(file: Path) -> list[TensorEntry]:
         length = int.from_bytes(handle.read(8), "little")
         header = json.loads(handle.read(length))
     header.pop("__metadata__", None)
-    places = {name: [8 + length + offset for offset in value["data_offsets"]] for name, value in header.items()}
-    return [TensorEntry(name, v["dtype"], tuple(v["shape"]), file, *places[name]) for name, v in header.items()]
+    offsets = {name: [8 + length + at for at in value["data_offsets"]] for name, value in header.items()}
+    return [TensorEntry(name, v["dtype"], tuple(v["shape"]), file, *offsets[name]) for name, v in header.items()]
 
 
 def tensors(folder: str | Path) -> list[TensorEntry]:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from models.base import LoadedBase, find_layers, load_base
 from models.checkpoints import SPECULOOS_KEYS
-from models.foreign import without_unsafe_keys
 from models.frame import HeadOnlyBase, shallow_config
-from models.methods.standalone import StandaloneShape
+from models.methods.standalone import StandaloneSizes
+from models.untrusted import without_unsafe_keys
 from speculoos.errors import BadInput, Unsupported
 
 READING_MATRICES = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
@@ -43,10 +43,10 @@ class StandaloneDraft(nn.Module):
 
     @classmethod
     def from_base(
-        cls, base: LoadedBase, num_layers: int, shape: StandaloneShape | None = None, random: bool = False
+        cls, base: LoadedBase, num_layers: int, sizes: StandaloneSizes | None = None, random: bool = False
     ) -> "StandaloneDraft":
         """The base with `num_layers` of its layers, evenly spread with the first and last, and its embeddings and head.
-        `shape` also prunes the width (`prune_width`). `random`: new random weights; nothing is copied."""
+        `sizes` also prunes the width (`prune_width`). `random`: new random weights; nothing is copied."""
         from transformers import AutoModelForCausalLM
 
         if isinstance(base, HeadOnlyBase) and not random:
@@ -56,16 +56,16 @@ class StandaloneDraft(nn.Module):
             )
         layers = evenly_spaced_layers(base.num_layers, num_layers)
         config = shallow_config(base.config, layers)
-        narrow = shape is not None and replace(shape, layers=base.num_layers) != base_shape(base)
+        narrow = sizes is not None and replace(sizes, layers=base.num_layers) != base_sizes(base)
         if narrow:
-            _resize(config.get_text_config(), shape, base)
+            _resize(config.get_text_config(), sizes, base)
         try:
             model = AutoModelForCausalLM.from_config(config, dtype=base.dtype)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Unsupported(f"{base.path}: no smaller copy of this model can be made ({error}).") from None
         if not random:
             state = _layer_weights(base.model, layers)
-            model.load_state_dict(_pruned(state, model, base, shape) if narrow else state, strict=False)
+            model.load_state_dict(_pruned(state, model, base, sizes) if narrow else state, strict=False)
         model.generation_config = copy.deepcopy(base.model.generation_config)
         return cls(model.to(base.device))
 
@@ -115,11 +115,11 @@ class StandaloneDraft(nn.Module):
         return self.model(*args, **kwargs)
 
 
-def base_shape(base: LoadedBase) -> StandaloneShape:
+def base_sizes(base: LoadedBase) -> StandaloneSizes:
     text = base.config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return StandaloneShape(
+    return StandaloneSizes(
         base.num_layers, base.hidden_size, getattr(text, "intermediate_size", 0) or 0, heads, kv_heads
     )
 
@@ -163,28 +163,28 @@ def _head_size(base: LoadedBase) -> int:
     return getattr(text, "head_dim", None) or base.hidden_size // text.num_attention_heads
 
 
-def _resize(text: Any, shape: StandaloneShape, base: LoadedBase) -> None:
+def _resize(text: Any, sizes: StandaloneSizes, base: LoadedBase) -> None:
     """Set the sizes; the head size stays the base's. Raises Unsupported for a size that the family lacks."""
-    own, size = base_shape(base), _head_size(base)
-    sizes = {
-        "hidden_size": (shape.hidden_size, own.hidden_size),
-        "intermediate_size": (shape.intermediate_size, own.intermediate_size),
-        "num_attention_heads": (shape.heads, own.heads),
-        "num_key_value_heads": (shape.kv_heads, own.kv_heads),
+    own, size = base_sizes(base), _head_size(base)
+    fields = {
+        "hidden_size": (sizes.hidden_size, own.hidden_size),
+        "intermediate_size": (sizes.intermediate_size, own.intermediate_size),
+        "num_attention_heads": (sizes.heads, own.heads),
+        "num_key_value_heads": (sizes.kv_heads, own.kv_heads),
     }
-    for name, (value, base_value) in sizes.items():
+    for name, (value, base_value) in fields.items():
         if hasattr(text, name):
             setattr(text, name, value)
-        elif value not in (base_value, shape.heads):  # a family without GQA has as many key-value heads as heads
+        elif value not in (base_value, sizes.heads):  # a family without GQA has as many key-value heads as heads
             raise Unsupported(f"{base.path}: {name} cannot be set for models of the family {text.model_type}.")
-    if getattr(text, "head_dim", None) or shape.heads * size != shape.hidden_size:
+    if getattr(text, "head_dim", None) or sizes.heads * size != sizes.hidden_size:
         text.head_dim = size
 
 
-def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, shape: StandaloneShape) -> dict[str, Tensor]:
+def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, sizes: StandaloneSizes) -> dict[str, Tensor]:
     """The base's weights pruned to the sizes of `model`. Raises Unsupported when layers are not Llama-like."""
     try:
-        weights = prune_width(state, base_shape(base), shape, _head_size(base))
+        weights = prune_width(state, base_sizes(base), sizes, _head_size(base))
         fits = all(value.shape == weights[name].shape for name, value in model.state_dict().items())
     except (KeyError, IndexError, RuntimeError):
         fits = False
@@ -197,16 +197,16 @@ def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, shape: Stand
 
 
 def prune_width(
-    state: Mapping[str, Tensor], wide: StandaloneShape, narrow: StandaloneShape, head_size: int
+    state: Mapping[str, Tensor], wide: StandaloneSizes, narrow: StandaloneSizes, head_size: int
 ) -> dict[str, Tensor]:
-    """Prune the tensors of a model of shape `wide` to `narrow`, keeping what has the largest weight norms: channels for
+    """Prune tensors of a model from sizes `wide` to `narrow`, keeping what has the largest weight norms: channels for
     the whole model, key-value heads (with their query heads) and neurons for each layer. Raises KeyError if its layers
     are not Llama's."""
     hidden = _largest(_channels(state, wide.hidden_size), narrow.hidden_size)
     query = ".self_attn.q_proj.weight"
     layers = [name.removesuffix(query) for name in state if name.endswith(query)]
-    kept = {layer: _kept_rows(state, layer, wide, narrow, head_size) for layer in layers}
-    return {name: _cut(name, value, hidden, kept, wide.hidden_size) for name, value in state.items()}
+    kept_rows = {layer: _kept_rows(state, layer, wide, narrow, head_size) for layer in layers}
+    return {name: _cut(name, value, hidden, kept_rows, wide.hidden_size) for name, value in state.items()}
 
 
 def _channels(state: Mapping[str, Tensor], hidden: int) -> Tensor:
@@ -221,7 +221,7 @@ def _channels(state: Mapping[str, Tensor], hidden: int) -> Tensor:
 
 
 def _kept_rows(
-    state: Mapping[str, Tensor], layer: str, wide: StandaloneShape, narrow: StandaloneShape, head_size: int
+    state: Mapping[str, Tensor], layer: str, wide: StandaloneSizes, narrow: StandaloneSizes, head_size: int
 ) -> dict[str, Tensor]:
     """Rows (of WRITING_MATRICES: columns) that one layer keeps: `query`, `key` and `inner`."""
 
@@ -241,9 +241,9 @@ def _kept_rows(
     }
 
 
-def _cut(name: str, value: Tensor, hidden: Tensor, kept: Mapping[str, dict[str, Tensor]], width: int) -> Tensor:
+def _cut(name: str, value: Tensor, hidden: Tensor, kept_rows: Mapping[str, dict[str, Tensor]], width: int) -> Tensor:
     *path, _module, owner, _kind = ("", *name.split("."))
-    layer = kept.get(".".join(path).strip("."), {})
+    layer = kept_rows.get(".".join(path).strip("."), {})
     by_channel = value.dim() == 1 and len(value) == width and owner not in (*BY_HEAD, *READING_MATRICES)
     rows = hidden if by_channel or owner in WRITING_MATRICES else layer.get(ROWS.get(owner))
     columns = hidden if owner in READING_MATRICES else layer.get(COLUMNS.get(owner))

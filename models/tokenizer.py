@@ -4,27 +4,27 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from models import foreign
+from models import untrusted
 from models.identity import read_json
 from speculoos.errors import BadInput
 
 
 def load_tokenizer(path: str | Path) -> Any:
     """The folder's tokenizer. Raises BadInput when it cannot be read."""
-    with foreign.sanitised_folder(path, weights=False) as view:
-        return read_tokenizer(view, Path(path))
+    with untrusted.sanitised_folder(path, weights=False) as clean:
+        return read_tokenizer(clean, Path(path))
 
 
-def read_tokenizer(view: Path, folder: Path) -> Any:
-    """The tokenizer in `view`, the sanitised copy of `folder`."""
+def read_tokenizer(clean: Path, folder: Path) -> Any:
+    """The tokenizer in `clean`, the sanitised copy of `folder`."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(view, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(clean, trust_remote_code=False, local_files_only=True)
     except BaseException as error:  # a Rust panic in tokenizers is not an Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
-        raise BadInput(f"{folder}: its tokenizer could not be read ({first_line(error, view)}).") from None
+        raise BadInput(f"{folder}: its tokenizer could not be read ({first_line(error, clean)}).") from None
     tokenizer.name_or_path = str(folder)
     return tokenizer
 
@@ -44,7 +44,7 @@ def token_ids(values: Iterable[Any]) -> frozenset[int]:
     return frozenset(ids)
 
 
-def first_line(error: BaseException, view: Path) -> str:
-    """First line of an error of transformers, without the path `view`."""
-    text = str(error).replace(f"{view}/", "").replace(str(view), "the folder").strip().splitlines()
+def first_line(error: BaseException, clean: Path) -> str:
+    """First line of an error of transformers, without the path `clean`."""
+    text = str(error).replace(f"{clean}/", "").replace(str(clean), "the folder").strip().splitlines()
     return text[0].rstrip(".")[:300] if text else type(error).__name__

@@ -36,7 +36,7 @@ CHATS = (
 
 
 class Refusal(Exception):
-    """The chat template rejects a single user message."""
+    """The chat template rejects a single user message. The user reads the name of this class in the message."""
 
 
 _loaded: dict[str, Any] = {}

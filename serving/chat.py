@@ -27,11 +27,11 @@ RequestBody = ChatRequest | CompletionRequest
 class QueuedWork:
     """Work in a device's queue, whose events an async caller iterates; leaving the iteration cancels it."""
 
-    def __init__(self, queue: DeviceQueue, lane: str, work: Callable[[Ticket, Emit], None]):
+    def __init__(self, queue: DeviceQueue, client: str, work: Callable[[Ticket, Emit], None]):
         self._events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._work = work
-        self._ticket = queue.submit(lane, self._run, lambda: self._put("end", None))
+        self._ticket = queue.submit(client, self._run, lambda: self._put("end", None))
 
     def cancel(self) -> None:
         """Remove the work from the queue or stop it between steps; no effect if it has ended."""
@@ -55,7 +55,7 @@ class QueuedWork:
             self._work(ticket, lambda event: self._put("event", event))
         except Exception as error:
             self._put("error", error)
-        except BaseException as error:  # a panic, which must not reach the event loop
+        except BaseException as error:  # such as a Rust panic; it must not reach the event loop
             self._put("error", as_api_error(error))
             raise
         else:

@@ -14,10 +14,10 @@ from serving.baseline import Conditions, PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
 from serving.metrics import InferenceMetrics
-from serving.pool import LoadedModel, ModelPool, default_budget
+from serving.pool import ModelPool, PooledModel, default_budget
 from serving.prompts import Prompts
 from serving.protocol import GenerationRequest
-from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
+from serving.queueing import UPKEEP, DeviceQueue
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
@@ -60,11 +60,10 @@ class GenerationResult:
 
 
 class Engine:
-    """A device with its queue and its loaded models. `budget`: their bytes; `depth`, `total`: see DeviceQueue."""
+    """A device with its queue and its loaded models. `budget`: their bytes. `queue_limits`: `max_per_client` and
+    `max_waiting` of a DeviceQueue."""
 
-    def __init__(
-        self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = DEPTH, total: int = TOTAL
-    ):
+    def __init__(self, settings: Settings, dtype: str = "", budget: int | None = None, **queue_limits: int):
         import torch
 
         from models.base import decoding_dtype, pick_device
@@ -73,16 +72,14 @@ class Engine:
         self.settings = settings
         self.device = leases.device_name(str(pick_device(settings.device)))
         self.dtype = dtype or decoding_dtype(settings.dtype, self.device)
-        self.metrics = InferenceMetrics()
-        limit, panics = settings.stuck_seconds or inf, self.metrics.panics.inc
-        self.queue = DeviceQueue(self.device, depth, total, limit, self.metrics.queue_wait.observe, panics)
+        metrics = self.metrics = InferenceMetrics()
+        limit, panics, on_begin = settings.stuck_seconds or inf, metrics.panics.inc, metrics.queue_wait.observe
+        self.queue = DeviceQueue(self.device, limit=limit, on_begin=on_begin, on_panic=panics, **queue_limits)
         self.heartbeat = self.queue.heartbeat
         budget = default_budget(self.device) if budget is None else budget
         self.pool = ModelPool(self.device, self.dtype, budget, self.heartbeat, ChecksumCache.of(settings))
         self.baselines = PlainBaselines()
-        self.prompts = Prompts(
-            self.metrics.prompt.observe, self.metrics.prompts_failed.inc, depth=depth, total=total, on_panic=panics
-        )
+        self.prompts = Prompts(metrics.prompt.observe, metrics.prompts_failed.inc, on_panic=panics, **queue_limits)
         self.queue.submit(UPKEEP, lambda _: self._import())
         self.closing = False
         self._add_gauges()
@@ -109,14 +106,14 @@ class Engine:
         on_step: Callable[[dict[str, Any]], None],
         cancelled: threading.Event,
         on_start: Callable[[], None] = lambda: None,
-        written: Sequence[int] = (),
-        compared: str = "",
+        response_prefix: Sequence[int] = (),
+        comparison_run_id: str = "",
     ) -> GenerationResult:
-        """Generate the continuation of `prompt_ids` (see Prompts) and of `written`, the tokens of the response that
-        exist already. Call it on the device's thread. `on_start` is called before the first step, after the prompt was
-        checked; `on_step` gets each step's trace record. Neither may block for long. `compared` is the id of a run of a
-        comparison: it holds the device's lease and reuses no cached prefix, so that every column does the same work.
-        Raises SpeculoosError or ApiError."""
+        """Generate the continuation of `prompt_ids` (see Prompts) and of `response_prefix`, existing token ids of the
+        response. Call it on the device's thread. `on_start` is called before the first step, after the prompt was
+        checked; `on_step` gets each step's trace record. Neither may block for long. `comparison_run_id`: set for a run
+        of a comparison, which holds the device's lease and reuses no cached prefix, so that every column does the same
+        work. Raises SpeculoosError or ApiError."""
         from decoding.generate import generate
         from decoding.stats import summarize
         from decoding.target import common_prefix
@@ -124,11 +121,11 @@ class Engine:
 
         with self._handle_errors(ref):
             loaded = self.pool.get(ref)
-            target, notices, prompt_ids = loaded.target, loaded.notices, [*prompt_ids, *written]
+            target, notices, prompt_ids = loaded.target, loaded.notices, [*prompt_ids, *response_prefix]
             self._set_threads()
-            if compared:
+            if comparison_run_id:
                 target.rewind(0)
-                lease = leases.exclusive_device(self.settings, self.device, compared)
+                lease = leases.exclusive_device(self.settings, self.device, comparison_run_id)
             else:
                 lease = leases.observed_device(self.settings, self.device)
             with lease as sharing:
@@ -138,7 +135,7 @@ class Engine:
                 if config.probabilities and drafter.name != "none":
                     notices.append(RECORDED)
                 cached_tokens = target.reused(prompt_ids, drafter.max_reusable_prefix(prompt_ids))
-                stream, steps = TextStream(target.base.tokenizer, config.stop, written), []
+                stream, steps = TextStream(target.base.tokenizer, config.stop, response_prefix), []
                 other_work = OtherCpuLoad()
                 limit = self.heartbeat.limit
                 seconds_per_row = 2 * loaded.nbytes / self.pool.itemsize / SLOWEST_FLOPS  # two operations per parameter
@@ -182,8 +179,8 @@ class Engine:
                 message = f"There is not enough memory for {ref.name} now; wait for the running job to end."
                 raise Unavailable(message) from None
             raise
-        except BaseException:  # a panic may have left partial state
-            self.pool.renew(ref)
+        except BaseException:  # such as a panic in Rust code, which may have left partial state
+            self.pool.reset_base(ref)
             raise
 
     def unload_for_job(self) -> None:
@@ -218,7 +215,7 @@ class Engine:
         watch("device_alive", "1 while the device's thread works, 0 if it is stuck or dead", lambda: not queue.failure)
         watch("device_busy", "1 while the device works on a request", lambda: queue.busy)
         watch("queue_length", "Requests that wait for the device", lambda: queue.waiting)
-        watch("queue_lanes", "Clients whose requests wait for the device", lambda: queue.lanes)
+        watch("queue_lanes", "Clients whose requests wait for the device", lambda: queue.waiting_clients)
         watch("prompts_queue_length", "Requests that wait for chat template and tokenizer", lambda: prompts.waiting)
         watch("pool_bytes", "Weights and caches of loaded models", lambda: self.pool.nbytes)
         watch("pool_budget_bytes", "Limit of pool_bytes", lambda: self.pool.budget)
@@ -262,7 +259,7 @@ def _config(request: GenerationRequest, available: int, should_stop: Callable[[]
     )
 
 
-def _drafter(loaded: LoadedModel, request: GenerationRequest, notices: list[str]) -> Any:
+def _drafter(loaded: PooledModel, request: GenerationRequest, notices: list[str]) -> Any:
     """The requested drafter, which proposes the client's draft tokens first."""
     from decoding.drafters.base import ClientDrafter
 
@@ -279,8 +276,8 @@ def _drafter(loaded: LoadedModel, request: GenerationRequest, notices: list[str]
         drafter = loaded.drafter({"drafter": "none"})
     except (TypeError, ValueError) as error:
         raise BadInput(f"speculation: these options cannot be used together ({error}).") from None
-    if request.draft_tokens and loaded.base.refusal:
-        notices.append(f"draft_tokens were not used: {loaded.base.refusal}")
+    if request.draft_tokens and loaded.base.no_drafting_reason:
+        notices.append(f"draft_tokens were not used: {loaded.base.no_drafting_reason}")
     elif request.draft_tokens:
         return ClientDrafter(drafter, request.draft_tokens)
     return drafter

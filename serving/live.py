@@ -26,7 +26,7 @@ from tracking.tables import Run, now
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05
 FETCH_SECONDS = 4 * 3600.0  # time limit for fetching a model from the store; large models on slow networks take long
-PAGE_LANE = "pages"
+PAGE_CLIENT = "pages"
 STOPPED = "The inference server was stopped during this run; send it again."
 
 
@@ -65,7 +65,7 @@ class LiveRuns:
                 return runs.cancel_run(session, run_id)
             return run.state not in runs.ENDED
 
-    def fail_forgotten(self) -> None:
+    def fail_orphaned(self) -> None:
         """Fail runs whose error could not be stored earlier, and QUEUED runs of an earlier server that was killed."""
         for run_id, error in list(self._unstored_errors.items()):
             self._store_error(run_id, error)
@@ -82,28 +82,28 @@ class LiveRuns:
         with self._lock:
             if run.id in self._tickets:
                 return False
-            self.engine.queue.check_room(_lane(run))
+            self.engine.queue.check_room(_queue_client(run))
             prepare, on_dropped = partial(self._prepare, run), partial(self._dropped, run)
-            self._tickets[run.id] = self.engine.prompts.queue.submit(_lane(run), prepare, on_dropped)
+            self._tickets[run.id] = self.engine.prompts.queue.submit(_queue_client(run), prepare, on_dropped)
         return True
 
     def _prepare(self, run: Run, ticket: Ticket) -> None:
-        with self._failing(run):  # on the prompt queue's thread
+        with self._fail_on_error(run):  # on the prompt queue's thread
             with reading(self.settings) as session:
                 if runs.get_run(session, run.id).state != "QUEUED":
                     self._remove_ticket(run)
                     return
-                written = chats.continued_token_ids(session, run)
+                prefix = chats.continued_token_ids(session, run)
             request = parse_request(run)
             with self.engine.prompts.queue.heartbeat.during("fetching a model from the store", FETCH_SECONDS):
                 ref = local_model(self.settings, run.model)
             prompt_ids = self.engine.prompts.render(ref, request.chat())
-            compared = run.id if run.kind == "compare" else ""
-            generate = partial(self.engine.answer, ref, request, prompt_ids, written=written, compared=compared)
+            options = {"response_prefix": prefix, "comparison_run_id": run.id if run.kind == "compare" else ""}
+            generate = partial(self.engine.answer, ref, request, prompt_ids, **options)
             with self._lock:
                 if not ticket.cancelled.is_set():
                     work, on_dropped = partial(self._run, run, generate), partial(self._dropped, run)
-                    self._tickets[run.id] = self.engine.queue.submit(_lane(run), work, on_dropped)
+                    self._tickets[run.id] = self.engine.queue.submit(_queue_client(run), work, on_dropped)
                     return
             self._dropped(run)
 
@@ -113,7 +113,7 @@ class LiveRuns:
             runs.fail_run(session, run.id, STOPPED) if self.engine.closing else runs.cancel_run(session, run.id)
 
     def _run(self, run: Run, generate: Callable[..., GenerationResult], ticket: Ticket) -> None:
-        with self._failing(run):  # on the device's thread
+        with self._fail_on_error(run):  # on the device's thread
             with writing(self.settings) as session:
                 started = runs.start_run(session, run.id)
             if started:
@@ -135,8 +135,8 @@ class LiveRuns:
                 runs.cancel_run(session, run.id, result.text, result.summary)
 
     @contextmanager
-    def _failing(self, run: Run) -> Iterator[None]:
-        """Any error fails the run; if the database is unavailable, `fail_forgotten` stores the error later."""
+    def _fail_on_error(self, run: Run) -> Iterator[None]:
+        """Any error fails the run; if the database is unavailable, `fail_orphaned` stores the error later."""
         try:
             yield
         except BaseException as error:
@@ -146,7 +146,7 @@ class LiveRuns:
             except SpeculoosError as unavailable:
                 log.warning("The error of run %s cannot be stored now: %s", run.id, unavailable)
                 self._unstored_errors[run.id] = error
-            if not isinstance(error, Exception):  # a panic, which the queue counts
+            if not isinstance(error, Exception):  # such as a panic in Rust code, which the queue counts
                 raise
 
     def _store_error(self, run_id: str, error: BaseException) -> None:
@@ -158,9 +158,9 @@ class LiveRuns:
             self._tickets.pop(run.id, None)
 
 
-def _lane(run: Run) -> str:
-    """The queue's lane of a chat or comparison; lanes take turns with each other and with API clients."""
-    return f"{PAGE_LANE}:{run.group_id or run.id}"
+def _queue_client(run: Run) -> str:
+    """The client of a run in the queue: its chat or comparison, which takes turns with others and with API clients."""
+    return f"{PAGE_CLIENT}:{run.group_id or run.id}"
 
 
 def parse_request(run: Run) -> ChatRequest:

@@ -27,8 +27,8 @@ MAX_CONTEXT = 8192  # maximum KV cache length in tokens; shorter for base models
 
 
 @dataclass
-class WarmDraft:
-    """A draft network and its drafters by options (as JSON), which keep the cache of their last text."""
+class PooledDraft:
+    """A loaded draft network and its drafters by options (as JSON), which keep the cache of their last text."""
 
     network: Any
     nbytes: int
@@ -36,17 +36,18 @@ class WarmDraft:
 
 
 @dataclass
-class WarmBase:
-    """A loaded base model. `drafts` by the checkpoint's (path, sha256), least recently used first. `refusal`: why it
-    does not support drafting, or "". `nbytes`: of its weights and KV cache, from its files and config."""
+class PooledBase:
+    """A loaded base model as `target`, which holds the `models.base.LoadedBase`, with its drafts. `drafts` by the
+    checkpoint's (path, sha256), least recently used first. `no_drafting_reason`: why it does not support drafting, or
+    "". `nbytes`: of its weights and KV cache, from its files and config."""
 
     key: tuple[str, str]
     target: Any
     nbytes: int
-    refusal: str = ""
-    drafts: "OrderedDict[tuple[str, str], WarmDraft]" = field(default_factory=OrderedDict)
+    no_drafting_reason: str = ""
+    drafts: "OrderedDict[tuple[str, str], PooledDraft]" = field(default_factory=OrderedDict)
 
-    def forget_text(self) -> None:
+    def clear_caches(self) -> None:
         """Clear the KV cache and all drafter state."""
         self.target.rewind(0)
         for draft in self.drafts.values():
@@ -54,11 +55,11 @@ class WarmBase:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """The models of one generation."""
+class PooledModel:
+    """What one request uses: a base and, if the request names a checkpoint, one of its drafts."""
 
-    base: WarmBase
-    draft: WarmDraft | None  # None for a base model without a draft
+    base: PooledBase
+    draft: PooledDraft | None  # None for a base model without a draft
 
     @property
     def target(self) -> Any:
@@ -77,8 +78,8 @@ class LoadedModel:
         """The drafter for these options, perhaps cached. Raises BadInput for them, Unsupported for the base."""
         from decoding.drafters import make_drafter
 
-        if self.base.refusal and options.get("drafter") != "none":
-            raise Unsupported(self.base.refusal)
+        if self.base.no_drafting_reason and options.get("drafter") != "none":
+            raise Unsupported(self.base.no_drafting_reason)
         if self.draft is None:
             return make_drafter(self.target, None, options)
         key, drafters = json.dumps(options, sort_keys=True), self.draft.drafters
@@ -104,18 +105,18 @@ class ModelPool:
         self.device, self.dtype, self.budget = device, dtype, budget
         self.heartbeat, self.sums = heartbeat or Heartbeat(), sums or ChecksumCache()
         self.itemsize = 4 if dtype == "float32" else 2
-        self._bases: OrderedDict[tuple[str, str], WarmBase] = OrderedDict()
+        self._bases: OrderedDict[tuple[str, str], PooledBase] = OrderedDict()
 
-    def get(self, ref: ModelRef) -> LoadedModel:
+    def get(self, ref: ModelRef) -> PooledModel:
         """The models of `ref`, loaded if necessary. Raises NotFound, Unsupported or Unavailable."""
         _drop_outdated(self._bases, ref.base_path, ref.base_key)
         for base in self._bases.values():
             _drop_outdated(base.drafts, ref.checkpoint_path, ref.draft_key)
         base = self._bases.get(ref.base_key) or self._load_base(ref)
         self._bases.move_to_end(ref.base_key)
-        return LoadedModel(base, self._draft(base, ref) if ref.draft_key else None)
+        return PooledModel(base, self._draft(base, ref) if ref.draft_key else None)
 
-    def is_warm(self, ref: ModelRef) -> bool:
+    def is_loaded(self, ref: ModelRef) -> bool:
         base = self._bases.get(ref.base_key)
         return base is not None and (ref.draft_key is None or ref.draft_key in base.drafts)
 
@@ -133,20 +134,20 @@ class ModelPool:
         self._bases.clear()
         _free(self.device)
 
-    def renew(self, ref: ModelRef) -> None:
-        """Recover from a panic: drop partial state and reload the tokenizer, whose locks may still be held."""
+    def reset_base(self, ref: ModelRef) -> None:
+        """Recover from a panic in Rust code: drop partial state, reload the tokenizer, whose locks may be held."""
         from models.base import load_tokenizer
 
         if base := self._bases.get(ref.base_key):
             try:
-                base.forget_text()
+                base.clear_caches()
                 base.target.base.tokenizer = load_tokenizer(ref.base_path)
             except BaseException:
                 log.exception("The base %s is unloaded", ref.base_name)
                 del self._bases[ref.base_key]
                 _free(self.device)
 
-    def _load_base(self, ref: ModelRef) -> WarmBase:
+    def _load_base(self, ref: ModelRef) -> PooledBase:
         from decoding.probe import probe
         from decoding.target import fast_target
         from models.base import load_base
@@ -161,16 +162,16 @@ class ModelPool:
         with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, needed)):
             loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
             loaded.sha256 = ref.base_sha256
-            refusal = ""
+            no_drafting_reason = ""
             try:
                 probe(loaded)  # before the weights are packed
             except Unsupported as error:
-                refusal = str(error)
+                no_drafting_reason = str(error)
             target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
-        self._bases[ref.base_key] = WarmBase(ref.base_key, target, needed, refusal)
+        self._bases[ref.base_key] = PooledBase(ref.base_key, target, needed, no_drafting_reason)
         return self._bases[ref.base_key]
 
-    def _draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
+    def _draft(self, base: PooledBase, ref: ModelRef) -> PooledDraft:
         from models.checkpoints import load_draft
 
         assert ref.draft_key is not None
@@ -184,10 +185,10 @@ class ModelPool:
         with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):
             sha256s = (ref.base_sha256, ref.checkpoint_sha256)
             network = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
-        base.drafts[ref.draft_key] = WarmDraft(network, needed)
+        base.drafts[ref.draft_key] = PooledDraft(network, needed)
         return base.drafts[ref.draft_key]
 
-    def _evict(self, needed: int, keep: WarmBase | None) -> None:
+    def _evict(self, needed: int, keep: PooledBase | None) -> None:
         """Unload other base models, then drafts of `keep`, until `needed` more bytes fit; least recently used first."""
         while self._bases and self.nbytes + needed > self.budget:
             if other := next((b for b in self._bases.values() if b is not keep), None):
@@ -205,7 +206,7 @@ def _drop_outdated(models: OrderedDict[tuple[str, str], Any], path: str, key: tu
         del models[old]
 
 
-def _refresh_config(draft: WarmDraft, folder: str) -> None:
+def _refresh_config(draft: PooledDraft, folder: str) -> None:
     """Reread the drafting options: tuning a checkpoint changes its config.json, not its weights."""
     try:
         drafting = read_config(folder).get("drafting", {})

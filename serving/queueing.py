@@ -1,7 +1,7 @@
 """One thread per device runs all work that touches a model, one request at a time, in a fair order.
 
-Requests wait in lanes that take turns. Each client (API key, address, or chat of the web app) has its own lane, so a
-client with 60 waiting requests delays another client by one response at most. Independent of HTTP and models.
+Clients take turns. A client is an API key, an address, or a chat or comparison of the web app. A client with 60 waiting
+requests delays another client by one response at most. Independent of HTTP and models.
 """
 
 import logging
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 TYPICAL_SECONDS = 5.0
 IDLE_BEAT = 1.0
 IDLE_LIMIT = 30.0
-DEPTH, TOTAL = 64, 256  # maximum number of waiting requests in one lane and in all lanes together
+MAX_PER_CLIENT, MAX_WAITING = 64, 256  # maximum number of waiting requests: of one client, in all
 LONGEST_RETRY = 300
-UPKEEP = "upkeep"  # the lane of the server's own work, which is never rejected
+UPKEEP = "upkeep"  # as a client: the server's own work, which is never rejected
 
 
 class Beat(NamedTuple):
@@ -84,9 +84,9 @@ class Ticket:
     """One request in the queue. Cancelling drops waiting work and sets `cancelled`, which running work checks."""
 
     def __init__(
-        self, queue: "DeviceQueue", lane: str, work: Callable[["Ticket"], None], on_dropped: Callable[[], None]
+        self, queue: "DeviceQueue", client: str, work: Callable[["Ticket"], None], on_dropped: Callable[[], None]
     ):
-        self.lane, self.work, self.on_dropped = lane, work, on_dropped
+        self.client, self.work, self.on_dropped = client, work, on_dropped
         self.cancelled = threading.Event()
         self.since = time.monotonic()
         self._queue = queue
@@ -98,22 +98,23 @@ class Ticket:
 
 
 class DeviceQueue:
-    """Runs tickets on its own thread until `close`. `depth` limits each lane, `total` all lanes together."""
+    """Runs tickets on its own thread until `close`. `max_per_client` and `max_waiting` limit the waiting requests."""
 
     def __init__(
         self,
         name: str,
-        depth: int = DEPTH,
-        total: int = TOTAL,
+        max_per_client: int = MAX_PER_CLIENT,
+        max_waiting: int = MAX_WAITING,
         limit: float = inf,
         on_begin: Callable[[float], Any] = float,
         on_panic: Callable[[], Any] = lambda: None,
     ):
-        """`limit`: seconds between heartbeats. `on_begin` gets the seconds waited."""
-        self.name, self.depth, self.total = name, depth, total
+        """`limit`: seconds between heartbeats. `on_begin` gets the seconds waited. `on_panic` is called after
+        work raised a BaseException that is no Exception, such as a panic in Rust code."""
+        self.name, self.max_per_client, self.max_waiting = name, max_per_client, max_waiting
         self.heartbeat = Heartbeat(limit)
         self._on_begin, self._on_panic = on_begin, on_panic
-        self._lanes: OrderedDict[str, deque[Ticket]] = OrderedDict()
+        self._by_client: OrderedDict[str, deque[Ticket]] = OrderedDict()
         self._ready = threading.Condition()  # its lock is reentrant
         self._closed = False
         self._current: Ticket | None = None
@@ -123,38 +124,38 @@ class DeviceQueue:
         self._thread.start()
 
     def submit(
-        self, lane: str, work: Callable[[Ticket], None], on_dropped: Callable[[], None] = lambda: None
+        self, client: str, work: Callable[[Ticket], None], on_dropped: Callable[[], None] = lambda: None
     ) -> Ticket:
-        """Queue work in `lane`. `on_dropped` is called if the work never starts. Raises Busy if the queue is full."""
-        ticket = Ticket(self, lane, work, on_dropped)
+        """Queue work of `client`. `on_dropped` is called if the work never starts. Raises Busy if the queue is full."""
+        ticket = Ticket(self, client, work, on_dropped)
         with self._ready:
             if not self._closed:
-                self.check_room(lane)
-                self._lanes.setdefault(lane, deque()).append(ticket)
+                self.check_room(client)
+                self._by_client.setdefault(client, deque()).append(ticket)
                 self._ready.notify()
                 return ticket
         ticket.cancelled.set()
         on_dropped()
         return ticket
 
-    def check_room(self, lane: str) -> None:
-        """Raises Busy if `lane` or the queue is full."""
+    def check_room(self, client: str) -> None:
+        """Raises Busy if `client` has too many waiting requests or the queue is full."""
         with self._ready:
-            own, all_waiting = len(self._lanes.get(lane, ())), self.waiting
-            if lane != UPKEEP and (own >= self.depth or all_waiting >= self.total):
-                ahead = own * len(self._lanes) if own >= self.depth else all_waiting
-                raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own >= self.depth)
+            own, all_waiting = len(self._by_client.get(client, ())), self.waiting
+            if client != UPKEEP and (own >= self.max_per_client or all_waiting >= self.max_waiting):
+                ahead = own * len(self._by_client) if own >= self.max_per_client else all_waiting
+                raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own >= self.max_per_client)
 
     @property
     def waiting(self) -> int:
         with self._ready:
-            return sum(map(len, self._lanes.values()))
+            return sum(map(len, self._by_client.values()))
 
     @property
-    def lanes(self) -> int:
+    def waiting_clients(self) -> int:
         """Number of waiting clients."""
         with self._ready:
-            return len(self._lanes)
+            return len(self._by_client)
 
     @property
     def busy(self) -> bool:
@@ -171,8 +172,8 @@ class DeviceQueue:
         """Drop the waiting work, ask the running work to stop, and join the thread."""
         with self._ready:
             self._closed = True
-            dropped = [ticket for lane in self._lanes.values() for ticket in lane]
-            self._lanes.clear()
+            dropped = [ticket for tickets in self._by_client.values() for ticket in tickets]
+            self._by_client.clear()
             if self._current:
                 self._current.cancelled.set()
             self._ready.notify()
@@ -183,12 +184,12 @@ class DeviceQueue:
 
     def _drop(self, ticket: Ticket) -> bool:
         with self._ready:
-            waiting = self._lanes.get(ticket.lane, ())
+            waiting = self._by_client.get(ticket.client, ())
             if ticket not in waiting:
                 return False
             waiting.remove(ticket)
             if not waiting:
-                del self._lanes[ticket.lane]
+                del self._by_client[ticket.client]
         self._call(ticket.on_dropped)
         return True
 
@@ -213,12 +214,12 @@ class DeviceQueue:
 
     def _next(self) -> Ticket | None:
         with self._ready:
-            while not (self._closed or self._lanes):
+            while not (self._closed or self._by_client):
                 self.heartbeat.beat("idle", IDLE_LIMIT)
                 self._ready.wait(IDLE_BEAT)
             if self._closed:
                 return None
-            lane, waiting = next(iter(self._lanes.items()))
+            client, waiting = next(iter(self._by_client.items()))
             self._current = waiting.popleft()
-            self._lanes.move_to_end(lane) if waiting else self._lanes.pop(lane)
+            self._by_client.move_to_end(client) if waiting else self._by_client.pop(client)
             return self._current

@@ -67,7 +67,7 @@ class ApiKeys:
 
 class ApiKeyRequired:
     """Pure ASGI middleware: /metrics and all of /v1 need `Authorization: Bearer <token or key>`, checked before the
-    body is read. Stores the client, which is its lane in the queue, in the scope as CLIENT_SCOPE_KEY."""
+    body is read. Stores the client, by which the queue takes turns, in the scope as CLIENT_SCOPE_KEY."""
 
     def __init__(self, app: ASGIApp, token: str, keys: ApiKeys):
         self.app, self._token, self._keys = app, token.encode(), keys

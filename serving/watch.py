@@ -1,6 +1,6 @@
 """Two threads beside the requests. `DeviceWatch` ends a server whose device hangs, so that its supervisor restarts it
 (a stuck thread cannot be stopped). `Upkeep` sends the heartbeat while the device works, frees a GPU that a job needs,
-fails forgotten runs and stores when API keys were used.
+fails orphaned runs and stores when API keys were used.
 """
 
 import faulthandler
@@ -91,7 +91,7 @@ class Upkeep:
 
     def _run(self) -> None:
         while True:
-            for work in (self._beat, self.engine.unload_for_job, self.live.fail_forgotten, self.keys.store_uses):
+            for work in (self._beat, self.engine.unload_for_job, self.live.fail_orphaned, self.keys.store_uses):
                 try:
                     work()
                 except SpeculoosError as error:  # such as an unavailable database

@@ -106,12 +106,12 @@ def continued_token_ids(session: Session, turn: Run) -> list[int]:
     return [*continued_token_ids(session, before), *runs.token_ids(session, before.id)]
 
 
-def recent(session: Session, words: str = "", before: datetime | None = None, limit: int = 30) -> list[Chat]:
-    """Chats older than `before`, newest first; with `words`, those with all of them in a turn or the name."""
+def recent(session: Session, search: str = "", before: datetime | None = None, limit: int = 30) -> list[Chat]:
+    """Chats older than `before`, newest first; with `search`, those with all its words in a turn or the name."""
     last = func.max(Run.created_at)
     query = select(Run.group_id, last, func.count()).where(Run.kind == KIND, Run.group_id.is_not(None))
-    if words.split():
-        query = query.where(Run.group_id.in_(_matching(session, words.split())))
+    if words := search.split():
+        query = query.where(Run.group_id.in_(_matching(session, words)))
     query = query.group_by(Run.group_id).order_by(last.desc()).limit(limit)
     rows = session.execute(query.having(last < before) if before else query).all()
     groups = [group for group, _, _ in rows]

@@ -211,8 +211,8 @@ def translate_db_errors(settings: Settings) -> Iterator[None]:
 
 
 def _shorten_log(settings: Settings) -> None:
-    """Checkpoint and truncate SQLite's log, and free the reserve. Most pages of the log already exist in the file, so
-    that the next row can be written although the disk is still full."""
+    """Checkpoint and truncate SQLite's log, and delete the reserve file (`speculoos.resources`). Most pages of the log
+    exist in the database file already, so that the next row can be written although the disk is still full."""
     delete_reserve(settings.home)
     bind = engine(settings)
     if bind.dialect.name == "sqlite":

@@ -76,13 +76,13 @@ class Queues:
         """Number of running and waiting jobs."""
         return self.running + sum(not self._by_id[job_id].parent_id for job_id in self._positions)
 
-    def place(self, job: Job) -> int | None:
+    def position(self, job: Job) -> int | None:
         """Position in its queue, from 1; None if the job is not waiting."""
         return self._positions.get(job.id)
 
     def waits_for(self, job: Job) -> str:
         """One sentence on why a job is not running yet; "" if it is running or has ended."""
-        if job.state not in WAITING or (position := self.place(job)) is None:
+        if job.state not in WAITING or (position := self.position(job)) is None:
             return ""
         before = self._by_id.get(job.after_id)
         if before and before.state != JobState.SUCCEEDED:

@@ -12,8 +12,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Page(Generic[Row]):
-    """`rows`, the first of which is number `first` of `total`. `newer` and `older` are the places of the adjacent
-    pages, or None; the first page's place is ""."""
+    """`rows`, the first of which is number `first` of `total`. `newer` and `older` are the offsets of the adjacent
+    pages, or None; the first page's offset is ""."""
 
     rows: list[Row]
     first: int
@@ -22,9 +22,9 @@ class Page(Generic[Row]):
     older: str | None
 
 
-def page(session: Session, query: Select[Any], place: str = "", size: int = SIZE) -> Page[Any]:
-    """The page of an ordered `query` at `place`, an offset; an invalid place means the first page."""
-    number = place.partition(".")[0]  # URLs of earlier versions have a row's id after a point
+def page(session: Session, query: Select[Any], offset: str = "", size: int = SIZE) -> Page[Any]:
+    """The page of an ordered `query` at `offset`, a number as text; an invalid one means the first page."""
+    number = offset.partition(".")[0]  # URLs of earlier versions have a row's id after a point
     start = int(number) if number.isascii() and number.isdigit() and len(number) < 9 else 0
     total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
     start = min(start, max(0, total - 1)) // size * size

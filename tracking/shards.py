@@ -76,7 +76,7 @@ class Tally:
     def count(self, state: JobState) -> int:
         return self.states.get(state, 0)
 
-    def words(self, kind: str = "") -> str:
+    def summary(self, kind: str = "") -> str:
         """`3 of 8 shards done, 2 running, 1 failed`, for a job of that kind."""
         done = f"{self.count(JobState.SUCCEEDED)} of {self.total} {NOUNS.get(kind, 'shards')} done"
         others = (f"{self.count(s)} {s.lower()}" for s in (JobState.RUNNING, JobState.FAILED) if self.count(s))
@@ -134,7 +134,7 @@ def update_progress(session: Session) -> None:
         values = {
             "done": progress.done,
             "total": progress.units,
-            "progress_note": progress.words(job.kind),
+            "progress_note": progress.summary(job.kind),
             "eta_seconds": _eta_seconds(job, progress),
         }
         if any(getattr(job, name) != value for name, value in values.items()):

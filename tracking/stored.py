@@ -143,13 +143,13 @@ class RemoteFiles:
     """Files in the store whose row was deleted."""
 
     settings: Settings
-    place: str
+    key: str
 
     def remove(self) -> int:
         """Delete the files; returns their bytes. If the store is unavailable, a later clean-up deletes them."""
         try:
             store = open_store(self.settings.store)
-            return store.delete(self.place) if store else 0
+            return store.delete(self.key) if store else 0
         except SpeculoosError as error:
             log.warning("Not removed from the store yet: %s", error)
             return 0

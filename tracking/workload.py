@@ -41,13 +41,13 @@ def workload(session: Session) -> Workload:
             Job.state == JobState.RUNNING, ~runs_in_shards()
         ),
     }
-    found = {name: dict(session.execute(query.group_by(Job.queue)).all()) for name, query in by_queue.items()}
+    results = {name: dict(session.execute(query.group_by(Job.queue)).all()) for name, query in by_queue.items()}
     leases = session.scalars(select(DeviceLease))
     return Workload(
         jobs={(queue, state): 0 for queue in QUEUES for state in JobState} | {(q, s): count for q, s, count in jobs},
-        oldest_wait=dict.fromkeys(QUEUES, 0.0) | {queue: _age(at) for queue, at in found["oldest_wait"].items()},
-        attempts=dict.fromkeys(QUEUES, 0) | {queue: int(number) for queue, number in found["attempts"].items()},
-        silent_jobs={queue: _age(at) for queue, at in found["silent_jobs"].items() if at},
+        oldest_wait=dict.fromkeys(QUEUES, 0.0) | {queue: _age(at) for queue, at in results["oldest_wait"].items()},
+        attempts=dict.fromkeys(QUEUES, 0) | {queue: int(number) for queue, number in results["attempts"].items()},
+        silent_jobs={queue: _age(at) for queue, at in results["silent_jobs"].items() if at},
         runs=dict(session.execute(select(Run.state, func.count()).group_by(Run.state)).all()),
         heartbeats=heartbeats(session),
         devices={r.device: r.holder.partition(":")[0] if r.until and r.until > now() else "" for r in leases},

@@ -16,9 +16,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from decoding.generate import GenerateConfig
 from models import identity
-from models.base import LoadedBase, load_base, native_dtype, pick_device
+from models.base import LoadedBase, load_base, pick_device, training_dtype
 from models.chat import render
-from models.checkpoints import base_notices, read_config, stored_tensors, write_draft
+from models.checkpoints import base_notices, read_config, save_draft_in_place, stored_tensors
 from models.damage import NO_SUMS, weights_sum
 from models.methods import SETTINGS, train_config
 from models.methods.settings import TrainConfig, max_length_error
@@ -143,7 +143,7 @@ class TrainableDraft(PreTrainedModel):
             if copy_base or within:
                 _copy_base(self.base, building / BASE)
                 info["base_path"] = BASE
-            write_draft(building, self.draft, self._info(info), self.settings.save_dtype)
+            save_draft_in_place(building, self.draft, self._info(info), self.settings.save_dtype)
         if within:
             self.base.path = folder / BASE
         return folder
@@ -161,7 +161,7 @@ class TrainableDraft(PreTrainedModel):
             by_pointer = {value.data_ptr(): name for name, value in stored_tensors(self.draft).items()}
             names = {name: by_pointer.get(value.data_ptr()) for name, value in self.state_dict().items()}
             tensors = {stored: value for name, value in (state_dict or {}).items() if (stored := names[name])} or None
-            write_draft(save_directory, self.draft, self._info({}), tensors=tensors)
+            save_draft_in_place(save_directory, self.draft, self._info({}), tensors=tensors)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state dict of this module, or of a checkpoint."""
@@ -207,4 +207,4 @@ def _load_recorded_base(folder: Path, config: dict[str, Any], settings: TrainCon
         name = path or config.get("base") or "unknown"
         raise NotFound(f"{folder}: its base {name} is not here; load it and pass it as base=load_base(FOLDER).")
     device = pick_device(settings.device)
-    return load_base(base_folder, native_dtype(settings.base_dtype, device), str(device))
+    return load_base(base_folder, training_dtype(settings.base_dtype, device), str(device))

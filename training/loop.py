@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.base import load_base, native_dtype, pick_device
+from models.base import load_base, pick_device, training_dtype
 from models.checkpoints import read_config, save_draft, stored_tensors, verify_sums
 from models.damage import NO_SUMS, BaseChecksums, check_base
 from models.frame import HeadOnlyBase, load_head_only_base
@@ -101,7 +101,7 @@ class Trainer:
         device = self.accelerator.device
         enable_tf32(device)
         load = load_head_only_base if config.hidden_states else load_base
-        self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
+        self.base = base = load(base_path, dtype=training_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
         if config.max_length > base.max_length:
             if "max_length" in config.model_fields_set:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from models.families import logit_rule
 from models.logits import Head
 from models.methods.settings import TrainConfig
-from models.methods.standalone import shape_of
-from models.standalone import StandaloneDraft, base_shape
+from models.methods.standalone import standalone_sizes
+from models.standalone import StandaloneDraft, base_sizes
 from training.batches import Batch
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
@@ -44,8 +44,8 @@ class StandaloneMethod(nn.Module):
         if draft is None and config.draft_path:
             draft = StandaloneDraft.from_folder(config.draft_path, base)
         if draft is None:
-            shape = shape_of(config, base_shape(base))
-            draft = StandaloneDraft.from_base(base, config.draft_num_layers, shape, config.draft_init == "random")
+            sizes = standalone_sizes(config, base_sizes(base))
+            draft = StandaloneDraft.from_base(base, config.draft_num_layers, sizes, config.draft_init == "random")
         self.draft = draft
         self._rule = logit_rule(self.draft.to_json())
         self.draft.float().requires_grad_(True)

@@ -63,26 +63,26 @@ class CheckpointPanel:
         head, links = block(elem_id="checkpoint-head"), block(elem_id="checkpoint-links")
         with gr.Tabs(elem_id="checkpoint-tabs"):
             with gr.Tab("Downloads", elem_id="checkpoint-tab-downloads"):
-                exports, export_said = export_list("checkpoint-exports"), block(elem_id="checkpoint-export-said")
+                exports, export_message = export_list("checkpoint-exports"), block(elem_id="checkpoint-export-said")
             with gr.Tab("Evaluations", elem_id="checkpoint-tab-evaluations"):
                 evaluations = block(elem_id="checkpoint-evaluations")
                 measured = gr.Button("Evaluate on the built-in questions", elem_id="checkpoint-evaluate", **SMALL)
-                measure_said = block(elem_id="checkpoint-evaluate-said")
+                measure_message = block(elem_id="checkpoint-evaluate-said")
                 with gr.Row(equal_height=True):
                     data = dropdown([], label=RECORDED, info=INFO, elem_id="checkpoint-replay-data", scale=3)
                 start = gr.Button("Replay", elem_id="checkpoint-replay", **SMALL)
-                replay_said = block(elem_id="checkpoint-replay-said")
+                replay_message = block(elem_id="checkpoint-replay-said")
             with gr.Tab("Tree", elem_id="checkpoint-tab-tree"):
                 self.tree = TreeForm(settings, chosen)
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 config = block(elem_id="checkpoint-settings")
         self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
         self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
-        static = [export_said, measure_said, data, start, replay_said]
+        static = [export_message, measure_message, data, start, replay_message]
         self.outputs = [*self.live, *static, *self.tree.outputs, *self.manage.outputs]
-        on_export(exports, chosen, self._make, [export_said, exports])
-        measured.click(partial(measure, settings), chosen, measure_said, **QUIET)
-        start.click(partial(replay, settings), [chosen, data], replay_said, **QUIET)
+        on_export(exports, chosen, self._make, [export_message, exports])
+        measured.click(partial(measure, settings), chosen, measure_message, **QUIET)
+        start.click(partial(replay, settings), [chosen, data], replay_message, **QUIET)
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
         return [

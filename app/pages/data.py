@@ -45,16 +45,16 @@ from workers.jobs.builtin import BUILT_IN, BuiltIn, added_sets
 from workers.jobs.submit import add_built_in
 
 SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
-MOST_PLACES = 10_000
-LONGEST_WORDS = 200
+MOST_PAGES = 10_000
+LONGEST_SEARCH = 200
 
 
-def table(session: Session, which: ListQuery, place: str = "") -> str:
-    """A page of the list of data sets under the filter `which`."""
-    kind = SHOWN.get(which.which)
+def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
+    """A page of the list of data sets under the filter of `list_query`."""
+    kind = SHOWN.get(list_query.filter)
     query = queries.listed(Dataset, *([Dataset.kind == kind] if kind else []))
-    rows_page = page_of(session, filtered_query(query, which), place)
-    return data_view.data_table(rows_page.rows, filtered=which.is_filtered) + pager("data", rows_page, which)
+    rows_page = page_of(session, filtered_query(query, list_query), offset)
+    return data_view.data_table(rows_page.rows, filtered=list_query.is_filtered) + pager("data", rows_page, list_query)
 
 
 def hint(session: Session, query: Mapping[str, str]) -> str:
@@ -97,15 +97,15 @@ class BuiltInSets:
     def __init__(self, settings: Settings):
         self.settings = settings
         with closed_accordion("Included data sets", elem_id="data-builtin") as box:
-            words, buttons = [], []
+            offers, buttons = [], []
             for name, built_in in BUILT_IN.items():
                 with gr.Row(elem_classes="sp-offer"):
-                    words.append(block(offer(built_in), elem_id=f"data-offer-{name}"))
+                    offers.append(block(offer(built_in), elem_id=f"data-offer-{name}"))
                     buttons.append(gr.Button("Add", elem_id=f"data-add-{name}", **SMALL))
-            said, target = block(elem_id="data-said-builtin"), hidden("data-builtin-target")
-        on_load(self.opened, [box, *words])
+            message, target = block(elem_id="data-said-builtin"), hidden("data-builtin-target")
+        on_load(self.opened, [box, *offers])
         for name, button in zip(BUILT_IN, buttons, strict=True):
-            on_event_open(button.click, partial(self.add, name), None, said, target)
+            on_event_open(button.click, partial(self.add, name), None, message, target)
 
     def opened(self) -> list[Any]:
         """Open the form if there is no data set; mark the sets that are already added."""
@@ -149,7 +149,7 @@ class DataPanel:
         self.rows = RowsBrowser(settings, chosen)
         figures = [self.head, self.facts, self.distributions, self.bad]
         self.live = [*figures, *self.rows.live, self.generate.box]
-        self.outputs = [*self.live, *self.generate.outputs, *self.manage.outputs, self.rows.find]
+        self.outputs = [*self.live, *self.generate.outputs, *self.manage.outputs, self.rows.search]
         self.generate.follow(self.facts)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
@@ -195,35 +195,35 @@ class RowsBrowser:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
-        self.find = one_line("Search the rows", "dataset-find", max_length=LONGEST_WORDS)
+        self.search = one_line("Search the rows", "dataset-find", max_length=LONGEST_SEARCH)
         self.preview = block(elem_id="dataset-preview")
         with gr.Row(elem_classes="sp-buttons"):
             before = gr.Button("← Before", elem_id="dataset-before", visible=False, **SMALL)
             after = gr.Button("After →", elem_id="dataset-after", visible=False, **SMALL)
-        places = hidden_json("dataset-places", [])
-        self.live = [self.preview, before, after, places]
-        inputs = [chosen, self.find, places]
-        on_typing([self.find], lambda data_id, words: self._shown(data_id, words, []), inputs[:2], self.live)
+        positions = hidden_json("dataset-positions", [])
+        self.live = [self.preview, before, after, positions]
+        inputs = [chosen, self.search, positions]
+        on_typing([self.search], lambda data_id, search: self._shown(data_id, search, []), inputs[:2], self.live)
         after.click(self._shown, inputs, self.live, **QUIET)
         before.click(self._back, inputs, self.live, **QUIET)
 
-    def _back(self, data_id: str, words: str, places: Any) -> list[Any]:
-        return self._shown(data_id, words, places[:-2] if isinstance(places, list) else [])
+    def _back(self, data_id: str, search: str, positions: Any) -> list[Any]:
+        return self._shown(data_id, search, positions[:-2] if isinstance(positions, list) else [])
 
     @show_errors(gr.skip(), gr.skip(), gr.skip())
-    def _shown(self, data_id: str, words: str, places: Any) -> list[Any]:
+    def _shown(self, data_id: str, search: str, positions: Any) -> list[Any]:
         with reading(self.settings) as session:
-            return self.view(session, row(session, Dataset, "data set", data_id), words or "", places)
+            return self.view(session, row(session, Dataset, "data set", data_id), search or "", positions)
 
-    def view(self, session: Session, data: Dataset, words: str = "", places: Any = ()) -> list[Any]:
-        """Values of `live`: the rows after the last of `places` (the pages shown before), and the paging buttons."""
+    def view(self, session: Session, data: Dataset, search: str = "", positions: Any = ()) -> list[Any]:
+        """Values of `live`: the rows after the last of `positions` (the pages shown before), and the paging buttons."""
         if data.state == "ready" and (waits := arrivals.download_notice(session, self.settings, data)):
             return [notice(waits, "info"), gr.Button(visible=False), gr.Button(visible=False), []]
-        known = [place for place in places if isinstance(place, str)][:MOST_PLACES] if isinstance(places, list) else []
+        known = [at for at in positions if isinstance(at, str)][:MOST_PAGES] if isinstance(positions, list) else []
         folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
-        rows = previews.rows_from(folder, known[-1] if known else "", words[:LONGEST_WORDS])
-        masks = {} if words.strip() or known else previews.masked_rows(folder)
-        html = data_view.preview(rows.rows, masks, words)
+        rows = previews.rows_from(folder, known[-1] if known else "", search[:LONGEST_SEARCH])
+        masks = {} if search.strip() or known else previews.masked_rows(folder)
+        html = data_view.preview(rows.rows, masks, search)
         if not rows.whole:
             early = f"Searched {previews.MOST_READ >> 20} MB; “After” continues the search."
             html += tag("p", safe(early), class_="sp-lead")

@@ -78,7 +78,7 @@ class EvaluationsPage:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.chosen, self.seen = hidden("evaluations-chosen"), hidden("evaluations-seen")
-        self.search, self.address = hidden("evaluations-search"), hidden("evaluations-address")
+        self.url_query, self.address = hidden("evaluations-url-query"), hidden("evaluations-address")
         self.shown = hidden("evaluations-shown")
         self.problem = block(elem_id="evaluations-problem")
         with gr.Column(elem_id="evaluations-listing") as self.list:
@@ -95,7 +95,7 @@ class EvaluationsPage:
         with gr.Column(visible=False, elem_id="evaluations-detail") as self.detail:
             self.back = picker("evaluations-back")
             self.one = gr.HTML(elem_id="evaluation-one", js_on_load=KEEP_FOCUS + STEPS, apply_default_css=False)
-            self.steps_said = block(elem_id="evaluation-steps-said")
+            self.steps_message = block(elem_id="evaluation-steps-said")
             self.steps_target = hidden("evaluation-steps-target")
             self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
         self.live = [self.seen, self.away, self.table, self.chart, self.one]
@@ -106,14 +106,14 @@ class EvaluationsPage:
         on_load(self.open_address, [*outputs, *self.matrix.opens, *self.server.opens, *self.manage.outputs])
         for listed in (self.table, self.back):
             listed.pick(
-                self.pick, self.search, [*outputs, *self.manage.outputs], js=NOW, trigger_mode="always_last", **QUIET
+                self.pick, self.url_query, [*outputs, *self.manage.outputs], js=NOW, trigger_mode="always_last", **QUIET
             )
-        event = on_typing(self.boxes, self.narrow, [self.search, *self.boxes], [*outputs, self.address], NOW)
+        event = on_typing(self.boxes, self.narrow, [self.url_query, *self.boxes], [*outputs, self.address], NOW)
         event.then(None, self.address, None, js=REMEMBER, api_visibility="private")
         seen = {"chosen": "evaluations-chosen", "seen": "evaluations-seen"}
         on_change("evaluations", self.poll, [self.chosen, self.shown, self.seen], self.live, **seen)
         self.manage.wire(self.redraw, [self.chosen, self.shown], outputs)
-        on_event_open(self.one.steps, self.show_steps, self.chosen, self.steps_said, self.steps_target)
+        on_event_open(self.one.steps, self.show_steps, self.chosen, self.steps_message, self.steps_target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """The view of the URL, with the choices of the forms."""
@@ -125,18 +125,18 @@ class EvaluationsPage:
 
         return self._read(draw, len([*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]))
 
-    def pick(self, search: str) -> list[Any]:
+    def pick(self, url_query: str) -> list[Any]:
         """The view of the URL after a click or the back button of the browser."""
-        query = _fields(search)
+        query = _fields(url_query)
         return self._read(
             lambda session: [*view_of(session, query), *self.manage.view(row_of(session, query))],
             len(self.boxes) + len(self.manage.outputs),
         )
 
-    def narrow(self, search: str, *values: Any) -> list[Any]:
+    def narrow(self, url_query: str, *values: Any) -> list[Any]:
         """The first page of the filtered list, and its URL."""
         filters = {key: str(value or "") for key, value in zip((*FILTERS, "sort"), values, strict=True)}
-        view = LeaderboardView.of({**_fields(search), **filters})
+        view = LeaderboardView.of({**_fields(url_query), **filters})
         return self._read(
             lambda session: [*view_of(session, dict(parse_qsl(view.query()))), leaderboard.address(view)],
             len(self.boxes) + 1,
@@ -210,5 +210,5 @@ def _box(choices: list[tuple[str, str]], value: str) -> gr.Dropdown:
     return gr.Dropdown(choices if is_listed else [*choices, (value, value)], value=value)
 
 
-def _fields(search: str) -> dict[str, str]:
-    return dict(parse_qsl(str(search)[:4000].removeprefix("?")))
+def _fields(url_query: str) -> dict[str, str]:
+    return dict(parse_qsl(str(url_query)[:4000].removeprefix("?")))

@@ -60,11 +60,11 @@ SETTING = "setting."
 BULK = {"remove": ("Remove from the experiment", "Remove from the experiment? The jobs are not deleted.")}
 
 
-def experiments_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
-    shown = page(session, filtered_query(experiments.query(), which), place)
+def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset: str = "") -> str:
+    shown = page(session, filtered_query(experiments.query(), list_query), offset)
     if not shown.rows:
         return empty_list_html(
-            which,
+            list_query,
             "experiment",
             "An experiment groups jobs under a name. Create one above, or select jobs on the page Jobs and add them.",
             "/jobs",
@@ -78,7 +78,8 @@ def experiments_table(session: Session, which: ListQuery = ALL_ROWS, place: str 
         name += row_note(row.note.splitlines()[0][:120]) if row.note else ""
         busy = f" · {going} active" if going else ""
         rows.append([name, safe(f"{jobs}{busy}"), safe(trained), safe(ago(row.created_at))])
-    return table(COLUMNS, rows, "Experiments", wide_first=True, named=COLUMNS[1:]) + pager("experiments", shown, which)
+    html = table(COLUMNS, rows, "Experiments", wide_first=True, named=COLUMNS[1:])
+    return html + pager("experiments", shown, list_query)
 
 
 SIGNATURE, ROW_SIGNATURE = experiments.signature, experiments.row_signature
@@ -96,15 +97,15 @@ class ExperimentPanel:
         section("Learning curve")
         self.curves = live("experiment-curves")
         section("Jobs")
-        self.said = block(elem_id="experiment-bulk-said")
+        self.message = block(elem_id="experiment-bulk-said")
         self.jobs = picker("experiment-jobs", bulk=True)
         self.live = [self.head, self.figures, self.curves, self.jobs]
-        self.outputs = [*self.live, self.said, *self.manage.outputs]
+        self.outputs = [*self.live, self.message, *self.manage.outputs]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
         self.manage.wire(redraw, inputs, outputs)
         action = Action("Removed from the experiment", lambda job_id: remove(self.settings, job_id))
-        on_bulk(self.jobs, {"remove": action}, self.said).then(redraw, inputs, outputs, **QUIET)
+        on_bulk(self.jobs, {"remove": action}, self.message).then(redraw, inputs, outputs, **QUIET)
 
     def live_view(self, session: Session, row: Experiment) -> list[Any]:
         return parts(session, row)
@@ -234,7 +235,7 @@ def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
         return empty_state(
             "No jobs yet", "Select jobs on the list of jobs and add them to this experiment.", "/jobs", "Go to Jobs"
         )
-    listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, elsewhere=True)
+    listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, as_links=True)
     return bulk_bar(BULK, compare_button()) + listed
 
 

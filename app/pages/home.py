@@ -72,7 +72,7 @@ class HomePage:
             self.start = gr.Button(
                 "Start the quickstart", variant="primary", size="lg", elem_id="quickstart-start", scale=0
             )
-            self.said = block(elem_id="quickstart-said")
+            self.message = block(elem_id="quickstart-said")
         self.work = live("home-work")
         section("This machine")
         self.machine = block(elem_id="home-machine")
@@ -82,7 +82,7 @@ class HomePage:
         on_load(self.open_address, [self.experiment, *self.live])
         experiment = {"chosen": "home-experiment", "seen": "home-seen"}
         on_change("home", self.poll, [self.experiment, self.seen], self.live, **experiment)
-        self.start.click(self.begin, None, [self.said, self.experiment], **QUIET).then(
+        self.start.click(self.begin, None, [self.message, self.experiment], **QUIET).then(
             self.redraw, self.experiment, self.live, js=REMEMBER, **QUIET
         )
 

@@ -43,7 +43,7 @@ from tracking.paging import page
 from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
 from workers.jobs import submit
-from workers.jobs.requests import own_kinds
+from workers.jobs.requests import custom_kinds
 
 SHOWN = {
     "All": (),
@@ -57,15 +57,15 @@ BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete for good?")}
 ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 
 
-def table(session: Session, which: ListQuery, place: str = "") -> str:
-    query = filtered_query(listing.newest(SHOWN.get(which.which, ())), which)
-    shown = page(session, query, place)
+def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
+    query = filtered_query(listing.newest(SHOWN.get(list_query.filter, ())), list_query)
+    shown = page(session, query, offset)
     waits = job_rows.waits_of(session, shown.rows)
-    listed = job_rows.jobs_table(shown.rows, waits, filtered=which.is_filtered, chosen=True)
+    listed = job_rows.jobs_table(shown.rows, waits, filtered=list_query.is_filtered, chosen=True)
     return (
         (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")
         + listed
-        + pager("jobs", shown, which)
+        + pager("jobs", shown, list_query)
     )
 
 
@@ -86,7 +86,7 @@ def build(settings: Settings) -> None:
     shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
     with listed.listing():
-        for kind in own_kinds():
+        for kind in custom_kinds():
             own_kind_form(settings, kind)
         message = block(elem_id="jobs-bulk-said")
     with listed.opened():
@@ -117,12 +117,12 @@ OUTPUTS: tuple[tuple[type, str, str], ...] = (
 )
 
 
-MESSAGE_TIME = "(message) => { window.speculoosSaid = message ? Date.now() : 0; }"
+MESSAGE_TIME = "(message) => { window.speculoosMessageTime = message ? Date.now() : 0; }"
 STALE = """(message) => {
   const now = document.querySelector('#job-head [data-state]')?.dataset.state;
   const before = window.speculoosState;
   window.speculoosState = now;
-  return before && before !== now && Date.now() - window.speculoosSaid > 1500 ? '' : message;
+  return before && before !== now && Date.now() - window.speculoosMessageTime > 1500 ? '' : message;
 }"""
 """Clears the message of a button once the job's state has changed."""
 
@@ -137,7 +137,7 @@ class JobPanel:
             self.cancel = gr.Button("Cancel", elem_id="job-cancel", variant="stop", visible=False, **SMALL)
             self.retry = gr.Button("Retry", elem_id="job-retry", variant="primary", visible=False, **SMALL)
             self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
-        self.said = block(elem_id="job-action-said")
+        self.message = block(elem_id="job-action-said")
         self.target = hidden("job-clone-target")
         self.manage = Manage(settings, Job, "job", "job", chosen)
         with gr.Tabs(elem_id="job-tabs"):
@@ -150,15 +150,15 @@ class JobPanel:
             with gr.Tab("Settings", elem_id="job-tab-config"):
                 config = block(elem_id="job-config")
         self.live = [self.head, self.cancel, self.retry, charts, samples, log, config]
-        self.outputs = [*self.live, self.said, *self.manage.outputs]
+        self.outputs = [*self.live, self.message, *self.manage.outputs]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
         for button, action in ((self.cancel, cancel), (self.retry, retry)):
             act = partial(self._act, action)
-            button.click(act, self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
-        self.said.change(None, self.said, None, js=MESSAGE_TIME, api_visibility="private")
-        self.head.change(None, self.said, self.said, js=STALE, api_visibility="private")
-        on_event_open(self.clone.click, self._clone, self.chosen, self.said, self.target)
+            button.click(act, self.chosen, self.message, **QUIET).then(redraw, inputs, outputs, **QUIET)
+        self.message.change(None, self.message, None, js=MESSAGE_TIME, api_visibility="private")
+        self.head.change(None, self.message, self.message, js=STALE, api_visibility="private")
+        on_event_open(self.clone.click, self._clone, self.chosen, self.message, self.target)
         self.manage.wire(redraw, inputs, outputs)
 
     def _act(self, action: Any, job_id: str) -> str:
@@ -246,9 +246,9 @@ def output_links(session: Session, job: Job) -> str:
 def created_rows_html(session: Session, job: Job) -> str:
     """Notices with links to the ready rows that the job created."""
     html = ""
-    for kind, word, place in OUTPUTS:
+    for kind, word, page_name in OUTPUTS:
         for row in session.scalars(select(kind).where(kind.job_id == job.id, kind.state == "ready")):
-            link, words = f"/{place}?id={row.id}", "Open it"
+            link, words = f"/{page_name}?id={row.id}", "Open it"
             if kind is Checkpoint:
                 base = session.get_one(Base, row.base_id)
                 link, words = model_link("playground", base.name, row.name), "Open in Playground"

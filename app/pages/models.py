@@ -58,13 +58,13 @@ HINTS = {
 }
 
 
-def table(session: Session, which: ListQuery, place: str = "") -> str:
+def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     """A page of the list of models."""
-    shown = page_of(session, filtered_query(queries.listed(Base), which), place)
+    shown = page_of(session, filtered_query(queries.listed(Base), list_query), offset)
     if not shown.rows:
-        return empty_list_html(which, "model", "Add one above: a Hub id, a folder, a GGUF file or the starter model.")
-    cards = tag("div", "".join(map(card, shown.rows)), class_="sp-cards")
-    return cards + pager("models", shown, which)
+        begin = "Add one above: a Hub id, a folder, a GGUF file or the starter model."
+        return empty_list_html(list_query, "model", begin)
+    return tag("div", "".join(map(card, shown.rows)), class_="sp-cards") + pager("models", shown, list_query)
 
 
 MODELS = Listing("models", Base, "model", table, signature_of(Base))

@@ -15,7 +15,7 @@ from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.names import split_model
 
-PLACE = "(chat, ...rest) => [window.speculoos.chat.place(chat), ...rest]"
+PROMPT_POSITION = "(chat, ...rest) => [window.speculoos.chat.position(chat), ...rest]"
 """Adds the position of the prompt: after the last turn shown, or in place of an edited one."""
 REMEMBER = "(base, draft) => { window.speculoos.chat?.picked(base, draft); }"
 """Writes the selected draft into the URL."""
@@ -89,14 +89,14 @@ def build(settings: Settings) -> None:
     chat_id = hidden("chat-id")
     wire_pickers(settings, base, draft, off, prompt, chat_id, drafting)
 
-    def sent(place: str, base: str, draft: str, text: str, *fields: Any):
+    def sent(position: str, base: str, draft: str, text: str, *fields: Any):
         try:
-            return send_turn(settings, place, base, draft, text, *turn_options_of(*fields))
+            return send_turn(settings, position, base, draft, text, *turn_options_of(*fields))
         except SpeculoosError as error:
-            return (place or "").partition("/")[0], text, notice(str(error), "bad")
+            return (position or "").partition("/")[0], text, notice(str(error), "bad")
 
     inputs = [chat_id, base, draft, prompt, *sampling, *drafting]
-    step = gr.on([send.click, prompt.submit], sent, inputs, [chat_id, prompt, problem], js=PLACE, **QUIET)
+    step = gr.on([send.click, prompt.submit], sent, inputs, [chat_id, prompt, problem], js=PROMPT_POSITION, **QUIET)
     step.then(None, chat_id, None, js="(id) => { window.speculoos.chat.open(id); }", api_visibility="private")
     stop.click(None, js="() => { window.speculoos.chat.stop(); }", api_visibility="private")
     new.click(None, None, chat_id, js="() => { window.speculoos.chat.reset(); return ''; }", api_visibility="private")
@@ -128,17 +128,17 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, drafting) -> None:
 
 def send_turn(
     settings: Settings,
-    place: str,
+    position: str,
     base: str,
     draft: str,
     text: str,
     sampling: turns.TurnSampling,
     drafting: Drafting = turns.DEFAULT_DRAFTING,
 ) -> tuple:
-    """(chat id, prompt left in its field, error as HTML). `place` is the chat and, after a slash, the turn to follow
+    """(chat id, prompt left in its field, error as HTML). `position` is the chat and, after a slash, the turn to follow
     ("" restarts the chat). Raises what turns.next_turn raises."""
     target = targets.target(base or "", draft or "")
-    chat, follows, after = (place or "").partition("/")
+    chat, follows, after = (position or "").partition("/")
     run, error = turns.next_turn(
         settings, chat, target.model, text, sampling, target.drafter, drafting, after=after if follows else None
     )

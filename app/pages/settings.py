@@ -80,8 +80,8 @@ def storage_facts(settings: Settings) -> str:
     """Paths of the home folder, the database and the models, with a link to the Storage page."""
     link = tag("a", "Disk usage and cleanup", href="/storage", class_="sp-back")
     database = make_url(settings.database_url).render_as_string(hide_password=True)
-    places = [("Home", settings.home), ("Database", database), ("Models", settings.home / "models")]
-    where = facts([*places, ("Store", hide_credentials(settings.store) if settings.store else "")])
+    locations = [("Home", settings.home), ("Database", database), ("Models", settings.home / "models")]
+    where = facts([*locations, ("Store", hide_credentials(settings.store) if settings.store else "")])
     return tag("div", where + tag("div", link), class_="sp-stack")
 
 
@@ -113,8 +113,8 @@ def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or 
 
 def limits(settings: Settings) -> str:
     """Table of the read-only settings with the environment line that changes each; secrets only as set or not set."""
-    patience = settings.stuck_seconds
-    stuck = f"{patience} s without progress" if patience else "never"
+    limit = settings.stuck_seconds
+    stuck = f"{limit} s without progress" if limit else "never"
     trackers = ", ".join(map(TRACKERS.get, settings.trackers)) or "none (these pages only)"
     secrets = (
         ("Hub token, for gated models", "HF_TOKEN", settings.hf_token),
@@ -133,7 +133,7 @@ def limits(settings: Settings) -> str:
         ("Memory of one job, MB", _floor(settings.job_memory_mb), "SPECULOOS_JOB_MEMORY_MB=…"),
         ("Free disk below which jobs pause, MB", _floor(settings.min_disk_mb), "SPECULOOS_MIN_DISK_MB=…"),
         ("Free memory below which jobs pause, MB", _floor(settings.min_memory_mb), "SPECULOOS_MIN_MEMORY_MB=…"),
-        ("Inference counts as stuck after", stuck, f"SPECULOOS_STUCK_SECONDS={patience}"),
+        ("Inference counts as stuck after", stuck, f"SPECULOOS_STUCK_SECONDS={limit}"),
         ("Log format", settings.log_format, f"SPECULOOS_LOG_FORMAT={settings.log_format}"),
         ("Hub access", "no" if offline() else "yes", f"HF_HUB_OFFLINE={int(offline())}"),
         ("Additional allowed hosts", *_listed("SPECULOOS_ALLOWED_HOSTS", settings.allowed_hosts)),

@@ -37,10 +37,10 @@ def build(settings: Settings) -> None:
 
 
 class BackgroundTask:
-    """Runs one long task at a time in a thread; `words` is a notice about its state or result."""
+    """Runs one long task at a time in a thread; `message` is a notice about its state or result."""
 
     def __init__(self) -> None:
-        self.words = ""
+        self.message = ""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -48,15 +48,15 @@ class BackgroundTask:
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
-            self.words = notice(what, "info")
+            self.message = notice(what, "info")
             self._thread = threading.Thread(target=self._run, args=(work,), name="chore", daemon=True)
             self._thread.start()
 
     def _run(self, work: Callable[[], str]) -> None:
         try:
-            self.words = notice(work(), "good")
+            self.message = notice(work(), "good")
         except (SpeculoosError, OSError) as error:
-            self.words = notice(error_text(error) if isinstance(error, SpeculoosError) else str(error), "bad")
+            self.message = notice(error_text(error) if isinstance(error, SpeculoosError) else str(error), "bad")
 
 
 class StoragePage:
@@ -73,7 +73,7 @@ class StoragePage:
             "The reconciler cleans up every hour by the retention rules above. Change them on the Settings page.",
         )
         last_round = block(elem_id="storage-round")
-        said = block(elem_id="storage-chore")
+        message = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
             preview = gr.Button("Preview cleanup", elem_id="storage-look", **SMALL)
             cleanup = gr.Button("Clean up now", elem_id="storage-clean", **SMALL)
@@ -86,19 +86,19 @@ class StoragePage:
             sweep = gr.Button("Delete leftovers …", elem_id="storage-sweep", **SMALL)
         warning = notice("They are deleted for good. Nothing on these pages uses them.", "warn")
         dialog, _, confirm = confirmation_dialog("storage-sweep", "Delete for good", "Keep them", warning)
-        preview.click(self.look, None, said, **QUIET)
-        cleanup.click(self.clean, None, said, **QUIET)
+        preview.click(self.look, None, message, **QUIET)
+        cleanup.click(self.clean, None, message, **QUIET)
         measure.click(self.count, None, overview, **QUIET)
         sweep.click(lambda: gr.Column(visible=True), None, dialog, **QUIET)
-        confirm.click(self.sweep, None, [said, dialog], **QUIET)
-        drawn = [seen, overview, parts, things, left, said, last_round]
+        confirm.click(self.sweep, None, [message, dialog], **QUIET)
+        drawn = [seen, overview, parts, things, left, message, last_round]
         on_load(self.draw, drawn)
         gr.Timer(POLL_SECONDS).tick(self.poll, seen, drawn, **QUIET)  # sizes and tasks are not in rows
 
     def draw(self) -> list[Any]:
         """Values of the outputs of the poll."""
         survey = self.surveys.get()
-        tail = [self.chore.words, self.round_html()]
+        tail = [self.chore.message, self.round_html()]
         if survey is None:
             words = self.surveys.problem or MEASURING
             return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
@@ -114,7 +114,7 @@ class StoragePage:
     def signature(self) -> str:
         """Changes when a measurement ends or the notice of a task changes."""
         last = self.surveys.last
-        return f"{last.at.isoformat() if last else ''}|{self.surveys.problem}|{hash(self.chore.words)}"
+        return f"{last.at.isoformat() if last else ''}|{self.surveys.problem}|{hash(self.chore.message)}"
 
     @show_errors()
     def round_html(self) -> str:
@@ -127,7 +127,7 @@ class StoragePage:
             return f"Would delete: {words}." if words else "Nothing to delete."
 
         self.chore.start("Checking …", work)
-        return self.chore.words
+        return self.chore.message
 
     def clean(self) -> str:
         return self._remove(retention.clean, "Cleaning up. You can close this page …", "Nothing to delete.")
@@ -145,7 +145,7 @@ class StoragePage:
             return f"Deleted {words}." if words else nothing
 
         self.chore.start(what, work)
-        return self.chore.words
+        return self.chore.message
 
     def count(self) -> Any:
         """Measure again; the poll shows the result."""

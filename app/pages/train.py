@@ -95,7 +95,7 @@ class TrainPage:
             allow_custom_value=True,
         )
         self.measure = gr.Checkbox(True, label="Then evaluate it on 20 built-in questions", elem_id="train-measure")
-        self.said = block(elem_id="train-said")
+        self.message = block(elem_id="train-said")
         self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
 
     def wire(self) -> None:
@@ -109,7 +109,7 @@ class TrainPage:
             *review_update, **QUIET
         )
         start_events = [self.start.click, self.start_here.click]
-        gr.on(start_events, self.start_training, self.values, [self.said, self.target, self.line], **QUIET).then(
+        gr.on(start_events, self.start_training, self.values, [self.message, self.target, self.line], **QUIET).then(
             None, self.target, None, js=GO, api_visibility="private"
         )
 

@@ -65,13 +65,13 @@ def build(settings: Settings) -> None:
 
 
 def drawn(session: Session, ids: str) -> list[Any]:
-    found = trainings.find(session, trainings_view.ids_of(ids))
-    pairs = zip(trainings_view.labels(found.trainings), found.trainings, strict=True)
+    selected = trainings.find(session, trainings_view.ids_of(ids))
+    pairs = zip(trainings_view.labels(selected.trainings), selected.trainings, strict=True)
     metrics = {label: reports.sampled_metrics(session, training.job.id) for label, training in pairs}
     return [
-        trainings_view.missing_jobs_notice(found) if ids else NOTHING,
-        gr.Column(visible=bool(found.trainings)),
-        trainings_view.settings_table(found.trainings),
+        trainings_view.missing_jobs_notice(selected) if ids else NOTHING,
+        gr.Column(visible=bool(selected.trainings)),
+        trainings_view.settings_table(selected.trainings),
         *trainings_view.charts(metrics),
-        trainings_view.figures_table(session, found.trainings, metrics),
+        trainings_view.figures_table(session, selected.trainings, metrics),
     ]

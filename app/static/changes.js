@@ -8,15 +8,15 @@ const FIRST = 1000, GROWTH = 1.5;
 const MARK = " # ";  // app/widgets/list_page.py, DRAWN
 const field = (id) => (id && document.querySelector(`#${id} :is(input, textarea)`)?.value) || "";
 let page = null, holder = null, tag = "";
-let pause = FIRST, asked = 0, timer = 0, asking = false;
+let pause = FIRST, requestedAt = 0, timer = 0, requesting = false;
 
 const later = () => { clearTimeout(timer); timer = setTimeout(look, pause); };
 
 async function look() {
   clearTimeout(timer);
-  if (asking || document.hidden) return;
-  asking = true;
-  asked = Date.now();
+  if (requesting || document.hidden) return;
+  requesting = true;
+  requestedAt = Date.now();
   let changed = false, most = 10000;
   try {
     const id = field(page?.dataset.chosen);
@@ -32,7 +32,7 @@ async function look() {
   } catch (error) {
     sayLost(error instanceof TypeError ? "The workbench does not answer; this page goes on when it does." : error.message);
   }
-  asking = false;
+  requesting = false;
   pause = changed ? FIRST : Math.min(pause * GROWTH, most);
   later();
 }
@@ -62,7 +62,7 @@ function sayLost(words) {
 function touched() {
   if (document.hidden) return;
   pause = FIRST;
-  if (Date.now() - asked >= FIRST) look(); else later();
+  if (Date.now() - requestedAt >= FIRST) look(); else later();
 }
 
 onElement("changes", (node) => { page = node; touched(); });

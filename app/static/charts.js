@@ -72,8 +72,8 @@ class Chart {
     if (at < 0) return;
     const step = this.steps[at], { names, points, percent, unit, across, styles } = this.data;
     const found = names.map((name, i) => ({ name, style: styles[i], point: this.value(points[i], step) })).filter(({ point }) => point);
-    const said = found.map(({ name, point }) => `${name} ${words(point[1], percent)}${unit ? ` ${unit}` : ""}`);
-    this.tip.textContent = `${across} ${step.toLocaleString("en")}: ${said.join(", ")}`;
+    const values = found.map(({ name, point }) => `${name} ${words(point[1], percent)}${unit ? ` ${unit}` : ""}`);
+    this.tip.textContent = `${across} ${step.toLocaleString("en")}: ${values.join(", ")}`;
     const x = this.x(step);
     this.mark.append(this.shape("line", { class: "sp-chart-line", x1: x, x2: x, y1: this.data.top, y2: this.data.bottom }),
       ...found.map(({ style, point }) => this.shape("circle", { class: style, cx: this.x(point[0]), cy: this.y(point[1]), r: 4 })));

@@ -35,9 +35,9 @@ class ChatPage {
       el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => typePrompt(idea)))));
     this.talk.append(this.empty);
     root.replaceChildren(this.talk, this.side.node);
-    const asked = new URLSearchParams(location.search);
-    this.chosen = asked.get("turn") || "";
-    if (asked.get("chat")) this.open(asked.get("chat"));
+    const query = new URLSearchParams(location.search);
+    this.chosen = query.get("turn") || "";
+    if (query.get("chat")) this.open(query.get("chat"));
     document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
@@ -114,7 +114,7 @@ class ChatPage {
   }
 
   // Where the next question belongs, for the server: the chat, and after which of its turns.
-  place(chat) {
+  position(chat) {
     if (this.editing) this.chosen = "";
     if (!chat) return "";
     const last = this.turns.at(-1);

@@ -25,7 +25,7 @@ class Column {
     this.bars = el("div", {});
     this.notes = el("div", { class: "sp-column-notes" });
     this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
-    const name = el("h2", {}, [view.model, ...trace.asked(view.request)].join(" · "));
+    const name = el("h2", {}, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
     const figures = el("dl", { class: "sp-column-figures" },
       ...FIGURES.map(([key, name, word]) => el("div", {}, el("dt", {}, word ? term(word, name) : name), el("dd", {}, this.values[key]))));
     this.node = el("section", { class: "sp-column", "data-run": view.id, "data-state": view.state }, el("header", {}, name, this.badge),
@@ -131,8 +131,8 @@ class ComparePage {
     const order = found.columns.map((view) => view.created_at).sort();
     this.columns = found.columns.map((view, i) => new Column(view, this, i, order.indexOf(view.created_at)));
     delete this.root.dataset.finished;
-    const asked = found.columns[0].request.messages;
-    words(this.prompt, asked[asked.length - 1].content);
+    const messages = found.columns[0].request.messages;
+    words(this.prompt, messages[messages.length - 1].content);
     this.grid.replaceChildren(...this.columns.map((column) => column.node));
     this.grid.style.setProperty("--columns", this.columns.length);
     this.tools.replaceChildren(trace.legend());

@@ -1,13 +1,13 @@
 // Runs before the page is drawn: applies the theme the reader chose, and keeps it when Gradio sets its own; holds back
-// what depends on rows until they were asked for the first time, so that nothing moves under a reader's eyes.
+// what depends on rows until they were requested for the first time, so that nothing moves under a reader's eyes.
 (() => {
   const KEY = "speculoos-theme";
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const stored = () => {
     try { return localStorage.getItem(KEY) || "system"; } catch { return "system"; }
   };
-  const asked = new URLSearchParams(location.search).get("__theme");
-  let choice = asked === "dark" || asked === "light" ? asked : stored();
+  const requested = new URLSearchParams(location.search).get("__theme");
+  let choice = requested === "dark" || requested === "light" ? requested : stored();
   const dark = () => choice === "dark" || (choice !== "light" && system.matches);
   const apply = () => {
     for (const node of [document.documentElement, document.body]) {
@@ -40,9 +40,9 @@
         apply();
       },
     },
-    // An opening's question to the server begins, and has been answered (app/widgets/elements.py: on_load).
-    asking: () => { if (!loads++) setTimeout(show, LONGEST); },
-    answered: () => { if (!--loads) painted(() => loads || drawn("rows")); },
+    // A page's first request to the server begins, and has been answered (app/widgets/elements.py: on_load).
+    loading: () => { if (!loads++) setTimeout(show, LONGEST); },
+    loaded: () => { if (!--loads) painted(() => loads || drawn("rows")); },
     drawn,
   };
 })();

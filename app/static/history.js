@@ -19,7 +19,7 @@ class History {
     this.more = button("small", "Older chats", () => this.load(true), { hidden: true });
     this.problem = el("div", {});
     this.panel = el("section", { class: "sp-history-panel", id: "chats", hidden: true, "aria-label": "Chats" }, this.find, this.problem, this.list, this.more);
-    this.asked = 0;
+    this.request = 0;
     this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.load(), PAUSE_MS); });
     this.panel.addEventListener("keydown", (event) => this.key(event));
     root.replaceChildren(el("div", { class: "sp-history-bar" }, this.open, this.title, this.views()), this.panel);
@@ -57,11 +57,11 @@ class History {
 
   // The list for what is looked for now, or what comes after it.
   async load(older = false) {
-    const asked = ++this.asked;
+    const request = ++this.request;
     const query = new URLSearchParams({ find: this.find.value, before: older ? this.last : "" });
     try {
       const found = await ask(`/api/chats?${query}`);
-      if (asked !== this.asked) return;
+      if (request !== this.request) return;
       this.problem.replaceChildren();
       if (!older) this.list.replaceChildren();
       this.list.append(...found.chats.map((chat) => this.row(chat)));
@@ -76,8 +76,8 @@ class History {
   row(chat) {
     const current = chat.id === window.speculoos.chat?.chat ? "true" : undefined;
     const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": current }, chat.title);
-    const said = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${chat.ago}`;
-    const row = el("li", { "data-chat": chat.id }, el("span", { class: "sp-history-what" }, link, el("span", { class: "sp-row-note" }, said)));
+    const details = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${chat.ago}`;
+    const row = el("li", { "data-chat": chat.id }, el("span", { class: "sp-history-what" }, link, el("span", { class: "sp-row-note" }, details)));
     row.append(sureButton("link", "Delete", () => this.remove(chat, row)));
     return row;
   }

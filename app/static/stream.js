@@ -43,9 +43,9 @@ async function ask(path, method = "GET", given = undefined) {
   } catch {
     throw new Error("The workbench does not answer; is `speculoos up` still running?");
   }
-  const said = await answer.json().catch(() => ({}));
-  if (answer.ok) return said;
-  throw Object.assign(new Error(said.error?.message || `The workbench answered ${answer.status}.`), { status: answer.status });
+  const content = await answer.json().catch(() => ({}));
+  if (answer.ok) return content;
+  throw Object.assign(new Error(content.error?.message || `The workbench answered ${answer.status}.`), { status: answer.status });
 }
 
 export { follow, ask };

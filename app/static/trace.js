@@ -44,13 +44,13 @@ function figuresOf(run, records) {
   };
 }
 
-// What is to be said about a run: by the server (that a plain run does not speculate is no news to who chose it), that
+// The notices about a run: by the server (that a plain run does not speculate is no news to who chose it), that
 // it shared its device, why it failed.
 function notices({ model, request, summary, error }) {
   const drafted = model.includes("@") || request.speculation;
-  const said = (summary.notices || []).filter((text) => drafted || !text.startsWith("Speculation is off"));
-  if (summary.shared_with) said.push(`Figures taken while the job “${summary.shared_with}” used the same device.`);
-  return [...said.map((text) => notice(text, "warn")), ...(error ? [notice(error, "bad")] : [])];
+  const texts = (summary.notices || []).filter((text) => drafted || !text.startsWith("Speculation is off"));
+  if (summary.shared_with) texts.push(`Figures taken while the job “${summary.shared_with}” used the same device.`);
+  return [...texts.map((text) => notice(text, "warn")), ...(error ? [notice(error, "bad")] : [])];
 }
 
 function bar(share) {
@@ -118,12 +118,12 @@ function detail(record) {
   return node;
 }
 
-// What a run asked of drafting, in words: prompt lookup, another tree, the lossy rule.
-function asked(request) {
-  const said = request.speculation || {};
-  const tree = typeof said.tree === "string" ? said.tree : said.tree ? `tree of ${said.tree.length} choices` : "";
-  return [said.drafter === "ngram" ? "prompt lookup" : "", tree.length > 48 ? `${tree.slice(0, 48)}…` : tree,
-    said.acceptance === "typical" ? "typical acceptance (lossy)" : ""].filter(Boolean);
+// The drafting options of a run, as text: prompt lookup, another tree, the lossy rule.
+function draftingOptions(request) {
+  const options = request.speculation || {};
+  const tree = typeof options.tree === "string" ? options.tree : options.tree ? `tree of ${options.tree.length} choices` : "";
+  return [options.drafter === "ngram" ? "prompt lookup" : "", tree.length > 48 ? `${tree.slice(0, 48)}…` : tree,
+    options.acceptance === "typical" ? "typical acceptance (lossy)" : ""].filter(Boolean);
 }
 
 // A single token with the mark of its origin.
@@ -167,4 +167,4 @@ function whyUnlike(one, other) {
   return `other programs used ${percent(one.other_load)} of the machine during this answer and ${percent(other.other_load)} during the plain one`;
 }
 
-export { figuresOf, notices, bars, detail, asked, legend, popUp, sameLoad, whyUnlike };
+export { figuresOf, notices, bars, detail, draftingOptions, legend, popUp, sameLoad, whyUnlike };

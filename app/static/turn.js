@@ -22,9 +22,9 @@ class Turn {
     this.state = el("span", { class: "sp-turn-state", "aria-live": "polite" });
     this.figures = el("p", { class: "sp-turn-figures" });
     this.notes = el("div", {});
-    const asked = view.request.messages || [];
-    this.question = asked.length ? asked[asked.length - 1].content : "";
-    const model = el("span", { class: "sp-turn-model" }, [view.model, ...trace.asked(view.request)].join(" · "));
+    const messages = view.request.messages || [];
+    this.question = messages.length ? messages[messages.length - 1].content : "";
+    const model = el("span", { class: "sp-turn-model" }, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
     this.goOn = link("Continue", "Go on where the answer was cut", () => page.goOn(this), { hidden: true, "data-cut": true });
     this.remove = link("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
     this.versions = el("span", { class: "sp-versions" });
@@ -52,8 +52,8 @@ class Turn {
   // The answer to be read, while that is what is looked at. While it goes on it is asked for again, the later the longer
   // it takes.
   async showReading() {
-    if (document.documentElement.dataset.view !== "text" || this.asking || this.read) return;
-    this.asking = true;
+    if (document.documentElement.dataset.view !== "text" || this.isLoading || this.read) return;
+    this.isLoading = true;
     clearTimeout(this.readingAt);
     const { ended } = this.run, startedAt = performance.now();
     try {
@@ -63,7 +63,7 @@ class Turn {
     } catch (error) {
       this.reading.replaceChildren(notice(error.message, "bad"));
     }
-    this.asking = false;
+    this.isLoading = false;
     if (!ended && this.node.isConnected) this.readingAt = setTimeout(() => this.showReading(), Math.max(READ_MS, 5 * (performance.now() - startedAt)));
   }
 

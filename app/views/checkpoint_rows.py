@@ -34,12 +34,12 @@ def method_words(method: str) -> str:
 BULK = {"delete": ("Delete", "Delete for good, with everything that depends on them?")}
 
 
-def checkpoints_table(session: Session, which: ListQuery = ALL_ROWS, place: str = "") -> str:
+def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset: str = "") -> str:
     """A page of the checkpoints that match `which`, newest first by default."""
-    shown = page(session, filtered_query(queries.listed(Checkpoint), which), place)
+    shown = page(session, filtered_query(queries.listed(Checkpoint), list_query), offset)
     if not shown.rows:
         return empty_list_html(
-            which,
+            list_query,
             "checkpoint",
             "A checkpoint is the result of training: a draft model for one base model. You can import published ones "
             "above.",
@@ -49,7 +49,7 @@ def checkpoints_table(session: Session, which: ListQuery = ALL_ROWS, place: str 
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
     listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:])
-    return bulk_bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, which)
+    return bulk_bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, list_query)
 
 
 def names_of(session: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
@@ -123,8 +123,8 @@ def figures_of(checkpoint: Checkpoint, measured: Mapping[str, Any] | None) -> di
     imported checkpoint's files are marked with REFERENCE."""
     own = checkpoint.figures or {}
     if measured:
-        kept = {key: value for key, value in own.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT}
-        return kept | dict(measured)
+        unmeasured = {key: value for key, value in own.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT}
+        return unmeasured | dict(measured)
     return {**own, REFERENCE: True} if is_reference(checkpoint) else dict(own)
 
 

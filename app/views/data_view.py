@@ -194,13 +194,13 @@ LEGEND = tag(
 )
 
 
-def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], words: str = "") -> str:
-    """HTML of rows, with their loss mask if `masks` (by row id) has it. `words`: the search text."""
+def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], search: str = "") -> str:
+    """HTML of rows, with their loss mask if `masks` (by row id) has it. `search`: the search text."""
     if rows:
         masked = [masks.get(str(row.get("id", ""))) for row in rows]
         rendered = (_masked(mask) if mask else plain_row(row) for row, mask in zip(rows, masked, strict=True))
         return (LEGEND if any(masked) else "") + "".join(rendered)
-    message = "No further row matches." if words.strip() else "Rows are shown here when they exist."
+    message = "No further row matches." if search.strip() else "Rows are shown here when they exist."
     return tag("p", message, class_="sp-lead")
 
 

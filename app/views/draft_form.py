@@ -64,7 +64,7 @@ class AddDraft:
                 name = one_line("Name (optional)", "drafts-name", **called)
                 info = "Choose one only if it is detected incorrectly."
                 layout = dropdown(LAYOUTS, value="", label="Format", info=info, elem_id="drafts-layout", min_width=WIDE)
-            review, said = block(elem_id="drafts-review"), block(elem_id="drafts-said")
+            review, message = block(elem_id="drafts-review"), block(elem_id="drafts-said")
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button("Add draft", variant="primary", elem_id="drafts-submit", **SMALL)
             target = hidden("drafts-target")
@@ -73,7 +73,7 @@ class AddDraft:
         self.source.change(hint, self.source, [self.location, files], **QUIET)
         on_changes(fields, self.look, review)
         for event in (start.click, self.location.submit):
-            on_event_open(event, self.add, fields, said, target)
+            on_event_open(event, self.add, fields, message, target)
 
     def opened(self, request: gr.Request) -> list[Any]:
         """Choices of bases; opened and prefilled for `?base=`."""

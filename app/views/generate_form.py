@@ -37,7 +37,7 @@ class GenerateForm:
                 self._build_more()
             fields = {"source_id": chosen, **self.fields}
             self.form = JobForm(settings, "generate", "Start generating", fields, generate_request, named=True)
-        self.outputs = [*self.fields.values(), self.form.name, self.form.review, self.form.said]
+        self.outputs = [*self.fields.values(), self.form.name, self.form.review, self.form.message]
         only_endpoints = [self.fields[name] for name in ("endpoint_model", "served", "api")]
         self.fields["who"].change(_endpoint_controls, self.fields["who"], only_endpoints, **QUIET)
 

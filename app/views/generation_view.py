@@ -57,7 +57,7 @@ def figures(job: Job, now: GenerationProgress) -> list[tuple[str, object, str]]:
 def speeds(now: GenerationProgress) -> str:
     """Table of tokens per second of each worker and server; "" with fewer than two."""
     kinds = {"worker": now.workers, "server": now.servers}
-    rows = [[safe(n), kind, f"{speed:,.0f}"] for kind, found in kinds.items() for n, speed in sorted(found.items())]
+    rows = [[safe(n), kind, f"{speed:,.0f}"] for kind, by_name in kinds.items() for n, speed in sorted(by_name.items())]
     columns = ["Name", "Kind", "Tokens per second"]
     return table(columns, rows, "Speeds", wide_first=True, named=columns[2:]) if len(rows) > 1 else ""
 

@@ -71,19 +71,19 @@ class ImportForm:
                     dropdown([(RECOGNISED, "")], value="", label=words, elem_id=f"data-field-{field}", min_width=180)
                     for field, words in FIELDS.items()
                 ]
-            said = block(elem_id="data-said-import")
+            message = block(elem_id="data-said-import")
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
                 first = gr.Button("Preview rows", elem_id="data-first", **SMALL)
             target = hidden("data-target")
         source = [upload, path, hub, kind, *fields]
-        seen = [said, mapping, *fields]
+        seen = [message, mapping, *fields]
         kind.change(self.chosen, kind, [base, suite, mapping], **QUIET)
         gr.on([first.click, path.submit, hub.submit], self.first_rows, source, seen, **QUIET)
         upload.upload(self.first_rows, source, seen, **QUIET)
-        on_typing((kind, *fields), self.first_again, source, said)
+        on_typing((kind, *fields), self.first_again, source, message)
         form = [upload, path, limit, name, kind, base, hub, suite, *fields]
-        on_event_open(start.click, self.submitted, form, said, target)
+        on_event_open(start.click, self.submitted, form, message, target)
 
     def chosen(self, kind: str) -> tuple[Any, Any, Any]:
         """Dropdowns of base models (if answers are kept) and suites; the columns of a suite cannot be mapped."""

@@ -1,4 +1,4 @@
-"""Forms that submit one job: what stands below their fields, and forms of the operator's own job kinds."""
+"""Forms that submit one job: what stands below their fields, and forms of custom job kinds."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,11 +43,11 @@ class JobForm:
     ):
         self.settings, self.fields, self.request_of, self.note = settings, fields, request_of, note
         self.name = one_line("Name (optional)", f"{prefix}-name", max_length=200, visible=named)
-        self.review, self.said = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
+        self.review, self.message = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
         start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
         self.inputs = [self.name, *fields.values()]
         on_typing(self.inputs, self.review_now, self.inputs, self.review)
-        on_event_open(start.click, self.submit, self.inputs, self.said, hidden(f"{prefix}-target"))
+        on_event_open(start.click, self.submit, self.inputs, self.message, hidden(f"{prefix}-target"))
 
     def _request(self, values: tuple[Any, ...]) -> Request:
         return self.request_of(**dict(zip(self.fields, values, strict=True)))
@@ -68,7 +68,7 @@ class JobForm:
 
 
 def own_kind_form(settings: Settings, kind: type[Request]) -> JobForm:
-    """The form of an operator's own job kind, inside the current Blocks."""
+    """The form of a custom job kind, inside the current Blocks."""
     prefix = f"new-{kind.kind.replace('_', '-')}"
     with closed_accordion(kind.title, elem_id=prefix):
         fields = setting_rows(kind.options().values(), lambda name: f"{prefix}-{name.replace('_', '-')}")

@@ -32,11 +32,11 @@ def jobs_table(
     waits: Mapping[str, str],
     filtered: bool = False,
     chosen: bool = False,
-    elsewhere: bool = False,
+    as_links: bool = False,
 ) -> str:
-    """The table of jobs; `waits`: job id → what the job waits for; `chosen`: with checkboxes; `elsewhere`: the table is
+    """The table of jobs; `waits`: job id → what the job waits for; `chosen`: with checkboxes; `as_links`: the table is
     not on the page Jobs, so a click opens that page."""
-    rows = [_row(job, waits.get(job.id, ""), chosen, elsewhere) for job in jobs]
+    rows = [_row(job, waits.get(job.id, ""), chosen, as_links) for job in jobs]
     if rows:
         return tag("div", table(COLUMNS, rows, "Jobs", named=("Result",)), class_="sp-jobs")
     if filtered:
@@ -53,12 +53,12 @@ def waits_of(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
 
 
 def waits_words(queues: listing.Queues, job: Job) -> str:
-    position, reason = queues.place(job), queues.waits_for(job)
+    position, reason = queues.position(job), queues.waits_for(job)
     return f"Position {position} in the {job.queue} queue. {reason}" if position and position > 1 else reason
 
 
-def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
-    attributes = {"data_pick": None} if elsewhere else {}
+def _row(job: Job, waits_for: str, chosen: bool, as_links: bool) -> list[str]:
+    attributes = {"data_pick": None} if as_links else {}
     name = pick("jobs", job.id, safe(job.name), class_="sp-row-name", **attributes)
     kind = row_note(kind_and_user(job))
     # "–" is hidden on narrow screens
@@ -144,7 +144,7 @@ def shards_part(session: Session, job: Job) -> str:
     if not job.shards:
         return ""
     tally = shards.tally(session, job.id)
-    html = tag("p", safe(f"{tally.words(job.kind)}, {tally.done:,} {job.unit}."), class_="sp-lead")
+    html = tag("p", safe(f"{tally.summary(job.kind)}, {tally.done:,} {job.unit}."), class_="sp-lead")
     if job.kind == "matrix":
         board = link_button("Show results on the leaderboard", address(LeaderboardView(matrix=job.id)))
         html += tag("div", board, class_="sp-link-row")

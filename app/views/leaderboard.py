@@ -10,7 +10,7 @@ from app.widgets import spreadsheet
 from app.widgets.elements import empty_state, link_button, notice
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
-from app.widgets.picker import BY_PLACE, pager_links, table
+from app.widgets.picker import UNDATED_PAGER, pager_links, table
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.suites import suite_title
@@ -63,7 +63,7 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
     listed = table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads)
-    pages = pager_links(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
+    pages = pager_links(shown, UNDATED_PAGER, lambda offset: address(view, **{"from": offset}))
     return count_warning(shown.rows) + listed + pages
 
 

@@ -31,9 +31,9 @@ class Manage:
         self.settings, self.table, self.word, self.prefix, self.chosen = settings, table, word, prefix, chosen
         with closed_accordion("Name, note, delete", elem_id=f"{prefix}-manage"):
             self._build_fields()
-            self.said = block(elem_id=f"{prefix}-said")
+            self.message = block(elem_id=f"{prefix}-said")
             self.confirm, self.question, self.really = confirmation_dialog(prefix)
-        self.outputs = [self.name, self.note, self.said, self.confirm]
+        self.outputs = [self.name, self.note, self.message, self.confirm]
         self.delete.click(self._ask, chosen, [self.confirm, self.question], **QUIET)
 
     def _build_fields(self) -> None:
@@ -59,10 +59,10 @@ class Manage:
 
     def wire(self, redraw: Callable[..., list[Any]], inputs: list[Any], outputs: list[Any]) -> None:
         """After saving or deleting, put `redraw(*inputs)` into `outputs`; after deleting, `chosen` is empty."""
-        self.save.click(self._save, [self.chosen, self.name, self.note], self.said, **QUIET).then(
+        self.save.click(self._save, [self.chosen, self.name, self.note], self.message, **QUIET).then(
             redraw, inputs, outputs, **QUIET
         )
-        event = self.really.click(self._delete, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
+        event = self.really.click(self._delete, self.chosen, [self.chosen, self.message, self.confirm], **QUIET)
         event.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
             redraw, inputs, outputs, **QUIET
         )

@@ -131,10 +131,10 @@ class RulesForm:
         section("Retention", KEEPING)
         with gr.Row(elem_classes="sp-settings"):
             fields = [self._field(name) for name in RETENTION]
-        said = block(elem_id="rules-said")
+        message = block(elem_id="rules-said")
         save = gr.Button("Save rules", variant="primary", elem_id="rules-save", **SMALL)
         on_load(self.values, fields)
-        save.click(self.kept, fields, said, **QUIET)
+        save.click(self.submit, fields, message, **QUIET)
 
     def _field(self, name: str) -> gr.Textbox:
         words = f"{getattr(self.settings, name):,} (configured)"
@@ -147,7 +147,7 @@ class RulesForm:
         return [str(saved.get(name, "")) for name in RETENTION]
 
     @show_errors()
-    def kept(self, *values: Any) -> str:
+    def submit(self, *values: Any) -> str:
         texts = dict(zip(RETENTION, values, strict=True))
         save_rules(self.settings, {name: whole(RETENTION[name], value) for name, value in texts.items()})
         return notice("Saved. They take effect at the next hourly cleanup.", "good")

@@ -48,8 +48,8 @@ def comparison_url(ids: Sequence[str]) -> str:
 def labels(trainings: Sequence[Training]) -> list[str]:
     """Labels of the trainings in charts and tables: the name, with a number if several share it."""
     names = [training.name for training in trainings]
-    places = [names[: place + 1].count(name) for place, name in enumerate(names)]
-    numbered = [name if names.count(name) == 1 else f"{name} · {at}" for name, at in zip(names, places, strict=True)]
+    numbers = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    numbered = [name if names.count(name) == 1 else f"{name} · {n}" for name, n in zip(names, numbers, strict=True)]
     if len(set(numbered)) == len(numbered):
         return numbered
     return [f"{name} · {training.job.id}" for name, training in zip(names, trainings, strict=True)]
@@ -128,13 +128,13 @@ def tokens_of(session: Session, trainings: Sequence[Training]) -> dict[str, floa
 
 def held_out_of(session: Session, trainings: Sequence[Training]) -> dict[str, float]:
     """Job id → the best expected τ on held-out conversations: of the curve, otherwise of the checkpoint's figures."""
-    found = rows_of_trainings.best_values(session, [each.job.id for each in trainings], "eval/tau")
+    best = rows_of_trainings.best_values(session, [each.job.id for each in trainings], "eval/tau")
     for training in trainings:
         figures = (training.checkpoint.figures or {}) if training.checkpoint else {}
         tau = finite_number(figures.get("mean_accepted_length"))
         if tau is not None:
-            found.setdefault(training.job.id, tau)
-    return found
+            best.setdefault(training.job.id, tau)
+    return best
 
 
 def figures_table(session: Session, trainings: Sequence[Training], metrics: Metrics) -> str:

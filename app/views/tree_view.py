@@ -46,10 +46,10 @@ class TreeForm:
             )
         review = block(elem_id="checkpoint-tune-review")
         start = gr.Button("Tune on this machine", elem_id="checkpoint-tune", **SMALL)
-        said = block(elem_id="checkpoint-tune-said")
-        self.outputs = [review, start, said]
+        message = block(elem_id="checkpoint-tune-said")
+        self.outputs = [review, start, message]
         inputs = [chosen, dtype, keep]
-        start.click(self.submit, inputs, said, **QUIET)
+        start.click(self.submit, inputs, message, **QUIET)
         on_typing((dtype, keep), self.review_now, inputs, review)
 
     def view(self, session: Session, row: Checkpoint | None) -> list[Any]:

@@ -31,7 +31,7 @@ BEST_METHOD = "eagle3"
 class TrainingVerdict(NamedTuple):
     """Text, tone, and the next step (URL and button text)."""
 
-    words: str
+    text: str
     tone: Tone
     link: str
     button: str
@@ -109,7 +109,7 @@ def part(session: Session, job: Job) -> str:
         link = f"/jobs?id={row.job_id}" if pending and row.job_id else f"/evaluations?id={row.id}"
         words = "Open its running evaluation" if pending else "Open its evaluation"
         buttons += link_button(words, link, id="verdict-evaluation")
-    html = notice(result.words, result.tone) + tag("div", buttons, class_="sp-link-row")
+    html = notice(result.text, result.tone) + tag("div", buttons, class_="sp-link-row")
     return tag("section", html, class_="sp-stack", id="verdict", aria_label="Verdict")
 
 

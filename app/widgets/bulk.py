@@ -20,12 +20,12 @@ MAX_REASONS = 3
 BULK_SCRIPT = """
 const ticked = new Set();
 let typing = false;  // redrawing hides the bar briefly, so its field loses the focus
-element.addEventListener('focusin', (event) => { typing = event.target.dataset?.bulkWords !== undefined; });
+element.addEventListener('focusin', (event) => { typing = event.target.dataset?.bulkText !== undefined; });
 element.addEventListener('focusout', (event) => { if (event.relatedTarget) typing = false; });
 document.addEventListener('pointerdown', (event) => { if (!element.contains(event.target)) typing = false; });
 const boxes = () => [...element.querySelectorAll('input[data-choose]')];
 const chosen = () => boxes().filter((box) => ticked.has(box.dataset.choose)).map((box) => box.dataset.choose);
-const calm = (button) => { button.dataset.sure = ''; button.textContent = button.dataset.words; };
+const calm = (button) => { button.dataset.sure = ''; button.textContent = button.dataset.text; };
 const drawTicks = () => {
   for (const box of boxes()) box.checked = ticked.has(box.dataset.choose);
   const bar = element.querySelector('.sp-bulk');
@@ -33,7 +33,7 @@ const drawTicks = () => {
   bar.hidden = !chosen().length;
   bar.querySelector('.sp-bulk-count').textContent = `${chosen().length} chosen`;
   bar.querySelectorAll('button').forEach(calm);
-  if (typing && document.activeElement === document.body) bar.querySelector('[data-bulk-words]')?.focus();
+  if (typing && document.activeElement === document.body) bar.querySelector('[data-bulk-text]')?.focus();
   for (const button of bar.querySelectorAll('[data-least]')) button.disabled = chosen().length < button.dataset.least;
 };
 element.addEventListener('change', (event) => {
@@ -48,14 +48,14 @@ element.addEventListener('click', (event) => {
   if (button.dataset.bulk === 'all') { for (const box of boxes()) ticked.add(box.dataset.choose); return drawTicks(); }
   if (button.dataset.bulk === 'none') { ticked.clear(); return drawTicks(); }
   if (button.dataset.go) { location.href = button.dataset.go + chosen().join(','); return; }
-  if (button.dataset.ask && !button.dataset.sure) {
+  if (button.dataset.confirm && !button.dataset.sure) {
     button.dataset.sure = 'yes';
-    button.textContent = button.dataset.ask;
+    button.textContent = button.dataset.confirm;
     return;
   }
-  const field = button.parentElement.querySelector('input[data-bulk-words]');
+  const field = button.parentElement.querySelector('input[data-bulk-text]');
   if (button.dataset.named && !field.value.trim()) return field.focus();
-  trigger('bulk', {action: button.dataset.bulk, ids: chosen(), words: field ? field.value : ''});
+  trigger('bulk', {action: button.dataset.bulk, ids: chosen(), text: field ? field.value : ''});
   ticked.clear();
   drawTicks();
 });
@@ -83,7 +83,7 @@ def bulk_bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
     end."""
     count = tag("span", "", class_="sp-bulk-count", role="status")
     ticking = _button("all", "All on this page") + _button("none", "None")
-    acting = "".join(_button(name, *words) for name, words in actions.items())
+    acting = "".join(_button(name, *texts) for name, texts in actions.items())
     return tag("div", count + ticking + acting + more, class_="sp-bulk", hidden=True)
 
 
@@ -92,26 +92,26 @@ def compare_button() -> str:
     return _button("go", "Compare trainings", go="/trainings?ids=", least=2)
 
 
-def name_field(name: str, words: str, label: str, known: Sequence[str]) -> str:
+def name_field(name: str, button: str, label: str, known: Sequence[str]) -> str:
     """Text field with `known` names as suggestions, and the button of the action `name` that receives its text."""
     options = "".join(tag("option", value=each) for each in known)
     field = tag(
         "input",
         type="text",
-        class_="sp-bulk-words",
+        class_="sp-bulk-text",
         maxlength=LONGEST,
         list=f"bulk-{name}",
         placeholder=label,
-        data_bulk_words=True,
+        data_bulk_text=True,
         aria_label=label,
     ).removesuffix("</input>")
-    return field + tag("datalist", options, id=f"bulk-{name}") + _button(name, words, named="yes")
+    return field + tag("datalist", options, id=f"bulk-{name}") + _button(name, button, named="yes")
 
 
-def _button(name: str, words: str, ask: str = "", **data: object) -> str:
+def _button(name: str, label: str, confirmation: str = "", **data: object) -> str:
     more = {f"data_{key}": value for key, value in data.items()}
-    common = {"type": "button", "class_": "sp-small-button", "data_bulk": name, "data_words": words}
-    return tag("button", safe(words), **common, data_ask=ask or None, **more)
+    common = {"type": "button", "class_": "sp-small-button", "data_bulk": name, "data_text": label}
+    return tag("button", safe(label), **common, data_confirm=confirmation or None, **more)
 
 
 def on_bulk(listed: gr.HTML, actions: Mapping[str, Action], outputs: list[Any]) -> Any:
@@ -121,15 +121,15 @@ def on_bulk(listed: gr.HTML, actions: Mapping[str, Action], outputs: list[Any]) 
         ids = getattr(event, "ids", None)
         rows = [row_id for row_id in ids if isinstance(row_id, str)] if isinstance(ids, list) else []
         action = actions.get(str(getattr(event, "action", "")))
-        words = str(getattr(event, "words", ""))[:LONGEST]
-        return run_bulk_action(action, rows[:MOST], words) if action and rows else ""
+        text = str(getattr(event, "text", ""))[:LONGEST]
+        return run_bulk_action(action, rows[:MOST], text) if action and rows else ""
 
     return listed.bulk(pressed, None, outputs, **QUIET)
 
 
-def run_bulk_action(action: Action, row_ids: Sequence[str], words: str = "") -> str:
+def run_bulk_action(action: Action, row_ids: Sequence[str], text: str = "") -> str:
     """Run `action` on each row. The message as HTML: how many rows succeeded, and why others failed."""
-    more = (words,) if action.named else ()
+    more = (text,) if action.named else ()
     reasons: list[str] = []
     for row_id in row_ids:
         try:

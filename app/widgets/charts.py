@@ -49,8 +49,8 @@ class ChartStyle:
         """The point of a line that the legend shows."""
         return max(points, key=lambda point: point[1]) if self.best else points[-1]
 
-    def style(self, name: str, place: int) -> str:
-        return f"sp-line-{(self.order.index(name) if name in self.order else place) % STYLES}"
+    def style(self, name: str, index: int) -> str:
+        return f"sp-line-{(self.order.index(name) if name in self.order else index) % STYLES}"
 
 
 def line_chart(
@@ -67,7 +67,7 @@ def line_chart(
     shown = {name: _downsample(points) for name, points in finite.items() if points}
     if not shown:
         return ""
-    styles = {name: look.style(name, place) for place, name in enumerate(shown)}
+    styles = {name: look.style(name, index) for index, name in enumerate(shown)}
     named = {name: look.named(points) for name, points in shown.items()}
     x, y = _scales([*shown.values()], percent)
     whole = all(float(step).is_integer() for points in shown.values() for step, _ in points)

@@ -12,8 +12,8 @@ from app.widgets.text import safe, safe_with_code, tag
 Tone = Literal["info", "good", "warn", "bad"]
 QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of an event that bypasses the queue, shows no spinner and is not part of the API."""
-ASKING = "(...values) => { window.speculoos.asking(); return values; }"
-ANSWERED = "() => { window.speculoos.answered(); }"
+LOADING = "(...values) => { window.speculoos.loading(); return values; }"
+LOADED = "() => { window.speculoos.loaded(); }"
 HIDDEN = "sp-hidden"
 SIGNS = {"info": "i", "good": "✓", "warn": "!", "bad": "×"}
 
@@ -128,8 +128,8 @@ def on_load(fn, outputs) -> None:
     """Run `fn` when the current page is opened. A `gr.Request` parameter of `fn` receives the page's query string.
 
     The page becomes visible after all these events finish (static/early.js), so its layout does not move."""
-    event = Context.root_block.load(fn, None, outputs, js=ASKING, **QUIET)
-    event.then(None, None, None, js=ANSWERED, api_visibility="private")
+    event = Context.root_block.load(fn, None, outputs, js=LOADING, **QUIET)
+    event.then(None, None, None, js=LOADED, api_visibility="private")
 
 
 def loads() -> int:

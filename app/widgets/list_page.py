@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from app import arrivals
 from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
-from app.widgets.list_query import ORDERS, WRITE_QUERY_SCRIPT, ListQuery, list_url
+from app.widgets.list_query import SORT_ORDERS, WRITE_QUERY_SCRIPT, ListQuery, list_url
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.problems import show_errors
 from app.widgets.text import safe
@@ -48,7 +48,7 @@ class Panel(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """A list of rows of `table` on `page`; `word` is the name of one row. `html(session, list_query, place)` draws a
+    """A list of rows of `table` on `page`; `word` is the name of one row. `html(session, list_query, offset)` draws a
     page of the list for a ListQuery.
 
     `signature` returns a text that changes with the list, `row_signature` one that changes with the open row.
@@ -92,10 +92,10 @@ class ListPage:
         self.settings, self.what = settings, what
         self.chosen = hidden(f"{what.page}-chosen")
         self.seen = hidden(f"{what.page}-seen")
-        self.place = hidden(f"{what.page}-place")
-        self.search = hidden(f"{what.page}-search")
-        self.query = hidden_json(f"{what.page}-asked", {})
-        self.asked = hidden_json(f"{what.page}-asked-for", [])
+        self.offset = hidden(f"{what.page}-offset")
+        self.url_query = hidden(f"{what.page}-url-query")
+        self.context = hidden_json(f"{what.page}-context", {})
+        self.list_query = hidden_json(f"{what.page}-list-query", [])
         self.problem = block(elem_id=f"{what.page}-problem")
 
     @contextmanager
@@ -105,7 +105,7 @@ class ListPage:
         with gr.Column(elem_id=f"{what.page}-listing") as self.list:
             yield
             with gr.Row(elem_classes="sp-find"):
-                self.which = gr.Radio(
+                self.filter = gr.Radio(
                     list(what.filters),
                     value=what.filters[0],
                     label="Show",
@@ -115,10 +115,10 @@ class ListPage:
                     visible=len(what.filters) > 1,
                     scale=3,
                 )
-                self.find = one_line("Search names and notes", f"{what.page}-find", scale=2)
-                order = {"value": next(iter(ORDERS)), "label": "Order", "elem_id": f"{what.page}-order"}
-                self.order = dropdown(list(ORDERS), min_width=190, **order)
-            self.asking = [self.which, self.find, self.order]
+                self.search = one_line("Search names and notes", f"{what.page}-find", scale=2)
+                sort = {"value": next(iter(SORT_ORDERS)), "label": "Order", "elem_id": f"{what.page}-order"}
+                self.sort = dropdown(list(SORT_ORDERS), min_width=190, **sort)
+            self.fields = [self.filter, self.search, self.sort]
             self.table = picker(f"{what.page}-table", main=True, bulk=what.bulk)
 
     @contextmanager
@@ -133,38 +133,39 @@ class ListPage:
         """Connect the events: opening, clicks and the poll."""
         self.panel = panel
         outputs = [*self.frame, *panel.outputs]
-        on_load(self.open_address, [*outputs, self.place, self.query, self.asked, *self.asking])
+        on_load(self.open_address, [*outputs, self.offset, self.context, self.list_query, *self.fields])
         for listed in (self.table, self.back):
-            on_pick(listed, self.search, self.pick, [self.asked, self.place, self.query], [*outputs, self.place])
-        drawn = [self.table, self.back, self.place, self.asked]
+            state = [self.list_query, self.offset, self.context]
+            on_pick(listed, self.url_query, self.pick, state, [*outputs, self.offset])
+        drawn = [self.table, self.back, self.offset, self.list_query]
         write = WRITE_QUERY_SCRIPT.replace("FIRST", json.dumps(self.what.filters[0]))
-        on_typing(self.asking, self.narrow, self.asking, drawn, write.replace("ORDERS", json.dumps(ORDERS)))
-        shown = [self.chosen, self.asked, self.place, self.seen]
+        on_typing(self.fields, self.narrow, self.fields, drawn, write.replace("SORT_ORDERS", json.dumps(SORT_ORDERS)))
+        shown = [self.chosen, self.list_query, self.offset, self.seen]
         names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
         on_change(self.what.page, self.poll, shown, [self.seen, self.table, *panel.live], **names)
 
     @property
     def again(self) -> tuple[Callable[..., list[Any]], list[Any], list[Any]]:
         """(function, inputs, outputs) that redraw everything except form fields."""
-        return self.redraw, [self.chosen, self.asked, self.place], [*self.frame, *self.panel.live]
+        return self.redraw, [self.chosen, self.list_query, self.offset], [*self.frame, *self.panel.live]
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """Show the row or the list of the URL."""
         query = {key: str(value)[:200] for key, value in request.query_params.items()}
-        context, place = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
-        list_query = self._list_query([query.get("show"), query.get("find"), query.get("order")])
-        shown = self.open(query.get("id", ""), list_query.values, place, query)
-        order = next(words for words, order in ORDERS.items() if order == list_query.order)
-        return [*shown, place, context, list_query.values, list_query.which, list_query.words, order]
+        context, offset = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
+        list_query = self._read_query([query.get("show"), query.get("find"), query.get("order")])
+        shown = self.open(query.get("id", ""), list_query.values, offset, query)
+        sort = next(label for label, sort in SORT_ORDERS.items() if sort == list_query.sort)
+        return [*shown, offset, context, list_query.values, list_query.filter, list_query.search, sort]
 
-    def pick(self, row_id: str, start: str, list_query: Any, place: str, query: Mapping[str, str]) -> list[Any]:
-        """Open the clicked row, keeping `place`, the start of the list, or show the list from `start` on."""
-        place = place if row_id else start
-        return [*self.open(row_id, list_query, place, query), place]
+    def pick(self, row_id: str, start: str, list_query: Any, offset: str, query: Mapping[str, str]) -> list[Any]:
+        """Open the clicked row, keeping `offset`, the start of the list, or show the list from `start` on."""
+        offset = offset if row_id else start
+        return [*self.open(row_id, list_query, offset, query), offset]
 
-    def open(self, row_id: str, values: Any, place: str = "", query: Mapping[str, str] | None = None) -> list[Any]:
+    def open(self, row_id: str, values: Any, offset: str = "", query: Mapping[str, str] | None = None) -> list[Any]:
         """Show one row, or the list if `row_id` is empty or unknown. `values` are those of a ListQuery."""
-        list_query = self._list_query(values)
+        list_query = self._read_query(values)
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
@@ -173,30 +174,30 @@ class ListPage:
                 if row is None:
                     problem = notice(missing, "warn") if row_id else self.what.hint(session, query or {})
                 return [
-                    *self._frame(session, row, list_query, place, problem),
+                    *self._frame(session, row, list_query, offset, problem),
                     *self.panel.view(session, row, query or {}),
                 ]
         except SpeculoosError as error:
             unchanged = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) - 3)
             return ["", "", notice(str(error), "bad"), *unchanged]
 
-    def redraw(self, row_id: str, list_query: Any, place: str) -> list[Any]:
+    def redraw(self, row_id: str, list_query: Any, offset: str) -> list[Any]:
         """As `open`, for the outputs of the page itself and the live outputs of the panel."""
-        return self.open(row_id, list_query, place)[: len(self.frame) + len(self.panel.live)]
+        return self.open(row_id, list_query, offset)[: len(self.frame) + len(self.panel.live)]
 
     @show_errors(gr.skip(), gr.skip(), gr.skip())
-    def narrow(self, which: str, find: str, order: str) -> list[Any]:
+    def narrow(self, chosen: str, search: str, sort: str) -> list[Any]:
         """The list for a new query from its start, the link back to it, the start and the query's values."""
-        query = self._list_query([which, find, ORDERS.get(order, "")])
+        query = self._read_query([chosen, search, SORT_ORDERS.get(sort, "")])
         with reading(self.settings) as session:
             return [self.what.html(session, query, ""), self._back(query, ""), "", query.values]
 
-    def _list_query(self, values: Any) -> ListQuery:
+    def _read_query(self, values: Any) -> ListQuery:
         return ListQuery.of(values if isinstance(values, list) else [values], self.what.filters)
 
-    def poll(self, row_id: str, values: Any, place: str, seen: str) -> Any:
+    def poll(self, row_id: str, values: Any, offset: str, seen: str) -> Any:
         """The parts that changed since `seen`; gr.skip() if none did or the database is not available."""
-        list_query = self._list_query(values)
+        list_query = self._read_query(values)
         try:
             with reading(self.settings) as session:
                 now = self.what.now(session, row_id)
@@ -204,20 +205,20 @@ class ListPage:
                     return gr.skip()
                 row = session.get(self.what.table, row_id) if row_id else None
                 live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
-                listed = gr.skip() if row else self.what.html(session, list_query, place)
+                listed = gr.skip() if row else self.what.html(session, list_query, offset)
                 return changed_parts(seen, now, [listed, *live])
         except SpeculoosError:
             return gr.skip()
 
-    def _frame(self, session: Session, row: Any | None, list_query: ListQuery, place: str, problem: str) -> list[Any]:
+    def _frame(self, session: Session, row: Any | None, list_query: ListQuery, offset: str, problem: str) -> list[Any]:
         chosen = row.id if row else ""
         shown = (gr.Column(visible=row is None), gr.Column(visible=row is not None))
-        listed = gr.skip() if row else self.what.html(session, list_query, place)
-        return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(list_query, place)]
+        listed = gr.skip() if row else self.what.html(session, list_query, offset)
+        return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(list_query, offset)]
 
-    def _back(self, list_query: ListQuery, place: str) -> str:
+    def _back(self, list_query: ListQuery, offset: str) -> str:
         """Link back to the list with its query and start."""
-        href = list_url(self.what.page, place, list_query, self.what.filters[0])
+        href = list_url(self.what.page, offset, list_query, self.what.filters[0])
         return pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back", href=href)
 
 

@@ -28,17 +28,17 @@ watch('value', () => {
 """
 FOLLOW = """
 const follow = (event) => {
-  const link = event.target.closest('a[data-pick], a[data-place]');
+  const link = event.target.closest('a[data-pick], a[data-offset]');
   if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
   history.pushState({}, '', link.getAttribute('href'));
   trigger('pick', {});
-  if (link.dataset.place !== undefined) element.scrollIntoView({block: 'start'});
+  if (link.dataset.offset !== undefined) element.scrollIntoView({block: 'start'});
 };
 element.addEventListener('click', follow);
 if (props.main) window.addEventListener('popstate', () => trigger('pick', {}));
 """
-BY_PLACE = ("← Before", "After →")
+UNDATED_PAGER = ("← Before", "After →")
 """Texts of the pager of a list that is not ordered by time."""
 
 
@@ -54,11 +54,11 @@ def picker(elem_id: str, main: bool = False, bulk: bool = False) -> gr.HTML:
     return gr.HTML(elem_id=elem_id, js_on_load=script, main=main, apply_default_css=False)
 
 
-def on_pick(listed: gr.HTML, search: gr.Textbox, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
-    """Call `fn(id, place, *inputs)` when a link changed the URL: to a row, or to the list (the id is "") from the row
-    `place` on.
+def on_pick(listed: gr.HTML, query: gr.Textbox, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
+    """Call `fn(id, offset, *inputs)` when a link changed the URL: to a row, or to the list (the id is "") from the row
+    `offset` on.
 
-    The URL is read when the event is sent, into the hidden text `search`: of the events during a running one Gradio
+    The URL is read when the event is sent, into the hidden text `query`: of the events during a running one Gradio
     sends the last, but with the data of the first.
     """
 
@@ -67,7 +67,7 @@ def on_pick(listed: gr.HTML, search: gr.Textbox, fn: Callable[..., Any], inputs:
         return fn(fields.get("id", "")[:64], fields.get("from", "")[:64], *values)
 
     now = "(_, ...rest) => [window.location.search, ...rest]"
-    listed.pick(picked, [search, *inputs], outputs, js=now, trigger_mode="always_last", **QUIET)
+    listed.pick(picked, [query, *inputs], outputs, js=now, trigger_mode="always_last", **QUIET)
 
 
 def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
@@ -78,8 +78,8 @@ def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
 
 def pager(name: str, page: Page[Any], query: ListQuery) -> str:
     """Which rows of page `name` are shown, with links to those before and after; "" if all are shown."""
-    words = BY_PLACE if query.order else ("← Newer", "Older →")
-    return pager_links(page, words, lambda place: list_url(name, place, query))
+    words = UNDATED_PAGER if query.sort else ("← Newer", "Older →")
+    return pager_links(page, words, lambda offset: list_url(name, offset, query))
 
 
 def pager_links(page: Page[Any], words: tuple[str, str], address_of: Callable[[str], str]) -> str:
@@ -89,9 +89,9 @@ def pager_links(page: Page[Any], words: tuple[str, str], address_of: Callable[[s
         return ""
     shown = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
     links = []
-    for text, place in zip(words, (page.newer, page.older), strict=True):
-        to = {"href": address_of(place), "data_place": place} if place is not None else {"aria_disabled": "true"}
-        links.append(tag("span" if place is None else "a", safe(text), class_="sp-small-button", **to))
+    for text, offset in zip(words, (page.newer, page.older), strict=True):
+        to = {"href": address_of(offset), "data_offset": offset} if offset is not None else {"aria_disabled": "true"}
+        links.append(tag("span" if offset is None else "a", safe(text), class_="sp-small-button", **to))
     return tag(
         "nav", links[0] + tag("span", safe(shown)) + links[1], class_="sp-pager", aria_label="Pages of this list"
     )

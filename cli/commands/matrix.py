@@ -53,11 +53,11 @@ def matrix(
     job = run_request(settings, request, name, wait)
     ready = (Evaluation.matrix_id == job.id, Evaluation.state == "ready")
     with reading(settings) as session:
-        found = list(session.scalars(select(Evaluation).where(*ready).order_by(Evaluation.created_at, Evaluation.id)))
+        rows = list(session.scalars(select(Evaluation).where(*ready).order_by(Evaluation.created_at, Evaluation.id)))
         total = shards.tally(session, job.id).total
     keys = ("id", "name", "suite", "questions", "temperature", "top_p", "tree", "dtype", *FIGURES)
-    result = {"job": job.id, "job_state": job.state, "cells": total, "measured": len(found)}
-    evaluations = [{key: getattr(row, key) for key in keys} for row in found]
+    result = {"job": job.id, "job_state": job.state, "cells": total, "measured": len(rows)}
+    evaluations = [{key: getattr(row, key) for key in keys} for row in rows]
     finish({**result, "evaluations": evaluations}, as_json, figures(result))
 
 

@@ -14,11 +14,11 @@ ALL_PROGRAMS = (BROKER, INFERENCE, WEB, RECONCILER, WORKER_GPU, WORKER_IO)
 
 @dataclass(frozen=True)
 class Program:
-    """A supervised process. Programs start by ascending `rank` and stop by descending rank, one rank after another."""
+    """A supervised process. Programs start by ascending `start_order` and stop in reverse; equal ones stop together."""
 
     name: str
     command: tuple[str, ...]
-    rank: int
+    start_order: int
     stop_seconds: int
     environment: Mapping[str, str] = field(default_factory=dict)
 

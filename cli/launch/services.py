@@ -34,10 +34,10 @@ def stop_services(supervisor: ProcessSupervisor) -> None:
 
 
 class Services:
-    """A context in which jobs run. Call `keep` regularly inside it.
+    """A context in which jobs run. Call `ensure_running` regularly inside it.
 
     If no process holds the home's lock, this one takes it and starts the services. If another process holds it, or
-    workers elsewhere send heartbeats, theirs are used, and own services start when they end.
+    workers on other machines send heartbeats, theirs are used, and own services start when they end.
     """
 
     def __init__(self, settings: Settings, names: tuple[str, ...]):
@@ -49,7 +49,7 @@ class Services:
 
     def __enter__(self) -> "Services":
         try:
-            self.keep()
+            self.ensure_running()
             self._wait_for_broker()
         except BaseException:
             self.stop()
@@ -60,16 +60,16 @@ class Services:
         self.stop()
 
     @property
-    def ours(self) -> bool:
+    def is_owner(self) -> bool:
         """Whether this command runs the services itself."""
         return self._supervisor is not None
 
-    def keep(self) -> None:
-        """Tend own services, or take the lock and start them. Raises Unavailable when a program cannot start."""
+    def ensure_running(self) -> None:
+        """Restart own services that ended, or take the lock and start them. Raises Unavailable if one cannot start."""
         if self._supervisor:
             self._supervisor.check(self.names)
         elif not self.settings.embedded_broker and all(p.ok for p in health.check(self.settings, self.names).values()):
-            return  # workers run elsewhere, such as in other containers or on other machines
+            return  # workers run in other containers or on other machines
         elif self._lock.acquire(COMMAND, self.names):
             end_leftover_processes(self.settings)
             read_inference_token(self.settings)
@@ -94,4 +94,4 @@ class Services:
             if time.monotonic() > deadline or not self.settings.embedded_broker:
                 raise Unavailable(part.detail, part.hint)
             time.sleep(0.1)
-            self.keep()
+            self.ensure_running()

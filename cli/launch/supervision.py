@@ -53,11 +53,11 @@ class ProcessSupervisor:
 
     def __init__(self, settings: Settings, programs: list[Program]):
         self.settings = settings
-        self.running = {program.name: RunningProgram(program) for program in sorted(programs, key=lambda p: p.rank)}
+        self.running = {p.name: RunningProgram(p) for p in sorted(programs, key=lambda p: p.start_order)}
         self._rotated_at = 0.0
 
     def start(self) -> None:
-        """Start all programs by ascending rank."""
+        """Start all programs in their start order."""
         update_reserve(self.settings)
         for folder in (self.settings.home / "logs", self.settings.home / "broker"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -91,10 +91,10 @@ class ProcessSupervisor:
         return f"The logs are in {self.settings.home / 'logs'}."
 
     def stop(self) -> None:
-        """Stop the programs by descending rank, each rank within its stop time; kill all that remain."""
+        """Stop the programs in reverse start order, each group within its stop time; kill all that remain."""
         started = [each for each in self.running.values() if each.process]
-        for rank in sorted({each.program.rank for each in started}, reverse=True):
-            group = [each for each in started if each.program.rank == rank]
+        for order in sorted({each.program.start_order for each in started}, reverse=True):
+            group = [each for each in started if each.program.start_order == order]
             for each in group:
                 each.process.terminate()
             deadline = time.monotonic() + max(each.program.stop_seconds for each in group)
@@ -105,7 +105,7 @@ class ProcessSupervisor:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(each.process.pid, signal.SIGKILL)
                     each.process.wait()
-        end_leftover_processes(self.settings, patience=1)
+        end_leftover_processes(self.settings, timeout=1)
 
     def _log(self, name: str) -> Path:
         return self.settings.home / "logs" / f"{name}.log"
@@ -177,11 +177,11 @@ def leftover_processes(settings: Settings) -> list[psutil.Process]:
     return processes
 
 
-def end_leftover_processes(settings: Settings, patience: float = STOP_SECONDS) -> int:
-    """End the processes left by a killed `up` with TERM, after `patience` seconds with KILL. Returns their number.
+def end_leftover_processes(settings: Settings, timeout: float = STOP_SECONDS) -> int:
+    """End the processes left by a killed `up` with TERM, after `timeout` seconds with KILL. Returns their number.
     Raises Unavailable when one does not end."""
     count = len(leftover_processes(settings))
-    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+    for number, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, 5.0)):
         left = leftover_processes(settings)
         for process in left:
             with contextlib.suppress(psutil.Error):

@@ -57,8 +57,8 @@ def _run(settings: Settings) -> int:
     supervisor: ProcessSupervisor | None = None
     try:
         if not settings.is_loopback and not settings.password:
-            said = f"SPECULOOS_HOST is {settings.host}, which other machines can reach; set SPECULOOS_PASSWORD."
-            raise BadInput(said)
+            exposed = f"SPECULOOS_HOST is {settings.host}, which other machines can reach; set SPECULOOS_PASSWORD."
+            raise BadInput(exposed)
         prepare(settings)
         _check_ports(settings)
         supervisor = ProcessSupervisor(settings, programs(settings))
@@ -141,7 +141,7 @@ def _stop_on_signals(settings: Settings) -> threading.Event:
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             _say("Ending immediately.")
-            end_leftover_processes(settings, patience=0)
+            end_leftover_processes(settings, timeout=0)
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -249,7 +249,7 @@ def _vocabulary(source: DraftSource, size: int) -> tuple[Tensor, Tensor]:
 
 
 def layer_config(source: DraftSource, hidden: int) -> dict[str, Any]:
-    """Fields of `models.draft_layers.LayerShape`. Raises BadInput if config and tensors contradict each other,
+    """Fields of `models.draft_layers.LayerConfig`. Raises BadInput if config and tensors contradict each other,
     Unsupported for an unsupported kind of layer."""
     fields = source.fields
     _check_layer(fields)

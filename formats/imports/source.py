@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from formats.imports.names import SECTIONS, Fields, detect
-from models import foreign, identity
+from models import identity, untrusted
 from models.base import LoadedBase
 from models.card import read_licence
 from models.checkpoints import draft_class, stored_tensors
@@ -186,8 +186,8 @@ class BaseOutline:
 def _meta_model(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with foreign.sanitised_folder(folder, weights=False) as view:
-        config = AutoConfig.from_pretrained(view, trust_remote_code=False, local_files_only=True)
+    with untrusted.sanitised_folder(folder, weights=False) as clean:
+        config = AutoConfig.from_pretrained(clean, trust_remote_code=False, local_files_only=True)
     try:
         with META:
             return AutoModelForCausalLM.from_config(config)

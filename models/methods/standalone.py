@@ -33,7 +33,7 @@ class StandaloneSettings(TrainConfig):
 
 
 @dataclass(frozen=True)
-class StandaloneShape:
+class StandaloneSizes:
     """Sizes of a standalone draft, or of its base; `intermediate_size` 0: not known."""
 
     layers: int
@@ -43,7 +43,7 @@ class StandaloneShape:
     kv_heads: int
 
 
-def shape_of(config: Any, base: StandaloneShape) -> StandaloneShape:
+def standalone_sizes(config: Any, base: StandaloneSizes) -> StandaloneSizes:
     """Sizes of the draft that `config` describes for a base. Raises BadInput for inconsistent sizes, or sizes that
     pruning cannot reach."""
     if config.draft_num_layers > base.layers:
@@ -57,7 +57,7 @@ def shape_of(config: Any, base: StandaloneShape) -> StandaloneShape:
     if (hidden != base.hidden_size or heads != base.heads) and hidden % heads:
         raise BadInput(f"draft_hidden_size: {hidden} is not a multiple of the {heads} attention heads; set one.")
     inner = config.draft_intermediate_size or base.intermediate_size * hidden // base.hidden_size
-    shape = StandaloneShape(config.draft_num_layers, hidden, inner, heads, kv_heads)
+    sizes = StandaloneSizes(config.draft_num_layers, hidden, inner, heads, kv_heads)
     if config.draft_init == PRUNED:
         limits = {
             "draft_hidden_size": (hidden, base.hidden_size),
@@ -71,10 +71,10 @@ def shape_of(config: Any, base: StandaloneShape) -> StandaloneShape:
                     f"{name}: pruning this base gives at most {limit}, got {size}.",
                     "Choose a smaller size, or set draft_init to random.",
                 )
-    return shape
+    return sizes
 
 
-def _heads(config: Any, hidden: int, base: StandaloneShape) -> tuple[int, int]:
+def _heads(config: Any, hidden: int, base: StandaloneSizes) -> tuple[int, int]:
     """(heads, key-value heads). If neither is set: the largest proportional numbers that divide the hidden size."""
     heads, kv_heads, group = config.draft_num_heads, config.draft_num_kv_heads, base.heads // base.kv_heads
     if heads or kv_heads:
@@ -87,12 +87,12 @@ def _heads(config: Any, hidden: int, base: StandaloneShape) -> tuple[int, int]:
 
 
 def check_card(card: Mapping[str, Any], config: Any) -> None:
-    """Raise BadInput when the settings do not match the base with this card. With `draft_path` the shape is that of the
-    draft there."""
+    """Raise BadInput when the settings do not match the base with this card. With `draft_path` the sizes are
+    those of the draft there."""
     names = ("layers", "hidden_size", "heads", "kv_heads")
     if not config.draft_path and all(card.get(name) for name in names):
         layers, hidden, heads, kv_heads = (int(card[name]) for name in names)
-        shape_of(config, StandaloneShape(layers, hidden, 0, heads, kv_heads))
+        standalone_sizes(config, StandaloneSizes(layers, hidden, 0, heads, kv_heads))
 
 
 def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:

@@ -63,9 +63,9 @@ def take_head(base: LoadedBase) -> Linear:
     return packed
 
 
-def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> DecoderLayer:
-    """Pack a layer of an EAGLE draft with sizes `shape` (LayerShape) in `dtype`. Mutates the draft."""
-    heads = Heads(shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
+def take_draft_layer(layer: nn.Module, config: Any, dtype: torch.dtype) -> DecoderLayer:
+    """Pack a layer of an EAGLE draft with the LayerConfig `config` in `dtype`. Mutates the draft."""
+    heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     taken = _take(layer, heads, pair_order(heads.dim, heads.dim), dtype=dtype)
     if not hasattr(layer, "hidden_norm"):
         return taken

@@ -67,8 +67,8 @@ def test_an_edited_question_forgets_what_followed_the_old_one_and_the_old_way_re
 def test_the_page_says_where_a_question_belongs(home: Settings) -> None:
     """A chat alone means after its last turn; with a slash, after that turn, or anew."""
 
-    def sent(place: str) -> tuple[str, list[str]]:
-        chat, _, _ = playground.send_turn(home, place, "tiny", "", "next", turns.TurnSampling())
+    def sent(position: str) -> tuple[str, list[str]]:
+        chat, _, _ = playground.send_turn(home, position, "tiny", "", "next", turns.TurnSampling())
         with reading(home) as rows:
             return chat, contents(max(runs.group_runs(rows, chat), key=lambda run: run.created_at))
 

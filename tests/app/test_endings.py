@@ -49,16 +49,16 @@ NONE = TrainingFacts(tau=1.5, measured=False)
 def test_a_verdict_says_what_it_means_and_what_to_do_next(
     known: TrainingFacts, words: str, tone: str, link: str
 ) -> None:
-    said = verdict.verdict(known, WAYS)
-    assert words in said.words
-    assert (said.tone, said.link) == (tone, link)
-    assert said.button
+    result = verdict.verdict(known, WAYS)
+    assert words in result.text
+    assert (result.tone, result.link) == (tone, link)
+    assert result.button
 
 
 def test_an_estimate_gives_no_verdict_on_speed() -> None:
-    said = verdict.verdict(replace(NONE, tau=1.2, rows=2_500), WAYS)
-    assert "too low" not in said.words
-    assert "Evaluate it on questions" in said.words
+    result = verdict.verdict(replace(NONE, tau=1.2, rows=2_500), WAYS)
+    assert "too low" not in result.text
+    assert "Evaluate it on questions" in result.text
 
 
 @pytest.mark.parametrize(

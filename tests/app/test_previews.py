@@ -77,11 +77,11 @@ def said(text: str) -> list[dict[str, str]]:
 
 def read_on(folder: Path, words: str = "", count: int = 4) -> list[list[str]]:
     """The ids of every page."""
-    pages, place = [], ""
+    pages, position = [], ""
     while True:
-        found = rows_from(folder, place, words, count)
+        found = rows_from(folder, position, words, count)
         pages.append([row["id"] for row in found.rows])
-        if not (place := found.next):
+        if not (position := found.next):
             return pages
 
 
@@ -128,7 +128,7 @@ def test_a_search_through_much_ends_early_and_goes_on(tmp_path: Path, monkeypatc
     assert [page for page in read_on(tmp_path, "wasp29") if page] == [["row-29"]]
 
 
-@pytest.mark.parametrize("place", ["", "x", "9:0", "-1:2", "0:99999999", "0:٣", "1:2:3"])
-def test_a_place_that_is_none_is_the_beginning_or_the_end(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("position", ["", "x", "9:0", "-1:2", "0:99999999", "0:٣", "1:2:3"])
+def test_a_position_that_is_none_is_the_beginning_or_the_end(tmp_path: Path, position: str) -> None:
     shards(tmp_path, 2)
-    assert len(rows_from(tmp_path, place).rows) in (0, 2)
+    assert len(rows_from(tmp_path, position).rows) in (0, 2)

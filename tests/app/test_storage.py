@@ -83,26 +83,26 @@ def test_a_chore_runs_beside_the_page_once_at_a_time_and_says_how_it_went() -> N
 
     chore.start("Cleaning …", work)
     chore.start("Cleaning …", work)
-    assert "Cleaning" in chore.words
+    assert "Cleaning" in chore.message
     go.set()
     chore._thread.join(30)
-    assert runs == [1] and "Removed 3 runs." in chore.words
+    assert runs == [1] and "Removed 3 runs." in chore.message
 
     def refuse() -> str:
         raise Conflict("It is used.")
 
     chore.start("Cleaning …", refuse)
     chore._thread.join(30)
-    assert "It is used." in chore.words and "sp-bad" in chore.words
+    assert "It is used." in chore.message and "sp-bad" in chore.message
 
 
 def test_what_would_go_and_what_went(page: StoragePage, filled: Filled) -> None:
     page.look()
     page.chore._thread.join(30)
-    assert "Would delete: 1 states" in page.chore.words
+    assert "Would delete: 1 states" in page.chore.message
     page.clean()
     page.chore._thread.join(30)
-    assert "Deleted 1 states" in page.chore.words
+    assert "Deleted 1 states" in page.chore.message
     assert "Last removed just now: 1 states" in page.round_html()
     old = storage_view.last_cleanup(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
     assert "Last cleanup 1 h 0 min ago. Nothing removed so far." in old

@@ -38,7 +38,7 @@ def small(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting
     settings = load()
     settings.home.mkdir()
     yield settings
-    end_leftover_processes(settings, patience=0)
+    end_leftover_processes(settings, timeout=0)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
 
 

@@ -46,12 +46,12 @@ def narrow(base, ids):
     """An EAGLE-3 draft of half the base's width, with embeddings of its own."""
     from dataclasses import asdict
 
-    from models.draft_layers import shape_of
+    from models.draft_layers import base_layer_config
     from models.eagle3 import Eagle3Config, Eagle3Draft
 
     sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids), "aux_layers": (1, 3, 4)}
     other = {"hidden_size": base.hidden_size // 2, "target_hidden_size": base.hidden_size, "own_embeddings": True}
-    draft = Eagle3Draft(Eagle3Config(**{**asdict(shape_of(base)), **sizes, **other}))
+    draft = Eagle3Draft(Eagle3Config(**{**asdict(base_layer_config(base)), **sizes, **other}))
     draft.d2t.copy_(ids - torch.arange(len(ids)))
     draft.t2d.zero_()[ids] = True
     return draft._at(base)
@@ -62,7 +62,7 @@ def draft_of(name: str, base):
     from models.eagle import EagleDraft
     from models.eagle3 import Eagle3Draft
     from models.medusa import MedusaConfig, MedusaHeads
-    from models.methods.standalone import StandaloneShape
+    from models.methods.standalone import StandaloneSizes
     from models.standalone import StandaloneDraft
 
     def medusa(*shape, **options):
@@ -98,7 +98,7 @@ def draft_of(name: str, base):
         "medusa-small": lambda: medusa(2, 1, True, rows=40, draft_ids=torch.arange(0, 80, 2)),
         "medusa-bare": lambda: medusa(2, 0),
         "draft": lambda: StandaloneDraft.from_base(base, 7),
-        "draft-narrow": lambda: StandaloneDraft.from_base(base, 8, StandaloneShape(8, 24, 40, 2, 1)),
+        "draft-narrow": lambda: StandaloneDraft.from_base(base, 8, StandaloneSizes(8, 24, 40, 2, 1)),
     }[name]()
     if not name.startswith("draft"):  # these must have tokens accepted
         for parameter in made.parameters():

@@ -20,8 +20,8 @@ from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.methods import train_config
-from models.methods.standalone import StandaloneShape, shape_of
-from models.standalone import StandaloneDraft, base_shape, evenly_spaced_layers
+from models.methods.standalone import StandaloneSizes, standalone_sizes
+from models.standalone import StandaloneDraft, base_sizes, evenly_spaced_layers
 from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from tests.tiny import FAMILIES, make_tiny_base
@@ -255,19 +255,19 @@ def test_a_standalone_draft_with_every_layer_is_the_base(base, tmp_path):
 def test_pruning_by_width_keeps_what_matters(tmp_path):
     """Of an MLP half of whose neurons write nothing, and of heads of which half do, nothing is lost."""
     base = load_base(make_tiny_base(tmp_path / "base"))
-    whole, ids = base_shape(base), torch.arange(10)[None]
+    whole, ids = base_sizes(base), torch.arange(10)[None]
     for layer in base.layers:
         layer.mlp.down_proj.weight[:, ::2] = 0
         layer.self_attn.o_proj.weight[:, :16] = 0  # the first key-value head with its two heads
     config = train_config("draft", draft_intermediate_size=32, draft_num_heads=2, draft_num_kv_heads=1)
-    shape = shape_of(config, whole)
-    draft = StandaloneDraft.from_base(base, 4, shape)
+    sizes = standalone_sizes(config, whole)
+    draft = StandaloneDraft.from_base(base, 4, sizes)
     assert (
-        shape == StandaloneShape(4, 32, 32, 2, 1) and draft.model.num_parameters() < 0.7 * base.model.num_parameters()
+        sizes == StandaloneSizes(4, 32, 32, 2, 1) and draft.model.num_parameters() < 0.7 * base.model.num_parameters()
     )
     torch.testing.assert_close(draft(ids).logits, base.model(ids).logits)
     with pytest.raises(Unsupported, match="family phi cannot be pruned by width"):
-        StandaloneDraft.from_base(load_base(make_tiny_base(tmp_path / "phi", "phi")), 4, shape)
+        StandaloneDraft.from_base(load_base(make_tiny_base(tmp_path / "phi", "phi")), 4, sizes)
 
 
 @torch.no_grad()
@@ -275,9 +275,9 @@ def test_pruning_by_width_keeps_what_matters(tmp_path):
 def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
     from transformers import AutoModelForCausalLM
 
-    shape = shape_of(train_config("draft", draft_num_layers=2, draft_hidden_size=16), base_shape(base))
-    assert shape == StandaloneShape(2, 16, 32, 2, 1), "all in proportion"
-    draft, ids = StandaloneDraft.from_base(base, 2, shape, random), torch.arange(10)[None]
+    sizes = standalone_sizes(train_config("draft", draft_num_layers=2, draft_hidden_size=16), base_sizes(base))
+    assert sizes == StandaloneSizes(2, 16, 32, 2, 1), "all in proportion"
+    draft, ids = StandaloneDraft.from_base(base, 2, sizes, random), torch.arange(10)[None]
     kept = [any(torch.equal(base.lm_head.weight[:, i], row) for i in range(32)) for row in draft.model.lm_head.weight.T]
     assert all(kept) is not random and any(kept) is not random
     folder = save_draft(tmp_path / "narrow", draft, {})
@@ -303,9 +303,9 @@ def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
 )
 def test_sizes_that_do_not_fit_are_refused(settings, words):
     with pytest.raises(BadInput, match=words):
-        shape_of(train_config("draft", **settings), StandaloneShape(4, 32, 64, 4, 2))
+        standalone_sizes(train_config("draft", **settings), StandaloneSizes(4, 32, 64, 4, 2))
 
 
 def test_random_weights_may_be_wider_than_the_base():
     wide = train_config("draft", draft_hidden_size=64, draft_init="random")
-    assert shape_of(wide, StandaloneShape(4, 32, 64, 4, 2)) == StandaloneShape(4, 64, 128, 8, 4)
+    assert standalone_sizes(wide, StandaloneSizes(4, 32, 64, 4, 2)) == StandaloneSizes(4, 64, 128, 8, 4)

@@ -25,13 +25,13 @@ from tracking.tables import ApiKey, now
 
 pytestmark = pytest.mark.integration
 
-DEPTH = 8
+LIMIT = 8
 
 
 @pytest.fixture(scope="module")
 def small(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server in whose lanes DEPTH requests may wait."""
-    yield from serve(tmp_path_factory.mktemp("home"), model_files, depth=DEPTH, total=4 * DEPTH)
+    """A server in which LIMIT requests of a client may wait."""
+    yield from serve(tmp_path_factory.mktemp("home"), model_files, max_per_client=LIMIT, max_waiting=4 * LIMIT)
 
 
 class Held:
@@ -67,8 +67,8 @@ def test_clients_that_left_do_not_keep_their_places(small: Served, streaming: bo
     async def abandon() -> None:
         asked = small.ask(stream=streaming, max_tokens=3)
         async with httpx.AsyncClient(base_url=small.url, headers=small.headers, timeout=120) as client:
-            waiting = [asyncio.create_task(client.post("/v1/chat/completions", json=asked)) for _ in range(DEPTH)]
-            await asyncio.to_thread(until, lambda: small.engine.queue.waiting == DEPTH)
+            waiting = [asyncio.create_task(client.post("/v1/chat/completions", json=asked)) for _ in range(LIMIT)]
+            await asyncio.to_thread(until, lambda: small.engine.queue.waiting == LIMIT)
             refused = await client.post("/v1/chat/completions", json=asked)
             assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
             assert "as many of your requests" in refused.json()["error"]["message"]
@@ -104,21 +104,21 @@ def test_a_client_with_many_requests_does_not_make_another_wait_for_all(small: S
         order.append(name)
 
     with Held(small) as held:
-        threads = [threading.Thread(target=ask, args=("greedy", greedy)) for _ in range(DEPTH)]
+        threads = [threading.Thread(target=ask, args=("greedy", greedy)) for _ in range(LIMIT)]
         for thread in threads:
             thread.start()
-        until(lambda: small.engine.queue.waiting == DEPTH)
+        until(lambda: small.engine.queue.waiting == LIMIT)
         threads.append(threading.Thread(target=ask, args=("modest", modest)))
         threads[-1].start()
-        until(lambda: small.engine.queue.waiting == DEPTH + 1)
-        assert small.engine.queue.lanes == 2
+        until(lambda: small.engine.queue.waiting == LIMIT + 1)
+        assert small.engine.queue.waiting_clients == 2
         run_id = make_run(small, max_tokens=3)
-        assert post(small, run_id).status_code == 202, "one client's full lane refuses nobody else"
-        until(lambda: small.engine.queue.lanes == 3)
+        assert post(small, run_id).status_code == 202, "one client's many requests refuse nobody else"
+        until(lambda: small.engine.queue.waiting_clients == 3)
         held.gate.set()
         for thread in threads:
             thread.join(120)
-    assert order.index("modest") <= 2 and len(order) == DEPTH + 1
+    assert order.index("modest") <= 2 and len(order) == LIMIT + 1
 
 
 def test_a_key_opens_what_the_token_opens_until_it_is_revoked(small: Served) -> None:

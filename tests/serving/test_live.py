@@ -253,7 +253,7 @@ def test_runs_a_killed_server_left_are_failed_with_a_sentence(served: Served) ->
         assert runs.start_run(db, going_on)
         runs.get_run(db, old).created_at = now() - timedelta(hours=1)
         db.flush()
-        assert runs.fail_leftovers(db) == 2  # in one transaction: the served server looks for forgotten runs too
+        assert runs.fail_leftovers(db) == 2  # in one transaction: the served server looks for orphaned runs too
     assert look(served, going_on).state == look(served, old).state == "FAILED"
     assert look(served, going_on).error == runs.LEFT_OVER
     assert look(served, young).state == "QUEUED"
@@ -265,15 +265,15 @@ def test_a_run_posted_just_before_its_server_was_killed_does_not_wait_for_ever(s
     """It was too young to be called left over when the next server started; that one looks again."""
     lost, running, own = make_run(served), make_run(served, "cycle", max_tokens=8000), make_run(served)
     post(served, running)
-    post(served, own)  # waits for its turn here, so it is not forgotten
+    post(served, own)  # waits for its turn here, so it is not orphaned
     live = LiveRuns(served.settings, served.engine)
     live._tickets = {own: Ticket(served.engine.queue, "pages", lambda _: None, lambda: None)}
-    live.fail_forgotten()
+    live.fail_orphaned()
     assert look(served, lost).state == "QUEUED"
     with writing(served.settings) as db:
         for run_id in (lost, own):
             runs.get_run(db, run_id).created_at = now() - timedelta(seconds=31)
-    live.fail_forgotten()
+    live.fail_orphaned()
     assert (look(served, lost).state, look(served, own).state) == ("FAILED", "QUEUED")
     assert look(served, lost).error == runs.LEFT_OVER
     post(served, f"{running}/cancel")

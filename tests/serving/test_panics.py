@@ -147,7 +147,7 @@ def test_upkeep_goes_on_whatever_it_meets(cracked: Served, monkeypatch: pytest.M
             calls.append("unload")
             raise Panic("a driver")
 
-        def fail_forgotten(self) -> None:
+        def fail_orphaned(self) -> None:
             calls.append("fail")
             raise RuntimeError("a bug")
 

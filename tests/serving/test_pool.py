@@ -12,7 +12,7 @@ from decoding.generate import generate
 from models.base import load_base
 from models.checkpoints import WEIGHTS, update_draft_config
 from serving.catalog import ModelRef
-from serving.pool import MAX_CONTEXT, LoadedModel, ModelPool, cache_bytes, default_budget
+from serving.pool import MAX_CONTEXT, ModelPool, PooledModel, cache_bytes, default_budget
 from speculoos.checksums import file_sha256
 from speculoos.errors import NotFound, Unsupported
 from tests.tiny import make_tiny_base
@@ -55,8 +55,8 @@ def test_the_least_recently_used_base_goes_when_memory_is_short(refs: dict[str, 
     warm = pool(budget=probe.nbytes + 1000)
     first = warm.get(refs["cycle"]).target
     warm.get(refs["cycle2"])
-    assert not warm.is_warm(refs["cycle"]) and warm.is_warm(refs["cycle2"]) and len(warm) == 1
-    assert warm.get(refs["cycle"]).target is not first and not warm.is_warm(refs["cycle2"])
+    assert not warm.is_loaded(refs["cycle"]) and warm.is_loaded(refs["cycle2"]) and len(warm) == 1
+    assert warm.get(refs["cycle"]).target is not first and not warm.is_loaded(refs["cycle2"])
 
 
 def test_recent_use_protects_a_base_and_the_older_one_goes(refs: dict[str, ModelRef], model_files: Path) -> None:
@@ -66,14 +66,14 @@ def test_recent_use_protects_a_base_and_the_older_one_goes(refs: dict[str, Model
     warm.budget = warm.nbytes + 1000
     warm.get(refs["cycle"])
     warm.get(refs["right"])  # its heads need more than is left
-    assert warm.is_warm(refs["right"]) and not warm.is_warm(refs["cycle2"])
+    assert warm.is_loaded(refs["right"]) and not warm.is_loaded(refs["cycle2"])
 
 
 def test_one_base_always_fits_and_its_older_heads_make_room(refs: dict[str, ModelRef]) -> None:
     warm = pool(budget=1)
     warm.get(refs["right"])
     warm.get(refs["wrong"])
-    assert warm.is_warm(refs["wrong"]) and not warm.is_warm(refs["right"])
+    assert warm.is_loaded(refs["wrong"]) and not warm.is_loaded(refs["right"])
 
 
 def test_new_weights_behind_a_name_are_loaded_again(refs: dict[str, ModelRef], tmp_path: Path) -> None:
@@ -84,12 +84,12 @@ def test_new_weights_behind_a_name_are_loaded_again(refs: dict[str, ModelRef], t
     shutil.copytree(refs["wrong"].checkpoint_path, folder, dirs_exist_ok=True)
     new = warm.get(with_draft(before, folder))
     assert new.draft is not old.draft and new.target is old.target
-    assert not warm.is_warm(before)
+    assert not warm.is_loaded(before)
     other = warm.get(replace(refs["cycle"], base_sha256="e" * 64))
     assert other.target is not old.target and len(warm) == 1
 
 
-def speak(loaded: LoadedModel, **options: Any) -> Any:
+def speak(loaded: PooledModel, **options: Any) -> Any:
     """Generate a little; returns the drafter."""
     drafter = loaded.drafter(options)
     list(generate(loaded.target, drafter, [1, 2, 3], GenerateConfig(max_tokens=8)))
@@ -100,7 +100,7 @@ def test_bytes_are_those_of_weights_and_cache(tmp_path: Path) -> None:
     folder = make_tiny_base(tmp_path / "base", hidden_size=64, max_position_embeddings=4096)
     warm = pool()
     target = warm.get(ModelRef("tiny", str(folder), "b" * 64)).target
-    speak(LoadedModel(next(iter(warm._bases.values())), None))
+    speak(PooledModel(next(iter(warm._bases.values())), None))
     weights = sum(weight.nbytes for weight in load_base(folder).model.parameters())
     assert warm.nbytes == pytest.approx(weights + target.cache.nbytes(), rel=0.2)
     assert cache_bytes(vars(target.base.config), MAX_CONTEXT, 4) == target.cache.nbytes()
@@ -110,7 +110,7 @@ def test_clear_lets_everything_go(refs: dict[str, ModelRef]) -> None:
     warm = pool()
     warm.get(refs["right"])
     warm.clear()
-    assert len(warm) == 0 and warm.nbytes == 0 and not warm.is_warm(refs["cycle"])
+    assert len(warm) == 0 and warm.nbytes == 0 and not warm.is_loaded(refs["cycle"])
 
 
 def test_files_that_are_gone_are_said_in_a_sentence(refs: dict[str, ModelRef], tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_second_server_ends_with_a_sentence_and_leaves_the_firsts_runs_alone(
 
 
 def test_a_full_queue_answers_429_with_retry_after(tmp_path: Path, model_files: Path) -> None:
-    serving: Iterator = serve(tmp_path, model_files, total=1)
+    serving: Iterator = serve(tmp_path, model_files, max_waiting=1)
     served = next(serving)
     with served.client() as client:
         asked = {**served.ask("cycle", max_tokens=8000), "stream": True}

@@ -56,9 +56,9 @@ def make_base(folder: Path, cycle: Path, template: str | None = "", regex: str =
 
 
 @pytest.fixture(scope="module")
-def foreign(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def untrusted(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with bases called as the keys of TEMPLATES and REGEXES."""
-    root = tmp_path_factory.mktemp("foreign")
+    root = tmp_path_factory.mktemp("untrusted")
     cycle = model_files / "cycle"
     paths = {name: make_base(root / name, cycle, template) for name, template in TEMPLATES.items()}
     paths |= {name: make_base(root / name, cycle, regex=regex) for name, regex in REGEXES.items()}
@@ -86,78 +86,78 @@ def ask(served: Served, model: str, text: str = "Say it", **parameters: Any) -> 
     ],
 )
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_foreign_template_or_tokenizer_is_stopped_with_a_sentence(
-    foreign: Served, monkeypatch: pytest.MonkeyPatch, model: str, text: str, words: str, streaming: bool
+def test_an_untrusted_template_or_tokenizer_is_stopped_with_a_sentence(
+    untrusted: Served, monkeypatch: pytest.MonkeyPatch, model: str, text: str, words: str, streaming: bool
 ) -> None:
     if "longer than" in words:
         monkeypatch.setattr(prompts, "SECONDS", 1.0)
-    failed = foreign.engine.metrics.prompts_failed._value.get()
-    answer = ask(foreign, model, text, stream=streaming)
+    failed = untrusted.engine.metrics.prompts_failed._value.get()
+    answer = ask(untrusted, model, text, stream=streaming)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["code"] == "prompt_failed" and error["param"] == "model"
     assert error["message"].startswith(words) and "\n" not in error["message"]
-    assert foreign.engine.metrics.prompts_failed._value.get() == failed + 1
+    assert untrusted.engine.metrics.prompts_failed._value.get() == failed + 1
     monkeypatch.undo()
-    assert ask(foreign, "cycle").json()["choices"][0]["message"]["content"].startswith(SAYING)
+    assert ask(untrusted, "cycle").json()["choices"][0]["message"]["content"].startswith(SAYING)
 
 
-def test_a_run_of_the_pages_fails_with_the_sentence(foreign: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_the_pages_fails_with_the_sentence(untrusted: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "SECONDS", 1.0)
-    run_id = make_run(foreign, "looping")
-    assert post(foreign, run_id).status_code == 202
-    run = ended(foreign, run_id)
+    run_id = make_run(untrusted, "looping")
+    assert post(untrusted, run_id).status_code == 202
+    run = ended(untrusted, run_id)
     assert run.state == "FAILED" and "chat template of the model 'looping' took longer than 1 s" in run.error
 
 
-def test_the_device_works_on_while_a_template_loops(foreign: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_works_on_while_a_template_loops(untrusted: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that has its prompt does not notice; a chat that needs its own waits for one conversation at most."""
     monkeypatch.setattr(prompts, "SECONDS", 5.0)
-    asked = foreign.ask("cycle", max_tokens=8000, stream=True)
-    with foreign.client() as client, client.stream("POST", "/v1/chat/completions", json=asked) as stream:
+    asked = untrusted.ask("cycle", max_tokens=8000, stream=True)
+    with untrusted.client() as client, client.stream("POST", "/v1/chat/completions", json=asked) as stream:
         lines = stream.iter_lines()
         next(lines)
-        looping = threading.Thread(target=ask, args=(foreign, "looping"))
+        looping = threading.Thread(target=ask, args=(untrusted, "looping"))
         looping.start()
-        until(lambda: foreign.engine.prompts.queue.busy)
+        until(lambda: untrusted.engine.prompts.queue.busy)
         for _ in range(20):
             assert next(lines) is not None
-        assert foreign.engine.prompts.queue.busy, "steps came while the template was looping"
+        assert untrusted.engine.prompts.queue.busy, "steps came while the template was looping"
         assert client.get("/healthz").json()["status"] == "ok"
     looping.join()
 
 
 def test_a_client_that_leaves_a_waiting_conversation_gives_its_place_up(
-    foreign: Served, monkeypatch: pytest.MonkeyPatch
+    untrusted: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts, "SECONDS", 5.0)
-    queue = foreign.engine.prompts.queue
-    looping = threading.Thread(target=ask, args=(foreign, "looping"))
+    queue = untrusted.engine.prompts.queue
+    looping = threading.Thread(target=ask, args=(untrusted, "looping"))
     looping.start()
     until(lambda: queue.busy)
-    with foreign.client() as client, pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/chat/completions", json=foreign.ask(), timeout=0.3)
+    with untrusted.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json=untrusted.ask(), timeout=0.3)
     until(lambda: not queue.waiting, 20)
     assert queue.busy
     looping.join()
 
 
-def test_refusals_of_a_template_stay_what_they_were(foreign: Served) -> None:
-    answer = ask(foreign, "refusing")
+def test_refusals_of_a_template_stay_what_they_were(untrusted: Served) -> None:
+    answer = ask(untrusted, "refusing")
     assert answer.status_code == 400 and "no system prompts here" in answer.json()["error"]["message"]
-    with foreign.client() as client:
+    with untrusted.client() as client:
         turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
         body = {"model": "bare", "messages": [*turns, {"role": "user", "content": "z"}]}
         answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
 
 
-def test_a_killed_child_costs_nobody_an_answer(foreign: Served) -> None:
-    assert ask(foreign, "cycle").status_code == 200
-    child = psutil.Process(foreign.engine.prompts._child._process.pid)
+def test_a_killed_child_costs_nobody_an_answer(untrusted: Served) -> None:
+    assert ask(untrusted, "cycle").status_code == 200
+    child = psutil.Process(untrusted.engine.prompts._child._process.pid)
     for process in [child, *child.children()]:
         process.kill()
     child.wait(20)
-    assert ask(foreign, "cycle").status_code == 200
+    assert ask(untrusted, "cycle").status_code == 200
 
 
 CHATS = [

@@ -1,4 +1,4 @@
-"""The device's queue: one at a time, lanes in turn, bounded, and closed without leaving work behind."""
+"""The device's queue: one at a time, clients in turn, bounded, and closed without leaving work behind."""
 
 import os
 import sys
@@ -15,15 +15,15 @@ from tests.serving.conftest import until
 class Held:
     """A queue whose thread is held by a first ticket until `release`."""
 
-    def __init__(self, depth: int = 64, total: int = 256):
-        self.queue = DeviceQueue("test", depth, total)
+    def __init__(self, max_per_client: int = 64, max_waiting: int = 256):
+        self.queue = DeviceQueue("test", max_per_client, max_waiting)
         self.gate = threading.Event()
         self.order: list[str] = []
         self.queue.submit("first", lambda _: self.gate.wait(10))
         until(lambda: self.queue.busy)
 
-    def add(self, lane: str, name: str) -> Ticket:
-        return self.queue.submit(lane, lambda _: self.order.append(name), lambda: self.order.append(f"-{name}"))
+    def add(self, client: str, name: str) -> Ticket:
+        return self.queue.submit(client, lambda _: self.order.append(name), lambda: self.order.append(f"-{name}"))
 
     def release(self) -> None:
         self.gate.set()
@@ -38,7 +38,7 @@ def held() -> Iterator[Held]:
     made.queue.close()
 
 
-def test_lanes_take_turns_and_each_keeps_its_order(held: Held) -> None:
+def test_clients_take_turns_and_each_keeps_its_order(held: Held) -> None:
     for name in ("a1", "a2", "a3", "a4"):
         held.add("api", name)
     for name in ("c1", "c2"):
@@ -57,13 +57,13 @@ def test_work_never_overlaps() -> None:
         inside.pop()
 
     for number in range(30):
-        queue.submit(f"lane {number % 3}", work)
+        queue.submit(f"client {number % 3}", work)
     until(lambda: len(most) == 30)
     queue.close()
     assert max(most) == 1
 
 
-def test_a_lane_with_sixty_waiting_delays_another_by_one(held: Held) -> None:
+def test_a_client_with_sixty_waiting_delays_another_by_one(held: Held) -> None:
     for number in range(60):
         held.add("greedy", f"g{number}")
     held.add("modest", "m")
@@ -71,22 +71,22 @@ def test_a_lane_with_sixty_waiting_delays_another_by_one(held: Held) -> None:
     assert held.order.index("m") <= 1
 
 
-def test_a_full_lane_is_busy_and_says_when_to_come_back(held: Held) -> None:
-    full = Held(depth=2)
+def test_a_client_with_too_many_requests_is_told_busy_and_says_when_to_come_back(held: Held) -> None:
+    full = Held(max_per_client=2)
     full.add("api", "1")
     full.add("api", "2")
     with pytest.raises(Busy) as busy:
         full.add("api", "3")
     assert busy.value.retry_after >= 1
-    full.add("chat", "another lane has room")
+    full.add("chat", "another client has room")
     full.release()
     full.queue.close()
 
 
-def test_all_lanes_together_are_bounded_too(held: Held) -> None:
-    full = Held(depth=2, total=3)
-    for lane in ("a", "b", "c"):
-        full.add(lane, lane)
+def test_all_clients_together_are_bounded_too(held: Held) -> None:
+    full = Held(max_per_client=2, max_waiting=3)
+    for client in ("a", "b", "c"):
+        full.add(client, client)
     with pytest.raises(Busy, match="its queue is full"):
         full.add("d", "d")
     full.queue.submit(UPKEEP, lambda _: full.order.append("upkeep"))  # the server's own work always has room
@@ -96,10 +96,10 @@ def test_all_lanes_together_are_bounded_too(held: Held) -> None:
 
 
 def test_retry_after_grows_with_what_is_ahead_and_stays_sensible(held: Held) -> None:
-    full = Held(depth=3)
-    for lane in ("a", "b"):
+    full = Held(max_per_client=3)
+    for client in ("a", "b"):
         for _ in range(3):
-            full.add(lane, lane)
+            full.add(client, client)
     with pytest.raises(Busy, match="as many of your requests") as busy:
         full.add("a", "a")
     assert busy.value.retry_after == round(3 * 2 * TYPICAL_SECONDS)
@@ -113,9 +113,9 @@ def test_retry_after_grows_with_what_is_ahead_and_stays_sensible(held: Held) -> 
 
 def test_cancelled_work_is_dropped_at_once_and_its_place_is_free(held: Held) -> None:
     gone = [held.add("api", "gone") for _ in range(3)]
-    assert held.queue.waiting == 3 and held.queue.lanes == 1
+    assert held.queue.waiting == 3 and held.queue.waiting_clients == 1
     assert [ticket.cancel() for ticket in gone] == [True] * 3
-    assert held.queue.waiting == held.queue.lanes == 0 and held.order == ["-gone"] * 3
+    assert held.queue.waiting == held.queue.waiting_clients == 0 and held.order == ["-gone"] * 3
     assert gone[0].cancel() is False, "it is dropped once"
     held.add("api", "done")
     held.release()

@@ -16,7 +16,7 @@ from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
 from serving.catalog import ModelRef
-from serving.pool import LoadedModel, ModelPool
+from serving.pool import ModelPool, PooledModel
 from speculoos.checksums import file_sha256
 
 MAKERS: dict[str, Any] = {
@@ -36,7 +36,7 @@ def ref(request: pytest.FixtureRequest, tiny_base: Path, tmp_path: Path) -> Mode
     return ModelRef("tiny@draft", str(tiny_base), "b" * 64, str(folder), sha256)
 
 
-def steps(loaded: LoadedModel, prompt: list[int], count: int) -> list[Step]:
+def steps(loaded: PooledModel, prompt: list[int], count: int) -> list[Step]:
     return list(
         generate(loaded.target, loaded.drafter({}), prompt, GenerateConfig(max_tokens=count, eos_ids=frozenset()))
     )

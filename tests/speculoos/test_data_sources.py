@@ -21,7 +21,7 @@ SHARDS = ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"]
 @pytest.fixture
 def workbench(home: Settings) -> Iterator[Settings]:
     yield home
-    end_leftover_processes(home, patience=0)
+    end_leftover_processes(home, timeout=0)
 
 
 def speculoos(*words: str, **environment: str) -> tuple[int, dict | list, str]:

@@ -44,7 +44,7 @@ def small_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
     settings = load()
     private_folder(settings.run_dir)
     yield settings
-    end_leftover_processes(settings, patience=0)
+    end_leftover_processes(settings, timeout=0)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer.main
 
-from cli.main import add_own_commands, app
+from cli.main import add_custom_commands, app
 
 HEAD = """# Commands
 Every command works with nothing running: it uses the home's services when they are up, else starts what it needs and
@@ -53,5 +53,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    add_own_commands()
+    add_custom_commands()
     print(page(), end="")

@@ -116,7 +116,7 @@ class Up:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        end_leftover_processes(self.settings, patience=0)
+        end_leftover_processes(self.settings, timeout=0)
 
     def _words(self, which: str = "") -> Path:
         """Beside the home; where that is a disk's top folder, on the disk above."""

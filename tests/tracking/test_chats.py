@@ -89,7 +89,7 @@ def test_words_are_looked_for_in_questions_and_answers_not_in_what_stands_around
     add(database, chat, "How do bees find home?", answer="By Blüten 🐝")
     add(database, chat, "And ants?", minutes=1)
     add(database, new_id(), "another")
-    assert listed(database, words=words) == (["How do bees find home?"] if found else [])
+    assert listed(database, search=words) == (["How do bees find home?"] if found else [])
 
 
 def test_a_stored_name_stands_for_the_question_and_is_found(database: Settings) -> None:
@@ -100,7 +100,7 @@ def test_a_stored_name_stands_for_the_question_and_is_found(database: Settings) 
             run = runs.get_run(rows, turn)
             run.request = {**run.request, chats.KEY: {**chats.chat_fields(run), "name": name}}
         assert listed(database) == [title]
-    assert listed(database, words="my name") == ["my name"] and listed(database, words="my_name") == []
+    assert listed(database, search="my name") == ["my name"] and listed(database, search="my_name") == []
 
 
 def test_a_chat_goes_with_its_steps_and_what_was_measured_for_it_and_nothing_else(database: Settings) -> None:
@@ -129,7 +129,7 @@ def test_a_chat_stays_while_a_plain_answer_is_measured_for_it(database: Settings
 @pytest.mark.parametrize("words", ['"hi"', "C:\\temp", 'say "hi"'])
 def test_quotes_and_backslashes_are_found(database: Settings, words: str) -> None:
     add(database, new_id(), 'say "hi" to C:\\temp')
-    assert listed(database, words=words) == ['say "hi" to C:\\temp']
+    assert listed(database, search=words) == ['say "hi" to C:\\temp']
 
 
 def test_a_chat_that_goes_on_stays(database: Settings) -> None:

@@ -34,8 +34,8 @@ def test_a_waiting_job_says_what_it_waits_for(database: Settings, make_job: Make
     assert waits(database, third) == "Waits for “Train heads”, which is running, 45 % done."
     assert waits(database, running) == ""
     with db.reading(database) as session:
-        places = [listing.Queues(session).place(jobs.get(session, j.id)) for j in (running, first, second, third)]
-    assert places == [None, 1, 2, 3]
+        positions = [listing.Queues(session).position(jobs.get(session, j.id)) for j in (running, first, second, third)]
+    assert positions == [None, 1, 2, 3]
 
 
 def test_queues_do_not_wait_for_each_other(database: Settings, make_job: Make) -> None:

@@ -26,10 +26,10 @@ def twelve(database: Settings) -> Settings:
     return database
 
 
-def shown(settings: Settings, place: str | None = "") -> tuple[list[str], Page]:
-    assert place is not None
+def shown(settings: Settings, offset: str | None = "") -> tuple[list[str], Page]:
+    assert offset is not None
     with db.reading(settings) as session:
-        found = page(session, listing.newest(), place, size=5)
+        found = page(session, listing.newest(), offset, size=5)
     return [job.id for job in found.rows], found
 
 
@@ -43,9 +43,9 @@ def test_every_row_is_on_one_page_and_the_ways_lead_back(twelve: Settings) -> No
     assert shown(twelve, last.newer)[0] == second and shown(twelve, middle.newer)[0] == first
 
 
-@pytest.mark.parametrize("place", ["x", "-1.x", "9.", "99999999.x", "9999999999999999999.x", "²."])
-def test_a_place_that_cannot_be_is_some_page(twelve: Settings, place: str) -> None:
-    rows, found = shown(twelve, place)
+@pytest.mark.parametrize("offset", ["x", "-1.x", "9.", "99999999.x", "9999999999999999999.x", "²."])
+def test_a_place_that_cannot_be_is_some_page(twelve: Settings, offset: str) -> None:
+    rows, found = shown(twelve, offset)
     assert rows and found.total == 12
 
 

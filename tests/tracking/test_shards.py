@@ -216,7 +216,7 @@ def test_after_three_failed_shards_the_rest_is_not_begun_and_a_retry_makes_them_
     with db.reading(database) as session:
         failed = shards.failed(session, job.id)
         assert (failed[0].error, failed[-1].error) == ("1 did not answer", shards.NOT_STARTED_MESSAGE)
-        assert shards.tally(session, job.id).words() == "1 of 5 shards done, 3 failed"
+        assert shards.tally(session, job.id).summary() == "1 of 5 shards done, 3 failed"
     assert do(database, jobs.resume_parents) == 1
     do(database, jobs.fail, job.id, claim(database, job), "x", "y")
     do(database, jobs.retry, job.id)
@@ -264,7 +264,7 @@ def test_a_queue_counts_shards_as_one_job_and_a_later_job_waits_for_them(
     later = make_job("later")
     with db.reading(database) as session:
         queues = listing.Queues(session)
-        assert (queues.running, queues.active, queues.place(stored(database, job))) == (1, 2, None)
+        assert (queues.running, queues.active, queues.position(stored(database, job))) == (1, 2, None)
         assert "shard 1 of 3" in queues.waits_for(later) and queues.waits_for(stored(database, job)) == ""
         before = listing.signature(session)
     do(database, jobs.resume_parents)

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from models.base import LoadedBase, load_base, native_dtype, pick_device
+from models.base import LoadedBase, load_base, pick_device, training_dtype
 from models.damage import NO_SUMS, BaseChecksums, weights_sum
 from models.families import unsupported_reason
 from models.logits import check_logits
@@ -248,7 +248,7 @@ def load_served_base(
     """The base model, checked and packed as for training, and the sha256 of its weights."""
     torch_device = pick_device(device)
     enable_tf32(torch_device)
-    base = load_base(folder, native_dtype(dtype, torch_device), str(torch_device), known, cache)
+    base = load_base(folder, training_dtype(dtype, torch_device), str(torch_device), known, cache)
     if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"{folder} cannot be trained for: {reason}")
     check_logits(base)

@@ -41,7 +41,7 @@ def register(kind: type[Request]) -> None:
 
 
 @cache
-def load_own_kinds() -> None:
+def load_custom_kinds() -> None:
     """Import the modules of SPECULOOS_WORK_MODULES, which register job kinds. Raises BadInput."""
     for name in filter(None, map(str.strip, os.environ.get("SPECULOOS_WORK_MODULES", "").split(","))):
         try:
@@ -50,15 +50,15 @@ def load_own_kinds() -> None:
             raise BadInput(f"SPECULOOS_WORK_MODULES: {name} cannot be imported ({error}).") from None
 
 
-def own_kinds() -> list[type[Request]]:
-    """Job kinds registered by the operator. Raises BadInput for a module that cannot be imported."""
-    load_own_kinds()
+def custom_kinds() -> list[type[Request]]:
+    """Custom job kinds, registered by modules of the operator. Raises BadInput for a module that cannot be imported."""
+    load_custom_kinds()
     return [kind for kind in REQUESTS.values() if kind not in KINDS]
 
 
 def from_json(kind: str, data: dict[str, Any]) -> Request:
     """The request of a job's row. Raises BadInput for an unknown kind or field."""
-    load_own_kinds()
+    load_custom_kinds()
     if kind not in REQUESTS:
         raise BadInput(f"Unknown kind of job {kind!r}; known are {', '.join(REQUESTS)}.")
     return REQUESTS[kind].from_row(data)

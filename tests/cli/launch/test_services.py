@@ -35,7 +35,7 @@ COMMAND_LINE = [sys.executable, "-m", "cli.main"]
 @pytest.fixture
 def services_home(home: Settings) -> Iterator[Settings]:
     yield home
-    end_leftover_processes(home, patience=0)
+    end_leftover_processes(home, timeout=0)
 
 
 def speculoos(*words: str, timeout: float = 120) -> tuple[dict, str]:
@@ -182,8 +182,8 @@ def test_workers_that_beat_elsewhere_are_used_and_none_is_started_beside_them(
             with db.writing(services_home) as session:
                 session.add(Preference(key=f"process:{name}@another-machine:7", value={"name": name}))
         with Services(load(), programs_for("io")) as services:
-            services.keep()
-            assert not services.ours and not leftover_processes(services_home)
+            services.ensure_running()
+            assert not services.is_owner and not leftover_processes(services_home)
     finally:
         broker.terminate()
         broker.wait()

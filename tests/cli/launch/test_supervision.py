@@ -28,9 +28,9 @@ pytestmark = pytest.mark.integration
 SLEEPER = str(Path(__file__).resolve().parents[2] / "tools" / "sleeper.py")
 
 
-def sleeper(name: str, rank: int, delay: float = 0.0, stop_seconds: int = 3) -> Program:
+def sleeper(name: str, start_order: int, delay: float = 0.0, stop_seconds: int = 3) -> Program:
     command = (sys.executable, SLEEPER, name, str(delay))
-    return Program(name, command, rank, stop_seconds)
+    return Program(name, command, start_order, stop_seconds)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
@@ -46,7 +46,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
     made = load()
     private_folder(made.run_dir)
     yield made
-    end_leftover_processes(made, patience=0)
+    end_leftover_processes(made, timeout=0)
     shutil.rmtree(made.run_dir, ignore_errors=True)
 
 
@@ -151,10 +151,10 @@ def test_a_large_log_is_rotated_and_its_program_goes_on_in_the_empty_file(
 
 
 def test_stop_times_of_all_groups_fit_into_the_promise(settings: Settings) -> None:
-    by_rank = {p.rank: p.stop_seconds for p in programs(settings)}
-    assert sum(by_rank.values()) + 1 < STOP_SECONDS
-    ranks = {p.name: p.rank for p in programs(settings)}
-    assert ranks["worker-gpu"] > ranks["web"] > ranks["broker"]
+    by_start_order = {p.start_order: p.stop_seconds for p in programs(settings)}
+    assert sum(by_start_order.values()) + 1 < STOP_SECONDS
+    start_orders = {p.name: p.start_order for p in programs(settings)}
+    assert start_orders["worker-gpu"] > start_orders["web"] > start_orders["broker"]
 
 
 def test_the_broker_opens_no_port_and_is_left_out_for_another_server(

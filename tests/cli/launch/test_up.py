@@ -67,7 +67,7 @@ def own_ports(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setti
     monkeypatch.setenv("SPECULOOS_DEVICE", "cpu")
     settings = load()
     yield settings
-    end_leftover_processes(settings, patience=0)
+    end_leftover_processes(settings, timeout=0)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def services_home(home: Settings) -> Iterator[Settings]:
     yield home
-    end_leftover_processes(home, patience=0)
+    end_leftover_processes(home, timeout=0)
 
 
 def last_json(capsys: pytest.CaptureFixture[str]) -> dict:

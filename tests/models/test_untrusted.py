@@ -1,4 +1,4 @@
-"""What of a foreign folder reaches transformers: no key that fetches or runs code, no file that was not hashed."""
+"""What of an untrusted folder reaches transformers: no key that fetches or runs code, no file that was not hashed."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from models import foreign
+from models import untrusted
 from models.base import load_base
 from models.identity import chat_template, tensors, weights_sha256
 from speculoos.errors import BadInput, Unsupported
@@ -51,9 +51,9 @@ def test_such_keys_are_dropped_in_nested_configs_too(tmp_path: Path) -> None:
     folder = make_tiny_base(tmp_path / "wrapped", "gemma3_text", **text)
     whole = {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"], "vision_config": {**FETCHING}}
     hostile.edit(folder / "config.json", lambda own: {**whole, "text_config": {**own, **FETCHING}, **FETCHING})
-    with foreign.sanitised_folder(folder) as view:
-        shown = (view / "config.json").read_text()
-        config = AutoConfig.from_pretrained(view)
+    with untrusted.sanitised_folder(folder) as clean:
+        shown = (clean / "config.json").read_text()
+        config = AutoConfig.from_pretrained(clean)
     assert "evil" not in shown and KERNEL not in shown and "vision_config" in json.loads(shown)
     assert config.text_config._attn_implementation != KERNEL and not hasattr(config.text_config, "auto_map")
 
@@ -67,10 +67,10 @@ def test_only_the_files_that_were_hashed_are_shown(folder: Path, tmp_path: Path)
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
     for name in ("modeling_evil.py", "adapter_config.json", "custom_generate.py", "tekken.json", "processor.json"):
         (folder / name).write_text("{}")
-    with foreign.sanitised_folder(folder) as view:
-        names = {path.name for path in view.iterdir()}
-        model = AutoModelForCausalLM.from_pretrained(view)
-    assert weights_sha256(folder) == before and not view.exists()
+    with untrusted.sanitised_folder(folder) as clean:
+        names = {path.name for path in clean.iterdir()}
+        model = AutoModelForCausalLM.from_pretrained(clean)
+    assert weights_sha256(folder) == before and not clean.exists()
     assert not names & {"modeling_evil.py", "adapter_config.json", "tekken.json", "processor.json", "model.safetensors"}
     assert torch.equal(model.lm_head.weight, load_base(folder).lm_head.weight)
     assert torch.equal(model.lm_head.weight, AutoModelForCausalLM.from_pretrained(tmp_path / "sharded").lm_head.weight)
@@ -129,6 +129,6 @@ def test_a_list_of_templates_may_be_the_whole_file(folder: Path) -> None:
 
 
 def test_a_plain_folder_shows_what_it_holds(tiny_base: Path) -> None:
-    with foreign.sanitised_folder(tiny_base) as view:
-        assert AutoTokenizer.from_pretrained(view).chat_template == CHATML
-    foreign.check_sizes(tiny_base, foreign.read_safe_config(tiny_base), tensors(tiny_base))
+    with untrusted.sanitised_folder(tiny_base) as clean:
+        assert AutoTokenizer.from_pretrained(clean).chat_template == CHATML
+    untrusted.check_sizes(tiny_base, untrusted.read_safe_config(tiny_base), tensors(tiny_base))

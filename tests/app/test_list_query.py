@@ -1,4 +1,4 @@
-"""What a list is asked for: found in names and notes, in the order of the address; several rows done at once."""
+"""The query of a list: found in names and notes, in the order of the address; several rows done at once."""
 
 from datetime import timedelta
 
@@ -29,16 +29,16 @@ def filled(home: Settings) -> Settings:
     return home
 
 
-def names(home: Settings, words: str = "", order: str = "") -> list[str]:
+def names(home: Settings, search: str = "", sort: str = "") -> list[str]:
     with reading(home) as session:
         query = select(Job).order_by(Job.created_at.desc())
         return [
-            job.name for job in session.scalars(filtered_query(query, ListQuery.of(["All", words, order], FILTERS)))
+            job.name for job in session.scalars(filtered_query(query, ListQuery.of(["All", search, sort], FILTERS)))
         ]
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("search", "found"),
     [
         ("beta", ["alpha", "beta 100%"]),
         ("BETA kind", ["alpha"]),
@@ -48,23 +48,23 @@ def names(home: Settings, words: str = "", order: str = "") -> list[str]:
         ("  ", ["gamma_1", "alpha", "beta 100%"]),
     ],
 )
-def test_every_word_is_looked_for_in_names_and_notes_as_it_is(filled: Settings, words: str, found: list[str]) -> None:
-    assert names(filled, words) == found
+def test_every_word_is_looked_for_in_names_and_notes_as_it_is(filled: Settings, search: str, found: list[str]) -> None:
+    assert names(filled, search) == found
 
 
 def test_lists_can_be_ordered(filled: Settings) -> None:
-    assert names(filled, order="name") == ["alpha", "beta 100%", "gamma_1"]
-    assert names(filled, order="oldest") == ["beta 100%", "alpha", "gamma_1"]
-    assert names(filled, order="; drop") == names(filled) == ["gamma_1", "alpha", "beta 100%"]
+    assert names(filled, sort="name") == ["alpha", "beta 100%", "gamma_1"]
+    assert names(filled, sort="oldest") == ["beta 100%", "alpha", "gamma_1"]
+    assert names(filled, sort="; drop") == names(filled) == ["gamma_1", "alpha", "beta 100%"]
 
 
-def test_an_address_and_what_it_asks_for() -> None:
-    asked = ListQuery.of(["Done", " a&b ", "name"], FILTERS)
-    assert asked == ListQuery("Done", "a&b", "name")
-    assert list_url("jobs", "50.x", asked) == "/jobs?show=Done&find=a%26b&order=name&from=50.x"
+def test_an_address_and_its_query() -> None:
+    query = ListQuery.of(["Done", " a&b ", "name"], FILTERS)
+    assert query == ListQuery("Done", "a&b", "name")
+    assert list_url("jobs", "50.x", query) == "/jobs?show=Done&find=a%26b&order=name&from=50.x"
     assert ListQuery.of(["Nonsense", None, "no"], FILTERS).values == ["All", "", ""]
     assert list_url("jobs", "", ListQuery("All")) == list_url("jobs") == "/jobs"
-    assert ListQuery.of(asked.values, FILTERS).values == asked.values
+    assert ListQuery.of(query.values, FILTERS).values == query.values
     assert ListQuery.of([], FILTERS) == ListQuery.of([None, None], FILTERS) == ListQuery("All")
 
 

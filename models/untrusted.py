@@ -48,9 +48,9 @@ def read_safe_config(folder: str | Path) -> dict[str, Any]:
     config = identity.read_json(path)
     if not config:
         raise BadInput(f"{folder}: no config.json with a model_type, so this is not a Hugging Face model folder.")
-    _check_shape(config, path)
+    _check_types(config, path)
     if quantised := _quantised(config):
-        raise _refusal(path, quantised)
+        raise _quantised_error(path, quantised)
     return without_unsafe_keys(config)
 
 
@@ -66,7 +66,7 @@ def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[Tensor
     Raises Unsupported for tensors of a quantised model."""
     path = Path(folder) / "config.json"
     if packed := next((entry for entry in tensors if entry.name.endswith(QUANTISED_TENSORS)), None):
-        raise _refusal(path, packed.name)
+        raise _quantised_error(path, packed.name)
     widest = max((size for entry in tensors for size in entry.shape), default=0)
     limits = {
         **dict.fromkeys(WIDTHS, widest),
@@ -89,32 +89,32 @@ def sanitised_folder(folder: str | Path, weights: bool = True) -> Iterator[Path]
     folder = Path(folder).absolute()
     parent = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None  # models load even when the disk is full
     with tempfile.TemporaryDirectory(prefix="speculoos-", dir=parent) as temporary:
-        view = Path(temporary)
-        _show_configs(folder, view)
+        clean = Path(temporary)
+        _write_configs(folder, clean)
         for name in (*identity.TOKENIZER_FILES, *identity.EXTRA_TOKENIZER_FILES):
             if (folder / name).is_file():
-                (view / name).symlink_to(folder / name)
+                (clean / name).symlink_to(folder / name)
         files = identity.weight_files(folder) if weights else []
         for file in files:
-            (view / ("model.safetensors" if len(files) == 1 else file.name)).symlink_to(file)
+            (clean / ("model.safetensors" if len(files) == 1 else file.name)).symlink_to(file)
         if len(files) > 1:
-            identity.write_index(folder, view)
-        yield view
+            identity.write_index(folder, clean)
+        yield clean
 
 
-def _show_configs(folder: Path, view: Path) -> None:
+def _write_configs(folder: Path, clean: Path) -> None:
     if (folder / "config.json").exists():
-        (view / "config.json").write_text(json.dumps(read_safe_config(folder)), encoding="utf-8")
+        (clean / "config.json").write_text(json.dumps(read_safe_config(folder)), encoding="utf-8")
     if template := identity.chat_template(folder):
-        (view / "chat_template.jinja").write_text(template, encoding="utf-8", errors="replace")
+        (clean / "chat_template.jinja").write_text(template, encoding="utf-8", errors="replace")
     for name in ("tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
             config = without_unsafe_keys(identity.read_json(folder / name))
             config.pop("chat_template", None)
-            (view / name).write_text(json.dumps(config), encoding="utf-8")
+            (clean / name).write_text(json.dumps(config), encoding="utf-8")
 
 
-def _check_shape(config: dict[str, Any], path: Path) -> None:
+def _check_types(config: dict[str, Any], path: Path) -> None:
     kind, names = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str) or not kind:
         raise BadInput(f"{path}: model_type: expected the name of an architecture; this is not a Hugging Face model.")
@@ -151,7 +151,7 @@ def _quantised(config: dict[str, Any]) -> str:
     return ""
 
 
-def _refusal(path: Path, method: str) -> Unsupported:
+def _quantised_error(path: Path, method: str) -> Unsupported:
     return Unsupported(
         f"{path}: its weights are quantised ({method}), which is not supported; "
         "fetch the unquantised model, or a GGUF file of it, which is de-quantised."
