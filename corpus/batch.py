@@ -17,7 +17,7 @@ from models.runtime.cache import KVCache
 from models.runtime.forward import fastest_forward
 from models.runtime.interface import Forward, ForwardOutput, Inputs, Selection
 
-PREFILL_ROWS = 2048
+MAX_PREFILL_TOKENS = 2048
 """Maximum prompt tokens per forward (a single longer prompt is allowed): bounds the memory of activations."""
 WORTH_SHARING = 16
 """Minimum length of a prefix shared with another prompt (system prompt, another sample) to copy its KV cache."""
@@ -119,24 +119,24 @@ class _Batch:
         starts = self.cache.lengths[first : first + len(token_lists)]
         inputs = Inputs.batch(token_lists, starts, self.base.device, first)
         greedy = all(answer.temperature <= 0 for answer in answers)
-        scored = self.forward(inputs, self.cache, Selection(last_only=True, argmax_only=greedy))
+        output = self.forward(inputs, self.cache, Selection(last_only=True, argmax_only=greedy))
         self.cache.stage(*inputs.counts, first=first)
         self.cache.commit_all()
-        for answer, token in zip(answers, self._tokens(scored, answers), strict=True):
+        for answer, token in zip(answers, self._tokens(output, answers), strict=True):
             answer.take(token, self.base.eos_ids)
         if self.keep_hidden:
-            last = scored.hidden[inputs.last_rows].to("cpu", copy=True)
+            last = output.hidden[inputs.last_rows].to("cpu", copy=True)
             for answer, hidden in zip(answers, last, strict=True):
                 answer.hidden.append(hidden)
 
-    def _tokens(self, scored: ForwardOutput, answers: Sequence[BatchAnswer]) -> list[int]:
+    def _tokens(self, output: ForwardOutput, answers: Sequence[BatchAnswer]) -> list[int]:
         """The next tokens, each sampled with its answer's temperature; greedy ones consume no random number."""
         sampled = all(answer.temperature > 0 for answer in answers)
-        best: list[int] = [-1] * len(answers) if sampled else scored.best.tolist()
+        best: list[int] = [-1] * len(answers) if sampled else output.best.tolist()
         for temperature in {answer.temperature for answer in answers if answer.temperature > 0}:
             rows = [row for row, answer in enumerate(answers) if answer.temperature == temperature]
             draws = [answers[row].numbers.random() for row in rows]
-            logits = scored.logits if len(rows) == len(answers) else scored.logits[rows]
+            logits = output.logits if len(rows) == len(answers) else output.logits[rows]
             for row, token in zip(rows, sample_tokens(logits, draws, temperature, self.top_p), strict=True):
                 best[row] = token
         return best
@@ -169,7 +169,7 @@ def _longest_prefix(prompt: Sequence[int], others: Sequence[BatchAnswer]) -> tup
 def _groups(answers: Sequence[BatchAnswer]) -> Iterator[list[BatchAnswer]]:
     group, rows = [], 0
     for answer in answers:
-        if group and rows + len(answer.prompt) > PREFILL_ROWS:
+        if group and rows + len(answer.prompt) > MAX_PREFILL_TOKENS:
             yield group
             group, rows = [], 0
         group.append(answer)

@@ -195,7 +195,7 @@ def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]
             hidden = drafter.hidden.expand(rows, -1).contiguous()
             yield rows, timed(lambda hidden=hidden: _heads(drafter, hidden), device)
     elif isinstance(drafter, StandaloneDrafter):
-        target = drafter.draft
+        target = drafter.draft_model
         for rows in (n for n in PASS_ROWS if n <= target.free_positions):
             tree = DraftTree.chain((target.ids * rows)[:rows])
             yield rows, timed(lambda tree=tree: target.forward_tree(tree), device)

@@ -37,7 +37,7 @@ class DraftShape:
 @dataclass(frozen=True)
 class AcceptanceCurves:
     """Acceptance of a draft: `chain`: P(first d tokens accepted) for d = 1, 2, …; for trees either `values` by choice
-    (static) or `sizes`: depth → nodes → τ (pruned by score)."""
+    (static) or `sizes`: depth → nodes → τ (pruned by path log-probability)."""
 
     chain: tuple[float, ...]
     sizes: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ def chain_shares(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
 
 
 def curves_of_trace(steps: Sequence[Step]) -> AcceptanceCurves:
-    """Acceptance of chains and of trees within the drafted trees of a recorded trace, pruned by score."""
+    """Acceptance of chains and of trees within the drafted trees of a trace, pruned by path log-probability."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     if not counted:
         raise BadInput("This trace has no complete verification.")

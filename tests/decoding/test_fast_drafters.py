@@ -82,8 +82,8 @@ def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name)
 @pytest.mark.parametrize("kind", [EagleDraft, Eagle3Draft])
 @pytest.mark.parametrize("make_target", [Target, fast_target])
 def test_a_long_prompt_in_parts_gives_the_same_drafts(kind, make_target, tiny_base, monkeypatch):
-    def drafted(rows: int) -> list:
-        monkeypatch.setattr("decoding.drafters.eagle.PREFILL_ROWS", rows)
+    def drafted(prefill_tokens: int) -> list:
+        monkeypatch.setattr("decoding.drafters.eagle.MAX_PREFILL_TOKENS", prefill_tokens)
         base = load_base(tiny_base)
         torch.manual_seed(0)
         draft = kind.from_base(base)

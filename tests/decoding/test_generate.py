@@ -259,16 +259,16 @@ def test_the_bases_probability_of_every_drafted_token_is_recorded_rejected_ones_
     steps = run(Target(base, 256), replay(base, expected), prompt, max_tokens=12, probabilities=True, **sampling)
     said, looked_at, rejected = list(prompt), 0, 0
     for step in steps:
-        drafted = step.drafted
-        assert len(drafted.probs) == len(drafted.tokens)
-        for node, p in enumerate(drafted.probs):
-            path, above = [], drafted.parents[node]
+        draft_record = step.drafted
+        assert len(draft_record.probs) == len(draft_record.tokens)
+        for node, p in enumerate(draft_record.probs):
+            path, above = [], draft_record.parents[node]
             while above >= 0:
-                path.insert(0, drafted.tokens[above])
-                above = drafted.parents[above]
+                path.insert(0, draft_record.tokens[above])
+                above = draft_record.parents[above]
             logits = base.model(torch.tensor([[*said, *path]])).logits[0, -1]
             warp = LogitsWarper(0.8, 20) if sampling else LogitsWarper()
-            assert p == pytest.approx(float(warp(logits)[drafted.tokens[node]]), abs=1e-4)
+            assert p == pytest.approx(float(warp(logits)[draft_record.tokens[node]]), abs=1e-4)
             looked_at, rejected = looked_at + 1, rejected + (node not in step.accepted)
         said += [token.id for token in step.tokens]
     assert looked_at >= rejected > 0 and (looked_at > rejected or sampling)
