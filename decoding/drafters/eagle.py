@@ -201,8 +201,8 @@ class EagleDrafter(Drafter):
         self.name = draft.method
         self.layers = tuple(draft.layers_wanted)
         self.cache = draft.new_cache()
-        self.text: list[int] = []  # token ids 1, 2, … of the sequence: text[t] is that of cache row t
-        self.first = -1  # token id 0 of the sequence, which has no row
+        self.shifted_ids: list[int] = []  # token ids 1, 2, … of the sequence: shifted_ids[t] is that of cache row t
+        self.first_id = -1  # token id 0 of the sequence, which has no row
         self.pending: list[torch.Tensor] = []  # features of tokens whose rows are not computed yet
         self.last = torch.empty(0)  # the draft's output [1, H] after the sequence, the root of the next tree
         self.sampling: SamplingParams | None = None
@@ -213,19 +213,19 @@ class EagleDrafter(Drafter):
 
     def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int:
         """One less than the common prefix with the present sequence: its last feature must be computed again."""
-        computed = len(self.text) - sum(map(len, self.pending))  # later rows are predictions of the last tree
-        return max(common_prefix([self.first, *self.text[:computed]], prompt_ids) - 1, 0)
+        computed = len(self.shifted_ids) - sum(map(len, self.pending))  # later rows are predictions of the last tree
+        return max(common_prefix([self.first_id, *self.shifted_ids[:computed]], prompt_ids) - 1, 0)
 
     def prefill(self, start: PrefillContext) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
         prompt_ids, target_output = start.prompt_ids, start.target_output
         self.cache.crop(len(prompt_ids) - len(target_output.hidden))
-        self.first, self.text = prompt_ids[0], [*prompt_ids[1:], start.token]
+        self.first_id, self.shifted_ids = prompt_ids[0], [*prompt_ids[1:], start.token]
         self.pending = [self._features(target_output, slice(None))]
         self._compute_pending()
 
     def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
-        self.text += tokens
+        self.shifted_ids += tokens
         self.pending.append(self._features(target_output, list(nodes)))
 
     def propose(self, token: int) -> DraftTree:
@@ -238,7 +238,7 @@ class EagleDrafter(Drafter):
         """Draft logits [V'] after the sequence."""
         if self.pending:
             self._compute_pending()
-        self.cache.crop(len(self.text))
+        self.cache.crop(len(self.shifted_ids))
         self._outputs = self.last
         self._visible, self._depths = [[]], [0]
         return self.draft.logits(self.last)[0]
@@ -252,7 +252,7 @@ class EagleDrafter(Drafter):
             self._depths.append(self._depths[parent] + 1)
         mask = self._mask(self._visible[first:], rows + len(tokens))
         features = self._outputs.index_select(0, torch.tensor(parents, device=self._outputs.device))
-        positions = [len(self.text) - 1 + depth for depth in self._depths[first:]]
+        positions = [len(self.shifted_ids) - 1 + depth for depth in self._depths[first:]]
         out = self.draft(features, tokens, positions, self.cache, mask)
         self._outputs = torch.cat([self._outputs, out])
         return self.draft.logits(out)
@@ -266,16 +266,16 @@ class EagleDrafter(Drafter):
         for node_mask, visible_rows in zip(mask, visible, strict=True):
             for row in visible_rows:
                 node_mask[row] = True
-        return F.pad(torch.tensor(mask, device=self.last.device), (len(self.text), 0), value=True)
+        return F.pad(torch.tensor(mask, device=self.last.device), (len(self.shifted_ids), 0), value=True)
 
     @torch.inference_mode()
     def _compute_pending(self) -> None:
         features = torch.cat(self.pending)
-        start = len(self.text) - len(features)
+        start = len(self.shifted_ids) - len(features)
         self.cache.crop(start)
         assert self.cache.length == start, (self.cache.length, start)
         for chunk in features.split(MAX_PREFILL_TOKENS):  # the mask of a long prompt would be quadratic in its length
-            ids = self.text[start : start + len(chunk)]
+            ids = self.shifted_ids[start : start + len(chunk)]
             positions = range(start, start + len(chunk))
             self.last = self.draft(chunk, ids, positions, self.cache)[-1:]
             start = positions.stop
