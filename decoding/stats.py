@@ -68,7 +68,7 @@ def acceptance_by_rank(steps: Iterable[Step], ranks: int = 8) -> tuple[tuple[flo
     tried: Counter[tuple[int, int]] = Counter()
     accepted: Counter[tuple[int, int]] = Counter()
     for step in (step for step in steps if step.counted):
-        draft, on_path = step.drafted, {-1, *step.accepted}
+        draft, on_path = step.draft_record, {-1, *step.accepted}
         for node, parent in enumerate(draft.parents):
             if parent in on_path and draft.ranks[node] < ranks:
                 key = draft.depths[node], draft.ranks[node]
@@ -86,7 +86,7 @@ def acceptance_by_depth(steps: Iterable[Step]) -> tuple[float, ...]:
     tried: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
     for step in steps:
-        has_children = set(step.drafted.parents)
+        has_children = set(step.draft_record.parents)
         accepted.update(range(1, len(step.accepted) + 1))
         path = (-1, *step.accepted)
         tried.update(depth for depth, node in enumerate(path, 1) if node in has_children)

@@ -47,8 +47,8 @@ class Step:
     index: int
     kind: Literal["prefill", "verify", "plain"]
     tokens: tuple[EmittedToken, ...]
-    drafted: DraftRecord = field(default_factory=DraftRecord)
-    accepted: tuple[int, ...] = ()  # indices into drafted, root to leaf
+    draft_record: DraftRecord = field(default_factory=DraftRecord)
+    accepted: tuple[int, ...] = ()  # indices into draft_record, root to leaf
     counted: bool = True
     finish: Literal["stop", "length", "cancelled"] | None = None
     ms_draft: float = 0.0
@@ -72,7 +72,7 @@ class Step:
 
     def record(self) -> dict[str, Any]:
         """The JSON form in files, database rows, streams and pages; decoding.text fills in `text` and `texts`."""
-        d = self.drafted
+        d = self.draft_record
         return {
             "index": self.index,
             "kind": self.kind,

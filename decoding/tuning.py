@@ -56,7 +56,7 @@ def values_from_steps(steps: Iterable[Step]) -> dict[Choice, float]:
     accepted: Counter[Choice] = Counter()
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     for step in counted:
-        ranks = tuple(step.drafted.ranks[node] for node in step.accepted)
+        ranks = tuple(step.draft_record.ranks[node] for node in step.accepted)
         accepted.update(ranks[:depth] for depth in range(1, len(ranks) + 1))
     return {choice: count / len(counted) for choice, count in accepted.items()}
 
@@ -98,7 +98,7 @@ def plan_dynamic(
     sizes: Sequence[int] = SIZES,
 ) -> TreePlan:
     """The fastest size and depth of EAGLE-2's dynamic tree, from traces of a larger one."""
-    deepest = max((max(step.drafted.depths, default=0) for step in steps), default=0)
+    deepest = max((max(step.draft_record.depths, default=0) for step in steps), default=0)
     candidates = (
         (tau, nodes, depth, ())
         for depth in range(1, deepest + 1)
@@ -136,9 +136,9 @@ def lengths_by_size(steps: Iterable[Step], sizes: Sequence[int], max_depth: int 
     totals = dict.fromkeys(sizes, 0)
     for step in counted:
         path_logprobs: list[float] = []
-        for node, parent in enumerate(step.drafted.parents):
-            path_logprobs.append(step.drafted.logprobs[node] + (path_logprobs[parent] if parent >= 0 else 0.0))
-        allowed = [n for n, depth in enumerate(step.drafted.depths) if max_depth is None or depth <= max_depth]
+        for node, parent in enumerate(step.draft_record.parents):
+            path_logprobs.append(step.draft_record.logprobs[node] + (path_logprobs[parent] if parent >= 0 else 0.0))
+        allowed = [n for n, depth in enumerate(step.draft_record.depths) if max_depth is None or depth <= max_depth]
         ordered = sorted(allowed, key=lambda node, logprobs=path_logprobs: (-logprobs[node], node))
         order = {node: index for index, node in enumerate(ordered)}
         for size in sizes:

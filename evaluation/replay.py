@@ -202,7 +202,7 @@ def project_times(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[
 def _retimed(step: Step, costs: Costs) -> Step:
     if step.kind == "prefill":
         return step
-    draft = step.drafted
+    draft = step.draft_record
     nodes, depth = len(draft.tokens) + 1, max(draft.depths, default=0)
     kind = PLAIN if not depth else CHAIN if depth == nodes - 1 else TREE
     drafting = costs.drafting(DraftShape(kind, nodes, depth), 1) if costs.draft and depth else step.ms_draft

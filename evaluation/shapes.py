@@ -106,9 +106,9 @@ def curves_of_trace(steps: Sequence[Step]) -> AcceptanceCurves:
     if not counted:
         raise BadInput("This trace has no complete verification.")
     values = values_from_steps(steps)
-    deepest = max(max(step.drafted.depths, default=0) for step in counted)
+    deepest = max(max(step.draft_record.depths, default=0) for step in counted)
     chain = tuple(values.get((0,) * depth, 0.0) for depth in range(1, deepest + 1))
-    largest = max(len(step.drafted.tokens) for step in counted) + 1
+    largest = max(len(step.draft_record.tokens) for step in counted) + 1
     sizes = [size for size in TREES if size <= largest]
     by_depth = {depth: lengths_by_size(steps, sizes, depth) for depth in range(1, deepest + 1)}
     return AcceptanceCurves(chain, by_depth, verifications=len(counted))

@@ -251,7 +251,7 @@ def test_a_standalone_draft_stays_in_step_with_the_text(options, base):
     for step in run(target, drafter, prompt, max_tokens=12)[1:]:
         text = drafter.ids[: len(drafter.ids) - len(step.tokens)] if step.finish is None else None
         assert drafter.draft_model.cache.length <= len(drafter.ids) + 3
-        assert text is None or step.drafted.tokens
+        assert text is None or step.draft_record.tokens
     root = drafter.root(drafter.ids[-1])
     with torch.inference_mode():
         expected = own(torch.tensor([drafter.ids])).logits[0, -1]
@@ -271,7 +271,7 @@ def test_an_empty_tree_drafts_nothing(kind, temperature, base):
         target = Target(base, 96)
         drafter = make_drafter(target, drafts[kind]().eval(), options)
         steps = run(target, drafter, ids_of(base, "the quick"), max_tokens=4, temperature=temperature, seed=0)
-        assert len(steps) > 1 and not any(step.drafted.tokens for step in steps)
+        assert len(steps) > 1 and not any(step.draft_record.tokens for step in steps)
 
 
 def test_a_draft_whose_context_is_full_leaves_the_target_to_go_on_alone(base):
@@ -282,4 +282,4 @@ def test_a_draft_whose_context_is_full_leaves_the_target_to_go_on_alone(base):
     expected = greedy(base, prompt, 24)[0]
     steps = run(target, drafter, prompt, max_tokens=24)
     assert list(itertools.chain(*[[t.id for t in s.tokens] for s in steps])) == expected
-    assert steps[1].drafted.tokens and not steps[-1].drafted.tokens
+    assert steps[1].draft_record.tokens and not steps[-1].draft_record.tokens
