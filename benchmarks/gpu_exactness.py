@@ -38,7 +38,7 @@ DYNAMIC = {"depth": 3, "top_k": 3, "nodes": 10}
 TEXTS = ("1 2 3 + 1 2 3 +", "the quick brown fox")
 STARTER = "starter"
 NOISE = 0.02
-# The scored trees start in the first bucket of cache rows (256) and end in the second; each is used several times.
+# The verified trees start in the first bucket of cache rows (256) and end in the second; each is used several times.
 GRAPH_CONTEXT, GRAPH_PROMPT, TREES = 700, 235, 8
 CLOSE = 1e-3  # allowed fp32 logit difference between a graph replay and the eager forward pass
 

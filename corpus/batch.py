@@ -17,7 +17,7 @@ from models.runtime.cache import KVCache
 from models.runtime.forward import fastest_forward
 from models.runtime.interface import Forward, ForwardOutput, Inputs, Selection
 
-PREFILL_ROWS = 2048
+MAX_PREFILL_TOKENS = 2048
 """Maximum prompt tokens per forward (a single longer prompt is allowed): bounds the memory of activations."""
 MIN_SHARED_PREFIX = 16
 """Minimum length of a prefix shared with another prompt (system prompt, another sample) to copy its KV cache."""
@@ -169,7 +169,7 @@ def _longest_prefix(prompt: Sequence[int], others: Sequence[BatchAnswer]) -> tup
 def _groups(answers: Sequence[BatchAnswer]) -> Iterator[list[BatchAnswer]]:
     group, rows = [], 0
     for answer in answers:
-        if group and rows + len(answer.prompt) > PREFILL_ROWS:
+        if group and rows + len(answer.prompt) > MAX_PREFILL_TOKENS:
             yield group
             group, rows = [], 0
         group.append(answer)

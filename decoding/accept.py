@@ -16,16 +16,17 @@ from models.runtime.interface import ForwardOutput
 
 @dataclass(frozen=True)
 class Verification:
-    """Accepted nodes from a child of the root downwards (may be none), and the base's token after the last one."""
+    """Accepted nodes from a child of the root downwards (may be none), and the bonus token: the one that the base model
+    itself adds after the last of them (a correction if children were rejected)."""
 
     path: tuple[int, ...]
-    token: int
+    bonus_token: int
 
 
 def make_rule(config: GenerateConfig, generator: torch.Generator) -> "GreedyRule | LosslessRule | TypicalRule":
-    """The acceptance rule of a config. `rule.first(scored)`: the response's first token, from the scores [1, V] after
-    the prompt; `rule(tree, scored)`: verify a tree with scores [n, V]. `argmax_only`: it needs only the best tokens, no
-    logits."""
+    """The acceptance rule of a config. `rule.first(target_output)`: the response's first token, from the logits [1, V]
+    after the prompt; `rule(tree, target_output)`: verify a tree with its logits [n, V] from `Target.forward_tree`.
+    `argmax_only`: it needs only the best tokens, no logits."""
     if config.temperature == 0:
         return GreedyRule()
     warp = LogitsWarper(config.temperature, config.top_k, config.top_p)
@@ -47,24 +48,25 @@ class GreedyRule:
 
     argmax_only = True
 
-    def first(self, scored: ForwardOutput) -> int:
-        return int(scored.best[-1])
+    def first(self, target_output: ForwardOutput) -> int:
+        return int(target_output.best[-1])
 
-    def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
-        return accept_greedy(tree.shape, tree.tokens, scored.best.tolist())
+    def __call__(self, tree: DraftTree, target_output: ForwardOutput) -> Verification:
+        return accept_greedy(tree.shape, tree.tokens, target_output.best.tolist())
 
 
 def accept_lossless(
     shape: TreeShape,
     tokens: torch.Tensor,
-    rows: Callable[[torch.Tensor], torch.Tensor],
+    probs_after: Callable[[torch.Tensor], torch.Tensor],
     proposals: dict[int, torch.Tensor],
     uniforms: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Walk B trees of one shape at once: (last accepted node [B], next token [B]).
 
-    `tokens` [B, n]; `rows(nodes [B])` returns the base model's probabilities [B, V] after each node; `proposals` [B, V]
-    by parent; `uniforms` [B, n] in [0, 1): column i decides on node i, column 0 draws the final token.
+    `tokens` [B, n]; `probs_after(nodes [B])` returns the base model's probabilities [B, V] after each node;
+    `proposals` [B, V] by parent; `uniforms` [B, n] in [0, 1): number i decides on node i, number 0 draws the
+    bonus token.
 
     Children are tried in order with the residual distribution p of the children rejected before. A deterministic child
     x counts as q(x) = 1: accept with p(x), else p(x) = 0 and renormalise. A child sampled from q: accept with min(1,
@@ -76,7 +78,7 @@ def accept_lossless(
     """
     on_cpu = _is_cpu(tokens.device)
     current = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
-    p = rows(current)
+    p = probs_after(current)
     residual_q = dict(proposals)
     for node, parent in enumerate(shape.parents[1:], 1):
         active = current == parent
@@ -90,7 +92,7 @@ def accept_lossless(
         p = torch.where((active & ~accepted)[:, None], normalised(residual), p)
         if not on_cpu or accepted.any():
             current = torch.where(accepted, node, current)
-            p = torch.where(accepted[:, None], rows(current), p)
+            p = torch.where(accepted[:, None], probs_after(current), p)
     return current, draw(p, uniforms[:, 0])
 
 
@@ -116,32 +118,31 @@ class LosslessRule:
     def __init__(self, warp: LogitsWarper, generator: torch.Generator):
         self.warp, self.generator = warp, generator
 
-    def first(self, scored: ForwardOutput) -> int:
-        logits = scored.logits[-1]
+    def first(self, target_output: ForwardOutput) -> int:
+        logits = target_output.logits[-1]
         return int(draw(self.warp(logits), self._uniforms(1, logits.device)[0]))
 
-    def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
-        logits, rows = scored.logits, lambda nodes: self.warp(logits[nodes])
+    def __call__(self, tree: DraftTree, target_output: ForwardOutput) -> Verification:
+        logits, probs_after = target_output.logits, lambda nodes: self.warp(logits[nodes])
         if not _is_cpu(logits.device):  # for all nodes at once
-            probs = self.warp(logits)
-            rows = probs.__getitem__
+            probs_after = self.warp(logits).__getitem__
         node, token = accept_lossless(
             tree.shape,
             torch.tensor([tree.tokens], device=logits.device),
-            rows,
+            probs_after,
             {parent: q[None].to(logits.device) for parent, q in tree.proposals.items()},
             self._uniforms(len(tree), logits.device)[None],
         )
-        last, own = torch.cat([node, token]).tolist()
-        return Verification(tree.shape.path(last), own)
+        last, bonus_token = torch.cat([node, token]).tolist()
+        return Verification(tree.shape.path(last), bonus_token)
 
     def _uniforms(self, count: int, device: torch.device) -> torch.Tensor:
         return torch.rand(count, generator=self.generator, dtype=torch.float64).to(device)
 
 
 def typical_threshold(probs: torch.Tensor, epsilon: float, alpha: float) -> torch.Tensor:
-    """min(ε, α·exp(-H(p))) [...] of rows [..., V]: the probability above which a token counts as typical. Source: Cai
-    et al. 2024 (Medusa), section 2.3.1; H adds 1e-5 inside the logarithm as the reference code does."""
+    """min(ε, α·exp(-H(p))) [...] of `probs` [..., V]: the probability above which a token counts as typical. Source:
+    Cai et al. 2024 (Medusa), section 2.3.1; H adds 1e-5 inside the logarithm as the reference code does."""
     entropy = -(probs * (probs + 1e-5).log()).sum(dim=-1)
     return (alpha * (-entropy).exp()).clamp_max(epsilon)
 
@@ -152,9 +153,9 @@ def accept_typical(
     """The longest path of nodes that are typical after their parents; of equal paths, the likelier. `probs` [n, V]."""
     threshold = typical_threshold(probs, epsilon, alpha)
     parents = torch.tensor(shape.parents[1:], dtype=torch.long, device=probs.device)
-    own = probs[parents, torch.tensor(tokens[1:], dtype=torch.long, device=probs.device)]
-    typical = (own > threshold[parents]).tolist()
-    likelihood = [0.0, *own.clamp_min(1e-30).log().tolist()]
+    node_probs = probs[parents, torch.tensor(tokens[1:], dtype=torch.long, device=probs.device)]
+    typical = (node_probs > threshold[parents]).tolist()
+    likelihood = [0.0, *node_probs.clamp_min(1e-30).log().tolist()]
     best, alive = 0, [True]
     for node, parent in enumerate(shape.parents[1:], 1):
         alive.append(alive[parent] and typical[node - 1])
@@ -165,18 +166,18 @@ def accept_typical(
 
 
 class TypicalRule:
-    """Medusa's typical acceptance. Lossy. The base model's token is drawn from the typical tokens after the path."""
+    """Medusa's typical acceptance. Lossy. The bonus token is drawn from the typical tokens after the path."""
 
     argmax_only = False
 
     def __init__(self, warp: LogitsWarper, epsilon: float, alpha: float, generator: torch.Generator):
         self.warp, self.epsilon, self.alpha, self.generator = warp, epsilon, alpha, generator
 
-    def first(self, scored: ForwardOutput) -> int:
-        return self._draw(self.warp(scored.logits[-1]))
+    def first(self, target_output: ForwardOutput) -> int:
+        return self._draw(self.warp(target_output.logits[-1]))
 
-    def __call__(self, tree: DraftTree, scored: ForwardOutput) -> Verification:
-        probs = self.warp(scored.logits)
+    def __call__(self, tree: DraftTree, target_output: ForwardOutput) -> Verification:
+        probs = self.warp(target_output.logits)
         path = accept_typical(tree.shape, tree.tokens, probs, self.epsilon, self.alpha)
         return Verification(path, self._draw(probs[path[-1] if path else 0]))
 

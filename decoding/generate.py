@@ -28,33 +28,33 @@ def generate(
     record_probs = config.probabilities and drafter.kind == "verify"
     argmax_only = rule.argmax_only and not record_probs
     clock = Clock(target)
-    scored = target.prefill(prompt_ids, drafter.max_reusable_prefix(prompt_ids), drafter.layers, rule.argmax_only)
+    reusable = drafter.max_reusable_prefix(prompt_ids)
+    target_output = target.prefill(prompt_ids, reusable, drafter.layers, rule.argmax_only)
     clock.lap("verify")
     stopping = StoppingCriteria(config, target.base.eos_ids, target.max_length - len(prompt_ids), target.base.tokenizer)
-    token = rule.first(scored)
+    token = rule.first(target_output)
     tokens, finish = stopping.apply((EmittedToken(token, base_origin(drafter)),))
-    drafter.prefill(PrefillContext(prompt_ids, token, scored, config, generator))
+    drafter.prefill(PrefillContext(prompt_ids, token, target_output, config, generator))
     clock.lap("draft")
     yield Step(0, "prefill", tokens, counted=False, finish=finish, **clock.times())
     index = 1
     while finish is None and not stopping.should_stop():
         clock.start()
-        drafted = drafter.propose(token)
-        tree = drafted.clipped(target.free_positions)
+        proposed_tree = drafter.propose(token)
+        tree = proposed_tree.clipped(target.free_positions)
         clock.lap("draft")
-        scored = target.forward_tree(tree, drafter.layers, argmax_only)
+        target_output = target.forward_tree(tree, drafter.layers, argmax_only)
         clock.lap("verify")
-        verdict = rule(tree, scored)
-        emitted = emit(tree, verdict, base_origin(drafter))
-        tokens, finish = stopping.apply(emitted)
-        rows = (0, *verdict.path)[: len(tokens)]  # the row of the last token is not computed yet
-        target.commit(tree, rows)
-        drafter.update([t.id for t in tokens], scored, rows)
+        verification = rule(tree, target_output)
+        tokens, finish = stopping.apply(emit(tree, verification, base_origin(drafter)))
+        nodes = (0, *verification.path)[: len(tokens)]  # the last token is the next root, not cached yet
+        target.commit(tree, nodes)
+        drafter.update([t.id for t in tokens], target_output, nodes)
         token = tokens[-1].id
-        whole = len(tokens) == len(emitted) and len(tree) == len(drafted)
-        accepted = tuple(node - 1 for node in verdict.path[: len(tokens)])
-        drafts = draft_record(tree, base_probabilities(tree, scored, config) if record_probs else ())
-        yield Step(index, drafter.kind, tokens, drafts, accepted, whole, finish, **clock.times())
+        whole = len(tokens) == len(verification.path) + 1 and len(tree) == len(proposed_tree)
+        accepted = tuple(node - 1 for node in verification.path[: len(tokens)])
+        probs = base_probabilities(tree, target_output, config) if record_probs else ()
+        yield Step(index, drafter.kind, tokens, draft_record(tree, probs), accepted, whole, finish, **clock.times())
         index += 1
     if finish is None:
         yield Step(index, drafter.kind, (), counted=False, finish="cancelled")
@@ -64,11 +64,11 @@ def base_origin(drafter: Drafter) -> str:
     return "plain" if drafter.kind == "plain" else "target"
 
 
-def emit(tree: DraftTree, verdict: Verification, origin: str) -> tuple[EmittedToken, ...]:
-    """The verified tokens with their origins: accepted draft tokens, then the base model's token, of `origin`."""
+def emit(tree: DraftTree, verification: Verification, origin: str) -> tuple[EmittedToken, ...]:
+    """The verified tokens with their origins: accepted draft tokens, then the bonus token, of `origin`."""
     depths, ranks = tree.shape.depths, tree.shape.ranks
-    accepted = (EmittedToken(tree.tokens[node], "draft", depths[node], ranks[node]) for node in verdict.path)
-    return (*accepted, EmittedToken(verdict.token, origin))
+    accepted = (EmittedToken(tree.tokens[node], "draft", depths[node], ranks[node]) for node in verification.path)
+    return (*accepted, EmittedToken(verification.bonus_token, origin))
 
 
 def draft_record(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
@@ -80,14 +80,14 @@ def draft_record(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
 
 
 @torch.inference_mode()
-def base_probabilities(tree: DraftTree, scored: ForwardOutput, config: GenerateConfig) -> tuple[float, ...]:
+def base_probabilities(tree: DraftTree, target_output: ForwardOutput, config: GenerateConfig) -> tuple[float, ...]:
     """The base model's probability of every drafted node given its parent, with the sampling settings if any."""
     if len(tree) == 1:
         return ()
-    device = scored.logits.device
+    device = target_output.logits.device
     warp = LogitsWarper(config.temperature, config.top_k, config.top_p) if config.temperature else LogitsWarper()
-    rows = warp(scored.logits[torch.tensor(tree.shape.parents[1:], device=device)])
-    return tuple(rows.gather(1, torch.tensor(tree.tokens[1:], device=device)[:, None])[:, 0].tolist())
+    probs = warp(target_output.logits[torch.tensor(tree.shape.parents[1:], device=device)])
+    return tuple(probs.gather(1, torch.tensor(tree.tokens[1:], device=device)[:, None])[:, 0].tolist())
 
 
 def seeded_generator(seed: int | None) -> torch.Generator:

@@ -1,9 +1,9 @@
 """Tests whether a base model supports tree attention masks, before a run begins.
 
-Compares the logits of a tree, scored in one forward with the KV cache, with those of transformers' own forward without
-a cache, path by path; for a sliding window again, with a window so narrow that the tree crosses its edge. Both forwards
-compute in float32 whatever the base model's precision: rounding errors grow with depth (0.16 to 0.31 in bfloat16 with
-the starter's 30 layers) and could hide an ignored mask or look like one."""
+Compares the logits of a tree, computed in one forward with the KV cache, with those of transformers' own forward
+without a cache, path by path; for a sliding window again, with a window so narrow that the tree crosses its edge. Both
+forwards compute in float32 whatever the base model's precision: rounding errors grow with depth (0.16 to 0.31 in
+bfloat16 with the starter's 30 layers) and could hide an ignored mask or look like one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +20,8 @@ from models.runtime.transformers import TransformersForward
 from speculoos.errors import Unsupported
 
 SHAPE = shape_from_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
-TEXT_TOKENS = 12  # number of tokens before the tree
-NARROW_WINDOW = 6  # sliding window for the second comparison: shorter than the text, longer than a branch
+PREFIX_TOKENS = 12  # number of tokens before the tree
+NARROW_WINDOW = 6  # sliding window for the second comparison: shorter than the prefix, longer than a branch
 TOLERANCE = 2e-3  # largest difference of a likely token's log-probability that rounding in float32 can cause
 
 
@@ -78,15 +78,15 @@ def _compare(base: LoadedBase, seed: int) -> float:
 @torch.inference_mode()
 def _difference(base: LoadedBase, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(base.vocab_size, (TEXT_TOKENS + len(SHAPE),), generator=generator).tolist()
-    text, tokens = ids[:TEXT_TOKENS], ids[TEXT_TOKENS:]
-    target = Target(base, 2 * TEXT_TOKENS + len(SHAPE), TransformersForward(base))
-    target.prefill(text)
+    ids = torch.randint(base.vocab_size, (PREFIX_TOKENS + len(SHAPE),), generator=generator).tolist()
+    prefix, tokens = ids[:PREFIX_TOKENS], ids[PREFIX_TOKENS:]
+    target = Target(base, 2 * PREFIX_TOKENS + len(SHAPE), TransformersForward(base))
+    target.prefill(prefix)
     tree = target.forward_tree(DraftTree(tuple(tokens), SHAPE)).logits
     differences = []
     for path in ([0, *path] for path in SHAPE.paths):
-        row = torch.tensor([[*text, *(tokens[node] for node in path)]], device=base.device)
-        plain = base.model(input_ids=row, use_cache=False).logits[0, -len(path) :]  # transformers' own mask, no cache
+        input_ids = torch.tensor([[*prefix, *(tokens[node] for node in path)]], device=base.device)
+        plain = base.model(input_ids=input_ids, use_cache=False).logits[0, -len(path) :]  # its own mask, no cache
         ours, theirs = tree[path].float().log_softmax(-1), plain.float().log_softmax(-1)
         likely = theirs.topk(min(10, theirs.shape[-1]), dim=-1).indices
         differences.append(float((ours.gather(-1, likely) - theirs.gather(-1, likely)).abs().max()))

@@ -57,7 +57,7 @@ class UnloadedBase:
 
 
 class RecordedTarget(TeacherForcedTarget):
-    """A recording instead of a base model, for drafts that need no hidden states. Its cache only counts rows."""
+    """A recording instead of a base model, for drafts that need no hidden states. Its cache only counts tokens."""
 
     def __init__(self, base: UnloadedBase, max_length: int):
         self.base, self.max_length = base, max_length

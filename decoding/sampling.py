@@ -15,11 +15,11 @@ class LogitsWarper:
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Probabilities [..., V] in float64 of logits [..., V]."""
-        scores = logits.double() / self.temperature
-        if 0 < self.top_k < scores.shape[-1]:
-            floor = scores.topk(self.top_k, dim=-1).values[..., -1:]
-            scores = scores.masked_fill(scores < floor, -torch.inf)
-        probs = scores.softmax(dim=-1)
+        logits = logits.double() / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            floor = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < floor, -torch.inf)
+        probs = logits.softmax(dim=-1)
         return probs if self.top_p >= 1.0 else _nucleus(probs, self.top_p)
 
 
@@ -32,7 +32,7 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def normalised(weights: torch.Tensor) -> torch.Tensor:
-    """Weights [..., V] divided by their sum; rows of zeros stay zero."""
+    """Weights [..., V] divided by their sum; weights that are all zero stay zero."""
     return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 

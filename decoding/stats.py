@@ -68,10 +68,10 @@ def acceptance_by_rank(steps: Iterable[Step], ranks: int = 8) -> tuple[tuple[flo
     tried: Counter[tuple[int, int]] = Counter()
     accepted: Counter[tuple[int, int]] = Counter()
     for step in (step for step in steps if step.counted):
-        drafted, on_path = step.drafted, {-1, *step.accepted}
-        for node, parent in enumerate(drafted.parents):
-            if parent in on_path and drafted.ranks[node] < ranks:
-                key = drafted.depths[node], drafted.ranks[node]
+        draft, on_path = step.draft_record, {-1, *step.accepted}
+        for node, parent in enumerate(draft.parents):
+            if parent in on_path and draft.ranks[node] < ranks:
+                key = draft.depths[node], draft.ranks[node]
                 tried[key] += 1
                 accepted[key] += node in on_path
     widths = {depth: 1 + max(rank for at, rank in tried if at == depth) for depth, _ in sorted(tried)}
@@ -86,7 +86,7 @@ def acceptance_by_depth(steps: Iterable[Step]) -> tuple[float, ...]:
     tried: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
     for step in steps:
-        has_children = set(step.drafted.parents)
+        has_children = set(step.draft_record.parents)
         accepted.update(range(1, len(step.accepted) + 1))
         path = (-1, *step.accepted)
         tried.update(depth for depth, node in enumerate(path, 1) if node in has_children)

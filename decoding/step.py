@@ -1,4 +1,4 @@
-"""The trace: one Step per target forward that emitted tokens. Pages highlight it and evaluation summarizes it.
+"""The trace: one Step per forward of the base model that emitted tokens. Pages show it, evaluation summarizes it.
 
 Plain Python only, so that records can be read without torch.
 """
@@ -14,7 +14,8 @@ Origin = Literal["draft", "target", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class EmittedToken:
-    """draft: accepted at `depth` ≥ 1 with `rank` among its siblings; target: bonus or correction of the base."""
+    """draft: accepted at `depth` ≥ 1 with `rank` among its siblings; target: the base model's
+    own token (bonus token), after the last accepted one."""
 
     id: int
     origin: Origin
@@ -24,7 +25,7 @@ class EmittedToken:
 
 @dataclass(frozen=True, slots=True)
 class DraftRecord:
-    """The scored tree without its root. parents[i] is the index of node i's parent, -1 for children of the root."""
+    """The verified tree without its root. parents[i] is the index of node i's parent, -1 for children of the root."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
@@ -46,8 +47,8 @@ class Step:
     index: int
     kind: Literal["prefill", "verify", "plain"]
     tokens: tuple[EmittedToken, ...]
-    drafted: DraftRecord = field(default_factory=DraftRecord)
-    accepted: tuple[int, ...] = ()  # indices into drafted, root to leaf
+    draft_record: DraftRecord = field(default_factory=DraftRecord)
+    accepted: tuple[int, ...] = ()  # indices into draft_record, root to leaf
     counted: bool = True
     finish: Literal["stop", "length", "cancelled"] | None = None
     ms_draft: float = 0.0
@@ -70,8 +71,8 @@ class Step:
             raise BadInput(f"This is not a step record of a trace ({error!r}).") from None
 
     def record(self) -> dict[str, Any]:
-        """The JSON form in files, rows, streams and pages; decoding.text fills in `text` and `texts`."""
-        d = self.drafted
+        """The JSON form in files, database rows, streams and pages; decoding.text fills in `text` and `texts`."""
+        d = self.draft_record
         return {
             "index": self.index,
             "kind": self.kind,

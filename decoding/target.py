@@ -1,4 +1,4 @@
-"""The base model as a verifier: prefill a prompt, score a tree in one forward, commit the accepted path.
+"""The base model as a verifier: prefill a prompt, verify a tree in one forward, commit the accepted path.
 
 A target owns the base model's KV cache and the list of its tokens. It is independent of drafters and acceptance rules.
 """
@@ -18,7 +18,7 @@ from models.runtime.transformers import TransformersForward
 from models.runtime.weights import not_fast_reason
 from speculoos.errors import BadInput
 
-PREFILL_ROWS = 1024  # prompt rows per forward; limits the memory of attention and activations
+MAX_PREFILL_TOKENS = 1024  # prompt tokens per forward; limits the memory of attention and activations
 
 
 class Target:
@@ -46,13 +46,13 @@ class Target:
         argmax_only: bool = False,
     ) -> ForwardOutput:
         """Fill the cache with exactly `prompt_ids`. Returns logits [1, V] after the last token (or the best token, with
-        `argmax_only`) and the hidden states of the computed rows. Cached rows are reused, see `reused`."""
+        `argmax_only`) and the hidden states of the computed tokens. Cached tokens are reused, see `reused`."""
         self._check(prompt_ids)
         self.rewind(self.reused(prompt_ids, reusable))
         rest = prompt_ids[len(self.ids) :]
         parts = [
-            self.extend(rest[start : start + PREFILL_ROWS], layers, last_only=True, argmax_only=argmax_only)
-            for start in range(0, len(rest), PREFILL_ROWS)
+            self.extend(rest[start : start + MAX_PREFILL_TOKENS], layers, last_only=True, argmax_only=argmax_only)
+            for start in range(0, len(rest), MAX_PREFILL_TOKENS)
         ]
         if len(parts) == 1:
             return parts[0]
@@ -67,15 +67,15 @@ class Target:
     def extend(
         self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False, argmax_only: bool = False
     ) -> ForwardOutput:
-        """Append `ids` to the text in one forward. Returns logits [n, V] (or [1, V]), or best tokens, after them."""
+        """Append `ids` to the sequence in one forward. Returns logits [n, V] (or [1, V]), or best tokens."""
         start = len(self.ids)
-        scored = self._run(ids, range(start, start + len(ids)), None, layers, last_only, argmax_only)
+        output = self._run(ids, range(start, start + len(ids)), None, layers, last_only, argmax_only)
         self.cache.commit(range(len(ids)))
         self.ids += ids
-        return scored
+        return output
 
     def rewind(self, length: int) -> None:
-        """Truncate the text to `length` tokens."""
+        """Truncate the sequence to `length` tokens."""
         self.cache.crop(length)
         del self.ids[length:]
 
@@ -87,7 +87,7 @@ class Target:
         return self._run(tree.tokens, positions, mask, layers, argmax_only=argmax_only)
 
     def commit(self, tree: DraftTree, nodes: Sequence[int]) -> None:
-        """Commit the cache rows of `nodes` (the root and a path below it) of the last scored tree."""
+        """Commit the cache rows of `nodes` (the root and a path below it) of the last tree of `forward_tree`."""
         self.cache.commit(nodes)
         self.ids += [tree.tokens[node] for node in nodes]
 
@@ -106,9 +106,9 @@ class Target:
         argmax_only: bool = False,
     ) -> ForwardOutput:
         inputs = Inputs.of(ids, positions, self.base.device, mask)
-        scored = self.forward(inputs, self.cache, Selection(tuple(layers), last_only, argmax_only))
+        output = self.forward(inputs, self.cache, Selection(tuple(layers), last_only, argmax_only))
         self.cache.stage(len(ids))
-        return scored
+        return output
 
     def _check(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:

@@ -44,7 +44,7 @@ class TextStream:
         if step.finish is not None and record["tokens"]:  # a cancelled step has no token for the held text
             record["tokens"][-1]["text"] += self._flush()
         self.text += "".join(t["text"] for t in record["tokens"])
-        record["draft"]["texts"] = [self._pieces(i) for i in step.drafted.tokens]
+        record["draft"]["texts"] = [self._pieces(i) for i in step.draft_record.tokens]
         return record
 
     def records(self, steps: Iterable[Step]) -> Iterable[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Draft trees: the parents of draft tokens, and the mask and positions to score all of them in one forward.
+"""Draft trees: the parents of draft tokens, and the mask and positions to verify all of them in one forward.
 
 Node 0 is the root: the last emitted token, whose key and value are not in the cache yet. Independent of models and
 caches.
@@ -51,7 +51,7 @@ class TreeShape:
 
     @cached_property
     def mask(self) -> torch.Tensor:
-        """Bool [n, n]: node i (row) attends to node j (column) if j is i or an ancestor of i."""
+        """Bool [n, n]: mask[i, j] is whether node i attends to node j, which is i or an ancestor of i."""
         mask = np.zeros((len(self), len(self)), dtype=bool)
         for node, parent in enumerate(self.parents):
             if node:

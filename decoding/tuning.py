@@ -2,7 +2,7 @@
 
 A node of a static tree is a tuple of ranks: (1, 0) is the best token below the second best. Its value is the share of
 verifications whose accepted path contains it, from traces of a wide tree. The expected tokens per verification of a
-tree are 1 (the base model's token) plus the sum of its nodes' values. For every size the best tree consists of the most
+tree are 1 (the bonus token) plus the sum of its nodes' values. For every size the best tree consists of the most
 valuable nodes: a child's value is at most its parent's, so this set contains all ancestors. Source of the greedy
 construction: Cai et al. 2024 (Medusa), section 2.3.3; of the hardware costs: Chen et al. 2024 (Sequoia), section 3.3.
 """
@@ -37,7 +37,7 @@ class SizePlan:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """The chosen tree and the best of every size. `nodes` is 0 if plain decoding is faster."""
+    """The chosen tree and the best of every size. `nodes`: 0 if plain decoding is faster; `verdict`: in words."""
 
     nodes: int
     depth: int
@@ -56,7 +56,7 @@ def values_from_steps(steps: Iterable[Step]) -> dict[Choice, float]:
     accepted: Counter[Choice] = Counter()
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     for step in counted:
-        ranks = tuple(step.drafted.ranks[node] for node in step.accepted)
+        ranks = tuple(step.draft_record.ranks[node] for node in step.accepted)
         accepted.update(ranks[:depth] for depth in range(1, len(ranks) + 1))
     return {choice: count / len(counted) for choice, count in accepted.items()}
 
@@ -69,7 +69,7 @@ def best_choices(values: Mapping[Choice, float], nodes: int, max_depth: int | No
 
 
 def expected_tau(values: Mapping[Choice, float], choices: Iterable[Choice]) -> float:
-    """Expected tokens per verification: one of the base model and the accepted draft tokens."""
+    """Expected tokens per verification: the bonus token and the accepted draft tokens."""
     return 1.0 + sum(values[choice] for choice in choices)
 
 
@@ -98,7 +98,7 @@ def plan_dynamic(
     sizes: Sequence[int] = SIZES,
 ) -> TreePlan:
     """The fastest size and depth of EAGLE-2's dynamic tree, from traces of a larger one."""
-    deepest = max((max(step.drafted.depths, default=0) for step in steps), default=0)
+    deepest = max((max(step.draft_record.depths, default=0) for step in steps), default=0)
     candidates = (
         (tau, nodes, depth, ())
         for depth in range(1, deepest + 1)
@@ -135,11 +135,11 @@ def lengths_by_size(steps: Iterable[Step], sizes: Sequence[int], max_depth: int 
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     totals = dict.fromkeys(sizes, 0)
     for step in counted:
-        score: list[float] = []
-        for node, parent in enumerate(step.drafted.parents):
-            score.append(step.drafted.logprobs[node] + (score[parent] if parent >= 0 else 0.0))
-        allowed = [n for n in range(len(score)) if max_depth is None or step.drafted.depths[n] <= max_depth]
-        ordered = sorted(allowed, key=lambda node, score=score: (-score[node], node))
+        path_logprobs: list[float] = []
+        for node, parent in enumerate(step.draft_record.parents):
+            path_logprobs.append(step.draft_record.logprobs[node] + (path_logprobs[parent] if parent >= 0 else 0.0))
+        allowed = [n for n, depth in enumerate(step.draft_record.depths) if max_depth is None or depth <= max_depth]
+        ordered = sorted(allowed, key=lambda node, logprobs=path_logprobs: (-logprobs[node], node))
         order = {node: index for index, node in enumerate(ordered)}
         for size in sizes:
             totals[size] += sum(order.get(node, size) < size - 1 for node in step.accepted)
@@ -161,7 +161,7 @@ def wide_choices(depth: int, nodes: int = 64, width: int = 10) -> tuple[Choice, 
 
 def measure_forward(target: Target, sizes: Sequence[int] = SIZES, rounds: int = 7) -> dict[int, float]:
     """Median milliseconds of one greedy verification by node count, at the target's present length. Sizes alternate, so
-    that a disturbance affects all; nodes are tokens of the text, since random ones give nearly equal logits."""
+    that a disturbance affects all; nodes are tokens of the sequence, since random ones give nearly equal logits."""
     length, tokens = len(target.ids), (target.ids or [0]) * max(sizes)
     times: dict[int, list[float]] = {size: [] for size in sizes if size <= target.free_positions}
     for _ in range(rounds):

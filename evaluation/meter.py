@@ -185,17 +185,17 @@ def _drafters(target: Target, draft: Any, space: TuningSpace) -> dict[tuple[str,
 def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]]:
     """(rows, milliseconds) of one pass of the draft network, logits included, at the end of the current text."""
     if isinstance(drafter, EagleDrafter):
-        drafter.root(drafter.text[-1])
+        drafter.root(drafter.shifted_ids[-1])
         for rows in PASS_ROWS:
-            tokens = drafter.text[-1:] * rows
+            tokens = drafter.shifted_ids[-1:] * rows
             yield rows, time_milliseconds(lambda tokens=tokens: drafter.add(tokens, [0] * len(tokens)), device)
-            drafter.root(drafter.text[-1])
+            drafter.root(drafter.shifted_ids[-1])
     elif isinstance(drafter, MedusaDrafter):
         for rows in PASS_ROWS:
             hidden = drafter.hidden.expand(rows, -1).contiguous()
             yield rows, time_milliseconds(lambda hidden=hidden: _heads(drafter, hidden), device)
     elif isinstance(drafter, StandaloneDrafter):
-        target = drafter.draft
+        target = drafter.draft_model
         for rows in (n for n in PASS_ROWS if n <= target.free_positions):
             tree = DraftTree.chain((target.ids * rows)[:rows])
             yield rows, time_milliseconds(lambda tree=tree: target.forward_tree(tree), device)

@@ -203,8 +203,8 @@ def project_times(result: ReplayResult, costs: Costs) -> tuple[ReplayResult, dic
 def _with_predicted_times(step: Step, costs: Costs) -> Step:
     if step.kind == "prefill":
         return step
-    drafted = step.drafted
-    nodes, depth = len(drafted.tokens) + 1, max(drafted.depths, default=0)
+    draft = step.draft_record
+    nodes, depth = len(draft.tokens) + 1, max(draft.depths, default=0)
     kind = PLAIN if not depth else CHAIN if depth == nodes - 1 else TREE
     drafting = costs.drafting(DraftShape(kind, nodes, depth), 1) if costs.draft and depth else step.ms_draft
     return replace(step, ms_draft=drafting, ms_verify=costs.verify(nodes, 1), ms_other=costs.other)

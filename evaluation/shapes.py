@@ -37,7 +37,7 @@ class DraftShape:
 @dataclass(frozen=True)
 class AcceptanceCurves:
     """Acceptance of a draft: `chain`: P(first d tokens accepted) for d = 1, 2, …; for trees either `values` by choice
-    (static) or `sizes`: depth → nodes → τ (pruned by score)."""
+    (static) or `sizes`: depth → nodes → τ (pruned by path log-probability)."""
 
     chain: tuple[float, ...]
     sizes: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -101,14 +101,14 @@ def chain_rates(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
 
 
 def curves_of_trace(steps: Sequence[Step]) -> AcceptanceCurves:
-    """Acceptance of chains and of trees within the drafted trees of a recorded trace, pruned by score."""
+    """Acceptance of chains and of trees within the drafted trees of a trace, pruned by path log-probability."""
     counted = [step for step in steps if step.counted and step.kind == "verify"]
     if not counted:
         raise BadInput("This trace has no complete verification.")
     values = values_from_steps(steps)
-    deepest = max(max(step.drafted.depths, default=0) for step in counted)
+    deepest = max(max(step.draft_record.depths, default=0) for step in counted)
     chain = tuple(values.get((0,) * depth, 0.0) for depth in range(1, deepest + 1))
-    max_nodes = max(len(step.drafted.tokens) for step in counted) + 1
+    max_nodes = max(len(step.draft_record.tokens) for step in counted) + 1
     sizes = [size for size in TREES if size <= max_nodes]
     by_depth = {depth: lengths_by_size(steps, sizes, depth) for depth in range(1, deepest + 1)}
     return AcceptanceCurves(chain, by_depth, verifications=len(counted))

@@ -26,11 +26,11 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
     - medusa: `tree` (Medusa choices: a list of ranks for each node or for each leaf)
     - eagle, eagle3: `tree` (a static tree), or `depth`, `top_k`, `nodes` (EAGLE-2's dynamic tree; top_k 1 is a
       chain); `sample` (sample the children of a static tree if the generation samples)
-    - draft: `depth` (a chain) or `tree`; `sample` (default true)
+    - draft (the id of standalone draft models): `depth` (a chain) or `tree`; `sample` (default true)
 
     Without any of these, the tuned options of the checkpoint are used, else defaults. For a fast target the draft's
-    linear layers are packed in place. Raises BadInput for an unknown drafter or option or an invalid value, Unsupported
-    if the base model cannot verify drafts.
+    linear layers are packed in place (`models.runtime.linear`). Raises BadInput for an unknown drafter or option or an
+    invalid value, Unsupported if the base model cannot verify drafts.
     """
     options = {k: v for k, v in (options or {}).items() if v is not None}
     name = options.pop("drafter", None) or (draft.method if draft is not None else "none")

@@ -17,21 +17,22 @@ from speculoos.errors import BadInput
 MAX_OPTION = 1024  # largest value of a drafter's numeric option
 MAX_TUNING_DEPTH = 5
 WIDEST_TREE = {"top_k": 4, "nodes": 32}  # the widest tuned tree; its traces also give the results of narrower trees
-Sampling = tuple[LogitsWarper, torch.Generator, int]
-"""Sampling of draft tokens: warp, random generator, the target's vocabulary size."""
+SamplingParams = tuple[LogitsWarper, torch.Generator, int]
+"""How draft tokens are sampled: warp, random generator, the base model's vocabulary size."""
 
 
 @dataclass(frozen=True)
 class PrefillContext:
-    """The state after the prefill: `token` follows the prompt; `output` has the last `len(hidden)` prompt tokens."""
+    """The state after the prefill: `token` follows the prompt; `target_output` is the base model's output for the
+    last `len(target_output.hidden)` prompt tokens."""
 
     prompt_ids: Sequence[int]
     token: int
-    output: ForwardOutput
+    target_output: ForwardOutput
     config: GenerateConfig
     generator: torch.Generator
 
-    def sampling(self, vocab_size: int) -> Sampling | None:
+    def sampling(self, vocab_size: int) -> SamplingParams | None:
         """Sampling of draft tokens with the generation's settings; None if the generation is greedy."""
         if not self.config.temperature:
             return None
@@ -58,8 +59,9 @@ class Drafter:
         """A tree whose root is `token`, the last emitted token."""
         return DraftTree((token,))
 
-    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
-        """Receive the emitted `tokens`; tokens[i] follows row rows[i] of `output`, which is in the cache now."""
+    def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
+        """Receive the emitted `tokens`; tokens[i] follows the verified tree's node nodes[i], which is in the
+        cache now. `target_output`: the base model's output for all nodes of the tree."""
 
 
 class PlainDrafter(Drafter):
@@ -92,8 +94,8 @@ class ClientDrafter(Drafter):
         self.kind = self.inner.kind
         return self.inner.propose(token)
 
-    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
-        self.inner.update(tokens, output, rows)
+    def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
+        self.inner.update(tokens, target_output, nodes)
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,12 @@ class TuningSpace:
     dynamic: bool = False
 
 
-def check_columns(ranks: Sequence[int], columns: int) -> None:
-    """Raise BadInput for ranks beyond the draft's vocabulary size `columns`."""
-    if max(ranks, default=0) >= columns:
+def check_ranks(ranks: Sequence[int], draft_vocab_size: int) -> None:
+    """Raise BadInput for ranks beyond the number of tokens that the draft can propose."""
+    if max(ranks, default=0) >= draft_vocab_size:
         raise BadInput(
-            f"The tree needs the {max(ranks) + 1} best tokens, but this draft has {columns}; use a narrower tree."
+            f"The tree needs the {max(ranks) + 1} best tokens, but this draft has {draft_vocab_size}; "
+            "use a narrower tree."
         )
 
 

@@ -1,7 +1,8 @@
 """EAGLE-1 and EAGLE-3 drafters: static trees, EAGLE-2's dynamic trees, chains (a dynamic tree of top_k 1).
 
-The draft extrapolates the base model's features. Its cache has a row for every position t of the text except the last:
-the feature of t with token t+1. The rows of the current tree, whose features are predicted, follow and are dropped.
+The draft extrapolates the base model's features. Its cache has a row (key and value) for every position t of the
+sequence except the last: the feature of t with token t+1. The rows of the current tree, whose features are predicted,
+follow and are dropped.
 
 A runner is the draft's network itself, or its layers on the fast runtime: fused, packed, and in bfloat16 if the CPU
 supports it, since a draft's precision affects the acceptance rate but not the output. Shapes: n positions, H hidden
@@ -20,13 +21,13 @@ from decoding.drafters.base import (
     WIDEST_TREE,
     Drafter,
     PrefillContext,
-    Sampling,
+    SamplingParams,
     TuningSpace,
-    check_columns,
+    check_ranks,
     is_fast,
 )
 from decoding.drafters.expansion import grow_dynamic, grow_static
-from decoding.target import PREFILL_ROWS, Target, common_prefix
+from decoding.target import MAX_PREFILL_TOKENS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from models.base import has_bfloat16
 from models.draft_layers import causal_mask
@@ -79,7 +80,7 @@ class ModuleRunner:
         return KVCache(len(self.draft.layers), UNLIMITED, grows=True)
 
     def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        """Input features [n, H] from the base's last hidden states (EAGLE-1) or the outputs of `layers_wanted`."""
+        """Features [n, H] from the base model's last hidden states (EAGLE-1) or the outputs of `layers_wanted`."""
         outputs = () if aux is None else tuple(output[None] for output in aux.chunk(len(self.layers_wanted), dim=-1))
         return self.draft.fuse(hidden[None], outputs)[0]
 
@@ -93,8 +94,8 @@ class ModuleRunner:
     ) -> torch.Tensor:
         """Features [n, H] of positions t and tokens t+1 → features [n, H]; their rows are committed to the cache.
         `mask` bool [n, length + n] is the attention mask; None is causal."""
-        rows = torch.tensor([ids, positions], device=features.device)
-        out = self.draft(features[None], rows[:1], rows[1:], CacheMemory(cache, mask))[0]
+        inputs = torch.tensor([ids, positions], device=features.device)
+        out = self.draft(features[None], inputs[:1], inputs[1:], CacheMemory(cache, mask))[0]
         cache.stage(len(ids))
         cache.commit_all()
         return out
@@ -114,6 +115,8 @@ def drafting_dtype(draft: Any) -> torch.dtype:
 
 
 class PackedRunner:
+    """As ModuleRunner, on packed weights: reordered for fast products with few tokens (`models.runtime.linear`)."""
+
     def __init__(self, draft: Any, dtype: torch.dtype):
         self.method, self.layers_wanted, self.dtype = draft.method, tuple(draft.layers_wanted), dtype
         self.eagle3 = draft.method == "eagle3"
@@ -198,32 +201,32 @@ class EagleDrafter(Drafter):
         self.name = draft.method
         self.layers = tuple(draft.layers_wanted)
         self.cache = draft.new_cache()
-        self.text: list[int] = []  # tokens 1, 2, … of the text: text[t] is the token of cache row t
-        self.first = -1  # token 0 of the text, which has no row
+        self.shifted_ids: list[int] = []  # token ids 1, 2, … of the sequence: shifted_ids[t] is that of cache row t
+        self.first_id = -1  # token id 0 of the sequence, which has no row
         self.pending: list[torch.Tensor] = []  # features of tokens whose rows are not computed yet
-        self.last = torch.empty(0)  # the draft's output [1, H] after the text, the root of the next tree
-        self.sampling: Sampling | None = None
+        self.last = torch.empty(0)  # the draft's output [1, H] after the sequence, the root of the next tree
+        self.sampling: SamplingParams | None = None
         self._outputs = self.last  # outputs [1 + nodes, H] of the current tree; the root's (`last`) is first
         self._visible: list[list[int]] = []
         """For each of these nodes, the tree's rows it attends to: its ancestors' and its own."""
         self._depths: list[int] = []
 
     def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int:
-        """One less than the common prefix with the present text: its last feature must be computed again."""
-        computed = len(self.text) - sum(map(len, self.pending))  # later rows are predictions of the last tree
-        return max(common_prefix([self.first, *self.text[:computed]], prompt_ids) - 1, 0)
+        """One less than the common prefix with the present sequence: its last feature must be computed again."""
+        computed = len(self.shifted_ids) - sum(map(len, self.pending))  # later rows are predictions of the last tree
+        return max(common_prefix([self.first_id, *self.shifted_ids[:computed]], prompt_ids) - 1, 0)
 
     def prefill(self, start: PrefillContext) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
-        prompt_ids, output = start.prompt_ids, start.output
-        self.cache.crop(len(prompt_ids) - len(output.hidden))
-        self.first, self.text = prompt_ids[0], [*prompt_ids[1:], start.token]
-        self.pending = [self._features(output, slice(None))]
+        prompt_ids, target_output = start.prompt_ids, start.target_output
+        self.cache.crop(len(prompt_ids) - len(target_output.hidden))
+        self.first_id, self.shifted_ids = prompt_ids[0], [*prompt_ids[1:], start.token]
+        self.pending = [self._features(target_output, slice(None))]
         self._compute_pending()
 
-    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
-        self.text += tokens
-        self.pending.append(self._features(output, list(rows)))
+    def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
+        self.shifted_ids += tokens
+        self.pending.append(self._features(target_output, list(nodes)))
 
     def propose(self, token: int) -> DraftTree:
         if isinstance(self.tree, DynamicTree):
@@ -232,10 +235,10 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def root(self, token: int) -> torch.Tensor:
-        """Draft logits [V'] after the text."""
+        """Draft logits [V'] after the sequence."""
         if self.pending:
             self._compute_pending()
-        self.cache.crop(len(self.text))
+        self.cache.crop(len(self.shifted_ids))
         self._outputs = self.last
         self._visible, self._depths = [[]], [0]
         return self.draft.logits(self.last)[0]
@@ -249,7 +252,7 @@ class EagleDrafter(Drafter):
             self._depths.append(self._depths[parent] + 1)
         mask = self._mask(self._visible[first:], rows + len(tokens))
         features = self._outputs.index_select(0, torch.tensor(parents, device=self._outputs.device))
-        positions = [len(self.text) - 1 + depth for depth in self._depths[first:]]
+        positions = [len(self.shifted_ids) - 1 + depth for depth in self._depths[first:]]
         out = self.draft(features, tokens, positions, self.cache, mask)
         self._outputs = torch.cat([self._outputs, out])
         return self.draft.logits(out)
@@ -258,29 +261,29 @@ class EagleDrafter(Drafter):
         return self.draft.to_target(choices)
 
     def _mask(self, visible: Sequence[Sequence[int]], rows: int) -> torch.Tensor:
-        """Bool [nodes, text + rows]: each node attends to the whole text and its `visible` rows of the tree."""
+        """Bool [nodes, sequence + rows]: each node attends to the whole sequence and its `visible` rows of the tree."""
         mask = [[False] * rows for _ in visible]
-        for row, columns in zip(mask, visible, strict=True):
-            for column in columns:
-                row[column] = True
-        return F.pad(torch.tensor(mask, device=self.last.device), (len(self.text), 0), value=True)
+        for node_mask, visible_rows in zip(mask, visible, strict=True):
+            for row in visible_rows:
+                node_mask[row] = True
+        return F.pad(torch.tensor(mask, device=self.last.device), (len(self.shifted_ids), 0), value=True)
 
     @torch.inference_mode()
     def _compute_pending(self) -> None:
         features = torch.cat(self.pending)
-        start = len(self.text) - len(features)
+        start = len(self.shifted_ids) - len(features)
         self.cache.crop(start)
         assert self.cache.length == start, (self.cache.length, start)
-        for rows in features.split(PREFILL_ROWS):  # the mask of a long prompt would be quadratic in its length
-            ids = self.text[start : start + len(rows)]
-            positions = range(start, start + len(rows))
-            self.last = self.draft(rows, ids, positions, self.cache)[-1:]
+        for chunk in features.split(MAX_PREFILL_TOKENS):  # the mask of a long prompt would be quadratic in its length
+            ids = self.shifted_ids[start : start + len(chunk)]
+            positions = range(start, start + len(chunk))
+            self.last = self.draft(chunk, ids, positions, self.cache)[-1:]
             start = positions.stop
         self.pending = []
 
     @torch.inference_mode()
-    def _features(self, output: ForwardOutput, rows: slice | list[int]) -> torch.Tensor:
-        return self.draft.fuse(output.hidden[rows], output.features[rows] if self.layers else None)
+    def _features(self, target_output: ForwardOutput, index: slice | list[int]) -> torch.Tensor:
+        return self.draft.fuse(target_output.hidden[index], target_output.features[index] if self.layers else None)
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
@@ -290,8 +293,8 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
         tree = shape_from_choices(options["tree"])
     else:
         tree = replace(GPU_TREE if target.base.device.type == "cuda" else CPU_TREE, **options)
-    columns = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
-    check_columns(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], columns)
+    draft_vocab_size = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
+    check_ranks(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], draft_vocab_size)
     if not is_fast(target) and draft.runner is not None:
         raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
     runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)

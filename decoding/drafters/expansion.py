@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from decoding.drafters.base import Sampling
+from decoding.drafters.base import SamplingParams
 from decoding.sampling import draw_distinct
 from decoding.tree import DraftTree, TreeShape
 
@@ -23,10 +23,10 @@ class Expander(Protocol):
         """Add nodes below earlier nodes: draft logits [n, V'] after each of them."""
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
-        """The target's token ids of indices into V' (a draft may have a smaller vocabulary)."""
+        """The base model's token ids of indices into V' (a draft may have a smaller vocabulary)."""
 
 
-def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: Sampling | None = None) -> DraftTree:
+def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: SamplingParams | None = None) -> DraftTree:
     """Fill `shape` level by level. Children are the draft's best tokens by rank, or, with `sampling`, sampled from its
     warped distribution without replacement and stored as `proposals`. A shape with only a root drafts nothing."""
     if len(shape) == 1:
@@ -38,8 +38,8 @@ def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: Samp
         if sampling is None:
             nodes |= _best_children(shape, level, logits, expander)
         else:
-            for node, row in zip(level, logits, strict=True):
-                sampled, proposals[node] = _sampled_children(shape.children[node], row, expander, sampling)
+            for node, node_logits in zip(level, logits, strict=True):
+                sampled, proposals[node] = _sampled_children(shape.children[node], node_logits, expander, sampling)
                 nodes |= sampled
         level = [c for node in level for c in shape.children[node] if shape.children[c] and c in nodes]
         if level:
@@ -60,14 +60,14 @@ def _best_children(
     children, ranks = shape.children, shape.ranks
     count = max(ranks[c] for node in level for c in children[node]) + 1
     best = logits.float().log_softmax(-1).topk(count, dim=-1)
-    rows = zip(level, expander.token_ids(best.indices).tolist(), best.values.tolist(), strict=True)
-    return {c: (ids[ranks[c]], values[ranks[c]]) for node, ids, values in rows for c in children[node]}
+    candidates = zip(level, expander.token_ids(best.indices).tolist(), best.values.tolist(), strict=True)
+    return {c: (ids[ranks[c]], values[ranks[c]]) for node, ids, values in candidates for c in children[node]}
 
 
 def _sampled_children(
-    children: Sequence[int], logits: torch.Tensor, expander: Expander, sampling: Sampling
+    children: Sequence[int], logits: torch.Tensor, expander: Expander, sampling: SamplingParams
 ) -> tuple[dict[int, tuple[int, float]], torch.Tensor]:
-    """Sampled children of one node (fewer if no mass remains), and their distribution over the target's vocabulary."""
+    """Sampled children of a node (fewer if no mass remains) and their distribution over the base model's vocabulary."""
     warp, generator, vocab_size = sampling
     q = warp(logits)
     all_ids = expander.token_ids(torch.arange(len(q), device=q.device))
@@ -78,23 +78,23 @@ def _sampled_children(
 
 
 def grow_dynamic(token: int, expander: Expander, depth: int, top_k: int, nodes: int) -> DraftTree:
-    """EAGLE-2's tree: the best `nodes` (including the root) by score, the log-probability of the path from the root.
+    """EAGLE-2's tree: the best `nodes` (including the root) by the log-probability of their path from the root.
     The root gets `top_k` children; then, `depth` times, the `top_k` best nodes of the last level get `top_k` children
-    each, so there are at most depth + 1 levels. A node's score is at most its parent's, so the best nodes form a tree.
+    each, so there are at most depth + 1 levels. A node's value is at most its parent's, so the best nodes form a tree.
     Source: Li et al. 2024 (EAGLE-2), section 4; defaults of its code: depth 7, top_k 10, 60 nodes."""
-    tokens, parents, scores, logprobs = [token], [-1], [0.0], [0.0]
+    tokens, parents, path_logprobs, logprobs = [token], [-1], [0.0], [0.0]
     number = {0: 0}  # the expander's number of a candidate
 
     def candidates(frontier: Sequence[int], logits: torch.Tensor) -> list[int]:
         best = logits.float().log_softmax(-1).topk(min(top_k, logits.shape[-1]), dim=-1)
         ids, values = expander.token_ids(best.indices).tolist(), best.values.tolist()
         first = len(tokens)
-        for node, row_ids, row_values in zip(frontier, ids, values, strict=True):
-            tokens.extend(row_ids)
-            parents.extend([node] * len(row_ids))
-            logprobs.extend(row_values)
-            scores.extend(scores[node] + value for value in row_values)
-        return sorted(range(first, len(tokens)), key=lambda c: -scores[c])[:top_k]
+        for node, child_ids, child_logprobs in zip(frontier, ids, values, strict=True):
+            tokens.extend(child_ids)
+            parents.extend([node] * len(child_ids))
+            logprobs.extend(child_logprobs)
+            path_logprobs.extend(path_logprobs[node] + value for value in child_logprobs)
+        return sorted(range(first, len(tokens)), key=lambda c: -path_logprobs[c])[:top_k]
 
     frontier = candidates([0], expander.root(token)[None])
     for _ in range(depth):
@@ -102,7 +102,7 @@ def grow_dynamic(token: int, expander: Expander, depth: int, top_k: int, nodes: 
             number[node] = len(number)
         logits = expander.add([tokens[n] for n in frontier], [number[parents[n]] for n in frontier])
         frontier = candidates(frontier, logits)
-    keep = sorted(sorted(range(len(tokens)), key=lambda c: (-scores[c], c))[:nodes])
+    keep = sorted(sorted(range(len(tokens)), key=lambda c: (-path_logprobs[c], c))[:nodes])
     new = {old: i for i, old in enumerate(keep)}
     return DraftTree.build(
         [tokens[n] for n in keep], [new.get(parents[n], -1) for n in keep], [logprobs[n] for n in keep]

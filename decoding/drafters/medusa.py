@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import WIDEST_TREE, Drafter, PrefillContext, TuningSpace, check_columns, is_fast
+from decoding.drafters.base import WIDEST_TREE, Drafter, PrefillContext, TuningSpace, check_ranks, is_fast
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices
@@ -37,10 +37,10 @@ class MedusaDrafter(Drafter):
         self.hidden: torch.Tensor | None = None
 
     def prefill(self, start: PrefillContext) -> None:
-        self.hidden = start.output.hidden[-1]
+        self.hidden = start.target_output.hidden[-1]
 
-    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
-        self.hidden = output.hidden[rows[-1]]
+    def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
+        self.hidden = target_output.hidden[nodes[-1]]
 
     @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
@@ -64,7 +64,7 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
     if is_fast(target):
         pack_module(draft)
     drafter = MedusaDrafter(draft, options.get("tree"))
-    check_columns(drafter.shape.ranks, len(draft.draft_ids))
+    check_ranks(drafter.shape.ranks, len(draft.draft_ids))
     return drafter
 
 

@@ -1,6 +1,6 @@
 """Prompt lookup: proposes the tokens that followed an earlier occurrence of the last n tokens. No training.
 
-Source: Saxena 2023, prompt lookup decoding; with an index, so that a step does not search the whole text.
+Source: Saxena 2023, prompt lookup decoding; with an index, so that a step does not search the whole sequence.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from models.methods.trees import MAX_DEPTH, MAX_TREE_NODES
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput
 
-MAX_NGRAM = 16  # largest n: the index stores every position of the text once for each n
+MAX_NGRAM = 16  # largest n: the index stores every position of the sequence once for each n
 MAX_OCCURRENCES = 32  # occurrences tried per n-gram, latest first; limits the cost of a step in long texts
 
 
@@ -31,13 +31,13 @@ class NgramDrafter(Drafter):
         self.sizes = range(max_ngram, min_ngram - 1, -1)
         self.ids: list[int] = []
         self.ends: dict[tuple[int, ...], list[int]] = {}
-        """For each n-gram of the text, the indices after its occurrences, oldest first."""
+        """For each n-gram of the sequence, the indices after its occurrences, oldest first."""
 
     def prefill(self, start: PrefillContext) -> None:
         self.ids, self.ends = [], {}
         self._extend([*start.prompt_ids, start.token])
 
-    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
+    def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
         self._extend(tokens)
 
     def propose(self, token: int) -> DraftTree:
@@ -58,9 +58,9 @@ class NgramDrafter(Drafter):
         continuations: list[list[int]] = []
         for size in self.sizes:
             for end in reversed(self.ends.get(tuple(self.ids[-size:]), [])[-MAX_OCCURRENCES:]):
-                text = self.ids[end : end + self.depth]
-                if text and text not in continuations:
-                    continuations.append(text)
+                continuation = self.ids[end : end + self.depth]
+                if continuation and continuation not in continuations:
+                    continuations.append(continuation)
                 if len(continuations) == self.width:
                     return continuations
         return continuations

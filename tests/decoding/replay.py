@@ -24,7 +24,7 @@ class ReplayDrafter(Drafter):
     def prefill(self, start: PrefillContext) -> None:
         self.done, self.turn = 1, 0
 
-    def update(self, tokens: Sequence[int], output: ForwardOutput, rows: Sequence[int]) -> None:
+    def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
         self.done += len(tokens)
 
     def propose(self, token: int) -> DraftTree:

@@ -30,16 +30,16 @@ def test_greedy_follows_the_bases_best_tokens_down_the_tree():
 def test_greedy_takes_a_row_of_logits_or_the_best_token_per_node():
     best, hidden = torch.tensor([2, 9, 5, 9, 9, 6]), torch.zeros(6, 1)
     logits = torch.nn.functional.one_hot(best, 10).float()
-    for scored in (ForwardOutput(logits, hidden), ForwardOutput(None, hidden, best_ids=best)):
-        assert GreedyRule()(DraftTree(TOKENS, SHAPE), scored) == Verification((2, 5), 6)
-        assert GreedyRule().first(scored) == 6
+    for target_output in (ForwardOutput(logits, hidden), ForwardOutput(None, hidden, best_ids=best)):
+        assert GreedyRule()(DraftTree(TOKENS, SHAPE), target_output) == Verification((2, 5), 6)
+        assert GreedyRule().first(target_output) == 6
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypatch):
     """What runs where every look would wait for the device, on this processor."""
     rule = make_rule(GenerateConfig(temperature=1.0, top_p=0.9), seeded_generator(0))
-    verdicts = []
+    verifications = []
     for cpu in (True, False):
         monkeypatch.setattr("decoding.accept._is_cpu", lambda _device, cpu=cpu: cpu)
         rule.generator.manual_seed(0)
@@ -48,15 +48,15 @@ def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypa
             logits = 2 * torch.randn(len(SHAPE), 8, generator=draws)
             q = {n: torch.rand(8, generator=draws, dtype=torch.float64) for n in (0, 2)} if sampled else {}
             tree = DraftTree(TOKENS, SHAPE, proposals={n: row / row.sum() for n, row in q.items()})
-            verdicts.append(rule(tree, ForwardOutput(logits, torch.zeros(6, 1))))
-    assert verdicts[:60] == verdicts[60:] and len(set(verdicts)) > 10
+            verifications.append(rule(tree, ForwardOutput(logits, torch.zeros(6, 1))))
+    assert verifications[:60] == verifications[60:] and len(set(verifications)) > 10
 
 
 def lossless(p, q, uniforms, shape=SHAPE, tokens=TOKENS):
-    rows = torch.tensor(p, dtype=torch.float64)
+    probs = torch.tensor(p, dtype=torch.float64)
     proposals = {n: torch.tensor([row], dtype=torch.float64) for n, row in (q or {}).items()}
     node, token = accept_lossless(
-        shape, torch.tensor([tokens]), lambda n: rows[n], proposals, torch.tensor([uniforms], dtype=torch.float64)
+        shape, torch.tensor([tokens]), lambda n: probs[n], proposals, torch.tensor([uniforms], dtype=torch.float64)
     )
     return int(node), int(token)
 
@@ -106,8 +106,8 @@ def test_typical_takes_the_longest_path_and_among_equals_the_likelier():
 def test_typical_acceptance_changes_the_distribution():
     """The reason it is labelled lossy: improbable tokens never come out."""
     rule = make_rule(GenerateConfig(temperature=1.0, acceptance="typical"), seeded_generator(0))
-    scored = ForwardOutput(torch.tensor([[3.0, 2.5, -2.0, -3.0]]), torch.zeros(1, 1))
-    drawn = {rule(DraftTree((0,)), scored).token for _ in range(500)}
+    target_output = ForwardOutput(torch.tensor([[3.0, 2.5, -2.0, -3.0]]), torch.zeros(1, 1))
+    drawn = {rule(DraftTree((0,)), target_output).bonus_token for _ in range(500)}
     assert drawn == {0, 1}
 
 

@@ -126,26 +126,26 @@ class Checked:
 
     def __init__(self, drafter, base, prompt):
         self.drafter, self.base, self.draft = drafter, base, drafter.draft.draft
-        self.text, self.checks = list(prompt), 0
+        self.ids, self.checks = list(prompt), 0
 
     def __getattr__(self, name):
         return getattr(self.drafter, name)
 
     def prefill(self, opening):
-        self.text = [*opening.prompt_ids, opening.token]
+        self.ids = [*opening.prompt_ids, opening.token]
         self.drafter.prefill(opening)
 
-    def update(self, tokens, output, kept):
-        self.text += tokens
-        self.drafter.update(tokens, output, kept)
+    def update(self, tokens, target_output, nodes):
+        self.ids += tokens
+        self.drafter.update(tokens, target_output, nodes)
 
     def propose(self, token):
         tree = self.drafter.propose(token)
-        assert self.text[-1] == token
-        hidden, aux = self.base.forward_hidden(torch.tensor([self.text[:-1]]), layers=self.draft.layers_wanted)
+        assert self.ids[-1] == token
+        hidden, aux = self.base.forward_hidden(torch.tensor([self.ids[:-1]]), layers=self.draft.layers_wanted)
         known = self.draft.fuse(hidden, aux)
         for path in tree.shape.paths:
-            features, tokens = known, self.text[1:]
+            features, tokens = known, self.ids[1:]
             for node in path:
                 places = torch.arange(features.shape[1])[None]
                 out = self.draft(features, torch.tensor([tokens]), places)[:, -1:]
@@ -166,7 +166,7 @@ def test_eagles_cache_and_trees_equal_computing_everything_anew(kind, options, b
     recorded = greedy(base, prompt, 24)[0]
     target = Target(base, 96)
     checked = Checked(make_drafter(target, kind.from_base(base), options), base, prompt)
-    proposals = ReplayDrafter(recorded, 3, base.vocab_size)  # right ones, so that several rows are kept a step
+    proposals = ReplayDrafter(recorded, 3, base.vocab_size)  # right ones, so that several nodes are committed a step
 
     class Both:
         """Proposes from the recording, and has EAGLE draft beside it."""
@@ -250,8 +250,8 @@ def test_a_standalone_draft_stays_in_step_with_the_text(options, base):
     own = draft.as_base(base).model
     for step in run(target, drafter, prompt, max_tokens=12)[1:]:
         text = drafter.ids[: len(drafter.ids) - len(step.tokens)] if step.finish is None else None
-        assert drafter.draft.cache.length <= len(drafter.ids) + 3
-        assert text is None or step.drafted.tokens
+        assert drafter.draft_model.cache.length <= len(drafter.ids) + 3
+        assert text is None or step.draft_record.tokens
     root = drafter.root(drafter.ids[-1])
     with torch.inference_mode():
         expected = own(torch.tensor([drafter.ids])).logits[0, -1]
@@ -271,15 +271,15 @@ def test_an_empty_tree_drafts_nothing(kind, temperature, base):
         target = Target(base, 96)
         drafter = make_drafter(target, drafts[kind]().eval(), options)
         steps = run(target, drafter, ids_of(base, "the quick"), max_tokens=4, temperature=temperature, seed=0)
-        assert len(steps) > 1 and not any(step.drafted.tokens for step in steps)
+        assert len(steps) > 1 and not any(step.draft_record.tokens for step in steps)
 
 
 def test_a_draft_whose_context_is_full_leaves_the_target_to_go_on_alone(base):
     target = Target(base, 96)
     drafter = make_drafter(target, StandaloneDraft.from_base(base, 1), {"depth": 3})
-    drafter.draft = Target(drafter.draft.base, 16)
+    drafter.draft_model = Target(drafter.draft_model.base, 16)
     prompt = ids_of(base, "the quick brown fox")
     expected = greedy(base, prompt, 24)[0]
     steps = run(target, drafter, prompt, max_tokens=24)
     assert list(itertools.chain(*[[t.id for t in s.tokens] for s in steps])) == expected
-    assert steps[1].drafted.tokens and not steps[-1].drafted.tokens
+    assert steps[1].draft_record.tokens and not steps[-1].draft_record.tokens

@@ -52,7 +52,7 @@ def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, family, monkeypatc
         expected = run(slow, make_drafter(slow, slow_draft, {"tree": TREE}), PROMPT, max_tokens=32)
         steps = run(fast, make_drafter(fast, fast_draft, {"tree": TREE}), PROMPT, max_tokens=32)
         assert [s.tokens for s in steps] == [s.tokens for s in expected]
-        assert [s.drafted.tokens for s in steps] == [s.drafted.tokens for s in expected]
+        assert [s.draft_record.tokens for s in steps] == [s.draft_record.tokens for s in expected]
         slow.rewind(0)
         fast.rewind(0)
 
@@ -82,14 +82,14 @@ def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name)
 @pytest.mark.parametrize("kind", [EagleDraft, Eagle3Draft])
 @pytest.mark.parametrize("make_target", [Target, fast_target])
 def test_a_long_prompt_in_parts_gives_the_same_drafts(kind, make_target, tiny_base, monkeypatch):
-    def drafted(rows: int) -> list:
-        monkeypatch.setattr("decoding.drafters.eagle.PREFILL_ROWS", rows)
+    def drafted(prefill_tokens: int) -> list:
+        monkeypatch.setattr("decoding.drafters.eagle.MAX_PREFILL_TOKENS", prefill_tokens)
         base = load_base(tiny_base)
         torch.manual_seed(0)
         draft = kind.from_base(base)
         target = make_target(base, 200)
         drafter = make_drafter(target, draft, {"tree": TREE})
-        return [step.drafted.tokens for step in run(target, drafter, PROMPT, max_tokens=16)]
+        return [step.draft_record.tokens for step in run(target, drafter, PROMPT, max_tokens=16)]
 
     assert drafted(7) == drafted(1024)
 

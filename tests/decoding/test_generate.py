@@ -37,7 +37,7 @@ def replay(base, expected, shape=SHAPE):
 
 
 def guesses(steps):
-    return [(step.drafted.tokens, step.drafted.parents) for step in steps]
+    return [(step.draft_record.tokens, step.draft_record.parents) for step in steps]
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(base, prompt):
@@ -259,21 +259,21 @@ def test_the_bases_probability_of_every_drafted_token_is_recorded_rejected_ones_
     steps = run(Target(base, 256), replay(base, expected), prompt, max_tokens=12, probabilities=True, **sampling)
     said, looked_at, rejected = list(prompt), 0, 0
     for step in steps:
-        drafted = step.drafted
-        assert len(drafted.probs) == len(drafted.tokens)
-        for node, p in enumerate(drafted.probs):
-            path, above = [], drafted.parents[node]
+        draft_record = step.draft_record
+        assert len(draft_record.probs) == len(draft_record.tokens)
+        for node, p in enumerate(draft_record.probs):
+            path, above = [], draft_record.parents[node]
             while above >= 0:
-                path.insert(0, drafted.tokens[above])
-                above = drafted.parents[above]
+                path.insert(0, draft_record.tokens[above])
+                above = draft_record.parents[above]
             logits = base.model(torch.tensor([[*said, *path]])).logits[0, -1]
             warp = LogitsWarper(0.8, 20) if sampling else LogitsWarper()
-            assert p == pytest.approx(float(warp(logits)[drafted.tokens[node]]), abs=1e-4)
+            assert p == pytest.approx(float(warp(logits)[draft_record.tokens[node]]), abs=1e-4)
             looked_at, rejected = looked_at + 1, rejected + (node not in step.accepted)
         said += [token.id for token in step.tokens]
     assert looked_at >= rejected > 0 and (looked_at > rejected or sampling)
-    record = next(step.record() for step in steps if step.drafted.probs)
-    assert Step.of_record(record).drafted.probs == tuple(record["draft"]["probs"])
+    record = next(step.record() for step in steps if step.draft_record.probs)
+    assert Step.of_record(record).draft_record.probs == tuple(record["draft"]["probs"])
 
 
 def test_probabilities_change_nothing_that_is_emitted_and_are_left_out_unless_asked_for(base, prompt, expected):
@@ -282,4 +282,4 @@ def test_probabilities_change_nothing_that_is_emitted_and_are_left_out_unless_as
         for asked in (False, True)
     )
     assert [s.tokens for s in plainly] == [s.tokens for s in recorded]
-    assert not any(s.drafted.probs for s in plainly) and "probs" not in plainly[1].record()["draft"]
+    assert not any(s.draft_record.probs for s in plainly) and "probs" not in plainly[1].record()["draft"]

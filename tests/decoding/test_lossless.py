@@ -109,10 +109,10 @@ def counts_of_rule(rule, shape, warp, kind, seed=0):
     tokens, proposals = draft_batch(shape, draft, kind, generator, N)
     uniforms = torch.rand(N, len(shape), generator=generator, dtype=torch.float64)
 
-    def rows(nodes):
+    def probs_after(nodes):
         return target[tokens[torch.arange(N), nodes]]
 
-    node, token = rule(shape, tokens, rows, proposals, uniforms)
+    node, token = rule(shape, tokens, probs_after, proposals, uniforms)
     first, second = emitted_pairs(shape, tokens, node, token, target, generator)
     counts = torch.bincount(first * VOCAB + second, minlength=VOCAB * VOCAB)
     exact = target[VOCAB][:, None] * target[:VOCAB]
@@ -126,14 +126,14 @@ def test_every_rule_keeps_the_bases_distribution(shape, warp, kind):
         assert p_value(counts, exact) > ALARM / TESTS
 
 
-def always_from_base_if_first_rejected(shape, tokens, rows, proposals, uniforms):
+def always_from_base_if_first_rejected(shape, tokens, probs_after, proposals, uniforms):
     """A wrong rule: after a rejection it draws from p itself, not from what is left of p."""
-    node, token = accept_lossless(shape, tokens, rows, proposals, uniforms)
-    fresh = draw(rows(torch.zeros_like(node)), uniforms[:, 0])
+    node, token = accept_lossless(shape, tokens, probs_after, proposals, uniforms)
+    fresh = draw(probs_after(torch.zeros_like(node)), uniforms[:, 0])
     return node, torch.where(node == 0, fresh, token)
 
 
-def forgets_to_renormalise_q(shape, tokens, rows, proposals, uniforms):
+def forgets_to_renormalise_q(shape, tokens, probs_after, proposals, uniforms):
     """A wrong rule: siblings are judged as if drawn with replacement."""
     once = {parent: q for parent, q in proposals.items()}
 
@@ -142,7 +142,7 @@ def forgets_to_renormalise_q(shape, tokens, rows, proposals, uniforms):
             pass
 
     current = torch.zeros(len(tokens), dtype=torch.long)
-    p = rows(current)
+    p = probs_after(current)
     for node, parent in enumerate(shape.parents[1:], 1):
         active = current == parent
         token, q = tokens[:, node : node + 1], once[parent]
@@ -152,7 +152,7 @@ def forgets_to_renormalise_q(shape, tokens, rows, proposals, uniforms):
         left = left / left.sum(1, keepdim=True).clamp_min(1e-300)
         p = torch.where((active & ~accepted)[:, None], left, p)
         current = torch.where(accepted, node, current)
-        p = torch.where(accepted[:, None], rows(current), p)
+        p = torch.where(accepted[:, None], probs_after(current), p)
     return current, draw(p, uniforms[:, 0])
 
 

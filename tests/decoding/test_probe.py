@@ -103,7 +103,7 @@ def test_rotary_scalings_that_rescale_cached_keys_are_used_up_to_their_original_
 def test_a_long_prompt_is_prefilled_in_parts_with_the_same_result(base, monkeypatch):
     ids = [(7 * i) % base.vocab_size for i in range(150)]
     whole = Target(base, 200).prefill(ids)
-    monkeypatch.setattr("decoding.target.PREFILL_ROWS", 64)
+    monkeypatch.setattr("decoding.target.MAX_PREFILL_TOKENS", 64)
     parts = Target(base, 200).prefill(ids, layers=(0, 1))
     torch.testing.assert_close(parts.logits[-1], whole.logits[-1], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(parts.hidden, whole.hidden, atol=1e-4, rtol=1e-4)

@@ -6,10 +6,10 @@ from decoding.step import DraftRecord, EmittedToken, Step
 TREE = DraftRecord((5, 6, 7, 8), (-1, -1, 0, 2), (1, 1, 2, 3), (0, 1, 0, 0), (-0.1,) * 4)
 
 
-def step(accepted, counted=True, finish=None, drafted=TREE, index=1):
-    tokens = [EmittedToken(drafted.tokens[n], "draft", drafted.depths[n], drafted.ranks[n]) for n in accepted]
+def step(accepted, counted=True, finish=None, draft=TREE, index=1):
+    tokens = [EmittedToken(draft.tokens[n], "draft", draft.depths[n], draft.ranks[n]) for n in accepted]
     tokens.append(EmittedToken(9, "target"))
-    return Step(index, "verify", tuple(tokens), drafted, tuple(accepted), counted, finish, 1.0, 2.0, 0.5)
+    return Step(index, "verify", tuple(tokens), draft, tuple(accepted), counted, finish, 1.0, 2.0, 0.5)
 
 
 def test_prefill_and_cut_steps_are_left_out_of_the_mean_accepted_length():
@@ -32,7 +32,7 @@ def test_acceptance_by_depth_is_conditional_on_the_parent_having_been_accepted()
 
 def test_depths_nobody_reached_are_not_claimed():
     assert summarize([step([])]).acceptance_by_depth == (0.0,)
-    assert summarize([step([], drafted=DraftRecord())]).acceptance_by_depth == ()
+    assert summarize([step([], draft=DraftRecord())]).acceptance_by_depth == ()
 
 
 def test_nothing_at_all_sums_to_nothing():
@@ -47,12 +47,12 @@ def test_json_has_the_totals():
 
 def test_acceptance_by_rank_counts_the_children_of_accepted_nodes():
     """Two steps on the tree 0, 1, 00, 01, 10: one accepts 0 then 01, one accepts 1 and stops there."""
-    drafted = DraftRecord((5, 6, 7, 8, 9), (-1, -1, 0, 0, 1), (1, 1, 2, 2, 2), (0, 1, 0, 1, 0))
+    draft_record = DraftRecord((5, 6, 7, 8, 9), (-1, -1, 0, 0, 1), (1, 1, 2, 2, 2), (0, 1, 0, 1, 0))
     token = EmittedToken(1, "target")
     steps = [
-        Step(1, "verify", (token,) * 3, drafted, (0, 3)),
-        Step(2, "verify", (token,) * 2, drafted, (1,)),
-        Step(3, "verify", (token,), drafted, (), counted=False),
+        Step(1, "verify", (token,) * 3, draft_record, (0, 3)),
+        Step(2, "verify", (token,) * 2, draft_record, (1,)),
+        Step(3, "verify", (token,), draft_record, (), counted=False),
     ]
     assert acceptance_by_rank(steps) == ((0.5, 0.5), (0.0, 1.0))
     assert acceptance_by_rank(steps, ranks=1) == ((0.5,), (0.0,))

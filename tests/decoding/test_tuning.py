@@ -78,12 +78,12 @@ def test_plain_decoding_is_recommended_when_no_tree_pays():
 
 
 def step(ranks, parents, accepted, logprobs=None) -> Step:
-    drafted = DraftRecord(
+    draft_record = DraftRecord(
         tokens=tuple(range(len(ranks))), parents=parents, depths=(1,) * len(ranks), ranks=ranks,
         logprobs=logprobs or (0.0,) * len(ranks),
     )  # fmt: skip
     tokens = tuple(EmittedToken(0, "draft") for _ in accepted) + (EmittedToken(0, "target"),)
-    return Step(1, "verify", tokens, drafted, accepted)
+    return Step(1, "verify", tokens, draft_record, accepted)
 
 
 def test_values_are_shares_of_verifications_whose_path_runs_through_a_node():
@@ -102,9 +102,9 @@ def test_smaller_dynamic_trees_keep_the_best_scores():
 
 
 def test_a_dynamic_plan_weighs_depth_against_what_drafting_to_it_costs():
-    drafted = DraftRecord((0, 1, 2), (-1, 0, 1), (1, 2, 3), (0, 0, 0), (-0.1, -0.1, -0.1))
+    draft_record = DraftRecord((0, 1, 2), (-1, 0, 1), (1, 2, 3), (0, 0, 0), (-0.1, -0.1, -0.1))
     accepted = [(0, 1), (0,), (0, 1), ()]
-    steps = [Step(1, "verify", (EmittedToken(0, "target"),), drafted, path) for path in accepted]
+    steps = [Step(1, "verify", (EmittedToken(0, "target"),), draft_record, path) for path in accepted]
     assert lengths_by_size(steps, (2, 3, 4)) == {2: 1.75, 3: 2.25, 4: 2.25}
     assert lengths_by_size(steps, (4,), max_depth=1) == {4: 1.75}
     cheap = plan_dynamic(steps, COST, lambda depth: 0.1 * depth, sizes=(2, 3, 4))

@@ -183,7 +183,7 @@ def test_a_temperature_that_cannot_be_is_refused() -> None:
 
 def one_token_off(step: Step) -> Step:
     first = step.tokens[0]
-    return Step(step.index, step.kind, (EmittedToken(first.id ^ 1, first.origin), *step.tokens[1:]), step.drafted)
+    return Step(step.index, step.kind, (EmittedToken(first.id ^ 1, first.origin), *step.tokens[1:]), step.draft_record)
 
 
 def test_the_gap_is_that_of_the_logits_that_chose_the_token(base: LoadedBase, tiny_base: Path) -> None:

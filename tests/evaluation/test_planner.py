@@ -139,7 +139,7 @@ def test_a_plan_of_every_method_predicts_chains_and_trees(tiny_base, method):
         tree = make_drafter(target, fresh, row["options"])
         prompt = prompts_of(target.base, built_in(1), 40)[0]
         steps = list(generate(target, tree, prompt, GenerateConfig(max_tokens=6, eos_ids=frozenset())))
-        largest = max(len(step.drafted.tokens) for step in steps) + 1
+        largest = max(len(step.draft_record.tokens) for step in steps) + 1
         assert largest <= row["nodes"], "the options make the shape that was predicted"
         target.rewind(0)
 

@@ -61,7 +61,7 @@ def draft_for(base, method: str):
 
 def facts(steps):
     """Everything of steps but their times."""
-    return [(s.index, s.kind, s.tokens, s.drafted, s.accepted, s.counted, s.finish) for s in steps]
+    return [(s.index, s.kind, s.tokens, s.draft_record, s.accepted, s.counted, s.finish) for s in steps]
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["chain", "tree"])

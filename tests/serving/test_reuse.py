@@ -43,7 +43,7 @@ def steps(loaded: PooledModel, prompt: list[int], count: int) -> list[Step]:
 
 
 def trace(made: list[Step]) -> list[Any]:
-    return [(s.tokens, s.drafted.tokens, s.drafted.parents, s.accepted) for s in made]
+    return [(s.tokens, s.draft_record.tokens, s.draft_record.parents, s.accepted) for s in made]
 
 
 def answer(made: list[Step]) -> list[int]:
@@ -84,4 +84,4 @@ def test_draft_tokens_of_a_client_before_a_draft_change_no_token(ref: ModelRef, 
     config = GenerateConfig(max_tokens=20, eos_ids=frozenset())
     made = list(generate(loaded.target, ClientDrafter(loaded.drafter({}), sent), prompt, config))
     assert answer(made) == said
-    assert made[1].drafted.tokens == (tuple(sent[1:]) if right else usual[1].drafted.tokens)
+    assert made[1].draft_record.tokens == (tuple(sent[1:]) if right else usual[1].draft_record.tokens)

@@ -124,7 +124,7 @@ def check_engine(folder: Any, tiny_base: Any) -> None:
     target.rewind(0)
     steps = run(target, make_drafter(target, load_draft(folder, base)), prompt, max_tokens=32)
     assert [t.id for s in steps for t in s.tokens] == [t.id for s in plain for t in s.tokens]
-    assert any(s.drafted and len(s.drafted.tokens) > 1 for s in steps)
+    assert any(s.draft_record and len(s.draft_record.tokens) > 1 for s in steps)
 
 
 @pytest.mark.parametrize("name", EAGLE)

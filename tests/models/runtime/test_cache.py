@@ -39,14 +39,14 @@ def test_logits_after_commits_equal_a_fresh_prefill(family, base_of, trees, seed
     target.prefill(text)
     for parents, node in trees:
         tree = DraftTree(tuple(tokens(len(parents))), TreeShape(parents))
-        scored = target.forward_tree(tree)
+        output = target.forward_tree(tree)
         kept = (0, *tree.shape.path(node))
         target.commit(tree, kept)
         target.cache.check_integrity()
         text += [tree.tokens[n] for n in kept]
         fresh.rewind(0)
         expected = fresh.prefill(text).logits[-1]
-        torch.testing.assert_close(scored.logits[node], expected, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(output.logits[node], expected, atol=5e-5, rtol=1e-4)
     assert target.ids == text
     end = target.extend(tokens(1)).logits[-1]
     torch.testing.assert_close(end, fresh.extend(target.ids[-1:]).logits[-1], atol=5e-5, rtol=1e-4)
