@@ -46,9 +46,9 @@ def test_the_form_keeps_and_shows_them(home: Settings) -> None:
         form = RulesForm(home)
     values = ["" for _ in retention_rules.RETENTION]
     values[0] = "30"
-    assert "Saved" in form.kept(*values)
+    assert "Saved" in form.submit(*values)
     assert form.values() == values
-    assert "expected a whole number" in form.kept("soon", *values[1:])
+    assert "expected a whole number" in form.submit("soon", *values[1:])
     assert form.values() == values
 
 

@@ -121,7 +121,7 @@ def test_states_stay_as_long_as_in_a_home(
     row, store = trained(state, days - 2, published), store_of(settings)
     done = retention.clean(settings, leftovers=True, at=now() + LATER)
     assert bool(UploadedCheckpoints(store, row.id).note()) == stay and bool(done["leftovers"].count) != stay
-    assert not list(store.names(UploadedCheckpoints(store, row.id).place)) or stay, "whole or not at all"
+    assert not list(store.names(UploadedCheckpoints(store, row.id).prefix)) or stay, "whole or not at all"
     here = retention.states_of(settings.home / "checkpoints" / row.id)
     assert bool(here) == (stay or state == "SUCCEEDED"), "the home's rule"
     if published:
