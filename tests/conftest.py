@@ -1,5 +1,6 @@
 """Fixtures of all tests: a tiny base model, a temporary home with a migrated database, a Chromium."""
 
+import gc
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+gc.disable()  # while modules are imported: what they make stays
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -55,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = [item for item in items if "databases" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if "databases" in getattr(item, "fixturenames", ())]
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is collected from now on, and never searched for among the objects of imported modules."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
