@@ -55,15 +55,21 @@ def passages(base: Any, layers: Sequence[int]) -> Iterator[Passage]:
     """One passage for each of PROMPTS, with the outputs of `layers`. The base model is in float32."""
     for text in PROMPTS:
         prompt = render(base.tokenizer, [{"role": "user", "content": text}])
-        ids = list(prompt)
-        for _ in range(CONTINUATION_TOKENS):
-            check_current_stop()
-            hidden, _ = base.forward_hidden(torch.tensor([ids], device=base.device))
-            ids.append(int(base.logits(hidden[0, -1]).argmax()))
+        ids = [*prompt, *continuation(base, tuple(prompt))]
         numbers = sorted(set(layers))
         hidden, outputs = base.forward_hidden(torch.tensor([ids], device=base.device), layers=numbers)
         states = {layer: state[0] for layer, state in zip(numbers, outputs, strict=True)}
         yield Passage(ids, len(prompt), hidden[0], states)
+
+
+def continuation(base: Any, prompt: tuple[int, ...]) -> list[int]:
+    """The base model's greedy tokens after a prompt."""
+    ids = list(prompt)
+    for _ in range(CONTINUATION_TOKENS):
+        check_current_stop()
+        hidden, _ = base.forward_hidden(torch.tensor([ids], device=base.device))
+        ids.append(int(base.logits(hidden[0, -1]).argmax()))
+    return ids[len(prompt) :]
 
 
 @dataclass

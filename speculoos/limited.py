@@ -6,6 +6,7 @@ copy that takes too long, a resource limit one that uses too much memory; the ne
 Arguments and results are JSON, so nothing a child sends can execute in the parent. Imports no other package.
 """
 
+import gc
 import importlib
 import json
 import mmap
@@ -174,8 +175,11 @@ def main(arguments: Sequence[str]) -> int:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     os.dup2(2, 1)  # stdout of libraries goes to the log
+    gc.disable()  # saves a tenth of the time of imports
     for name in arguments[2:]:
         importlib.import_module(name)
+    gc.freeze()  # copies need not go through what was imported
+    gc.enable()
     channel.sendall(b'{"ready": true}\n')
     outstanding = memoryview(mmap.mmap(-1, 8)).cast("q")  # id of the current call, shared with the copy
     while True:

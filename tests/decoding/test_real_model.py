@@ -1,4 +1,4 @@
-"""The starter model itself: exactness on 4 prompts × 64 tokens, and the notebook."""
+"""The starter model itself: exactness on 2 prompts × 64 tokens, and the notebook."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,6 @@ from tests.decoding.replay import ReplayDrafter
 
 QUESTIONS = (
     "Write a short letter to a neighbour about a lost cat.",
-    "A shop sells pens at 3 for 2 euros. What do 12 pens cost?",
-    "Explain in two sentences why the sky is blue.",
     "Repeat this list twice: red, green, blue, yellow.",
 )
 COUNT = 64
@@ -46,7 +44,7 @@ def test_the_starter_says_the_same_with_and_without_drafts(starter):
                 outcomes.append(compare(target, make_drafter(target, None, {"drafter": "ngram"}), one))
         found = verdict(outcomes)
         assert found["exact"], (target.forward.name, found)
-        assert sum(o.tokens for o in outcomes) >= 4 * 40
+        assert sum(o.tokens for o in outcomes) >= 2 * 40
 
 
 def test_the_notebook_runs_and_shows_what_it_prints(starter, capsys):

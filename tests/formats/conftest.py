@@ -1,5 +1,6 @@
 """A tiny base of eight layers (fewer have no three layers to fuse) and drafts with random weights for it."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def base(tmp_path_factory):
     from tests.tiny import make_tiny_base
 
     return load_base(make_tiny_base(tmp_path_factory.mktemp("formats") / "base", num_hidden_layers=8))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_continuation():
+    """What a base says after a prompt is computed once, not for every export."""
+    from formats import proof
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "continuation", functools.cache(proof.continuation))
+        yield
 
 
 LLAMA3 = {

@@ -217,40 +217,43 @@ def one_prompt(monkeypatch):
     monkeypatch.setattr(proof, "PROMPTS", proof.PROMPTS[:1])
 
 
+@pytest.fixture(scope="module")
+def starter():
+    from models.base import load_base
+    from models.starter import starter_path
+
+    return load_base(starter_path())
+
+
 @pytest.mark.real
-def test_transformers_answers_the_same_with_a_draft_for_the_starter(tmp_path, one_prompt):
+def test_transformers_answers_the_same_with_a_draft_for_the_starter(starter, tmp_path, one_prompt):
     import torch
     from transformers import AutoModelForCausalLM
 
     from formats.proof import PROMPTS
-    from models.base import load_base
     from models.checkpoints import save_draft
     from models.standalone import StandaloneDraft
-    from models.starter import starter_path
 
-    base = load_base(starter_path())
-    ours = StandaloneDraft.from_base(base, 11)
+    ours = StandaloneDraft.from_base(starter, 11)
     save_draft(tmp_path / "draft", ours, {"base": "starter"})
-    build_export(tmp_path / "draft", base, "huggingface", tmp_path / "huggingface")
+    build_export(tmp_path / "draft", starter, "huggingface", tmp_path / "huggingface")
     loading = {"dtype": torch.float32, "output_loading_info": True}
     draft, info = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface", **loading)
     assert not info["unexpected_keys"] and not info["missing_keys"]
     chat = [{"role": "user", "content": PROMPTS[0]}]
-    ids = base.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    options = {**ids, "do_sample": False, "max_new_tokens": 48}
+    ids = starter.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    options = {**ids, "do_sample": False, "max_new_tokens": 24}
     with torch.no_grad():
-        assert torch.equal(base.model.generate(**options), base.model.generate(**options, assistant_model=draft))
+        assert torch.equal(starter.model.generate(**options), starter.model.generate(**options, assistant_model=draft))
         assert torch.allclose(ours.model(**ids).logits, draft(**ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.real
-def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(tmp_path, one_prompt):
-    from models.base import load_base
-    from models.starter import STARTER_HEAD, starter_path
+def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(starter, tmp_path, one_prompt):
+    from models.starter import STARTER_HEAD
 
-    base = load_base(starter_path())
-    assert {o.name for o in export_options(STARTER_HEAD, base.path) if o.possible} == {"own", "vllm", "speculators"}
-    report = build_export(STARTER_HEAD, base, "vllm", tmp_path / "out")
+    assert {o.name for o in export_options(STARTER_HEAD, starter.path) if o.possible} == {"own", "vllm", "speculators"}
+    report = build_export(STARTER_HEAD, starter, "vllm", tmp_path / "out")
     assert report.passed and report.figures["accepted"] > 0
 
 

@@ -26,14 +26,13 @@ def folder(tiny_base: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Set the seconds for a text and a template: few where they never end, many where memory is to run out first."""
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Set the seconds for a text or a template: one where it never ends, many where memory is to run out first."""
 
-    def set_to(seconds: float) -> None:
-        for name in ("TEXT_SECONDS", "TEMPLATE_SECONDS"):
-            monkeypatch.setattr(trial, name, seconds)
+    def set_for(says: str, name: str) -> None:
+        monkeypatch.setattr(trial, name, 1 if "did not end" in says else 90)
 
-    return set_to
+    return set_for
 
 
 def imported(folder: Path) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def refused(folder: Path, says: str) -> None:
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        (hostile.ENDLESS, "did not end within 4 s"),
+        (hostile.ENDLESS, "did not end within 1 s"),
         ("{{ 'a' * 10**11 }}", "took more memory than it may"),
         ("{{ 1 + 'a' }}", "failed .TypeError"),
         ("{{ messages[0].nothing.more }}", "failed .Refusal"),
@@ -57,9 +56,9 @@ def refused(folder: Path, says: str) -> None:
     ids=["endless", "memory", "type", "undefined"],
 )
 def test_a_chat_template_that_cannot_be_rendered_is_refused(
-    folder: Path, template: str, says: str, limits: Callable[[float], None]
+    folder: Path, template: str, says: str, limit: Callable[[str, str], None]
 ) -> None:
-    limits(4 if "did not end" in says else 90)
+    limit(says, "TEMPLATE_SECONDS")
     (folder / "chat_template.jinja").write_text(template)
     refused(folder, rf"chat_template\.jinja: rendering a chat {says}.*; correct the chat template")
 
@@ -72,18 +71,18 @@ def test_a_template_may_refuse_a_system_text(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "says"),
-    [("a{0,2000}a{0,2000}b", "did not end within 4 s"), ("(a+)+$", "PanicException")],
+    [("a{0,2000}a{0,2000}b", "did not end within 1 s"), ("(a+)+$", "PanicException")],
 )
 def test_a_catastrophic_regular_expression_is_refused(
-    folder: Path, pattern: str, says: str, limits: Callable[[float], None]
+    folder: Path, pattern: str, says: str, limit: Callable[[str, str], None]
 ) -> None:
-    limits(4 if "did not end" in says else 90)
+    limit(says, "TEXT_SECONDS")
     hostile.split_by(folder, pattern)
     refused(folder, rf"tokenizer\.json: turning texts into tokens .*{says}.* pattern or normalizer is at fault")
 
 
-def test_a_tokenizer_that_eats_memory_is_refused(folder: Path, limits: Callable[[float], None]) -> None:
-    limits(90)
+def test_a_tokenizer_that_eats_memory_is_refused(folder: Path, limit: Callable[[str, str], None]) -> None:
+    limit("", "TEXT_SECONDS")
     refused(hostile.growing(folder), r"tokenizer\.json: .* took more memory than it may")
 
 

@@ -68,7 +68,7 @@ def test_a_published_draft_is_used_by_name_like_our_own(
 
 
 @pytest.fixture
-def asked(home: Settings, tiny_base: Path, tmp_path: Path) -> tuple[ImportDraft, JobContext]:
+def asked(home: Settings, kept_child: None, tiny_base: Path, tmp_path: Path) -> tuple[ImportDraft, JobContext]:
     """A claimed job that imports `tmp_path/published`."""
     location = str(tmp_path / "published")
     request = ImportDraft(source="folder", location=location, base_id=add_base(home, tiny_base))

@@ -23,9 +23,8 @@ NORMED = writers.eagle3(each=True, config={"fc_norm": True, "norm_output": True}
 
 
 def settings(method: str, **values):
-    return train_config(
-        method, **{"max_steps": 12, "max_length": 256, "batch_tokens": 256, "eval_every": 0, "lr": 3e-3, **values}
-    )
+    sizes = {"max_steps": 12, "max_length": 256, "batch_tokens": 256, "eval_every": 0, "samples": 0}
+    return train_config(method, **sizes, lr=3e-3, **values)
 
 
 @pytest.mark.parametrize("made", [*DRAFTS.values(), NORMED], ids=[*DRAFTS, "eagle3-normed"])

@@ -204,7 +204,7 @@ def test_a_small_model_becomes_a_draft_untrained_and_another_tokenizer_is_refuse
 
 @pytest.mark.integration
 @pytest.mark.parametrize("files", [1, 2])
-def test_a_small_model_in_pickles_is_read_in_the_limited_child(files, tmp_path, tiny_base, base):
+def test_a_small_model_in_pickles_is_read_in_the_limited_child(files, kept_child, tmp_path, tiny_base, base):
     """As older repositories hold it, in one file or several; the same logits as the model they were made of."""
     folder = make_tiny_base(tmp_path / "published", seed=5, hidden_size=16, num_hidden_layers=2)
     tensors, whole = load_file(folder / "model.safetensors"), load_base(folder)
@@ -222,7 +222,7 @@ def test_a_small_model_in_pickles_is_read_in_the_limited_child(files, tmp_path, 
 
 
 @pytest.mark.integration
-def test_a_small_model_in_a_damaged_pickle_is_refused_by_the_name_of_its_folder(tmp_path, tiny_base):
+def test_a_small_model_in_a_damaged_pickle_is_refused_by_the_name_of_its_folder(kept_child, tmp_path, tiny_base):
     folder = make_tiny_base(tmp_path / "published", seed=5, hidden_size=16, num_hidden_layers=2)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
