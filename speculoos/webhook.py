@@ -9,13 +9,14 @@ import ipaddress
 import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from speculoos.errors import BadInput, NotFound, Unavailable
 from speculoos.files import new_private_file
 from speculoos.settings import Settings
+
+if TYPE_CHECKING:
+    import httpx  # every worker imports this module, and few send anything
 
 TIMEOUT_SECONDS = 10.0
 LONGEST_URL = 2000
@@ -63,8 +64,10 @@ def post_to_webhook(settings: Settings, content: Mapping[str, Any]) -> None:
     post(url, content, settings.webhook_hosts)
 
 
-def check_url(url: str, own_hosts: Collection[str] = ()) -> httpx.URL:
+def check_url(url: str, own_hosts: Collection[str] = ()) -> "httpx.URL":
     """Parse `url`. Raises BadInput unless it is an https URL with a host; http is allowed for `own_hosts`."""
+    import httpx
+
     try:
         parts = httpx.URL(url.strip())
     except (httpx.InvalidURL, TypeError, ValueError):
@@ -81,6 +84,8 @@ def check_url(url: str, own_hosts: Collection[str] = ()) -> httpx.URL:
 def post(url: str, content: Mapping[str, Any], own_hosts: Collection[str] = ()) -> None:
     """POST `content` as JSON once, to a checked address with the certificate of the host. Raises BadInput or
     Unavailable. Messages contain only the host: the rest of the URL may be a secret."""
+    import httpx
+
     parts = check_url(url, own_hosts)
     direct = parts.copy_with(host=resolve_public_address(parts, own_hosts))
     headers = {"Host": parts.netloc.decode("ascii")}
@@ -96,7 +101,7 @@ def post(url: str, content: Mapping[str, Any], own_hosts: Collection[str] = ()) 
         raise Unavailable(f"{parts.host} did not accept the message (HTTP status {response.status_code}).")
 
 
-def resolve_public_address(parts: httpx.URL, own_hosts: Collection[str] = ()) -> str:
+def resolve_public_address(parts: "httpx.URL", own_hosts: Collection[str] = ()) -> str:
     """Resolve the host to an address. Raises BadInput if one is internal, Unavailable if there is none."""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -125,6 +130,6 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast
 
 
-def _is_own(parts: httpx.URL, own_hosts: Collection[str]) -> bool:
+def _is_own(parts: "httpx.URL", own_hosts: Collection[str]) -> bool:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return bool({parts.host.lower(), f"{parts.host.lower()}:{port}"} & {host.lower() for host in own_hosts})

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +17,10 @@ from corpus.labels import ServedBase
 from corpus.shards import read_rows
 from models.base import load_base
 from models.identity import weights_sha256
+from models.runtime.speed import SPEED_FILE
 from speculoos.reporting import SilentReporter
-from speculoos.settings import PROJECT_ROOT, Settings, load
+from speculoos.settings import Settings, load
+from tests.tools import zygote
 from tests.tools.ports import free_ports
 from tracking.db import writing
 from tracking.tables import Base
@@ -39,6 +39,7 @@ def settings(home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("OURS_KEY", "inference-0815")
     lines = ("[endpoints.ours]", f'url = "http://127.0.0.1:{port}/v1"', 'key_env = "OURS_KEY"', "concurrency = 4")
     (home.home / "settings.toml").write_text("\n".join(lines) + "\n")
+    (home.home / SPEED_FILE).write_text('{"bytes_per_second": 1}')  # then it is not measured at the start
     with writing(home) as rows:
         sha256 = weights_sha256(tiny_base)
         made = {"source": "folder", "location": "x", "path": str(tiny_base), "state": "ready"}
@@ -47,16 +48,16 @@ def settings(home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def server(settings: Settings) -> Iterator[subprocess.Popen]:
+def server(settings: Settings) -> Iterator[None]:
     """The inference server as `up` starts it."""
-    env = {**os.environ, "SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-m", "serving.main"], cwd=PROJECT_ROOT, env=env)
+    env = {**os.environ, "SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(zygote.CLONE)}
+    process = zygote.begin("serving.main", [], env)
     try:
         end = time.monotonic() + 180
         while not _answers(settings):
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.1)
-        yield process
+        yield
     finally:
         process.terminate()
         process.wait(timeout=30)
@@ -70,7 +71,7 @@ def _answers(settings: Settings) -> bool:
 
 
 def test_our_server_gives_every_row_once_with_the_bases_own_greedy_answers(
-    settings: Settings, server: subprocess.Popen, tiny_base: Path, tmp_path: Path
+    settings: Settings, server: None, tiny_base: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "in.jsonl"
     turns = [{"turns": [p, "and then?"]} for p in PROMPTS]
@@ -89,7 +90,7 @@ def test_our_server_gives_every_row_once_with_the_bases_own_greedy_answers(
 
 
 def test_our_servers_token_ids_are_the_exact_labels_of_the_base_itself(
-    settings: Settings, server: subprocess.Popen, tiny_base: Path, tmp_path: Path
+    settings: Settings, server: None, tiny_base: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS))

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import torch
 import uvicorn
+from sqlalchemy import delete
 
 from models.base import load_base
 from models.checkpoints import WEIGHTS, save_draft
@@ -148,6 +150,17 @@ def served(model_files: Path, tmp_path_factory: pytest.TempPathFactory, database
     """One server for all tests of this room that do not need their own."""
     home = tmp_path_factory.mktemp("home")
     yield from serve(home, model_files, databases.url())
+
+
+@contextmanager
+def more_bases(served: Served, *bases: Base) -> Iterator[Served]:
+    """The server with these bases too, until the block ends."""
+    names = [base.name for base in bases]
+    with writing(served.settings) as session:
+        session.add_all(bases)
+    yield served
+    with writing(served.settings) as session:
+        session.execute(delete(Base).where(Base.name.in_(names)))
 
 
 def serve(

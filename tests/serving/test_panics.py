@@ -16,7 +16,7 @@ from serving import watch
 from serving.errors import UNEXPECTED
 from serving.live import RunWriter
 from serving.watch import Upkeep
-from tests.serving.conftest import SAYING, Served, ready_base, serve, until
+from tests.serving.conftest import SAYING, Served, more_bases, ready_base, until
 from tests.serving.test_live import ended, look, make_run, post
 from tracking import leases, runs
 from tracking.db import writing
@@ -46,16 +46,11 @@ def cracked_base(root: Path, cycle: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cracked(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with a base called `cracked`."""
-    root = tmp_path_factory.mktemp("cracked")
-    serving = serve(root / "home", model_files)
-    served = next(serving)
-    with writing(served.settings) as session:
-        folder = cracked_base(root, model_files / "cycle")
-        session.add(ready_base("cracked", folder, weights_sha256(folder)))
-    yield served
-    next(serving, None)
+def cracked(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The server with a base called `cracked`."""
+    folder = cracked_base(tmp_path_factory.mktemp("cracked"), served.root / "cycle")
+    with more_bases(served, ready_base("cracked", folder, weights_sha256(folder))):
+        yield served
 
 
 def says(served: Served, model: str) -> str:

@@ -20,10 +20,9 @@ from serving.catalog import ModelRef
 from serving.errors import ApiError
 from serving.prompts import Prompts
 from speculoos.errors import BadInput, Unsupported
-from tests.serving.conftest import SAYING, Served, ready_base, serve, until
+from tests.serving.conftest import SAYING, Served, more_bases, ready_base, until
 from tests.serving.test_live import ended, make_run, post
 from tests.serving.test_panics import change_tokenizer
-from tracking.db import writing
 
 pytestmark = pytest.mark.integration
 
@@ -56,18 +55,13 @@ def make_base(folder: Path, cycle: Path, template: str | None = "", regex: str =
 
 
 @pytest.fixture(scope="module")
-def untrusted(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with bases called as the keys of TEMPLATES and REGEXES."""
-    root = tmp_path_factory.mktemp("untrusted")
-    cycle = model_files / "cycle"
+def untrusted(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The server with bases called as the keys of TEMPLATES and REGEXES."""
+    root, cycle = tmp_path_factory.mktemp("untrusted"), served.root / "cycle"
     paths = {name: make_base(root / name, cycle, template) for name, template in TEMPLATES.items()}
     paths |= {name: make_base(root / name, cycle, regex=regex) for name, regex in REGEXES.items()}
-    serving = serve(root / "home", model_files)
-    served = next(serving)
-    with writing(served.settings) as session:
-        session.add_all(ready_base(name, path, weights_sha256(path)) for name, path in paths.items())
-    yield served
-    next(serving, None)
+    with more_bases(served, *(ready_base(name, path, weights_sha256(path)) for name, path in paths.items())):
+        yield served
 
 
 def ask(served: Served, model: str, text: str = "Say it", **parameters: Any) -> httpx.Response:
@@ -78,7 +72,7 @@ def ask(served: Served, model: str, text: str = "Say it", **parameters: Any) -> 
 @pytest.mark.parametrize(
     ("model", "text", "words"),
     [
-        ("looping", "x", "The chat template of the model 'looping' took longer than 1 s and was stopped"),
+        ("looping", "x", "The chat template of the model 'looping' took longer than 0.2 s and was stopped"),
         ("hungry", "x", "The chat template of the model 'hungry' needed more than 4 GB of memory and was stopped"),
         ("wrong", "x", "The chat template of the model 'wrong' failed (ZeroDivisionError: division by zero)"),
         ("slow", SLOW_TEXT, "The tokenizer of the model 'slow' took longer than 1 s and was stopped"),
@@ -90,7 +84,7 @@ def test_an_untrusted_template_or_tokenizer_is_stopped_with_a_sentence(
     untrusted: Served, monkeypatch: pytest.MonkeyPatch, model: str, text: str, words: str, streaming: bool
 ) -> None:
     if "longer than" in words:
-        monkeypatch.setattr(prompts, "SECONDS", 1.0)
+        monkeypatch.setattr(prompts, "SECONDS", 0.2 if model == "looping" else 1.0)
     failed = untrusted.engine.metrics.prompts_failed._value.get()
     answer = ask(untrusted, model, text, stream=streaming)
     error = answer.json()["error"]
@@ -102,16 +96,21 @@ def test_an_untrusted_template_or_tokenizer_is_stopped_with_a_sentence(
 
 
 def test_a_run_of_the_pages_fails_with_the_sentence(untrusted: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "SECONDS", 1.0)
+    monkeypatch.setattr(prompts, "SECONDS", 0.2)
     run_id = make_run(untrusted, "looping")
     assert post(untrusted, run_id).status_code == 202
     run = ended(untrusted, run_id)
-    assert run.state == "FAILED" and "chat template of the model 'looping' took longer than 1 s" in run.error
+    assert run.state == "FAILED" and "chat template of the model 'looping' took longer than 0.2 s" in run.error
 
 
-def test_the_device_works_on_while_a_template_loops(untrusted: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def end_work(untrusted: Served) -> None:
+    """Kill what works on a conversation: the copy of the child."""
+    for copy in psutil.Process(untrusted.engine.prompts._child._process.pid).children():
+        copy.kill()
+
+
+def test_the_device_works_on_while_a_template_loops(untrusted: Served) -> None:
     """An answer that has its prompt does not notice; a chat that needs its own waits for one conversation at most."""
-    monkeypatch.setattr(prompts, "SECONDS", 5.0)
     asked = untrusted.ask("cycle", max_tokens=8000, stream=True)
     with untrusted.client() as client, client.stream("POST", "/v1/chat/completions", json=asked) as stream:
         lines = stream.iter_lines()
@@ -123,13 +122,11 @@ def test_the_device_works_on_while_a_template_loops(untrusted: Served, monkeypat
             assert next(lines) is not None
         assert untrusted.engine.prompts.queue.busy, "steps came while the template was looping"
         assert client.get("/healthz").json()["status"] == "ok"
+    end_work(untrusted)
     looping.join()
 
 
-def test_a_client_that_leaves_a_waiting_conversation_gives_its_place_up(
-    untrusted: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prompts, "SECONDS", 5.0)
+def test_a_client_that_leaves_a_waiting_conversation_gives_its_place_up(untrusted: Served) -> None:
     queue = untrusted.engine.prompts.queue
     looping = threading.Thread(target=ask, args=(untrusted, "looping"))
     looping.start()
@@ -138,6 +135,7 @@ def test_a_client_that_leaves_a_waiting_conversation_gives_its_place_up(
         client.post("/v1/chat/completions", json=untrusted.ask(), timeout=0.3)
     until(lambda: not queue.waiting, 20)
     assert queue.busy
+    end_work(untrusted)
     looping.join()
 
 

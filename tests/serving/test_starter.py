@@ -1,16 +1,13 @@
 """The starter base behind the server: real words, the same with and without drafts."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from models.fetch import STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
-from tests.serving.conftest import Served, serve
-from tracking.db import writing
-from tracking.tables import Base
+from tests.serving.conftest import Served, more_bases, ready_base
 
 pytestmark = pytest.mark.integration
 
@@ -18,16 +15,11 @@ QUESTION = "Repeat this sentence three times: The quick brown fox jumps over the
 
 
 @pytest.fixture(scope="module")
-def real(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def real(served: Served) -> Iterator[Served]:
     if not (starter_path() / "model.safetensors").exists():
         pytest.fail("the starter base is not there; run `make install`")
-    serving = serve(tmp_path_factory.mktemp("home"), model_files)
-    served = next(serving)
-    with writing(served.settings) as db:
-        starter = {"source": "starter", "location": "starter", "path": str(starter_path()), "state": "ready"}
-        db.add(Base(name="starter", weights_sha256=STARTER_WEIGHTS_SHA256, **starter))
-    yield served
-    next(serving, None)
+    with more_bases(served, ready_base("starter", starter_path(), STARTER_WEIGHTS_SHA256)):
+        yield served
 
 
 def ask(served: Served, messages: list[dict[str, str]], **parameters: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ WORKER, CHILD = "workers.supervise.worker", "workers.child.main"
 IMPORTED = (
     *("torch", "safetensors.torch", "accelerate", "transformers", "transformers.generation"),
     *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
-    *("transformers.models.llama.modeling_llama", "celery.app.amqp", "celery.bin.worker", "celery.concurrency.thread"),
+    *("transformers.models.llama.modeling_llama", "celery.app.amqp", "celery.apps.worker", "celery.concurrency.thread"),
     *("celery.worker.components", "celery.fixups.django", "kombu.transport.redis", "redis", "sqlalchemy.orm"),
     *("sqlalchemy.dialects.sqlite", "alembic.config", "pydantic", "psutil", "httpx", "typer", "rich.progress"),
     *("prometheus_client", "fastapi", "gradio", "jinja2", "openai", "orjson"),

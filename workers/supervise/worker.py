@@ -18,7 +18,7 @@ from workers.supervise import attempt
 from workers.supervise.reconcile import recover
 
 CONCURRENCY = {"gpu": 1, "io": 4}
-QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+QUIET = {"without_gossip": True, "without_mingle": True, "without_heartbeat": True}
 
 
 def main() -> int:
@@ -35,18 +35,13 @@ def main() -> int:
     setup_logging.connect(lambda **_: None, weak=False)  # Celery then keeps our logging configuration
     worker_shutting_down.connect(lambda **_: attempt.stopping.set(), weak=False)  # jobs stop before the worker
     worker_ready.connect(lambda **_: recover(settings), weak=False)
-    flags = [
-        "--pool=threads",
-        f"--concurrency={count}",
-        f"--queues={queue}",
-        f"--hostname={queue}-{os.getpid()}@{machine.machine_key(settings.home)}",
-        "--loglevel=INFO",
-    ]
+    hostname = f"{queue}-{os.getpid()}@{machine.machine_key(settings.home)}"
+    options = {"pool_cls": "threads", "concurrency": count, "queues": [queue], "hostname": hostname, "loglevel": "INFO"}
     try:
         with processes.heartbeats_during(
             settings, f"worker-{queue}", lambda: worker_status(settings), queue=queue, concurrency=count
         ):
-            app.worker_main(["worker", *flags, *QUIET])
+            app.Worker(**options, **QUIET).start()
     finally:
         attempt.stopping.set()
     return 0
