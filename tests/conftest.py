@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -98,6 +99,23 @@ def home(
     yield settings
     databases.drop(url)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def forked_services(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Services of commands in this process are forked (tests.tools.zygote), and must have ended with their commands."""
+    from cli.launch import supervision
+    from tests.tools.zygote import popen
+
+    begun = []
+    own = SimpleNamespace(**vars(subprocess))
+    own.Popen = lambda *words, **more: begun.append(popen(*words, **more)) or begun[-1]
+    monkeypatch.setattr(supervision, "subprocess", own)
+    yield
+    left = [process for process in begun if process.poll() is None]
+    for process in left:
+        process.kill()
+    assert begun and not left
 
 
 @pytest.fixture

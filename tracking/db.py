@@ -142,8 +142,6 @@ def revision(settings: Settings) -> str:
 def upgrade(settings: Settings, revision: str = "head") -> None:
     """Migrate the tables up to `revision`; creates the folder of SQLite's file. Safe to call from several processes.
     Raises Unavailable without changes if the database is newer than this code or damaged."""
-    from alembic import command
-
     if (url := database_url(settings)).get_backend_name() == "sqlite":
         folder = Path(url.database or "").parent
         try:
@@ -151,8 +149,13 @@ def upgrade(settings: Settings, revision: str = "head") -> None:
         except OSError as error:
             raise Unavailable(f"{folder} cannot be created ({error.strerror}); set SPECULOOS_HOME.") from None
     with _migrating, translate_db_errors(settings), engine(settings).connect() as connection:
-        revisions.check(revisions.current(connection), _redacted_url(settings))
+        current = revisions.current(connection)
+        revisions.check(current, _redacted_url(settings))
+        if current == revisions.head():
+            return
         connection.rollback()
+        from alembic import command  # takes long: only for a database that changes
+
         command.upgrade(alembic_config(connection), revision)
 
 

@@ -47,7 +47,7 @@ def max_length_error(longest: int, got: int) -> BadInput:
 class TrainConfig(BaseModel):
     """Settings of a training run of one method. Create with `methods.train_config`, which raises BadInput."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # a validator is built by its first use
 
     method: str
     # length

@@ -391,7 +391,7 @@ def test_evaluate_gives_the_fixed_shape_on_a_question_file(
     with db.writing(home) as session:
         assert leases.holder(session, machine.device_key("cpu", home.home)) == "", "given back"
         leases.acquire(session, machine.device_key("cpu", home.home), "run:other", 60)
-    assert main([*words, "--json"]) == 0
+    assert main([*words, "--limit", "1", "--max-tokens", "4", "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[-1])["shared_with"] == "a measurement"
     assert "shared with a measurement" in shown.err

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import main
 from speculoos.settings import Settings
 from tests.conftest import CLONE
 from tests.tools.hub import COMMIT, TOKEN, Hub
@@ -115,15 +116,26 @@ def test_an_upload_that_broke_off_goes_on_and_sends_nothing_twice(push: Push, hu
         (("--repo", "me/heads", "--format", "onnx"), {}, "Unknown format 'onnx'"),
         (("--repo", "me/heads"), {"HF_TOKEN": ""}, "run `hf auth login`, or set HF_TOKEN"),
         (("--repo", "me/heads"), {"HF_TOKEN": "hf_Wrong"}, "the token is invalid"),
-        (("--repo", "me/heads"), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        (("--repo", "me/heads"), {}, "HF_HUB_OFFLINE is set"),  # in this process (tests/conftest.py)
         (("--repo", "me/heads"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the hub cannot be reached"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_made(
-    words: tuple[str, ...], environment: dict[str, str], said: str, push: Push, rows: Settings
+    words: tuple[str, ...],
+    environment: dict[str, str],
+    said: str,
+    push: Push,
+    rows: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = push("--format", "vllm", *words, **environment)
-    assert done.returncode in (1, 2) and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    if environment:
+        done = push("--format", "vllm", *words, **environment)
+        status, told = done.returncode, done.stderr
+    else:
+        status, told = main(["push", "tiny@heads", "--format", "vllm", *words]), capsys.readouterr().err
+    assert status in (1, 2) and said in told and len(told.strip().splitlines()) == 1 and TOKEN not in told
     assert not kept(rows)
 
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 CLONE = Path(__file__).resolve().parents[2]
 WORKER, CHILD = "workers.supervise.worker", "workers.child.main"
@@ -129,6 +129,13 @@ def begin(module: str, arguments: Sequence[str], environment: Mapping[str, str],
         return zygote().start(module, arguments, environment, out, leads=False)
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+
+
+def popen(command: Sequence[str], stdout: IO[bytes], env: dict[str, str], **more: Any) -> Forked | Popen:
+    """As subprocess.Popen for `cli.launch.supervision`, which starts modules of the project and a broker."""
+    if command[1] == "-m":
+        return zygote().start(command[2], command[3:], env, stdout.fileno(), leads=True)
+    return subprocess.Popen(command, stdout=stdout, env=env, **more)
 
 
 def _fits(environment: Mapping[str, str]) -> bool:

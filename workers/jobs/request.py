@@ -53,7 +53,7 @@ class Rate:
 class Request(BaseModel):
     """The request of a job, stored in its row. Fields can be passed by position. Raises BadInput by label."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     kind: ClassVar[str]  # name in the job's row, in commands and in `workers/child/work/`
     title: ClassVar[str]  # name on pages

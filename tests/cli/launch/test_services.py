@@ -58,6 +58,7 @@ def test_an_import_with_nothing_running_reports_every_row_and_leaves_nothing_beh
     assert HomeLock(services_home).holder() == {}
 
 
+@pytest.mark.usefixtures("forked_services")
 def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(
     services_home: Settings, tiny_base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,21 +72,20 @@ def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(
     listed, _ = speculoos("models", "list")
     assert "heads" in [c["name"] for m in listed for c in m["checkpoints"]]
     assert Path(found["path"], "model.safetensors").is_file()
-    assert not leftover_processes(services_home)
 
 
+@pytest.mark.usefixtures("forked_services")
 def test_a_job_that_fails_gives_its_sentence_and_exit_code(
     services_home: Settings, tiny_base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data_id = add_answers(services_home, add_base(services_home, tiny_base), length=4)
     (services_home.home / "datasets" / data_id / "dataset.json").write_text('{"kind": "conversations", "rows": 41}')
-    words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--json"]
-    made = subprocess.run([*COMMAND_LINE, *words], capture_output=True, text=True, timeout=240)
-    assert made.returncode == 1
-    error = json.loads(made.stdout.strip().splitlines()[-1])["error"]
+    assert main(["train", "medusa", "--model", "tiny", "--data", "answers", "--json"]) == 1
+    said = capsys.readouterr()
+    error = json.loads(said.out.strip().splitlines()[-1])["error"]
     assert "failed" in error["message"] and error["code"] == "damaged"
     assert error["hint"].startswith("Make the data set again")
-    assert "Traceback" not in made.stderr
+    assert "Traceback" not in said.err
     lines, _ = in_this_process(capsys, "jobs", "log", "Train medusa-answers")
     assert isinstance(lines, list)
     shown, _ = in_this_process(capsys, "jobs", "show", "Train medusa-answers")
@@ -93,6 +93,7 @@ def test_a_job_that_fails_gives_its_sentence_and_exit_code(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("forked_services")
 def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
     services_home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from cli.launch.supervision import end_leftover_processes, leftover_processes
+from cli.main import main
 from ops.health import check
 from speculoos.settings import Settings, load
 from tests.tools.homes import add_answers, add_base
@@ -85,7 +86,9 @@ def starter(tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.timeout(900)
-def test_up_from_start_to_ctrl_c_and_on_again(own_ports: Settings, starter: Path, tiny_base: Path) -> None:
+def test_up_from_start_to_ctrl_c_and_on_again(
+    own_ports: Settings, starter: Path, tiny_base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = own_ports
     running = start(settings)
     try:
@@ -93,11 +96,11 @@ def test_up_from_start_to_ctrl_c_and_on_again(own_ports: Settings, starter: Path
         url = f"http://127.0.0.1:{settings.port}"
         assert url in running.output.read_text()
         assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
-        everything_is_healthy()
+        everything_is_healthy(capsys)
         the_socket_and_the_token_are_private(settings)
-        a_second_up_says_where_the_first_one_is(url)
+        a_second_up_says_where_the_first_one_is(url, capsys)
         what_is_killed_comes_back(running)
-        job_id = ctrl_c_in_mid_job_interrupts_it(running, tiny_base)
+        job_id = ctrl_c_in_mid_job_interrupts_it(running, tiny_base, capsys)
         running = start(settings)
         the_job_goes_on(running, job_id)
         nothing_can_be_read_by_others(settings)
@@ -108,10 +111,10 @@ def test_up_from_start_to_ctrl_c_and_on_again(own_ports: Settings, starter: Path
     assert "Traceback" not in running.output.read_text()
 
 
-def everything_is_healthy() -> None:
-    made = subprocess.run([*COMMAND, "doctor", "--json"], capture_output=True, text=True, timeout=240)
-    found = json.loads(made.stdout.strip().splitlines()[-1])
-    assert found["healthy"] is True and made.returncode == 0, found
+def everything_is_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert found["healthy"] is True and status == 0, found
     assert len(found["parts"]) >= 14
 
 
@@ -126,9 +129,8 @@ def the_socket_and_the_token_are_private(settings: Settings) -> None:
     assert token.read_text().strip() not in words
 
 
-def a_second_up_says_where_the_first_one_is(url: str) -> None:
-    made = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
-    assert made.returncode == 0 and f"running already: {url}" in made.stdout
+def a_second_up_says_where_the_first_one_is(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up"]) == 0 and f"running already: {url}" in capsys.readouterr().out
 
 
 def what_is_killed_comes_back(running: Running) -> None:
@@ -139,14 +141,14 @@ def what_is_killed_comes_back(running: Running) -> None:
     wait_until(lambda: check(running.settings, ["broker"])["broker"].ok)
 
 
-def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path) -> str:
+def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path, capsys: pytest.CaptureFixture[str]) -> str:
     add_answers(running.settings, add_base(running.settings, tiny_base), rows=60)
     words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads", "--json"]
     sizes = ["--set", "max_length=128", "--set", "batch_tokens=256", "--set", "save_every=5", "--set", "eval_every=0"]
     steps = ["--set", "max_steps=300", "--set", "epochs=2000"]
-    made = subprocess.run([*COMMAND, *words, *sizes, *steps], capture_output=True, text=True, timeout=240)
-    assert made.returncode == 0, made.stderr
-    job_id = json.loads(made.stdout.strip().splitlines()[-1])["job"]
+    status, said = main([*words, *sizes, *steps]), capsys.readouterr()
+    assert status == 0, said.err
+    job_id = json.loads(said.out.strip().splitlines()[-1])["job"]
     wait_until(lambda: state(running.settings, job_id)[0] == "RUNNING" and state(running.settings, job_id)[1] >= 5)
     began = time.monotonic()
     running.process.send_signal(signal.SIGINT)
