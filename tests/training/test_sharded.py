@@ -1,4 +1,5 @@
-"""FSDP2 over gloo: two processes with sharded drafts equal two with whole ones (DDP), also when interrupted.
+"""FSDP2 over gloo: two processes with sharded drafts equal two with whole ones (DDP), also when interrupted; and two
+with whole ones equal one that accumulates, though their masks have different sizes.
 
 Two processes, started once, do all runs. The loop rejects FSDP on a CPU; the tests add "cpu" to `sharding.DEVICES`.
 """
@@ -29,6 +30,10 @@ pytestmark = pytest.mark.integration
 METHODS = {"medusa": {"medusa_num_heads": 2}, "eagle3": {"draft_vocab_size": 100}}
 STEPS, HALF = 4, 2
 COMPARED = ("train/loss", "train/grad_norm", "train/top1_depth1", "train/top1_head1", "eval/tau", "eval/tau_tree")
+SUMMED = ("train/loss", "train/grad_norm", "train/top1_depth1", "train/tokens")
+"""The gradient norm is the one before clipping."""
+ONCE = {"max_steps": 2, "optimizer": "sgd", "lr": 0.1, "clip": 0.0, "held_out": 0.2, "eval_every": 0, "save_every": 0}
+ONCE |= {"schedule": "constant", "warmup_ratio": 0.0}
 WORKER = "import json, sys; from tests.training import test_sharded; test_sharded.work(*json.loads(sys.argv[1]))"
 LAUNCHED = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_OFFLOAD_PARAMS": "false"}
 """Variables that `accelerate launch --use_fsdp --fsdp_version 2` sets besides ACCELERATE_USE_FSDP."""
@@ -66,12 +71,16 @@ def work(base, data, folder):
             assert len(shards) == (name != "whole") and sharding.SWITCH in os.environ
             if os.environ["RANK"] == "0":
                 out.with_suffix(".json").write_text(json.dumps(notes.values))
+    os.environ[sharding.SWITCH], notes = "false", Notebook()
+    train(train_config("eagle3", **SHORT | ONCE, accumulate=2), base, data, Path(folder) / "two", None, notes)
+    if os.environ["RANK"] == "0":
+        (Path(folder) / "two.json").write_text(json.dumps([notes.curve(name) for name in SUMMED]))
     torch.distributed.destroy_process_group()  # else its threads may abort the exit
 
 
 @pytest.fixture(scope="module")
 def runs(tiny_base, dataset, tmp_path_factory):
-    """The folder with the output of each run, <method>-<name>."""
+    """The folder with the output of each run, <method>-<name>, and of the one for SUMMED, two."""
     folder = tmp_path_factory.mktemp("runs")
     (port,) = free_ports(1)
     children = []
@@ -104,6 +113,17 @@ def check_close(run, expected):
     assert tensors.keys() == expected_tensors.keys()
     for name, tensor in tensors.items():
         torch.testing.assert_close(tensor, expected_tensors[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_two_processes_equal_one_with_accumulation(runs, tiny_base, dataset, tmp_path):
+    notes = Notebook()
+    train(train_config("eagle3", **SHORT | ONCE, accumulate=4), tiny_base, dataset, tmp_path / "one", reporter=notes)
+    curves = json.loads((runs / "two.json").read_text())
+    for name, curve in zip(SUMMED, curves, strict=True):
+        expected = {str(step): value for step, value in notes.curve(name).items()}
+        assert len(curve) == 2 and curve == pytest.approx(expected, rel=1e-5), name
+    first, second = (load_file(path / "final" / "model.safetensors") for path in (tmp_path / "one", runs / "two"))
+    assert all(torch.allclose(v, second[k], rtol=1e-5, atol=1e-6) for k, v in first.items() if v.is_floating_point())
 
 
 @pytest.mark.parametrize("method", METHODS)

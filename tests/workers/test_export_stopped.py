@@ -28,6 +28,7 @@ def patient(home: Settings, broker: str) -> Iterator[Bench]:
     """A worker that would wait a minute before it kills what does not stop."""
     bench = Bench(
         replace(home, redis_url=f"{broker}?virtual_host=7"),
+        forked=True,
         **{"SPECULOOS_GRACE_SECONDS": "60", "SPECULOOS_STOP_SECONDS": "60", "SPECULOOS_WORK_MODULES": ""},
     )
     bench.worker("io")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from corpus.shards import read_rows
-from speculoos.settings import Settings
+from speculoos.settings import load
 from tests.models.test_fetch import hub  # noqa: F401
+from tests.tools.databases import Databases
 from tests.tools.homes import add_base
 from tests.workers.conftest import Bench
 from tracking import db
@@ -23,13 +24,21 @@ pytestmark = pytest.mark.integration
 TOKEN = "hf_right"
 
 
-@pytest.fixture
-def connected(home: Settings, broker: str, hub: str, tmp_path: Path) -> Iterator[Bench]:  # noqa: F811
-    """Workers that reach the hub of the tests, with the token of a private set."""
-    environment = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": TOKEN}
-    bench = Bench(replace(home, redis_url=broker), forked=True, **environment)
+@pytest.fixture(scope="module")
+def connected(
+    broker: str,
+    hub: str,  # noqa: F811
+    databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Bench]:
+    """A worker that reaches the hub of the tests, with the token of a private set."""
+    folder = tmp_path_factory.mktemp("connected")
+    own = {"SPECULOOS_HOME": str(folder / "home"), "DATABASE_URL": databases.url()}
+    settings = replace(load(own), redis_url=f"{broker}?virtual_host=5")
+    db.upgrade(settings)
+    environment = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "hf"), "HF_TOKEN": TOKEN}
+    bench = Bench(settings, **environment)
     bench.worker()
-    bench.reconciler()
     yield bench
     bench.end()
 
@@ -50,13 +59,14 @@ def folders(bench: Bench) -> set[str]:
 
 
 def test_the_shards_of_a_set_become_one_and_leave_nothing_behind(connected: Bench) -> None:
+    before = folders(connected)
     _, data = imported(connected, prompts("tests/chats"))
     rows = list(read_rows(data.path))
     assert [row["messages"][0]["content"] for row in rows] == [f"ask {n}" for n in range(1, 6)]
     assert [row["id"] for row in rows] == [f"line-{n:07d}" for n in range(1, 6)], "counted on from file to file"
     assert (data.name, data.rows, data.report["hub"]["files"]) == ("chats", 5, 2)
     assert data.report["hub"]["repo"] == "tests/chats" and data.report["hub"]["revision"].startswith("0123")
-    assert folders(connected) == {data.id}
+    assert folders(connected) == {*before, data.id}
 
 
 def test_as_many_rows_as_are_wanted_and_no_further_file(connected: Bench) -> None:
@@ -80,11 +90,12 @@ def test_a_private_set_of_answers_trains_at_once_and_its_token_is_nowhere(connec
 
 
 def test_a_set_that_cannot_be_read_fails_in_a_sentence(connected: Bench) -> None:
+    before = folders(connected)
     job, data = imported(connected, prompts("tests/scripts"), "FAILED")
     assert "never run" in job.error and data.state == "failed"
     job, data = imported(connected, prompts("tests/nowhere"), "FAILED")
     assert "no data set 'tests/nowhere'" in job.error
-    assert folders(connected) == set()
+    assert folders(connected) == before
 
 
 def test_a_suite_is_fetched_at_one_revision_and_one_that_moved_is_told(connected: Bench) -> None:

@@ -24,6 +24,7 @@ from workers.supervise import attempt
 
 pytestmark = pytest.mark.integration
 
+FORKED = True
 MB = 2**20
 
 
@@ -44,7 +45,7 @@ def small(broker: str, small_disk: Path) -> Iterator[Bench]:
     settings = replace(load({"SPECULOOS_HOME": str(small_disk / "home")}), redis_url=f"{broker}?virtual_host=4")
     settings = replace(settings, min_disk_mb=4)
     db.upgrade(settings)
-    made = Bench(settings, SPECULOOS_MIN_DISK_MB="4")
+    made = Bench(settings, forked=True, SPECULOOS_MIN_DISK_MB="4")
     yield made
     made.end()
 
@@ -97,6 +98,7 @@ def test_an_import_that_would_take_all_memory_ends_in_one_sentence(bench: Bench,
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"prompt": ["x" * (60 * MB)]}), path, compression="zstd", write_statistics=False)
     bench.environment["SPECULOOS_JOB_MEMORY_MB"] = "220"
+    bench.forked = False  # libraries that it shares would count
     bench.worker()
     request = ImportPrompts(path=str(path), original_name="bomb.parquet")
     job = submit(request, name="bomb", settings=bench.settings)
@@ -107,6 +109,7 @@ def test_an_import_that_would_take_all_memory_ends_in_one_sentence(bench: Bench,
 
 def test_a_job_that_takes_more_memory_than_it_may_is_ended_and_says_so(bench: Bench, tmp_path: Path) -> None:
     bench.environment["SPECULOOS_JOB_MEMORY_MB"] = "250"
+    bench.forked = False  # libraries that it shares would count
     bench.worker()
     greedy, modest = (order(bench, tmp_path / t, trick=t, steps=200 if t else 3) for t in ("hoard", ""))
     failed = bench.wait(greedy.id, "FAILED")

@@ -33,6 +33,7 @@ from workers.jobs.submit import retry, submit
 
 pytestmark = pytest.mark.integration
 
+FORKED = True
 SETTINGS = {"epochs": 0.0, "max_steps": 4, "eval_every": 2, "save_every": 0, "max_length": 64, "samples": 0}
 
 
