@@ -10,12 +10,11 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.furnished import FIGURES, open_page
 from tests.browser.services import box, choose, head_is, job_is, row_id, unfold, upload
-from tests.browser.workbench import SERVICES, Workbench, add_base
+from tests.browser.workbench import Workbench, add_base
 from tests.tools.homes import write_answers
 from tests.tools.running import wait_for
 from tracking.db import reading, writing
 from tracking.evaluations import columns_of
-from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Dataset, Evaluation, Job, new_id, now
 from workers.jobs.requests import ImportPrompts
 from workers.jobs.submit import submit
@@ -151,12 +150,8 @@ def test_twice_as_long_is_filled_in(page: Page, workbench: Workbench, ended: dic
 
 @pytest.fixture(scope="module")
 def workers(workbench: Workbench) -> Iterator[Workbench]:
-    workbench.start(*SERVICES)
-    yield workbench
-    workbench.stop(*SERVICES[::-1])  # in order: other files share the workbench and expect nothing running
-    with writing(workbench.settings) as rows:
-        for job in rows.query(Job).where(Job.state.not_in(FINISHED)):
-            job.state, job.finished_at, job.version = "CANCELLED", now(), job.version + 1
+    with workbench.with_workers():
+        yield workbench
 
 
 def import_ended(workbench: Workbench, data_id: str) -> bool:

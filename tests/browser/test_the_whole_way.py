@@ -19,7 +19,7 @@ from tests.browser.services import (
     unfold,
     write_prompts,
 )
-from tests.browser.workbench import SERVICES, Workbench, add_base
+from tests.browser.workbench import Workbench, add_base
 from tracking import queries
 from tracking.db import reading, writing
 from tracking.tables import Checkpoint, Dataset, Job, new_id
@@ -32,9 +32,8 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def bench(workbench: Workbench) -> Iterator[Workbench]:
     """The session's workbench with its workers."""
-    workbench.start(*SERVICES)
-    yield workbench
-    workbench.stop(*SERVICES[::-1])  # in order: other files share the workbench
+    with workbench.with_workers():
+        yield workbench
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from speculoos.settings import Settings, load
 from tests.tools import zygote
 from tracking import processes
 from tracking.db import reading, upgrade, writing
-from tracking.tables import Base, Checkpoint, new_id
+from tracking.states import FINISHED
+from tracking.tables import Base, Checkpoint, Job, new_id, now
 
 CLONE = Path(__file__).resolve().parents[2]
 START_SECONDS = 240.0
@@ -85,6 +86,22 @@ class Workbench:
             yield
         finally:
             self.start(name)
+
+    @contextmanager
+    def with_workers(self):
+        """Broker, reconciler and workers run in the block. Jobs that were queued before are not run, nor left after."""
+        self._cancel_jobs()
+        self.start(*SERVICES)
+        try:
+            yield self
+        finally:
+            self.stop(*SERVICES[::-1])
+            self._cancel_jobs()
+
+    def _cancel_jobs(self) -> None:
+        with writing(self.settings) as rows:
+            for job in rows.query(Job).where(Job.state.not_in(FINISHED)):
+                job.state, job.finished_at, job.version = "CANCELLED", now(), job.version + 1
 
     def log(self, name: str) -> Path:
         folder = self.settings.home / "test-logs"
