@@ -127,8 +127,8 @@ class _PromptStatistics:
         for timing in timings:
             steps = rng.integers(len(timing.tokens), size=(DRAWS, len(timing.tokens)))
             tokens.append(timing.tokens[steps].sum(1))
-            for column, times in ((drafted, timing.drafted), (plain, timing.plain)):
-                column.append(np.median(times[rng.integers(len(times), size=(DRAWS, len(times)))], 1))
+            drafted.append(_resampled_medians(timing.drafted, rng))
+            plain.append(_resampled_medians(timing.plain, rng))
         counts = np.array([[len(timing.tokens)] for timing in timings], dtype=float)
         return cls(np.stack(tokens), np.stack(plain), np.stack(drafted), counts)
 
@@ -139,6 +139,18 @@ class _PromptStatistics:
     def tau(self, weights: np.ndarray | float = 1.0) -> np.ndarray:
         """[draws], weighted like `speedup`."""
         return (weights * self.tokens).sum(0) / (weights * self.counts + 0 * self.tokens).sum(0)
+
+
+def _resampled_medians(times: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """[draws]: medians of samples with replacement. The middle positions in the sorted times are drawn directly, as
+    order statistics of uniform numbers (David & Nagaraja 2003, sections 2.1 and 2.5)."""
+    ordered, count = np.sort(times), len(times)
+    middle = (count + 1) // 2
+    low = high = rng.beta(middle, count + 1 - middle, DRAWS)
+    if count % 2 == 0:
+        high = 1 - (1 - low) * rng.random(DRAWS) ** (1 / (count - middle))
+    places = np.minimum(np.stack([low, high]) * count, count - 1).astype(int)
+    return ordered[places].mean(0)
 
 
 def interval_of(values: np.ndarray) -> Interval:

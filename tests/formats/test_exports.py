@@ -242,7 +242,7 @@ def test_transformers_answers_the_same_with_a_draft_for_the_starter(starter, tmp
     assert not info["unexpected_keys"] and not info["missing_keys"]
     chat = [{"role": "user", "content": PROMPTS[0]}]
     ids = starter.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    options = {**ids, "do_sample": False, "max_new_tokens": 24}
+    options = {**ids, "do_sample": False, "max_new_tokens": 12}
     with torch.no_grad():
         assert torch.equal(starter.model.generate(**options), starter.model.generate(**options, assistant_model=draft))
         assert torch.allclose(ours.model(**ids).logits, draft(**ids).logits, rtol=1e-4, atol=1e-4)

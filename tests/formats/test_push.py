@@ -3,31 +3,47 @@ default, gone on with after a break, refused in a sentence, the token nowhere.""
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cli.main import main
 from speculoos.settings import Settings
-from tests.conftest import CLONE
+from tests.models.hub_client import HubClient
 from tests.tools.hub import COMMIT, TOKEN, Hub
 from tracking import db
 from tracking.tables import Base, Checkpoint
 
 pytestmark = pytest.mark.integration
 
-Push = Callable[..., subprocess.CompletedProcess]
+NOWHERE = "http://127.0.0.1:9"
+Push = Callable[..., SimpleNamespace]
+PUSH = """
+import contextlib, io
+from cli.main import main
+def work(environment, words):
+    os.environ.update(environment)
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        status = main(["push", "tiny@heads", *words])
+    return {"returncode": status, "stdout": out.getvalue(), "stderr": err.getvalue()}
+"""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, HubClient]]:
+    """A hub, and a process that pushes to it."""
+    hub = Hub()
+    with HubClient(PUSH, hub.url, tmp_path_factory.mktemp("hf")) as made:
+        yield hub, made
+    hub.close()
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub()
-    yield made
-    made.close()
+def hub(client: tuple[Hub, HubClient]) -> Hub:
+    client[0].clear()
+    return client[0]
 
 
 @pytest.fixture
@@ -44,23 +60,23 @@ def rows(home: Settings, base, checkpoint) -> Settings:
 
 
 @pytest.fixture
-def push(rows: Settings, hub: Hub, tmp_path: Path) -> Push:
-    """push(words…, **environment): the command in a process of its own."""
+def push(rows: Settings, hub: Hub, client: tuple[Hub, HubClient], tmp_path: Path) -> Push:
+    """push(words…, token, url): the command in a process beside the tests; at another `url` in one of its own."""
 
-    def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
-        own = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
-        own |= {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(CLONE), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "cli.main", "push", "tiny@heads", *words]
-        done = subprocess.run(
-            command, env={**os.environ, **own, **environment}, capture_output=True, text=True, timeout=240
-        )
-        assert "Traceback" not in done.stderr and TOKEN not in done.stdout + done.stderr
+    def run(*words: str, token: str = TOKEN, url: str = "") -> SimpleNamespace:
+        asked = {"SPECULOOS_HOME": str(rows.home), "DATABASE_URL": rows.database_url, "HF_TOKEN": token}, words
+        if url:
+            with HubClient(PUSH, url, tmp_path / "hf") as other:
+                done = SimpleNamespace(**other.ask(*asked))
+        else:
+            done = SimpleNamespace(**client[1].ask(*asked))
+        assert "Traceback" not in done.stderr and TOKEN not in done.stdout + done.stderr + client[1].said
         return done
 
     return run
 
 
-def last(done: subprocess.CompletedProcess) -> dict:
+def last(done: SimpleNamespace) -> dict:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -70,7 +86,7 @@ def kept(home: Settings) -> list[Path]:
 
 def test_what_a_dry_run_lists_is_what_is_pushed(push: Push, hub: Hub, rows: Settings) -> None:
     words = ("--format", "trtllm", "--repo", "me/heads", "--json")
-    dry = push(*words, "--dry-run", HF_ENDPOINT="http://127.0.0.1:9", HF_TOKEN="")
+    dry = push(*words, "--dry-run", token="", url=NOWHERE)
     assert dry.returncode == 0, dry.stderr
     listed = last(dry)
     assert listed["dry_run"] and listed["private"] and listed["passed"] and listed["base_model"] == "org/tiny"
@@ -109,20 +125,20 @@ def test_an_upload_that_broke_off_goes_on_and_sends_nothing_twice(push: Push, hu
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "said"),
+    ("words", "other", "said"),
     [
         (("--repo", "heads"), {}, "expected OWNER/NAME on the hub"),
         (("--repo", "me/heads", "--format", "sglang"), {}, "SGLang never had Medusa"),
         (("--repo", "me/heads", "--format", "onnx"), {}, "Unknown format 'onnx'"),
-        (("--repo", "me/heads"), {"HF_TOKEN": ""}, "run `hf auth login`, or set HF_TOKEN"),
-        (("--repo", "me/heads"), {"HF_TOKEN": "hf_Wrong"}, "the token is invalid"),
+        (("--repo", "me/heads"), {"token": ""}, "run `hf auth login`, or set HF_TOKEN"),
+        (("--repo", "me/heads"), {"token": "hf_Wrong"}, "the token is invalid"),
         (("--repo", "me/heads"), {}, "HF_HUB_OFFLINE is set"),  # in this process (tests/conftest.py)
-        (("--repo", "me/heads"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the hub cannot be reached"),
+        (("--repo", "me/heads"), {"url": NOWHERE}, "the hub cannot be reached"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_made(
     words: tuple[str, ...],
-    environment: dict[str, str],
+    other: dict[str, str],
     said: str,
     push: Push,
     rows: Settings,
@@ -130,8 +146,8 @@ def test_what_cannot_be_is_told_before_anything_is_made(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    if environment:
-        done = push("--format", "vllm", *words, **environment)
+    if other:
+        done = push("--format", "vllm", *words, **other)
         status, told = done.returncode, done.stderr
     else:
         status, told = main(["push", "tiny@heads", "--format", "vllm", *words]), capsys.readouterr().err

@@ -27,6 +27,7 @@ class HubClient:
     def __init__(self, code: str, hub: str, home: Path, offline: bool = False):
         home.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": str(int(offline)), "HF_HOME": str(home)}
+        env["HF_HUB_DISABLE_XET"] = "1"
         self._said = home / "said"
         with self._said.open("w") as said:
             self._process = subprocess.Popen(

@@ -103,9 +103,10 @@ def test_what_the_hub_cannot_give_is_told(
 
 
 def test_offline_and_unreachable_hubs_are_told(tmp_path: Path) -> None:
-    for offline in (False, True):
-        with HubClient(HUB, "http://127.0.0.1:9", tmp_path / f"{offline}", offline) as client:
-            assert "cannot be reached" in client.ask("tests/tiny", tmp_path / "base", "")["says"]
+    with HubClient(HUB, "http://127.0.0.1:9", tmp_path / "home") as client:
+        assert "cannot be reached" in client.ask("tests/tiny", tmp_path / "base", "")["says"]
+    with pytest.raises(SpeculoosError, match="cannot be reached"):  # this process is offline (tests/conftest.py)
+        fetch_base("hub", "tests/tiny", tmp_path / "base", SilentReporter(), "")
 
 
 @pytest.mark.parametrize("location", ["", "../etc", "a/b/c", "https://host/a", "a--b/c", "a/b@", "owner/na me", "-x/y"])

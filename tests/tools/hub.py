@@ -24,15 +24,18 @@ class Hub:
     """`refuse` names addresses that are answered with a status instead; `cut` uploads so many large files only."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.clear()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def clear(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.large: dict[str, bytes] = {}
         self.calls: list[str] = []
         self.tokens: set[str] = set()
         self.refuse: dict[str, int] = {}
         self.cut = -1
-        self.lock = threading.Lock()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:
