@@ -149,8 +149,8 @@ def _resampled_medians(times: np.ndarray, rng: np.random.Generator) -> np.ndarra
     low = high = rng.beta(middle, count + 1 - middle, DRAWS)
     if count % 2 == 0:
         high = 1 - (1 - low) * rng.random(DRAWS) ** (1 / (count - middle))
-    places = np.minimum(np.stack([low, high]) * count, count - 1).astype(int)
-    return ordered[places].mean(0)
+    indices = np.minimum(np.stack([low, high]) * count, count - 1).astype(int)
+    return ordered[indices].mean(0)
 
 
 def interval_of(values: np.ndarray) -> Interval:
