@@ -1,6 +1,5 @@
 """Processes of the project that begin in a moment: each is forked from one that has imported the libraries they need,
-which takes seconds. A worker's children are forked the same way, and end with their worker as real ones do; so are the
-limited children of any of them.
+which takes seconds. A worker's children are forked the same way; they end with their worker as real ones do.
 
 Otherwise each is what `python -m MODULE` starts: a process of its own, killed and waited for by its pid. Only its first
 environment, which others see in /proc, is not its own, so what is found by that is tested with real processes.
@@ -11,7 +10,6 @@ import ctypes
 import functools
 import gc
 import importlib
-import itertools
 import json
 import os
 import runpy
@@ -28,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
-
-from speculoos import limited
 
 CLONE = Path(__file__).resolve().parents[2]
 WORKER, CHILD = "workers.supervise.worker", "workers.child.main"
@@ -163,7 +159,6 @@ class Asked:
     leads: bool
     folder: str
     out: int
-    passed: Sequence[int] = ()
 
     def begin(self) -> None:
         """As a process of its own: session, files, environment."""
@@ -172,23 +167,21 @@ class Asked:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, file in enumerate((nothing, self.out, self.out)):
             os.dup2(file, number)
-        for before, after in itertools.pairwise((2, *sorted(self.passed), 1024)):
-            os.closerange(before + 1, after)
+        os.closerange(3, 1024)
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.environment)
-        sys.__stdout__.reconfigure(line_buffering=True, write_through=True)
+        sys.stdout.reconfigure(line_buffering=True, write_through=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def run(self) -> None:
         """To the end of the process: what Python does then, without its unloading of every library."""
         status = 0
         try:
-            limited.subprocess = SimpleNamespace(Popen=_fork_limited, DEVNULL=subprocess.DEVNULL)
             if self.module == WORKER and not _fork_its_children():
                 return
-            os.execv = lambda _, command: _run(command[2], command[3:])
-            _run(self.module, self.arguments)
+            sys.argv[1:] = self.arguments
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:
@@ -199,11 +192,6 @@ class Asked:
             atexit._run_exitfuncs()
             sys.stdout.flush()
             os._exit(status)
-
-
-def _run(module: str, arguments: Sequence[str]) -> None:
-    sys.argv[1:] = arguments
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def serve(channel: socket.socket) -> Asked | None:
@@ -232,27 +220,6 @@ def serve(channel: socket.socket) -> Asked | None:
             ends[end] = pid
             poll.register(end, select.POLLIN)
             channel.send(json.dumps(["began", pid, 0]).encode())
-
-
-def _fork_limited(
-    command: list[str], cwd: Path, env: dict[str, str], stdin: int, pass_fds: Sequence[int]
-) -> Forked | Popen:
-    """For `speculoos.limited`: a copy of this process, whose libraries are those that the new one would import."""
-    if "serving.prompt_work" in command or not _fits(env):  # it begins without torch
-        return subprocess.Popen(command, cwd=cwd, env=env, stdin=stdin, pass_fds=pass_fds)
-    if pid := os.fork():
-        copy = Forked(pid)
-        threading.Thread(target=lambda: copy.end(os.waitpid(pid, 0)[1]), daemon=True).start()
-        return copy
-    try:
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_DFL)
-        Asked(command[2], command[3:], env, leads=False, folder=str(cwd), out=1, passed=pass_fds).begin()
-        limited.main(command[3:])
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(0)
 
 
 def _fork_its_children() -> bool:
