@@ -240,15 +240,15 @@ def test_every_kind_of_request_has_its_work() -> None:
 def test_a_refused_model_leaves_nothing_but_its_sentence(
     begin: Begin, home: Settings, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "TEMPLATE_SECONDS", 4.0)
+    monkeypatch.setattr(trial, "TEMPLATE_SECONDS", 1.0)
     folder = hostile.copy(tiny_base, tmp_path / "foreign")
     (folder / "chat_template.jinja").write_text(hostile.ENDLESS)
     request, context = begin(FetchModel(source="folder", location=str(folder)))
-    with pytest.raises(BadInput, match=r"foreign: chat_template\.jinja: .* did not end within 4 s; correct the chat"):
+    with pytest.raises(BadInput, match=r"foreign: chat_template\.jinja: .* did not end within 1 s; correct the chat"):
         models.run_fetch_model(request, context)
     file = write_gguf(folder, tmp_path / "foreign.gguf")
     request, context = begin(FetchModel(source="gguf", location=str(file)))
-    with pytest.raises(BadInput, match=r"foreign\.gguf: chat_template\.jinja: .* did not end within 4 s"):
+    with pytest.raises(BadInput, match=r"foreign\.gguf: chat_template\.jinja: .* did not end within 1 s"):
         models.run_fetch_model(request, context)
     assert list((home.home / "models").iterdir()) == []
     assert row(context, Base, request.base_id).state == "pending"  # the job's end marks it failed
