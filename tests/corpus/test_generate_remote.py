@@ -62,6 +62,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def endpoint(server: str, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
     monkeypatch.setenv("FLAKY_KEY", KEY)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.05)
     return Endpoint("flaky", server, key_env="FLAKY_KEY", model="echo", concurrency=6, timeout=10)
 
 

@@ -130,7 +130,7 @@ def test_a_writer_whose_thread_panicked_says_so(cracked: Served, monkeypatch: py
 
 
 def test_upkeep_goes_on_whatever_it_meets(cracked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "UPKEEP_SECONDS", 0.01)
     calls: list[str] = []
 
     class Faulty:

@@ -27,7 +27,7 @@ class Hub:
         self.lock = threading.Lock()
         self.clear()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
 
     def clear(self) -> None:
         self.repositories: dict[str, Repository] = {}

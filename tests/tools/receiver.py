@@ -15,7 +15,7 @@ class Receiver:
         self.got: list[tuple[str, str, dict]] = []
         self.server = HTTPServer(("127.0.0.1", 0), self._handler())
         self.host = f"127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
 
     def _handler(receiver) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):

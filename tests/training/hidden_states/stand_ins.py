@@ -55,7 +55,7 @@ class StandIn:
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
 
     def server(self, **options: Any) -> HiddenStatesServer:
         return HiddenStatesServer("engine", f"http://127.0.0.1:{self._http.server_port}", kind=self.kind, **options)
