@@ -4,9 +4,9 @@
 
 Greedy, batch 1, the same tree for both. Both commits answer every prompt with both drafters before the next prompt, in
 alternating order. Each commit runs in its own process per dtype, restarted `--starts` times, as the memory layout of a
-process changes its speed by up to 10 %. Ratios are ratios of medians over all answers; their 95 % intervals are from a
-bootstrap over the starts of each side. To compare training, use `python -m benchmarks.training --before`; to compare
-data generation, `python -m benchmarks.datagen --before`.
+process changes its speed by up to 10 %; which commit starts first alternates. Ratios are ratios of medians over all
+answers; their 95 % intervals are from a bootstrap over the starts of each side. To compare training, use
+`python -m benchmarks.training --before`; to compare data generation, `python -m benchmarks.datagen --before`.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
     options |= {"max_tokens": args.max_tokens, "threads": torch.get_num_threads()}
     starts: dict[str, list[list[Answer]]] = {drafter: [] for drafter in DRAFTERS}
     for first in range(args.starts):
-        with started(contenders, options) as (sides, failed):
+        with started(contenders[:: 1 if first % 2 else -1], options) as (sides, failed):
             if failed:
                 raise Unavailable("; ".join(failed.values()))
             answers = [
