@@ -54,7 +54,8 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
     options |= {"max_tokens": args.max_tokens, "threads": torch.get_num_threads()}
     starts: dict[str, list[list[Answer]]] = {drafter: [] for drafter in DRAFTERS}
     for first in range(args.starts):
-        with started(contenders[:: 1 if first % 2 else -1], options) as (sides, failed):
+        order = contenders if first % 2 else contenders[::-1]
+        with started(order, options) as (sides, failed):
             if failed:
                 raise Unavailable("; ".join(failed.values()))
             answers = [

@@ -97,7 +97,8 @@ class _LocalRun:
 
     def run(self, rows: Iterator[Conversation]) -> None:
         options, source = self.options, partial(self._next, rows)
-        for ended, running in answer_all(self.base, source, options.batch_size, options.top_p, bool(self.states_store)):
+        keep_hidden = self.states_store is not None
+        for ended, running in answer_all(self.base, source, options.batch_size, options.top_p, keep_hidden):
             for answer in ended:
                 self._finish_answer(answer)
             self.status.update(self.status.tokens)

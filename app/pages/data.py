@@ -45,8 +45,8 @@ from workers.jobs.builtin import BUILT_IN, BuiltIn, added_sets
 from workers.jobs.submit import add_built_in
 
 SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
-MOST_PAGES = 10_000
-LONGEST_SEARCH = 200
+MAX_PAGES = 10_000
+MAX_SEARCH_LENGTH = 200
 
 
 def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
@@ -195,7 +195,7 @@ class RowsBrowser:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
-        self.search = one_line("Search the rows", "dataset-find", max_length=LONGEST_SEARCH)
+        self.search = one_line("Search the rows", "dataset-find", max_length=MAX_SEARCH_LENGTH)
         self.preview = block(elem_id="dataset-preview")
         with gr.Row(elem_classes="sp-buttons"):
             before = gr.Button("← Before", elem_id="dataset-before", visible=False, **SMALL)
@@ -219,9 +219,9 @@ class RowsBrowser:
         """Values of `live`: the rows after the last of `positions` (the pages shown before), and the paging buttons."""
         if data.state == "ready" and (waits := arrivals.download_notice(session, self.settings, data)):
             return [notice(waits, "info"), gr.Button(visible=False), gr.Button(visible=False), []]
-        known = [at for at in positions if isinstance(at, str)][:MOST_PAGES] if isinstance(positions, list) else []
+        known = [at for at in positions if isinstance(at, str)][:MAX_PAGES] if isinstance(positions, list) else []
         folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
-        rows = previews.rows_from(folder, known[-1] if known else "", search[:LONGEST_SEARCH])
+        rows = previews.rows_from(folder, known[-1] if known else "", search[:MAX_SEARCH_LENGTH])
         masks = {} if search.strip() or known else previews.masked_rows(folder)
         html = data_view.preview(rows.rows, masks, search)
         if not rows.whole:

@@ -36,12 +36,13 @@ def main() -> int:
     worker_shutting_down.connect(lambda **_: attempt.stopping.set(), weak=False)  # jobs stop before the worker
     worker_ready.connect(lambda **_: recover(settings), weak=False)
     hostname = f"{queue}-{os.getpid()}@{machine.machine_key(settings.home)}"
-    options = {"pool_cls": "threads", "concurrency": count, "queues": [queue], "hostname": hostname, "loglevel": "INFO"}
     try:
         with processes.heartbeats_during(
             settings, f"worker-{queue}", lambda: worker_status(settings), queue=queue, concurrency=count
         ):
-            app.Worker(**options, **QUIET).start()
+            app.Worker(
+                pool_cls="threads", concurrency=count, queues=[queue], hostname=hostname, loglevel="INFO", **QUIET
+            ).start()
     finally:
         attempt.stopping.set()
     return 0
