@@ -1,12 +1,10 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
-# RERUNS (how often a failed test is tried again), DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
-# GPU_OUT (the file of the figures of `make gpu-check`).
+# DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks), GPU_OUT (the file of the figures of `make gpu-check`).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
 PARALLEL ?= 2
-RERUNS ?= 2
 DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
@@ -39,8 +37,7 @@ $(STAMP): pyproject.toml Makefile
 
 test: install ## the whole test suite
 	@$(BIN)/python -m tests.tools.browser
-	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile --no-loadscope-reorder \
-	  --reruns $(RERUNS) --reruns-delay 5 --max-suite-reruns 6 --rerun-show-tracebacks
+	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
 
 test-unit: install ## the tests that start no process, no browser and not the real model
 	$(BIN)/python -m pytest -p tests.tools.tiers $(TESTS) -m "not integration and not browser and not drill and not real" -n $(PARALLEL) --dist loadfile
