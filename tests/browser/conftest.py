@@ -52,42 +52,58 @@ def axe() -> str:
 
 
 @pytest.fixture(scope="session")
-def context(browser: Browser) -> Iterator[BrowserContext]:
+def wrong() -> list[str]:
+    """What the pages of the session's context did that must not happen; emptied before each test."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def context(browser: Browser, wrong: list[str]) -> Iterator[BrowserContext]:
     """One for the session: its cache saves each page the scripts of the frame, half of a page's load."""
     made = browser.new_context(viewport=VIEWPORT)
+    made.set_default_timeout(TIMEOUT_MS)
+    watch(made, wrong)
     yield made
     made.close()
 
 
 @pytest.fixture
-def page(context: BrowserContext) -> Iterator[Page]:
-    """A fresh page; the test fails if its console shows an error, a script breaks, a dialog opens, or a request
-    leaves this machine. Cookies and stored values are forgotten after it."""
-    made = context.new_page()
-    made.set_default_timeout(TIMEOUT_MS)
-    wrong: list[str] = []
-    watch(made, wrong)
+def page(context: BrowserContext, wrong: list[str]) -> Iterator[Page]:
+    """An empty page; the test fails if a console shows an error, a script breaks, a dialog opens, or a request leaves
+    this machine. Cookies and stored values are forgotten after it.
+
+    It is the same tab in all tests: its process has compiled the scripts, a third of a page's load.
+    """
+    made = context.pages[0] if context.pages else context.new_page()
+    made.set_viewport_size(VIEWPORT)
+    made.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    made.mouse.move(-1, -1)
+    wrong.clear()
     yield made
     devtools = context.new_cdp_session(made)
     for opened in context.pages:
         if is_local(opened.url):
             origin = "{0.scheme}://{0.netloc}".format(urlsplit(opened.url))
             devtools.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+    devtools.detach()
     context.clear_cookies()
-    for opened in context.pages:
+    if is_local(made.url):
+        made.evaluate("sessionStorage.clear()")
+    made.goto("about:blank")
+    for opened in context.pages[1:]:
         opened.close()
     assert not wrong, wrong
 
 
-def watch(page: Page, wrong: list[str]) -> None:
-    """Note console errors, script errors, dialogs and requests to elsewhere in `wrong`.
+def watch(context: BrowserContext, wrong: list[str]) -> None:
+    """Note console errors, script errors, dialogs and requests to elsewhere of all pages in `wrong`.
 
     A network interface that comes or goes (containers starting) makes Chromium drop requests, loopback's too: not ours.
     """
-    page.on("console", lambda m: wrong.append(f"console: {m.text}") if is_error(m) else None)
-    page.on("pageerror", lambda e: wrong.append(f"script: {e}"))
-    page.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
-    page.on("request", lambda r: wrong.append(f"outside: {r.url}") if not is_local(r.url) else None)
+    context.on("console", lambda m: wrong.append(f"console: {m.text}") if is_error(m) else None)
+    context.on("weberror", lambda e: wrong.append(f"script: {e.error}"))
+    context.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
+    context.on("request", lambda r: wrong.append(f"outside: {r.url}") if not is_local(r.url) else None)
 
 
 def is_error(message: ConsoleMessage) -> bool:

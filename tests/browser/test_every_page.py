@@ -45,9 +45,8 @@ RULES = {"label-content-name-mismatch": {"enabled": True}, "target-size": {"enab
 
 @pytest.fixture
 def page(page: Page) -> Page:
-    """A page that records layout shifts."""
-    page.emulate_media(color_scheme="light", reduced_motion="no-preference")
-    page.add_init_script(OBSERVE)
+    """A page that records layout shifts, also in later tests: scripts for each document stay with the tab."""
+    page.add_init_script(f"if (!window.seen) {{{OBSERVE}}}")
     return page
 
 

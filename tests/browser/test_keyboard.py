@@ -78,10 +78,9 @@ def test_the_focus_is_seen_wherever_tab_leads(page: Page, furnished: Furnished, 
 def calm(browser: Browser) -> Iterator[Page]:
     """A page with reduced motion."""
     context = browser.new_context(reduced_motion="reduce")
-    made = context.new_page()
     wrong: list[str] = []
-    watch(made, wrong)
-    yield made
+    watch(context, wrong)
+    yield context.new_page()
     context.close()
     assert not wrong, wrong
 

@@ -47,9 +47,8 @@ def test_a_character_of_several_tokens_shows_whose_they_all_were(page: Page, wor
 
 def phone(browser: Browser, wrong: list[str]) -> Page:
     context = browser.new_context(viewport={"width": 400, "height": 800}, has_touch=True)
-    page = context.new_page()
-    watch(page, wrong)
-    return page
+    watch(context, wrong)
+    return context.new_page()
 
 
 def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(browser: Browser, workbench: Workbench) -> None:
