@@ -64,12 +64,20 @@ def passages(base: Any, layers: Sequence[int]) -> Iterator[Passage]:
 
 def continuation(base: Any, prompt: tuple[int, ...]) -> list[int]:
     """The base model's greedy tokens after a prompt."""
-    ids = list(prompt)
-    for _ in range(CONTINUATION_TOKENS):
+    return _greedy(base.model, prompt, CONTINUATION_TOKENS)
+
+
+def _greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """A transformers model's best `count` tokens after a prompt."""
+    said: list[int] = []
+    new, cache = list(prompt), None
+    for _ in range(count):
         check_current_stop()
-        hidden, _ = base.forward_hidden(torch.tensor([ids], device=base.device))
-        ids.append(int(base.logits(hidden[0, -1]).argmax()))
-    return ids[len(prompt) :]
+        ids = torch.tensor([new], device=model.device)
+        out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, new = out.past_key_values, [int(out.logits[0, -1].argmax())]
+        said += new
+    return said
 
 
 @dataclass
@@ -257,11 +265,5 @@ class _Models:
         yield tuple(model(input_ids=ids, use_cache=False).logits[0] for model in (self.draft, self.reader))
 
     def chain(self, passage: Passage, anchor: int) -> tuple[list[int], list[int]]:
-        return self._chain(self.draft, passage, anchor), self._chain(self.reader, passage, anchor)
-
-    def _chain(self, model: Any, passage: Passage, anchor: int) -> list[int]:
-        ids = passage.ids[: anchor + 2]
-        for _ in range(DEPTH):
-            logits = model(input_ids=torch.tensor([ids], device=passage.hidden.device), use_cache=False).logits
-            ids = [*ids, int(logits[0, -1].argmax())]
-        return ids[anchor + 2 :]
+        prompt = passage.ids[: anchor + 2]
+        return _greedy(self.draft, prompt, DEPTH), _greedy(self.reader, prompt, DEPTH)

@@ -1,5 +1,6 @@
 """Load a base model from a Hugging Face folder safely; its embeddings, LM head and hidden states for draft models."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from models.tokenizer import read_eos_ids as read_eos_ids
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
+
+warnings.filterwarnings("ignore", message="`past_key_values` is deprecated")  # the name that transformers 5.23 knows
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
