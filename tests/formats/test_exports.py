@@ -234,7 +234,7 @@ def test_transformers_answers_the_same_with_a_draft_for_the_starter(starter, tmp
     from models.checkpoints import save_draft
     from models.standalone import StandaloneDraft
 
-    ours = StandaloneDraft.from_base(starter, 11)
+    ours = StandaloneDraft.from_base(starter, 2)
     save_draft(tmp_path / "draft", ours, {"base": "starter"})
     build_export(tmp_path / "draft", starter, "huggingface", tmp_path / "huggingface")
     loading = {"dtype": torch.float32, "output_loading_info": True}

@@ -27,7 +27,7 @@ def drafted(folder, base):
     target = Target(base, max_length=128)
     drafter = make_drafter(target, load_draft(folder, base))
     prompt = render(base.tokenizer, [{"role": "user", "content": "the quick brown fox"}])
-    steps = generate(target, drafter, prompt, GenerateConfig(max_tokens=12))
+    steps = generate(target, drafter, prompt, GenerateConfig(max_tokens=8))
     return [json.loads(json.dumps({k: v for k, v in s.record().items() if "ms" not in k})) for s in steps]
 
 

@@ -14,7 +14,7 @@ from cli.main import main
 from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from tests.cli.launch.test_services import speculoos
+from tests.cli.launch.test_services import in_this_process
 from tests.formats.imports import writers
 from tests.tools.homes import add_base
 from tracking import db, jobs, queries
@@ -39,6 +39,7 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
+@pytest.mark.usefixtures("forked_services")
 def test_a_published_draft_is_used_by_name_like_our_own(
     services_home: Settings, tiny_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,7 +47,7 @@ def test_a_published_draft_is_used_by_name_like_our_own(
     source = writers.write(tmp_path / "eagle-heads", writers.eagle3(draft_ids=torch.arange(0, 320, 2), marked=True))
     (source / "README.md").write_text("---\nlicense: mit\n---\n")
     words = ("models", "add-draft", str(source), "--model", "tiny", "--name", "theirs")
-    found, progress = speculoos(*words)
+    found, progress = in_this_process(capsys, *words)
     assert (found["state"], found["method"], found["base"], found["name"]) == ("ready", "eagle3", "tiny", "theirs")
     assert found["config"]["imported"]["licence"] == "mit" and found["config"]["imported"]["format"] == "eagle3"
     assert file_sha256(Path(found["path"], "model.safetensors")) == found["sha256"]
