@@ -78,7 +78,7 @@ def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -
     return run
 
 
-def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
+def race(args: argparse.Namespace, dtype: str, rounds: int = 5) -> dict[str, Any]:
     """Run all contenders on all prompts in turn; returns medians, ratios, and forward pass costs by node count."""
     theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
     drafts = {folder.name: load_draft(folder, own) for folder in args.checkpoint}
@@ -111,16 +111,18 @@ def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
         }
         for name, answers in taken.items()
     }
-    return {"contenders": figures, "forward_ms": _forward_costs(theirs, target, prompts)}
+    return {"contenders": figures, "forward_ms": _forward_costs(theirs, target, prompts, rounds)}
 
 
-def _forward_costs(theirs: LoadedBase, target: Target, prompts: list[list[int]]) -> dict[str, dict[int, float]]:
+def _forward_costs(
+    theirs: LoadedBase, target: Target, prompts: list[list[int]], rounds: int
+) -> dict[str, dict[int, float]]:
     """Median milliseconds of our and transformers' forward pass by node count, with 200 tokens in the cache."""
     slow = Target(theirs, target.max_length, TransformersForward(theirs))
     costs: dict[str, dict[int, list[float]]] = {"ours": {}, "transformers": {}}
     for one in (slow, target):
         one.prefill(([i for prompt in prompts for i in prompt] * CONTEXT)[:CONTEXT])
-    for _ in range(5):
+    for _ in range(rounds):
         for name, one in (("transformers", slow), ("ours", target)):
             for nodes, ms in measure_forward(one, rounds=3).items():
                 costs[name].setdefault(nodes, []).append(ms)

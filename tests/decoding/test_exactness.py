@@ -19,7 +19,7 @@ from tests.decoding.conftest import FAMILIES, PROMPTS, greedy, ids_of, run, toke
 from tests.decoding.replay import ReplayDrafter
 
 TREE = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
-COUNT = 40
+COUNT = 24
 DRAFTERS = {
     "plain": ("none", {}),
     "ngram chain": ("none", {"drafter": "ngram"}),
