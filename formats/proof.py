@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from formats.report import Check
 from models.chat import render
@@ -70,12 +71,12 @@ def continuation(base: Any, prompt: tuple[int, ...]) -> list[int]:
 def _greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """A transformers model's best `count` tokens after a prompt."""
     said: list[int] = []
-    new, cache = list(prompt), None
+    new, cache = list(prompt), DynamicCache(config=model.config)
     for _ in range(count):
         check_current_stop()
         ids = torch.tensor([new], device=model.device)
         out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache, new = out.past_key_values, [int(out.logits[0, -1].argmax())]
+        new = [int(out.logits[0, -1].argmax())]
         said += new
     return said
 
