@@ -185,7 +185,7 @@ def starter(tmp_path_factory):
     head = load_draft(PROJECT_ROOT / "models" / "starter_head", base)
     questions = [{**row, "messages": row["messages"][:1]} for row in built_in(2)]
     said = tmp_path_factory.mktemp("starter") / "said.jsonl"
-    record(base, 24, questions, said)
+    record(base, 16, questions, said)
     return base, head, questions, said
 
 
@@ -201,7 +201,7 @@ def test_the_starter_s_outputs_replay_with_the_starter_s_head(starter):
     for row in questions:
         target.rewind(0)
         prompt = render(base.tokenizer, row["messages"])
-        ran += list(generate(target, drafter, prompt, GenerateConfig(max_tokens=24)))
+        ran += list(generate(target, drafter, prompt, GenerateConfig(max_tokens=16)))
     opened = open_with_base(base, draft, options)
     done = replay(read_recordings(said), opened.target, opened.new_drafter, SilentReporter())
     assert facts(done.steps) == facts(ran)
