@@ -14,10 +14,17 @@ from tests.tools.damage import flip
 pytestmark = pytest.mark.integration
 
 
+@pytest.fixture(scope="module")
+def server(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("damaged")
+    yield from serve(folder / "home", hostile.copy(model_files, folder / "models"))
+
+
 @pytest.fixture
-def own(model_files: Path, tmp_path: Path) -> Iterator[Served]:
+def own(server: Served, model_files: Path) -> Iterator[Served]:
     """A server whose model files may be spoilt."""
-    yield from serve(tmp_path / "home", hostile.copy(model_files, tmp_path / "models"))
+    yield server
+    shutil.copytree(model_files, server.root, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(

@@ -165,11 +165,9 @@ CHATS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rendering() -> Iterator[Prompts]:
-    made = Prompts()
-    yield made
-    made.close()
+@pytest.fixture
+def rendering(served: Served) -> Prompts:
+    return served.engine.prompts
 
 
 def test_ids_are_those_of_the_whole_process(rendering: Prompts, model_files: Path) -> None:
