@@ -1,5 +1,6 @@
 """The web server: pages, API routes and middleware. `python -m app.main` starts it; it does not import torch."""
 
+import gc
 import hmac
 import os
 import sys
@@ -8,6 +9,8 @@ from contextlib import suppress
 from importlib import import_module
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+if __name__ == "__main__":
+    gc.disable()  # until it serves: what imports and pages create stays, and searching it takes a second
 
 import gradio as gr
 import uvicorn
@@ -145,8 +148,11 @@ def main() -> int:
     register_starter(settings)
     raise_open_file_limit()
     with heartbeats_during(settings, "web"):
+        app = make_app(settings)
+        gc.freeze()
+        gc.enable()
         uvicorn.run(
-            make_app(settings),
+            app,
             host=settings.host,
             port=settings.port,
             http=BoundedConnection,

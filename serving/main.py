@@ -5,6 +5,7 @@ GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1
 POST /v1/runs/{id}[/cancel]
 """
 
+import gc
 import logging
 import socket
 import sys
@@ -12,6 +13,9 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+
+if __name__ == "__main__":
+    gc.disable()  # until it serves: what imports create stays
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -161,6 +165,8 @@ def main() -> int:
     ).start()
     log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
     raise_open_file_limit()
+    gc.freeze()
+    gc.enable()
     uvicorn.Server(server_config(app)).run(sockets=[listener])
     return 0
 
