@@ -210,7 +210,7 @@ def test_sqlite_under_eight_writers(home: Settings, figures: Figures) -> None:
 @pytest.mark.sqlite
 def test_sqlite_under_eight_writers_for_a_moment(home: Settings, figures: Figures) -> None:
     """The short form."""
-    found = write_at_once(home, WRITERS, 2.0)
+    found = write_at_once(home, WRITERS, 1.0)
     figures.record(**found)
     assert (found["failed"], found["lost"]) == (0, 0), found
 

@@ -1,12 +1,11 @@
 """FSDP2 over gloo: two processes with sharded drafts equal two with whole ones (DDP), also when interrupted; and two
 with whole ones equal one that accumulates, though their masks have different sizes.
 
-Two processes, started once, do all runs. The loop rejects FSDP on a CPU; the tests add "cpu" to `sharding.DEVICES`.
+Two processes, forked once, do all runs. The loop rejects FSDP on a CPU; the tests add "cpu" to `sharding.DEVICES`.
 """
 
 import json
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +19,9 @@ from models.eagle3 import ScaledLinear
 from models.methods import train_config
 from speculoos.errors import BadInput, Cancelled, Unsupported
 from tests.tools.ports import free_ports
+from tests.tools.zygote import CLONE, begin
 from tests.training.test_loop import SHORT, Notebook
-from training import setup, sharding
+from training import samples, setup, sharding
 from training.loop import train
 from training.method import make_method
 
@@ -34,7 +34,6 @@ SUMMED = ("train/loss", "train/grad_norm", "train/top1_depth1", "train/tokens")
 """The gradient norm is the one before clipping."""
 ONCE = {"max_steps": 2, "optimizer": "sgd", "lr": 0.1, "clip": 0.0, "held_out": 0.2, "eval_every": 0, "save_every": 0}
 ONCE |= {"schedule": "constant", "warmup_ratio": 0.0}
-WORKER = "import json, sys; from tests.training import test_sharded; test_sharded.work(*json.loads(sys.argv[1]))"
 LAUNCHED = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_OFFLOAD_PARAMS": "false"}
 """Variables that `accelerate launch --use_fsdp --fsdp_version 2` sets besides ACCELERATE_USE_FSDP."""
 
@@ -51,8 +50,9 @@ def settings(method, **changes):
 
 def work(base, data, folder):
     """All runs, in each of the two processes; the reported values go to <run>.json."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
     torch.set_num_threads(1)
-    sharding.DEVICES = ("cuda", "cpu")
+    sharding.DEVICES, samples.TOKENS = ("cuda", "cpu"), 16
     shards = []
 
     def shard(method, device):
@@ -85,10 +85,10 @@ def runs(tiny_base, dataset, tmp_path_factory):
     (port,) = free_ports(1)
     children = []
     for rank in range(2):
-        env = {**os.environ, **LAUNCHED, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "WORLD_SIZE": "2"}
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env = {**os.environ, **LAUNCHED, "PYTHONPATH": str(CLONE), "WORLD_SIZE": "2", "RANK": str(rank)}
+        env |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         arguments = json.dumps([str(tiny_base), str(dataset), str(folder)])
-        children.append(subprocess.Popen([sys.executable, "-c", WORKER, arguments], env=env))
+        children.append(begin("tests.training.test_sharded", [arguments], env))
     assert [child.wait(timeout=200) for child in children] == [0, 0]
     return folder
 
@@ -174,3 +174,7 @@ def test_unsupported_devices_and_options_are_rejected(environment, devices, sent
         monkeypatch.setenv(name, value)
     with pytest.raises(Unsupported, match=sentence), sharding.fsdp_switch(torch.device("cpu")):
         pass
+
+
+if __name__ == "__main__":
+    work(*json.loads(sys.argv[1]))

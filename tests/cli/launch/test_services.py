@@ -19,6 +19,7 @@ from cli.launch.services import Services, programs_for
 from cli.launch.supervision import end_leftover_processes, leftover_processes
 from cli.launch.up import up
 from cli.main import main
+from models.runtime.speed import SPEED_FILE
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers, add_base
@@ -129,6 +130,7 @@ def test_a_worker_and_an_inference_server_can_be_started_alone(
     from ops.health import check
 
     (port,) = free_ports(1)
+    (services_home.home / SPEED_FILE).write_text('{"bytes_per_second": 1}')  # then it is not measured at the start
     with Services(services_home, ("broker",)):
         worker = subprocess.Popen([*COMMAND_LINE, "worker", "io", "--threads", "2"])
         server = subprocess.Popen([*COMMAND_LINE, "serve", "--port", str(port)])
