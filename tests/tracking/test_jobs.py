@@ -92,7 +92,9 @@ from tracking import db, jobs
 settings = load()
 with db.reading(settings) as session:
     session.connection()
-while time.time() < float(sys.argv[2]):
+start = float(sys.argv[2])
+time.sleep(max(0.0, start - time.time() - 0.05))
+while time.time() < start:
     pass
 for job_id in sys.argv[3:]:
     with db.writing(settings) as session:

@@ -3,8 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 import sys
+import time
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from models.methods import train_config
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import SilentReporter
 from tests.tiny import GRANITE, make_tiny_base
+from tests.tools.zygote import CLONE, begin
 from tests.training.conftest import answer, write_dataset
 from training.loop import Trainer, train
 from training.resume_points import all_resume_points, latest_resume_point
@@ -130,22 +132,14 @@ def test_a_small_model_with_dropout_resumes_exactly_too(tmp_path):
     assert {**first.curve(), **second.curve()} == whole.curve()
 
 
-KILLED = """
-import json, sys
-from speculoos.reporting import SilentReporter
-from models.methods import train_config
-from training.loop import train
-import torch
-torch.set_num_threads(1)
 class Slow(SilentReporter):
+    """Prints every loss; after step 11 it waits until it is killed."""
+
     def metrics(self, step, values):
         if "train/loss" in values:
             print(json.dumps([step, values["train/loss"]]), flush=True)
             if step == 11:
-                sys.stdin.read()  # until it is killed
-settings, base, data, out, resume = json.loads(sys.argv[1])
-train(train_config(**settings), base, data, out, resume, Slow())
-"""
+                time.sleep(600)
 
 
 @pytest.mark.integration
@@ -153,10 +147,13 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_weights(tiny_base, dataset
     settings = {"method": "medusa", **SHORT, "max_steps": 14, "save_every": 3}
     straight = train(train_config(**settings), tiny_base, dataset, tmp_path / "a", reporter=(whole := Notebook()))
     arguments = json.dumps([settings, str(tiny_base), str(dataset), str(tmp_path / "b"), None])
-    child = subprocess.Popen([sys.executable, "-c", KILLED, arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    seen = [json.loads(child.stdout.readline()) for _ in range(11)]
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    reading, writing = os.pipe()
+    child = begin("tests.training.test_loop", [arguments], {**os.environ, "PYTHONPATH": str(CLONE)}, writing)
+    os.close(writing)
+    with open(reading) as said:
+        seen = [json.loads(line) for line in islice((line for line in said if line.startswith("[")), 11)]
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
     assert [step for step, _ in seen] == list(range(1, 12))
     again = Notebook()
     resumed = train(train_config(**settings), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=again)
@@ -489,3 +486,8 @@ def test_two_sets_train_as_one(tiny_base, rows, tmp_path):
         train(config(max_steps=4), tiny_base, given, tmp_path / f"out-{number}", None, notes)
         curves.append(notes.curve())
     assert curves[0] == curves[1] and len(curves[0]) == 4
+
+
+if __name__ == "__main__":
+    wanted, *folders = json.loads(sys.argv[1])
+    train(train_config(**wanted), *folders, Slow())

@@ -24,6 +24,7 @@ from speculoos.errors import Conflict
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers, add_base
 from tests.tools.ports import free_ports
+from tests.tools.zygote import CLONE, begin
 from tracking import db, jobs
 from tracking.tables import Job
 from workers.jobs import quickstart
@@ -39,23 +40,17 @@ def services_home(home: Settings) -> Iterator[Settings]:
     end_leftover_processes(home, timeout=0)
 
 
-def speculoos(*words: str, timeout: float = 120) -> tuple[dict, str]:
-    made = subprocess.run([*COMMAND_LINE, *words, "--json"], capture_output=True, text=True, timeout=timeout)
-    assert made.returncode == 0, made.stdout + made.stderr
-    return json.loads(made.stdout.strip().splitlines()[-1]), made.stderr
-
-
+@pytest.mark.usefixtures("forked_services")
 def test_an_import_with_nothing_running_reports_every_row_and_leaves_nothing_behind(
-    services_home: Settings, tmp_path: Path
+    services_home: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     rows = [json.dumps({"prompt": f"question {i}"}) for i in range(5)]
     file.write_bytes("\n".join([*rows, "{broken", '{"other": 1}']).encode() + b"\n\xff\xfe\n")
-    found, progress = speculoos("data", "import", str(file), "--name", "mine")
+    found, progress = in_this_process(capsys, "data", "import", str(file), "--name", "mine")
     assert (found["rows_read"], found["rows"], found["bad_rows"]) == (8, 5, 3)
     assert [bad["line"] for bad in found["bad"]] == [6, 7, 8]
     assert "Import mine" in progress
-    assert not leftover_processes(services_home)
     assert HomeLock(services_home).holder() == {}
 
 
@@ -132,8 +127,9 @@ def test_a_worker_and_an_inference_server_can_be_started_alone(
     (port,) = free_ports(1)
     (services_home.home / SPEED_FILE).write_text('{"bytes_per_second": 1}')  # then it is not measured at the start
     with Services(services_home, ("broker",)):
-        worker = subprocess.Popen([*COMMAND_LINE, "worker", "io", "--threads", "2"])
-        server = subprocess.Popen([*COMMAND_LINE, "serve", "--port", str(port)])
+        environment = {**os.environ, "PYTHONPATH": str(CLONE)}
+        worker = begin("cli.main", ["worker", "io", "--threads", "2"], environment)
+        server = begin("cli.main", ["serve", "--port", str(port)], environment)
         try:
             deadline = time.monotonic() + 120
             while not (worker_answers := check(services_home, ["worker-io"])["worker-io"].ok) or not _healthy(port):
