@@ -96,6 +96,7 @@ def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
     """With a tiny random model, where there is nothing to learn, and few questions about it; the figures of the real
     one are in docs/benchmarks.md."""
     monkeypatch.setattr(quickstart, "QUESTIONS", {"limit": 8, "max_tokens": 24})
+    monkeypatch.setitem(quickstart.ANSWERS, "max_tokens", 48)
     add_base(services_home, tiny_base)
     found, progress = in_this_process(capsys, "quickstart", "--model", "tiny", "--limit", "32")
     assert found["checkpoint"] == "tiny@quickstart" and Path(found["path"], "model.safetensors").is_file()
