@@ -180,6 +180,7 @@ class Asked:
         try:
             if self.module == WORKER and not _fork_its_children():
                 return
+            os.execv = _go_on_as
             sys.argv[1:] = self.arguments
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
         except SystemExit as end:
@@ -192,6 +193,13 @@ class Asked:
             atexit._run_exitfuncs()
             sys.stdout.flush()
             os._exit(status)
+
+
+def _go_on_as(_program: str, command: list[str]) -> None:
+    """In place of os.execv of `python -m MODULE`: the libraries stay imported."""
+    sys.argv[1:] = command[3:]
+    runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+    sys.exit()
 
 
 def serve(channel: socket.socket) -> Asked | None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from speculoos.errors import BadInput
 from speculoos.reporting import check_stop
 from workers.child.context import JobContext
+from workers.jobs import train
 from workers.jobs.request import Request
 from workers.jobs.requests import register
 
@@ -91,3 +92,4 @@ if __name__ in os.environ.get(
     "SPECULOOS_WORK_MODULES", ""
 ):  # not in the tests' own process, whose commands are documented
     register(Count)
+    train.TUNING_QUESTIONS = 1  # each costs half a second, and `tune` has tests of its own

@@ -78,7 +78,7 @@ def move(bench: Bench, target: Path) -> Bench:
     shutil.copytree(old, target, symlinks=True)
     shutil.rmtree(old)
     moved = replace(bench.settings, home=target, database_url=f"sqlite:///{target / 'speculoos.db'}")
-    return Bench(moved, forked=True, SPECULOOS_WORK_MODULES="")
+    return Bench(moved, forked=True)
 
 
 def test_a_home_that_was_moved_chats_downloads_and_resumes(bench: Bench, tiny_base: Path, tmp_path: Path) -> None:

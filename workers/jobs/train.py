@@ -23,6 +23,8 @@ STEP_OPERATIONS = 1000  # cost of clipping and updating one parameter (memory-bo
 FIXED_OPERATIONS = 2e9
 """Fixed cost of an optimizer step as operations (20 ms at `estimates.OPERATIONS`). Without it and
 `sizes.FORWARD_OPERATIONS`, estimates for tiny bases are half of the actual time."""
+TUNING_QUESTIONS = 6
+"""Questions that a trained draft's tree is tuned with: the last of the built-in set; evaluations use its first."""
 
 
 class Train(Request):

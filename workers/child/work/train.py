@@ -20,10 +20,9 @@ from workers.child.context import JobContext
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
 from workers.child.trackers import tracking_metrics
 from workers.child.work.measure import take_device, tuning_figures
-from workers.jobs.train import Train, find_server, fit_length, require_method
+from workers.jobs.train import TUNING_QUESTIONS, Train, find_server, fit_length, require_method
 
 TUNING_NOTE = "tuning the tree"
-TUNING_QUESTIONS = 6  # taken from the end of the built-in set; evaluations use its start
 
 
 def run(request: Train, context: JobContext) -> dict[str, Any]:
