@@ -23,7 +23,7 @@ COMPUTE_LAYERS = 2
 """Layers in the measurement of operations. More give the same speed and take longer."""
 MEMORY_LAYERS = 8
 """Layers in the measurement of memory bandwidth: more than a cache can hold."""
-PROBE_DELAYS = (0.0, 2.0, 5.0, 10.0)
+PROBE_DELAYS = (0.0, 5.0, 10.0)
 """Seconds before each probe: while all processes start, the first may measure a tenth of the speed."""
 
 
