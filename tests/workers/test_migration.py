@@ -17,6 +17,7 @@ from tests.tiny import make_tiny_base
 from tests.tools import cli_docs, zygote
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
+from tracking import db, processes
 
 FORKED = True
 pytestmark = pytest.mark.integration
@@ -72,8 +73,14 @@ def running(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         f'[hidden_states.big]\nurl = "http://127.0.0.1:{features}"\nkind = "speculoos"\nkey_env = "SERVER_KEY"\n'
     )
     (bench.settings.home / SPEED_FILE).write_text('{"bytes_per_second": 1e10}')  # so that servers measure only once
+    wait_until(lambda: {"gpu", "io"} <= set(capacities(bench)), 60, "workers, or commands start their own")
     monkeypatch.chdir(tmp_path)
     yield bench, features
+
+
+def capacities(bench: Bench) -> dict[str, int]:
+    with db.reading(bench.settings) as session:
+        return processes.capacities(session)
 
 
 def lines(file: Path, rows: list[dict]) -> None:

@@ -143,7 +143,7 @@ def test_no_memory(bench: Bench, tmp_path: Path) -> None:
     wide = make_tiny_base(tmp_path / "wide", hidden_size=256, intermediate_size=64, vocab_size=20_000)
     base_id = add_base(bench.settings, wide, "wide")
     data_id = add_answers(bench.settings, base_id)
-    bench.environment["SPECULOOS_WORK_MODULES"] = "tests.workers.little_memory"
+    bench.environment["SPECULOOS_WORK_MODULES"] += ",tests.workers.little_memory"
     bench.worker("gpu")
     job = train(bench.settings, base_id, data_id, medusa_num_heads=16, held_out=0.0)
     small = train(bench.settings, base_id, data_id, medusa_num_heads=1, held_out=0.0, batch_tokens=128)
