@@ -41,7 +41,8 @@ IMPORTED = (
 """Of libraries alone: modules of the project read their environment when they are imported."""
 OWN_ENVIRONMENT = ("HF_", "TRANSFORMERS_", "OMP_", "PYTHON", "LD_", "TORCH_", "ACCELERATE_", "TOKENIZERS_")
 """Variables that these libraries read when they are imported, or Python when it begins."""
-UNBUFFERED = "PYTHONUNBUFFERED"
+READ_LATER = ("PYTHONUNBUFFERED", "HF_TOKEN")
+"""Those of them that make no difference to what was imported."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -141,7 +142,7 @@ def popen(command: Sequence[str], stdout: IO[bytes], env: dict[str, str], **more
 def _fits(environment: Mapping[str, str]) -> bool:
     """Whether a process of this environment would import the libraries as the zygote did."""
     mine = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CLONE)}
-    names = {name for name in (*mine, *environment) if name.startswith(OWN_ENVIRONMENT) and name != UNBUFFERED}
+    names = {name for name in (*mine, *environment) if name.startswith(OWN_ENVIRONMENT) and name not in READ_LATER}
     return all(mine.get(name) == environment.get(name) for name in names)
 
 
