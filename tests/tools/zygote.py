@@ -36,9 +36,9 @@ IMPORTED = (
     *("celery.worker.components", "celery.fixups.django", "kombu.transport.redis", "redis", "sqlalchemy.orm"),
     *("sqlalchemy.dialects.sqlite", "alembic.config", "pydantic", "psutil", "httpx", "typer", "rich.progress"),
     *("prometheus_client", "fastapi", "gradio", "jinja2", "openai", "orjson"),
-    *("uvicorn.protocols.http.auto", "uvicorn.lifespan.on"),
+    *("uvicorn.protocols.http.auto", "uvicorn.lifespan.on", "tracking.db", "tracking.jobs", "tracking.reports"),
 )
-"""Of libraries alone: modules of the project read their environment when they are imported."""
+"""Of the project only what reads no environment when it is imported."""
 OWN_ENVIRONMENT = ("HF_", "TRANSFORMERS_", "OMP_", "PYTHON", "LD_", "TORCH_", "ACCELERATE_", "TOKENIZERS_")
 """Variables that these libraries read when they are imported, or Python when it begins."""
 READ_LATER = ("PYTHONUNBUFFERED", "HF_TOKEN")
