@@ -4,6 +4,7 @@ endpoints are real servers on addresses of their own, `speculoos` a stand-in tha
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,10 @@ if [ "$1" = -m ]; then
 fi
 exec {sys.executable} "$@"
 """
+SLEEP = f"""#!/bin/bash
+[ "$1" != 1 ] || set -- 0.1  # the script's pauses
+exec {shutil.which("sleep")} "$@"
+"""
 SERVE = f"""trap 'echo "endpoint on $SLURMD_NODENAME stopped" >>"$CALLS"; kill $!; exit 0' TERM
 {sys.executable} -m http.server --bind "$SLURMD_NODENAME" "$SERVE_PORT" 2>/dev/null &
 wait"""
@@ -91,7 +96,7 @@ class Allocation:
 
 @pytest.fixture
 def allocation(tmp_path: Path) -> Allocation:
-    programs = {"srun": SRUN, "scontrol": SCONTROL, "speculoos": SPECULOOS, "python": PYTHON}
+    programs = {"srun": SRUN, "scontrol": SCONTROL, "speculoos": SPECULOOS, "python": PYTHON, "sleep": SLEEP}
     for name, text in programs.items():
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text(text)
