@@ -75,6 +75,18 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """pytest searches for garbage five times at the end."""
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_no_garbage() -> None:
+    """What earlier modules imported is never searched again: libraries collect garbage themselves in some tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the machine's settings. SPECULOOS_STARTER and SPECULOOS_CHROMIUM stay: they name files, not behaviour."""

@@ -12,18 +12,16 @@ from app import events, rendered, turns
 from app.pages import playground
 from app.widgets import fields
 from speculoos.errors import BadInput, Conflict, SpeculoosError
-from speculoos.settings import Settings, load
+from speculoos.settings import Settings
 from tracking import chats, runs
-from tracking.db import reading, upgrade, writing
+from tracking.db import reading, writing
 from tracking.tables import Run
 
 
 @pytest.fixture
-def home(tmp_path) -> Settings:
+def home(home: Settings) -> Settings:
     """A home whose inference server answers nothing, so that turns fail and can be filled by hand."""
-    made = replace(load({"SPECULOOS_HOME": str(tmp_path / "home")}), inference_url="http://127.0.0.1:9")
-    upgrade(made)
-    return made
+    return replace(home, inference_url="http://127.0.0.1:9")
 
 
 @pytest.fixture

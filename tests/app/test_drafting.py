@@ -1,5 +1,7 @@
 """What a page asks of drafting: read from its fields, checked in one sentence, stored with the run, shown again."""
 
+from dataclasses import replace
+
 import pytest
 
 from app import turns
@@ -7,17 +9,16 @@ from app.drafting import LOOKUP, Drafting
 from app.pages import compare, playground
 from app.widgets.fields import drafting_of, drafting_values
 from speculoos.errors import BadInput
-from speculoos.settings import Settings, load
+from speculoos.settings import Settings
 from tracking import runs
-from tracking.db import reading, upgrade, writing
+from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint
 
 
 @pytest.fixture
-def home(tmp_path) -> Settings:
+def home(home: Settings) -> Settings:
     """A base and Medusa heads; no inference server answers."""
-    made = load({"SPECULOOS_HOME": str(tmp_path / "home"), "SPECULOOS_INFERENCE_PORT": "9"})
-    upgrade(made)
+    made = replace(home, inference_url="http://127.0.0.1:9")
     with writing(made) as rows:
         rows.add(Base(id="base", name="tiny", source="folder", location="", state="ready", weights_sha256="w"))
         rows.flush()

@@ -1,5 +1,7 @@
 """From an evaluation's figure to its worst prompts and their steps: what the page shows, the run a button starts."""
 
+from dataclasses import replace
+
 import pytest
 
 from app import turns
@@ -8,9 +10,9 @@ from app.pages.evaluations import EvaluationsPage
 from app.turns import PROMPT_NOT_STORED, run_again
 from app.views import evaluation_view
 from speculoos.errors import BadInput, NotFound
-from speculoos.settings import Settings, load
+from speculoos.settings import Settings
 from tracking import jobs, reports, runs
-from tracking.db import reading, upgrade, writing
+from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.requests import ReplayRequest
 
@@ -30,10 +32,9 @@ RESULT = {
 
 
 @pytest.fixture
-def home(tmp_path) -> Settings:
+def home(home: Settings) -> Settings:
     """An evaluation of heads; no inference server answers."""
-    made = load({"SPECULOOS_HOME": str(tmp_path / "home"), "SPECULOOS_INFERENCE_PORT": "9"})
-    upgrade(made)
+    made = replace(home, inference_url="http://127.0.0.1:9")
     with writing(made) as rows:
         rows.add(Base(id="base", name="tiny", source="folder", location="", state="ready"))
         rows.flush()

@@ -7,9 +7,9 @@ from app.pages.checkpoints import signature
 from app.views import checkpoint_rows, tree_view
 from app.views.tree_view import TreeForm, tune_request, under_way
 from speculoos.errors import BadInput
-from speculoos.settings import Settings, load
+from speculoos.settings import Settings
 from tracking import jobs
-from tracking.db import reading, upgrade, writing
+from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Job
 
 TUNED = {
@@ -34,15 +34,13 @@ BUSY = "The machine was busy: other programs took 50% of its processor time mean
 
 
 @pytest.fixture
-def home(tmp_path) -> Settings:
-    made = load({"SPECULOOS_HOME": str(tmp_path / "home")})
-    upgrade(made)
-    with writing(made) as rows:
+def home(home: Settings) -> Settings:
+    with writing(home) as rows:
         card = {"parameters": 10**6}
         rows.add(Base(id="base", name="tiny", source="folder", location="", state="ready", card=card))
         rows.flush()
         rows.add(Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base", path="/x"))
-    return made
+    return home
 
 
 def figures(home: Settings, **given) -> None:

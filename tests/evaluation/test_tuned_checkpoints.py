@@ -29,7 +29,7 @@ def draft_for(base, method: str):
 def test_a_tuned_draft_can_be_drafted_with(tiny_base, method):
     base = load_base(tiny_base)
     draft = draft_for(base, method)
-    tuned = tune(base, draft, built_in(2), SilentReporter(), max_tokens=24)
+    tuned = tune(base, draft, built_in(1), SilentReporter(), max_tokens=16)
     assert bool(tuned.drafting) == (tuned.plan.nodes > 0)
     assert tuned.plan.verdict and tuned.plan.expected_tau >= 1.0
     target = Target(load_base(tiny_base), 128)
