@@ -17,7 +17,7 @@ from tracking.tables import Job
 from workers.jobs.requests import Request
 from workers.jobs.submit import submit
 
-POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
+POLL_SECONDS, LINE_SECONDS = 0.2, 2.0
 
 
 def run_request(settings: Settings, request: Request, name: str = "", wait: bool = True) -> Job:

@@ -52,7 +52,7 @@ def test_a_job_goes_on_while_the_clock_is_stepped_to_and_fro(bench: Bench, tmp_p
     clock = Clock(bench, tmp_path)
     bench.worker()
     bench.reconciler()
-    job = order(bench, tmp_path / "w", steps=200)
+    job = order(bench, tmp_path / "w", steps=150)
     some_steps(bench, job)
     for ahead in (1, 3600, -3600, 86_400 * 2):
         clock.step(ahead)
@@ -60,7 +60,7 @@ def test_a_job_goes_on_while_the_clock_is_stepped_to_and_fro(bench: Bench, tmp_p
         wait_until(lambda a=ahead: abs(beat_ahead(bench) - a) < 60, 4, "a beat before the next was due", bench.output)
     done = bench.wait(job.id, "SUCCEEDED")
     assert done.attempt == 1
-    assert steps(tmp_path / "w") == list(range(200))
+    assert steps(tmp_path / "w") == list(range(150))
     the_lost_are_found_after_the_clock_was_put_back(bench, clock, tmp_path)
 
 
