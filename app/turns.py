@@ -260,12 +260,12 @@ def _checked(prompt: str) -> str:
 
 
 def check_surrogates(text: str, what: str) -> None:
-    """Raises BadInput for a text with a lone surrogate, which can be neither stored nor tokenized."""
+    """Raises BadInput for a text with an unpaired surrogate, which can be neither stored nor tokenized."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        where = f"a lone surrogate after {error.start} characters"
-        raise BadInput(f"{what} contains half of a character ({where}); enter it again.") from None
+        where = f"an unpaired surrogate after {error.start} characters"
+        raise BadInput(f"{what} contains {where}; enter it again.") from None
 
 
 def run_again(settings: Settings, evaluation_id: str, number: str) -> tuple[str, str]:

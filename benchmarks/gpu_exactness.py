@@ -202,7 +202,7 @@ def compare_graphs(bench: Bench, device: torch.device) -> None:
     own = base.forward.graphs or GraphedForward(base.forward, capture=False)
     heads, shape, differences = target.forward.heads, shape_from_choices(CHOICES), []
     for one in (target, eager):  # graphs need reserved and zeroed caches
-        one.cache.reserve(heads.keys, heads.dim, base.dtype, base.device, 1)
+        one.cache.reserve(heads.num_kv_heads, heads.dim, base.dtype, base.device, 1)
         one.cache.keys.zero_(), one.cache.values.zero_()
         one.prefill([3 + 7 * i % 300 for i in range(GRAPH_PROMPT)], layers=(0, 2))
     for number in range(TREES):

@@ -6,7 +6,7 @@ Wheels are read from the folder, or downloaded into it (`pip download --no-deps`
 copied). Each class is made with stand-ins for the server's layers (benchmarks/peers/serving_parts.py) and loads an
 export of a tiny draft with its own name mapping. Fails if an exported tensor is not loaded, or if a parameter that the
 target does not provide stays unset. That the tensors give the same logits, every export checks by itself
-(formats/validate.py).
+(formats/proof.py).
 """
 
 import subprocess

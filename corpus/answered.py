@@ -71,7 +71,7 @@ def _tokenised(row: ImportedRow, masking: Masking) -> ImportedRow:
     except BadInput as error:
         raise BadRecord(str(error)) from None
     if not (spans := masked.spans):
-        raise BadRecord("nothing to learn from: the template changes its answers, or a limit cut the only one")
+        raise BadRecord("no tokens to train on: the chat template changes the answers, or the only answer is truncated")
     return replace(row, token_ids=masked.token_ids, loss_spans=spans, mask_source=masked.source)
 
 

@@ -115,7 +115,7 @@ class EndpointPool:
 
     def _server(self, endpoint: Endpoint, url: str, model: str, count: int) -> Server:
         if not (model := model or endpoint.model):
-            raise BadInput(f"Endpoint {endpoint.name!r} names no model; give one here or in settings.toml.")
+            raise BadInput(f"Endpoint {endpoint.name!r} has no model name; set one here or in settings.toml.")
         number = endpoint.urls.index(url) + 1
         label = f"{endpoint.name} {number}" if len(endpoint.urls) > 1 else endpoint.name
         return Server(endpoint, url, label, model, endpoint.retries if count == 1 else 0)
@@ -190,7 +190,7 @@ def _send(server: Server, token_id_fields: dict[str, Any], request: dict[str, An
     try:
         body = raw.http_response.json()
     except (ValueError, RecursionError):
-        raise ValueError("an answer that is no JSON") from None
+        raise ValueError("an answer that is not valid JSON") from None
     return replace(parse_reply(body), body=body, seconds=raw.elapsed.total_seconds()), raw.retries_taken
 
 

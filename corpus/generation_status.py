@@ -3,7 +3,7 @@ each kind.
 
 Counters are metrics at step 0, which are overwritten (`now/rows`, `now/tokens`, `now/bytes`, `now/left_out/KIND`;
 `now/speed` and `now/speed/SERVER` in tokens per second); `generate/tokens_per_second` is charted over seconds. Samples
-are at step ANSWER or LEFT_OUT.
+are at step ANSWER or OMITTED_SAMPLE.
 """
 
 import json

@@ -74,13 +74,13 @@ def _ids(value: Any) -> list[int] | None:
 
 
 def _text(value: Any) -> str:
-    """A text, "" for other values. Raises ValueError for a lone surrogate, which cannot be written to a file."""
+    """A text, "" for other values. Raises ValueError for an unpaired surrogate, which cannot be written to a file."""
     if not isinstance(value, str):
         return ""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("an answer that holds half of a character (a lone surrogate)") from None
+        raise ValueError("an answer that contains an unpaired surrogate") from None
     return value
 
 

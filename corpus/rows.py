@@ -238,7 +238,7 @@ def checked(row: ImportedRow) -> ImportedRow:
     try:
         json.dumps(row.to_json(), ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRecord("an answer, the category or the origin holds half of a character (a lone surrogate)") from None
+        raise BadRecord("an answer, the category or the origin contains an unpaired surrogate") from None
     except RecursionError:
         raise BadRecord("nested too deeply") from None
     return row
@@ -253,7 +253,7 @@ def text_of(value: Any, where: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRecord(f"{where}: holds half of a character (a lone surrogate)") from None
+        raise BadRecord(f"{where}: contains an unpaired surrogate") from None
     return value
 
 

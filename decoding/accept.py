@@ -84,11 +84,11 @@ def accept_lossless(
         active = current == parent
         if on_cpu and not active.any():
             continue
-        chance, residual, q = _try_child(p, residual_q.get(parent), tokens[:, node : node + 1])
+        accept_ratio, residual, q = _try_child(p, residual_q.get(parent), tokens[:, node : node + 1])
         if q is not None:
             residual_q[parent] = q
         mass = residual.sum(dim=-1)
-        accepted = active & ((uniforms[:, node] < chance) | (mass <= 0))
+        accepted = active & ((uniforms[:, node] < accept_ratio) | (mass <= 0))
         p = torch.where((active & ~accepted)[:, None], normalised(residual), p)
         if not on_cpu or accepted.any():
             current = torch.where(accepted, node, current)
@@ -103,11 +103,11 @@ def _is_cpu(device: torch.device) -> bool:
 def _try_child(
     p: torch.Tensor, q: torch.Tensor | None, token: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(acceptance probability [B], residual p after a rejection [B, V], residual q [B, V]) for one child [B, 1]."""
+    """(accept ratio p/q [B], min(1, ·) implied; residual p if rejected [B, V]; residual q [B, V]) of a child [B, 1]."""
     if q is None:
         return p.gather(1, token)[:, 0], p.scatter(1, token, 0.0), None
-    chance = (p.gather(1, token) / q.gather(1, token))[:, 0]
-    return chance, (p - q).clamp_min(0.0), normalised(q.scatter(1, token, 0.0))
+    accept_ratio = (p.gather(1, token) / q.gather(1, token))[:, 0]
+    return accept_ratio, (p - q).clamp_min(0.0), normalised(q.scatter(1, token, 0.0))
 
 
 class LosslessRule:

@@ -122,7 +122,7 @@ class Clock:
 
 
 class StoppingCriteria:
-    """The end of one generation: end-of-turn ids, stop texts, length. Only `cut` changes the state."""
+    """The end of one generation: end-of-turn ids, stop texts, length. Only `apply` changes the state."""
 
     def __init__(self, config: GenerateConfig, eos_ids: frozenset[int], free_positions: int, tokenizer: Any):
         """`free_positions`: number of new tokens that fit the model."""

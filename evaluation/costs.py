@@ -119,7 +119,7 @@ def read_costs(path: str | Path) -> Costs:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror or error}).") from None
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path.name}: is no JSON ({error}).") from None
+        raise BadInput(f"{path.name}: is not valid JSON ({error}).") from None
 
 
 def _extrapolate(points: Mapping[int, float], x: int) -> float:

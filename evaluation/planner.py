@@ -43,7 +43,7 @@ PLAN_DRAWS = 200
 MEASURED, OTHER_MACHINE = "measured here", "of another machine"
 NEVER = "Speculation does not pay on this machine with this draft, not for one sequence either."
 MAX_ACCEPTANCE = 0.999
-"""A draft that needs a higher acceptance rate cannot pay."""
+"""A draft that needs a higher acceptance rate cannot break even."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _add_intervals(result: dict[str, Any], meter: Meter, shapes: Sequence[DraftS
 
 
 def predict_plan(costs: Costs, curves: AcceptanceCurves | None, basis: str = OTHER_MACHINE) -> dict[str, Any]:
-    """The surface and the costs it is computed from; needs no model."""
+    """The throughput table and the costs it is computed from; needs no model."""
     return {**throughput_table(costs, curves), "costs": costs.to_json(), "basis": basis, "machine": costs.machine}
 
 
@@ -133,7 +133,7 @@ def throughput_table(costs: Costs, curves: AcceptanceCurves | None) -> dict[str,
         "plain": plain,
         "shapes": shapes,
         "best": best,
-        "stops_at": stops_at(costs, best) if shapes else None,
+        "stops_at": break_even_batch(costs, best) if shapes else None,
         "standalone": [standalone(costs, layers) for layers in sorted(costs.standalone)],
         "acceptance": curves.to_json() if curves else None,
     }
@@ -182,7 +182,7 @@ def _best(shapes: Sequence[dict[str, Any]], batch: int) -> str:
     return fastest["name"] if fastest and fastest["by_batch"][str(batch)]["speedup"] > 1 else "plain"
 
 
-def stops_at(costs: Costs, best: dict[str, str]) -> int | None:
+def break_even_batch(costs: Costs, best: dict[str, str]) -> int | None:
     """The smallest measured number of sequences from which on plain decoding is faster, or None."""
     last = max((batch for batch in costs.batches if best[str(batch)] != "plain"), default=0)
     return next((batch for batch in costs.batches if batch > last), None)
@@ -253,7 +253,7 @@ def _standalone_verdict(rows: Sequence[dict[str, Any]]) -> str:
     parts = [
         f"{row['layers']} layers need {row['needed_acceptance']:.0%} of their tokens accepted"
         if row["needed_acceptance"] is not None
-        else f"{row['layers']} layers cannot pay"
+        else f"{row['layers']} layers cannot break even"
         for row in rows
     ]
     return f"Standalone drafts cut from this base: {', '.join(parts)}."

@@ -144,8 +144,8 @@ def difference(expected: Tensor, actual: Tensor) -> float:
 @torch.no_grad()
 def compare_drafts(draft: Any, reader: Any, base: Any, reporter: Reporter | None = None) -> DraftComparison:
     """Compare `draft` with the `reader` of an export. Raises ValueError or KeyError with the file and the key if the
-    reader cannot run. Inside `heeding`, raises Cancelled if a stop is requested; this is checked before every layer of
-    the base model and at every read of a large file."""
+    reader cannot run. Inside `use_reporter`, raises Cancelled if a stop is requested; this is checked before every
+    layer of the base model and at every read of a large file."""
     reporter = reporter or SilentReporter()
     sides = {"medusa": _Heads, "draft": _Models}.get(draft.method, _Eagles)(draft, reader, base)
     proof = DraftComparison()

@@ -56,22 +56,22 @@ def archive_files(folder: Path) -> list[Path]:
     return [folder / name for name in CHECKPOINT_FILES if (folder / name).is_file()]
 
 
-def checkpoint_problems(folder: str | Path, sha256: str = "", sums: ChecksumCache | None = None) -> dict[str, str]:
+def checkpoint_problems(folder: str | Path, sha256: str = "", cache: ChecksumCache | None = None) -> dict[str, str]:
     """{file: problem} of a checkpoint, by its SHA256SUMS and the `sha256` of the weights in the database; empty when
-    nothing is wrong. `sums` caches checksums."""
-    folder, sums = Path(folder), sums or ChecksumCache()
+    nothing is wrong. `cache` caches checksums."""
+    folder, cache = Path(folder), cache or ChecksumCache()
     if not (folder / WEIGHTS).is_file():
         return {WEIGHTS: "is missing"}
-    problems = find_changed_files(folder, sums)
-    if sha256 and WEIGHTS not in problems and sums.of_file(folder / WEIGHTS) != sha256:
+    problems = find_changed_files(folder, cache)
+    if sha256 and WEIGHTS not in problems and cache.of_file(folder / WEIGHTS) != sha256:
         problems[WEIGHTS] = "is not the file that was trained (its sha256 differs)"
     return problems
 
 
-def check_checkpoint_files(folder: str | Path, name: str, sha256: str = "", sums: ChecksumCache | None = None) -> None:
+def check_checkpoint_files(folder: str | Path, name: str, sha256: str = "", cache: ChecksumCache | None = None) -> None:
     """Raise Damaged when a file of the checkpoint is damaged, NotFound when its weights are missing."""
     archive_files(Path(folder))
-    for file, problem in checkpoint_problems(folder, sha256, sums).items():
+    for file, problem in checkpoint_problems(folder, sha256, cache).items():
         raise Damaged(
             f"The checkpoint {name!r} is damaged: {file} {problem}; train it again, or restore {folder} from a copy."
         )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from models import identity, untrusted, varlen
-from models.damage import NO_SUMS, BaseChecksums, check_base
+from models.damage import UNSAVED, BaseChecksums, check_base
 from models.families import LogitRule, logit_rule
 from models.logits import Head, apply_logit_rule
 from models.tokenizer import first_line, read_tokenizer, token_ids
@@ -156,13 +156,13 @@ def load_base(
     dtype: str = "float32",
     device: str = "cpu",
     known: BaseChecksums | None = None,
-    sums: ChecksumCache = NO_SUMS,
+    checksum_cache: ChecksumCache = UNSAVED,
 ) -> LoadedBase:
     """Load a local Hugging Face folder: safetensors only, no code from the folder, no network. `dtype`: float32,
     bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda, cuda:N or auto.
-    `known`: checksums that the files must match; `sums` caches checksums. Raises NotFound, BadInput, Unsupported,
-    Unavailable or Damaged."""
-    return wrap_model(*load_parts(path, dtype, device, known, sums), Path(path))
+    `known`: checksums that the files must match; `checksum_cache` caches those of files. Raises NotFound, BadInput,
+    Unsupported, Unavailable or Damaged."""
+    return wrap_model(*load_parts(path, dtype, device, known, checksum_cache), Path(path))
 
 
 def load_parts(
@@ -170,7 +170,7 @@ def load_parts(
     dtype: str = "float32",
     device: str = "cpu",
     known: BaseChecksums | None = None,
-    sums: ChecksumCache = NO_SUMS,
+    checksum_cache: ChecksumCache = UNSAVED,
     edit_config: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Any]:
     """(transformers model, tokenizer) of a folder; arguments as in `load_base`. `edit_config` maps the folder's config
@@ -183,7 +183,7 @@ def load_parts(
         raise BadInput(f"Data type {dtype!r} is not known; use {', '.join(DTYPES)} or auto.")
     torch_dtype = DTYPES.get(dtype, torch.float32 if torch_device.type == "cpu" else "auto")
     if known is not None:
-        check_base(folder, known, sums)
+        check_base(folder, known, checksum_cache)
     untrusted.check_sizes(folder, untrusted.read_safe_config(folder), identity.tensors(folder))
     with untrusted.sanitised_folder(folder) as clean:
         model = _load_model(clean, folder, torch_dtype, edit_config).to(torch_device).eval().requires_grad_(False)

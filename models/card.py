@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models import identity
-from models.damage import NO_SUMS, weights_sum
+from models.damage import UNSAVED, weights_sum
 from models.families import unsupported_reason
 from models.methods import METHODS
 from models.untrusted import check_sizes, read_safe_config
@@ -17,8 +17,8 @@ KV_TOKENS = 2048
 LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
 
 
-def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
-    """Card of a Hugging Face folder. `licence` overrides the one in its README; `sums` caches the weights' checksum.
+def make_card(folder: str | Path, *, licence: str = "", cache: ChecksumCache = UNSAVED) -> dict[str, Any]:
+    """Card of a Hugging Face folder. `licence` overrides the one in its README; `cache` caches the weights' checksum.
     Raises BadInput when the folder has no config or no safetensors, or they do not match; Unsupported when its weights
     are quantised."""
     folder = Path(folder)
@@ -44,7 +44,7 @@ def make_card(folder: str | Path, *, licence: str = "", sums: ChecksumCache = NO
         "licence": licence or read_licence(folder),
         "size_bytes": sum(entry.size for entry in entries),
         "tokenizer_sha256": identity.tokenizer_sha256(folder),
-        "weights_sha256": weights_sum(folder, sums),
+        "weights_sha256": weights_sum(folder, cache),
         "files": {path.name: file_sha256(path) for path in identity.read_files(folder)},
         "memory": memory_needed(parameters, text),
         "methods": unsupported_reasons(config),

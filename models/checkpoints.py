@@ -57,7 +57,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise NotFound(f"{folder} is not a draft checkpoint: it has no {CONFIG}.")
     data = read_json(path)
     if "speculoos_method" not in data:
-        raise BadInput(f"{path} names no speculoos_method, so it is not a draft made by Speculoos.")
+        raise BadInput(f"{path} has no key speculoos_method, so it is not a draft made by Speculoos.")
     for key, kind in KEY_TYPES.items():
         if not isinstance(data.get(key, kind()), kind):
             raise BadInput(f"{path}: {key} is not a {TYPE_NAMES[kind]}; download or train the checkpoint again.")
@@ -93,14 +93,14 @@ def save_draft_in_place(
 
 
 def load_draft(
-    folder: str | Path, base: Any, base_sha256: str = "", sha256: str = "", sums: ChecksumCache | None = None
+    folder: str | Path, base: Any, base_sha256: str = "", sha256: str = "", checksum_cache: ChecksumCache | None = None
 ) -> Any:
     """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode. Verifies the files against
-    SHA256SUMS and the weights against `sha256` (from the database); `sums` caches checksums. If `base_sha256` (or
-    `base.sha256`) differs from the one in the checkpoint, a warning is logged and stored in `draft.notices`. Raises
+    SHA256SUMS and the weights against `sha256` (from the database); `checksum_cache` caches checksums. If `base_sha256`
+    (or `base.sha256`) differs from the one in the checkpoint, a warning is logged and stored in `draft.notices`. Raises
     Damaged, or Unsupported when sizes or the vocabulary do not match the base."""
     folder, config = Path(folder), read_config(folder)
-    verify_sums(folder, sha256, sums)
+    verify_sums(folder, sha256, checksum_cache)
     draft = _load_module(folder, config, base).eval().requires_grad_(False)
     draft.drafting = config.get("drafting", {})
     draft.notices = base_notices(config, base_sha256 or getattr(base, "sha256", "") or "")
@@ -132,10 +132,10 @@ def update_draft_config(folder: str | Path, **changes: Any) -> None:
         _write_texts(building, {**read_config(folder), **changes})
 
 
-def verify_sums(folder: str | Path, sha256: str = "", sums: ChecksumCache | None = None) -> None:
+def verify_sums(folder: str | Path, sha256: str = "", checksum_cache: ChecksumCache | None = None) -> None:
     """Check the files against SHA256SUMS, if present, and the weights against `sha256`, if given. Raises Damaged naming
     the first file that differs or is missing."""
-    for file, problem in checkpoint_problems(folder, sha256, sums).items():
+    for file, problem in checkpoint_problems(folder, sha256, checksum_cache).items():
         raise Damaged(f"{Path(folder) / file} {problem}.", RESTORE_HINT)
 
 

@@ -11,7 +11,7 @@ from speculoos.errors import Damaged, SpeculoosError
 
 DATASET_HINT = "Make the data set again, or restore its files from a copy; `speculoos verify` checks all."
 BASE_HINT = "Restore the original files, or add the model again under another name; `speculoos verify` checks all."
-NO_SUMS = ChecksumCache()
+UNSAVED = ChecksumCache()  # in this process only, not in a file
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class BaseChecksums:
         return cls(weights_sha256, tokenizer_sha256, tuple(sorted(((card or {}).get("files") or {}).items())))
 
 
-def base_problems(folder: str | Path, known: BaseChecksums, sums: ChecksumCache = NO_SUMS) -> dict[str, str]:
+def base_problems(folder: str | Path, known: BaseChecksums, cache: ChecksumCache = UNSAVED) -> dict[str, str]:
     """{file or part: problem}; empty when nothing changed."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -43,22 +43,22 @@ def base_problems(folder: str | Path, known: BaseChecksums, sums: ChecksumCache 
     if not problems and known.tokenizer_sha256:
         problems = _compare("the tokenizer", known.tokenizer_sha256, lambda: identity.tokenizer_sha256(folder))
     if known.weights_sha256:
-        problems |= _compare("the weights", known.weights_sha256, lambda: weights_sum(folder, sums))
+        problems |= _compare("the weights", known.weights_sha256, lambda: weights_sum(folder, cache))
     return problems
 
 
-def check_base(folder: str | Path, known: BaseChecksums, sums: ChecksumCache = NO_SUMS) -> None:
+def check_base(folder: str | Path, known: BaseChecksums, cache: ChecksumCache = UNSAVED) -> None:
     """Raise Damaged naming the first part of the base that changed."""
-    for name, problem in base_problems(folder, known, sums).items():
+    for name, problem in base_problems(folder, known, cache).items():
         raise Damaged(f"{folder}: {name} {problem}.", BASE_HINT)
 
 
-def dataset_problems(folder: str | Path, sums: ChecksumCache = NO_SUMS, rows: int | None = None) -> dict[str, str]:
+def dataset_problems(folder: str | Path, cache: ChecksumCache = UNSAVED, rows: int | None = None) -> dict[str, str]:
     """{file: problem} of a data set, by the checksums of its shards and the row count in dataset.json, or `rows` when
     dataset.json has none (stopped jobs). Data sets of earlier versions have no checksums; their rows are still counted.
     """
     folder = Path(folder)
-    problems = find_changed_files(folder, sums)
+    problems = find_changed_files(folder, cache)
     try:
         summary = identity.read_json(folder / "dataset.json")
     except SpeculoosError as error:
@@ -66,7 +66,7 @@ def dataset_problems(folder: str | Path, sums: ChecksumCache = NO_SUMS, rows: in
     shards, expected = sorted(folder.glob("shard-*.jsonl")), summary.get("rows", rows)
     if problems or not shards or type(expected) is not int:
         return problems
-    count = int(sums.remembered(f"rows:{folder.absolute()}", shards, lambda: str(sum(map(_rows, shards)))))
+    count = int(cache.remembered(f"rows:{folder.absolute()}", shards, lambda: str(sum(map(_rows, shards)))))
     if count < expected or (count > expected and summary.get("complete", True)):
         problems["dataset.json"] = f"counts {expected} rows, the shards hold {count}"
     return problems
@@ -83,10 +83,10 @@ def _rows(shard: Path) -> int:
         return sum(1 for line in handle if line.strip())
 
 
-def weights_sum(folder: Path, sums: ChecksumCache) -> str:
+def weights_sum(folder: Path, cache: ChecksumCache) -> str:
     """Cached `identity.weights_sha256`. Raises BadInput for files that cannot be read."""
     files = identity.weight_files(folder)
-    return sums.remembered(f"weights:{folder.absolute()}", files, lambda: identity.weights_sha256(folder))
+    return cache.remembered(f"weights:{folder.absolute()}", files, lambda: identity.weights_sha256(folder))
 
 
 def _compare(part: str, digest: str, compute: Callable[[], str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The decoder layer of EAGLE drafts, and two attention memories; `models.runtime.cache.CacheMemory` is a third.
+"""The decoder layer of EAGLE drafts, and two attention backends; `models.runtime.cache.CacheBackend` is a third.
 
 Tensor names are those of Llama in transformers, so that exports need no renaming. Shapes: B batch, n positions, H
 hidden size, h heads, k key/value heads, d head size."""
@@ -73,21 +73,21 @@ def base_layer_config(base: Any) -> LayerConfig:
     )
 
 
-class Memory(Protocol):
+class Backend(Protocol):
     """Attention over earlier positions. Called once per layer and forward with q [B, h, n, d] and k, v [B, k, n, d]."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention output [B, h, n, d]."""
 
 
-class CausalMemory:
+class CausalBackend:
     """Causal attention without a cache: position t attends to positions 0…t."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
-class ChainMemory:
+class ChainBackend:
     """Training-time test (Li et al. 2025, EAGLE-3): step 0 is causal; at step j position t attends to the step-0 keys
     of positions 0…t and to its own keys of steps 1…j, exactly like a chain drafted from t. Example, t = 2 at step 2:
     keys k0[0], k0[1], k0[2], k1[2], k2[2] at positions 0, 1, 2, 3, 4. `index` [B, m]: positions of the queries, in
@@ -142,7 +142,9 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(d, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(d, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int, index: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, backend: Backend, layer: int, index: Tensor | None = None
+    ) -> Tensor:
         """x [B, n, width] → [B, n, H], or [B, m, H] with queries only at `index` [B, m]; keys are of all positions."""
         q, k, v = self.q_proj(take_positions(x, index)), self.k_proj(x), self.v_proj(x)
         cos, sin = rotary(positions, self.config, x.dtype)
@@ -150,7 +152,7 @@ class Attention(nn.Module):
         if index is not None:
             cos, sin = rotary(positions.gather(1, index), self.config, x.dtype)
         q = rotate(self.q_norm(self._heads(q)), cos, sin)
-        out = memory.attend(layer, q, k, self._heads(v))
+        out = backend.attend(layer, q, k, self._heads(v))
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

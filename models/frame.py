@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from models.base import LoadedBase, load_parts, wrap_model
-from models.damage import NO_SUMS, BaseChecksums
+from models.damage import UNSAVED, BaseChecksums
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import Unsupported
 
@@ -52,7 +52,7 @@ def load_head_only_base(
     dtype: str = "float32",
     device: str = "cpu",
     known: BaseChecksums | None = None,
-    sums: ChecksumCache = NO_SUMS,
+    checksum_cache: ChecksumCache = UNSAVED,
 ) -> HeadOnlyBase:
     """As `models.base.load_base`, without decoder layers."""
     configs: list[Any] = []
@@ -62,7 +62,7 @@ def load_head_only_base(
         return shallow_config(config)
 
     with _quiet():
-        base = wrap_model(*load_parts(path, dtype, device, known, sums, shallow), Path(path))
+        base = wrap_model(*load_parts(path, dtype, device, known, checksum_cache, shallow), Path(path))
     return HeadOnlyBase(
         base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, full_config=configs[0]
     )

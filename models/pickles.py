@@ -27,7 +27,7 @@ def convert(file: Path, target: Path, tied: bool = False) -> None:
     has no tensors."""
     tensors = {name: value for name, value in _weights(_load(file), file).items() if isinstance(value, Tensor)}
     if not tensors:
-        raise BadInput(f"{file.name}: holds no named tensors; fetch it again.")
+        raise BadInput(f"{file.name}: contains no named tensors; fetch it again.")
     if tied:
         tensors = _without_tied_head(tensors)
     try:

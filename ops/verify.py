@@ -61,12 +61,12 @@ class Finding:
 def check(settings: Settings, references: Sequence[str] = (), anew: bool = True) -> list[Finding]:
     """Check all rows that are ready, or those that `references` name: a model (with its checkpoints), MODEL@CHECKPOINT
     or a data set. `anew` hashes unchanged files too. Raises NotFound for an unknown name."""
-    sums = ChecksumCache.of(settings, anew)
+    checksum_cache = ChecksumCache.of(settings, anew)
     with reading(settings) as session:
         ready = (queries.bases(session, True), queries.checkpoints(session, ready_only=True))
         chosen = _named(session, references) if references else [*chain(*ready, queries.datasets(session, "", True))]
         named = [(thing, _name(session, thing), _is_here(session, settings, thing)) for thing in chosen]
-    return [_check(thing, name, sums, here) for thing, name, here in named]
+    return [_check(thing, name, checksum_cache, here) for thing, name, here in named]
 
 
 def _named(session: Session, references: Iterable[str]) -> list[Thing]:
@@ -98,22 +98,22 @@ def _is_here(session: Session, settings: Settings, thing: Thing) -> bool:
     return files.path(thing).exists() and read_key(files.path(thing)) in ("", kept.key)
 
 
-def _check(thing: Thing, name: str, sums: ChecksumCache, here: bool) -> Finding:
+def _check(thing: Thing, name: str, checksum_cache: ChecksumCache, here: bool) -> Finding:
     kind = KIND_NAMES[thing.__tablename__]
     if not here:
         return Finding(kind, name, thing.id, "the store", {})
-    damage = _damage(thing, sums)
+    damage = _damage(thing, checksum_cache)
     mend = MENDS.get(thing.source if isinstance(thing, Base) else thing.__tablename__, "") if damage else ""
     return Finding(kind, name, thing.id, thing.path, damage, mend)
 
 
-def _damage(thing: Thing, sums: ChecksumCache) -> dict[str, str]:
+def _damage(thing: Thing, checksum_cache: ChecksumCache) -> dict[str, str]:
     if isinstance(thing, Base):
         return base_problems(
-            thing.path, BaseChecksums.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card), sums
+            thing.path, BaseChecksums.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card), checksum_cache
         )
     if isinstance(thing, Checkpoint):
-        return archive.checkpoint_problems(thing.path, thing.sha256, sums)
+        return archive.checkpoint_problems(thing.path, thing.sha256, checksum_cache)
     if not any(Path(thing.path).glob("shard-*.jsonl")):
         return {"shard-00000.jsonl": "is missing"}
-    return dataset_problems(thing.path, sums, thing.rows)
+    return dataset_problems(thing.path, checksum_cache, thing.rows)

@@ -100,10 +100,10 @@ class ModelPool:
         dtype: str,
         budget: int,
         heartbeat: Heartbeat | None = None,
-        sums: ChecksumCache | None = None,
+        checksum_cache: ChecksumCache | None = None,
     ):
         self.device, self.dtype, self.budget = device, dtype, budget
-        self.heartbeat, self.sums = heartbeat or Heartbeat(), sums or ChecksumCache()
+        self.heartbeat, self.checksum_cache = heartbeat or Heartbeat(), checksum_cache or ChecksumCache()
         self.itemsize = 4 if dtype == "float32" else 2
         self._bases: OrderedDict[tuple[str, str], PooledBase] = OrderedDict()
 
@@ -155,7 +155,7 @@ class ModelPool:
 
         stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
-            check_base(ref.base_path, ref.base_known, self.sums)  # before other models are unloaded
+            check_base(ref.base_path, ref.base_known, self.checksum_cache)  # before other models are unloaded
         needed = _needed_bytes(ref.base_path, self.itemsize)
         self._evict(needed, keep=None)
         log.info("Loading base %s", ref.base_name)
@@ -184,7 +184,7 @@ class ModelPool:
         log.info("Loading draft %s", ref.name)
         with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):
             sha256s = (ref.base_sha256, ref.checkpoint_sha256)
-            network = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
+            network = load_draft(ref.checkpoint_path, base.target.base, *sha256s, checksum_cache=self.checksum_cache)
         base.drafts[ref.draft_key] = PooledDraft(network, needed)
         return base.drafts[ref.draft_key]
 

@@ -97,7 +97,7 @@ class GenerationRequest(BaseModel):
             raise PydanticCustomError("too_many", f"expected at most {MAX_VALUES:,} values in one request")
         for field, value in body.items() if isinstance(body, dict) else ():
             if not _can_be_encoded([field, value]):
-                message = "holds half of a character (a lone surrogate)"
+                message = "contains an unpaired surrogate"
                 raise PydanticCustomError("half_character", message, {"field": ascii(field)[1:-1]})
         return body
 

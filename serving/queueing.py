@@ -68,7 +68,7 @@ class Heartbeat:
         age = time.monotonic() - last.at
         if age <= last.limit:
             return ""
-        return f"no sign of life for {age:.0f} s while {last.doing} ({last.limit:.0f} s allowed)"
+        return f"no heartbeat for {age:.0f} s while {last.doing} ({last.limit:.0f} s allowed)"
 
 
 class Busy(Exception):

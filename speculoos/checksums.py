@@ -90,9 +90,9 @@ def read_checksums(folder: str | Path) -> dict[str, str]:
     return digests
 
 
-def find_changed_files(folder: str | Path, sums: ChecksumCache | None = None) -> dict[str, str]:
+def find_changed_files(folder: str | Path, cache: ChecksumCache | None = None) -> dict[str, str]:
     """{file name: problem} of the files listed in a folder's SHA256SUMS; empty if all files match."""
-    folder, sums = Path(folder), sums or ChecksumCache()
+    folder, cache = Path(folder), cache or ChecksumCache()
     try:
         expected = read_checksums(folder)
     except Damaged as error:
@@ -100,7 +100,7 @@ def find_changed_files(folder: str | Path, sums: ChecksumCache | None = None) ->
     problems = {}
     for name, digest in expected.items():
         try:
-            if sums.of_file(folder / name) != digest:
+            if cache.of_file(folder / name) != digest:
                 problems[name] = f"is damaged (its sha256 differs from {CHECKSUM_FILE})"
         except FileNotFoundError:
             problems[name] = "is missing"

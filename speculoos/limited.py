@@ -53,7 +53,7 @@ def run_limited(function: str, *arguments: Any, seconds: float, memory: int) -> 
     """Call `function` ("package.module:name") once in a new child. Arguments and result are JSON values.
 
     `seconds`: timeout of the call, without the import of its module (START_SECONDS). `memory`: limit in bytes for the
-    whole child. Raises Overrun, the SpeculoosError that the function raised, or ChildError.
+    whole child. Raises LimitExceeded, the SpeculoosError that the function raised, or ChildError.
     """
     with LimitedChild(memory, (function.partition(":")[0],)) as child:
         return child.call(function, *arguments, seconds=seconds)

@@ -7,7 +7,7 @@ import psutil
 MIN_CPU_SECONDS = 0.2
 """Shortest measurement, in CPU seconds summed over all cores; the system counts in hundredths of a second."""
 MAX_LOAD_DIFFERENCE = 0.2
-"""Largest difference in CPU share between two comparable measurements (also in static/reference.js)."""
+"""Largest difference in CPU share between two comparable measurements (also ALIKE in app/static/trace.js)."""
 
 NICE = 5  # niceness of threads that compute: about a third of the pages' CPU share when both are busy
 

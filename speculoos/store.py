@@ -46,7 +46,7 @@ class StoredFolder:
 
 
 class Store:
-    """A store by its URL. All methods raise StoreAway if it is not reachable."""
+    """A store by its URL. All methods raise StoreUnavailable if it is not reachable."""
 
     def __init__(self, url: str):
         self.url = hide_credentials(url)
@@ -60,10 +60,10 @@ class Store:
                 raise BadInput(f"SPECULOOS_STORE: {error}.") from None
         self._root = root.rstrip("/")
 
-    def put_folder(self, place: str, folder: Path, sums: Checksum = file_sha256) -> StoredFolder:
+    def put_folder(self, place: str, folder: Path, checksum: Checksum = file_sha256) -> StoredFolder:
         """Upload a folder, or one file as a folder; files that exist in the store are not uploaded again."""
         files = files_to_upload(folder)
-        listed = {name: {"sha256": sums(path), "bytes": path.stat().st_size} for name, path in files.items()}
+        listed = {name: {"sha256": checksum(path), "bytes": path.stat().st_size} for name, path in files.items()}
         for name, entry in listed.items():
             self.put_file(f"{place}/files/{entry['sha256']}", files[name])
         text = json.dumps(listed, sort_keys=True).encode()
@@ -97,7 +97,7 @@ class Store:
         """{name: {sha256, bytes}} of a folder's files. Raises Damaged if the list is missing or has changed."""
         text = self.read(f"{place}/folders/{key}.json")
         if text is None or hashlib.sha256(text).hexdigest() != key:
-            raise Damaged(f"{self.url}/{place} does not hold the folder {key[:12]}, or not whole.")
+            raise Damaged(f"The folder {key[:12]} is missing or damaged in {self.url}/{place}.")
         listed = json.loads(text)
         for name in listed:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

@@ -19,7 +19,7 @@ from models import identity
 from models.base import LoadedBase, load_base, pick_device, training_dtype
 from models.chat import render
 from models.checkpoints import base_notices, read_config, save_draft_in_place, stored_tensors
-from models.damage import NO_SUMS, weights_sum
+from models.damage import UNSAVED, weights_sum
 from models.methods import SETTINGS, train_config
 from models.methods.settings import TrainConfig, max_length_error
 from models.starter import installed
@@ -177,7 +177,7 @@ class TrainableDraft(PreTrainedModel):
     def base_sha256(self) -> str:
         """sha256 of the base's weights; "" when they are not safetensors files in a folder."""
         try:
-            return weights_sum(Path(self.base.path), NO_SUMS)
+            return weights_sum(Path(self.base.path), UNSAVED)
         except (SpeculoosError, OSError):
             return ""
 

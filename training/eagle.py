@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.draft_layers import ChainMemory
+from models.draft_layers import ChainBackend
 from models.eagle import EagleDraft
 from models.methods.eagle import MEASURED_DEPTH
 from models.methods.settings import TrainConfig
@@ -109,10 +109,10 @@ def unrolled_hits(
     input tokens are the data's: they equal the drafted ones while the chain is correct; later hits do not matter."""
     row, position = features["row"], features["position"]
     labels = features["labels"][row, position][:, :depth]
-    memory, x, ranks = ChainMemory(), fused, []
+    backend, x, ranks = ChainBackend(), fused, []
     columns = torch.where(labels >= 0, draft.to_draft(labels.clamp(min=0)), -100)
     for step in range(depth):
         tokens, positions = next_tokens(features["input_ids"], step)
-        x = draft(x, tokens, positions, memory)
+        x = draft(x, tokens, positions, backend)
         ranks.append(label_ranks(logits, x[row, position], columns[:, step]))
     return outcome_of_ranks(torch.stack(ranks, 1), labels >= 0)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from models.base import aux_layers
-from models.draft_layers import ChainMemory
+from models.draft_layers import ChainBackend
 from models.eagle3 import Eagle3Draft
 from models.logits import Head
 from models.methods.settings import TrainConfig
@@ -98,16 +98,16 @@ class Eagle3Method(nn.Module):
         row, position, hidden = features["row"], features["position"], features["hidden"]
         labels = features["labels"][row, position]
         table, column = (None, position) if self.multi_layer else pad_positions_by_row(row, position, len(hidden))
-        memory, x = ChainMemory(table), self._fused(features)
+        backend, x = ChainBackend(table), self._fused(features)
         xs, target_indices, counted_by_step = [], [], []
         flat_index = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
         for j in range(self.steps):
             tokens, positions = next_tokens(features["input_ids"], j)
             if j and table is not None:  # step 0 already stored the keys of the whole row
                 tokens, positions = tokens.gather(1, table), positions.gather(1, table)
-            x = self.draft(x, tokens, positions, memory, None if j else table)
+            x = self.draft(x, tokens, positions, backend, None if j else table)
             counted, target_position = self._targets(features, j)
-            xs.append(self.draft.scored(x[row[counted], column[counted]]))
+            xs.append(self.draft.lm_head_input(x[row[counted], column[counted]]))
             target_indices.append(flat_index[row[counted], target_position])
             counted_by_step.append(counted)
         targets, inverse = torch.cat(target_indices).unique(return_inverse=True)

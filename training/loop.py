@@ -20,7 +20,7 @@ from torch import Tensor
 
 from models.base import load_base, pick_device, training_dtype
 from models.checkpoints import read_config, save_draft, stored_tensors, verify_sums
-from models.damage import NO_SUMS, BaseChecksums, check_base
+from models.damage import UNSAVED, BaseChecksums, check_base
 from models.frame import HeadOnlyBase, load_head_only_base
 from models.identity import tokenizer_sha256, weights_sha256
 from models.methods.settings import TrainConfig, max_length_error
@@ -61,7 +61,7 @@ def train(
     reporter: Reporter | None = None,
     info: dict[str, Any] | None = None,
     known: BaseChecksums | None = None,
-    checksum_cache: ChecksumCache = NO_SUMS,
+    checksum_cache: ChecksumCache = UNSAVED,
     states_location: StatesLocation | None = None,
 ) -> TrainResult:
     """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.

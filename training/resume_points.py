@@ -48,7 +48,7 @@ def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Cal
         for path in reversed(all_resume_points(folder)):
             if not (problems := resume_point_damage(path)):
                 return path
-            log(f"{path.parent.name}/{path.name} is damaged ({problems}), so it is passed over for an older one.")
+            log(f"{path.parent.name}/{path.name} is damaged ({problems}), so it is skipped.")
     return None
 
 
@@ -110,7 +110,7 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise Damaged(f"{path} cannot be resumed from ({error}); start the training anew.") from None
     if not isinstance(trainer_state, dict):
-        raise Damaged(f"{path / TRAINER_STATE} holds no object; start the training anew.")
+        raise Damaged(f"{path / TRAINER_STATE} is not a JSON object; start the training anew.")
     return trainer_state
 
 

@@ -81,6 +81,6 @@ def translate_errors() -> Iterator[None]:
 def nonfinite_loss_error(step: int, lr: float, precision: str) -> BadInput:
     other = " or mixed_precision no" if precision == "fp16" else ""
     return BadInput(
-        f"The loss is no longer a number at step {step} (lr {lr:.2g}); train with a lower lr{other}.",
+        f"The loss is NaN or infinite at step {step} (lr {lr:.2g}); train with a lower lr{other}.",
         "Resuming would fail again: clone the job with a tenth of the lr and a warmup_ratio of 0.1.",
     )

@@ -145,7 +145,7 @@ def tokenise_chunk(chunk: ShardChunk, tokenizer: Any, eos_ids: Iterable[int], fi
             dropped.append((number, str(error)))
             continue
         except OverflowError:
-            dropped.append((number, "token_ids: holds a number that is no token id"))
+            dropped.append((number, "token_ids: contains a number that is not a token id"))
             continue
         if row.get("token_ids"):
             largest_id = max(largest_id, *row_ids)

@@ -67,7 +67,7 @@ def tokenise_dataset(
     folder, eos = Path(folder), sorted(eos_ids)
     shards = sorted(folder.glob("shard-*.jsonl"))
     if not shards:
-        raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
+        raise NotFound(f"{folder} contains no data shards (shard-00000.jsonl); generate or import the data set again.")
     check_dataset(folder)
     digests, key = read_checksums(folder), token_cache_key(tokenizer, eos)  # data of earlier versions has no digests
     all_chunks = [p for shard in shards for p in split_shard(shard, digests.get(shard.name) or file_sha256(shard))]

@@ -104,7 +104,7 @@ def none_yet(settings: Settings, example: str) -> str:
     return lead + tag("code", safe(example), class_="sp-command")
 
 
-def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or StateServer)
+def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or HiddenStatesServer)
     if not endpoint.key_env:
         return safe("none needed")
     words, tone = ("is set", "good") if endpoint.key else ("is not set", "bad")

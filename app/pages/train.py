@@ -283,9 +283,6 @@ def warnings(session: Session, request: Train) -> list[str]:
     return sentences
 
 
-"""Prefix of an error message → element id of its control."""
-
-
 def review_box(session: Session, settings: Settings, submission: TrainSubmission) -> tuple[str, str]:
     """Review of a valid request, the estimate in one line. Raises BadInput."""
     request = submission.request

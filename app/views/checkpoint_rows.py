@@ -35,7 +35,7 @@ BULK = {"delete": ("Delete", "Delete for good, with everything that depends on t
 
 
 def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset: str = "") -> str:
-    """A page of the checkpoints that match `which`, newest first by default."""
+    """A page of the checkpoints that match `list_query`, newest first by default."""
     shown = page(session, filtered_query(queries.listed(Checkpoint), list_query), offset)
     if not shown.rows:
         return empty_list_html(

@@ -60,6 +60,6 @@ def tabs(current: str) -> None:
 
 
 def _mark(path: str, current: str) -> str | None:
-    """aria-current of a link: "page" for the current page, "true" for Jobs on a page of BESIDE."""
+    """aria-current of a link: "page" for the current page, "true" for Jobs on a page of TAB_PAGES."""
     is_parent = path == "/jobs" and current in {page for _, page in TAB_PAGES}
     return "page" if path == current else "true" if is_parent else None

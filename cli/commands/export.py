@@ -75,7 +75,7 @@ class ExportRow:
     base_path: str
     base_known: Any
     facts: CardFacts
-    sums: ChecksumCache
+    checksum_cache: ChecksumCache
 
     @property
     def full_name(self) -> str:
@@ -83,13 +83,13 @@ class ExportRow:
 
     def check(self) -> None:
         """Raises Damaged if the checkpoint's files have changed."""
-        archive.check_checkpoint_files(self.path, self.name, self.sha256, self.sums)
+        archive.check_checkpoint_files(self.path, self.name, self.sha256, self.checksum_cache)
 
     def load_base(self) -> Any:
         """The base model in float32, for validations. Raises Damaged if its files have changed."""
         from models.base import load_base
 
-        return load_base(self.base_path, "float32", "cpu", self.base_known, self.sums)
+        return load_base(self.base_path, "float32", "cpu", self.base_known, self.checksum_cache)
 
 
 def find(settings: Any, reference: str) -> ExportRow:

@@ -98,11 +98,11 @@ def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, A
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft
 
-    sums = ChecksumCache.of(settings)
-    base = load_base(ref.base_path, decoding_dtype(settings.dtype, device), device, ref.base_known, sums)
+    checksum_cache = ChecksumCache.of(settings)
+    base = load_base(ref.base_path, decoding_dtype(settings.dtype, device), device, ref.base_known, checksum_cache)
     if not ref.checkpoint_path:
         return base, None
-    return base, load_draft(ref.checkpoint_path, base, ref.base_sha256, ref.checkpoint_sha256, sums)
+    return base, load_draft(ref.checkpoint_path, base, ref.base_sha256, ref.checkpoint_sha256, checksum_cache)
 
 
 def remove_row(find: Callable[[Session], Any], force: bool, as_json: bool) -> None:

@@ -33,12 +33,12 @@ from models.base import has_bfloat16
 from models.draft_layers import causal_mask
 from models.methods import trees
 from models.runtime.attention import SequenceView
-from models.runtime.cache import CacheMemory, KVCache
+from models.runtime.cache import CacheBackend, KVCache
 from models.runtime.interface import ForwardOutput
 from models.runtime.layer import Norm, norm_of
 from models.runtime.linear import packing_works
 from models.runtime.rotary import draft_rotations
-from models.runtime.weights import take_draft_layer, take_linear
+from models.runtime.weights import pack_draft_layer_inplace, pack_linear_inplace
 from speculoos.errors import BadInput, Unsupported
 
 UNLIMITED = 1 << 40  # maximum length of a draft's cache; the target's cache is full before
@@ -95,7 +95,7 @@ class ModuleRunner:
         """Features [n, H] of positions t and tokens t+1 → features [n, H]; their rows are committed to the cache.
         `mask` bool [n, length + n] is the attention mask; None is causal."""
         inputs = torch.tensor([ids, positions], device=features.device)
-        out = self.draft(features[None], inputs[:1], inputs[1:], CacheMemory(cache, mask))[0]
+        out = self.draft(features[None], inputs[:1], inputs[1:], CacheBackend(cache, mask))[0]
         cache.stage(len(ids))
         cache.commit_all()
         return out
@@ -121,14 +121,14 @@ class PackedRunner:
         self.method, self.layers_wanted, self.dtype = draft.method, tuple(draft.layers_wanted), dtype
         self.eagle3 = draft.method == "eagle3"
         self._embedding = draft.table
-        self._fc = take_linear(draft, "fc", dtype)
-        self._layers = [take_draft_layer(layer, draft.config, dtype) for layer in draft.layers]
+        self._fc = pack_linear_inplace(draft, "fc", dtype)
+        self._layers = [pack_draft_layer_inplace(layer, draft.config, dtype) for layer in draft.layers]
         self._heads = self._layers[0].heads
         self._norm = norm_of(draft.norm, dtype=dtype)
         self._norms_output = not self.eagle3 or draft.config.norm_output
         self._fused_norm = _fused_norm(draft, dtype) if self.eagle3 and draft.norms_features else None
         if self.eagle3:
-            self._head, self._head_dtype, self._d2t = take_linear(draft, "lm_head", dtype), dtype, draft.d2t
+            self._head, self._head_dtype, self._d2t = pack_linear_inplace(draft, "lm_head", dtype), dtype, draft.d2t
         else:  # the base model's, in its precision, because a fast base model's lm_head computes the final logits
             self._head, self._head_dtype, self._d2t = draft._base[0].lm_head, draft._base[0].dtype, None
         shape, device = draft.config, self._embedding.weight.device
@@ -154,14 +154,14 @@ class PackedRunner:
     ) -> torch.Tensor:
         """As ModuleRunner."""
         n, device = len(ids), features.device
-        x = self._fc.filled_up(features)
+        x = self._fc.pad_rows(features)
         tokens = torch.tensor([*ids, *[0] * (len(x) - n)], device=device)
         embedded = F.embedding(tokens, self._embedding.weight).to(self.dtype)
-        cache.reserve(self._heads.keys, self._heads.dim, self.dtype, device, n)
+        cache.reserve(self._heads.num_kv_heads, self._heads.dim, self.dtype, device, n)
         if mask is None and n > 1:
             mask = causal_mask(n, cache.length + n, device)
         view = SequenceView(cache, n, {None: None if mask is None else mask.repeat(self._heads.group, 1)})
-        rotation = self._rotations.reach(max(positions) + 1)  # [positions, 1, dim / 2]
+        rotation = self._rotations.for_length(max(positions) + 1)  # [positions, 1, dim / 2]
         if isinstance(positions, range):
             rotation = rotation[positions.start : positions.stop]
         else:

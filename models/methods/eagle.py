@@ -22,7 +22,7 @@ class EagleSettings(TrainConfig):
 def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
     """Decoder layers of 12 · H² and the 2H × H input product; the base's LM head is used, not trained."""
     parameters = (12 * config.eagle_num_layers + 2) * hidden * hidden
-    return DraftSize(parameters, parameters + hidden * vocabulary, measured=MEASURED_DEPTH)
+    return DraftSize(parameters, parameters + hidden * vocabulary, passes_per_evaluation=MEASURED_DEPTH)
 
 
 METHOD = Method(

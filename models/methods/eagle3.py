@@ -12,7 +12,7 @@ class Eagle3Settings(DraftVocabularyConfig):
         3, "Training-time test: number of draft steps unrolled in training.", 1, 16, label="Unrolled steps"
     )
     ttt_decay: float = setting(
-        0.8, "Factor between the weights of neighbouring unrolled steps.", 0, 10, label="Decay from step to step"
+        0.8, "Factor between the weights of neighbouring unrolled steps.", 0, 10, label="Decay per step"
     )
     norm_before_residual: bool = setting(False, "Take the residual after the hidden norm, as some EAGLE-3 heads do.")
     train_lm_head: bool = setting(

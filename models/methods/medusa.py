@@ -8,7 +8,7 @@ from models.methods.settings import DraftVocabularyConfig, setting
 
 class MedusaSettings(DraftVocabularyConfig):
     medusa_num_heads: int = setting(4, "Medusa heads: tokens predicted beyond the next one.", 1, 16, label="Heads")
-    medusa_num_layers: int = setting(1, "Residual blocks in each head.", 0, 16, label="Blocks a head")
+    medusa_num_layers: int = setting(1, "Residual blocks in each head.", 0, 16, label="Blocks per head")
     medusa_tie_lm_head: bool = setting(
         False, "Heads share the base's frozen output matrix.", label="Share the base's output matrix"
     )
@@ -19,7 +19,7 @@ class MedusaSettings(DraftVocabularyConfig):
         0.2, "Weight of the first head's loss.", 0, 100, label="Weight of the first head"
     )
     medusa_decay: float = setting(
-        0.8, "Factor between the weights of neighbouring heads.", 0, 10, label="Decay from head to head"
+        0.8, "Factor between the weights of neighbouring heads.", 0, 10, label="Decay per head"
     )
 
 

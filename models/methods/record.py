@@ -11,14 +11,14 @@ from models.methods.settings import TrainConfig
 
 @dataclass(frozen=True)
 class DraftSize:
-    """Cost of a draft, for estimates. `parameters`: trained; `multiplied`: used per token and pass; `passes`: per
-    training step; `measured`: passes per evaluation; `features`: hidden states of the base stored per token."""
+    """Cost of a draft, for estimates. `parameters`: trained; `active_parameters`: used per token and pass; passes of
+    the network per training step and per evaluation; `features`: hidden states of the base stored per token."""
 
     parameters: float
-    multiplied: float
-    passes: int = 1
+    active_parameters: float
+    passes_per_step: int = 1
     features: int = 1
-    measured: int = 1
+    passes_per_evaluation: int = 1
 
 
 @dataclass(frozen=True)

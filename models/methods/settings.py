@@ -52,27 +52,27 @@ class TrainConfig(BaseModel):
     method: str
     # length
     epochs: float = setting(2.0, "Passes over the data; 0: until max_steps or max_minutes.", 0, 1e4, label="Epochs")
-    max_steps: int = setting(
-        0, "Stop after this many optimizer steps; 0 for no limit.", 0, 10**9, label="Steps at most"
-    )
+    max_steps: int = setting(0, "Stop after this many optimizer steps; 0 for no limit.", 0, 10**9, label="Max steps")
     max_minutes: float = setting(
-        0.0, "Stop after this many minutes; 0 for no limit.", 0, 60 * 24 * 365, label="Minutes at most"
+        0.0, "Stop after this many minutes; 0 for no limit.", 0, 60 * 24 * 365, label="Max minutes"
     )
     patience: int = setting(
         0, "Stop after this many evaluations without a better accepted length; 0: never.", 0, 10_000, label="Patience"
     )
     # data
     max_length: int = setting(
-        2048, "Longest conversation in tokens; the rest is cut off and counted.", 8, 10**6, label="Longest conversation"
+        2048, "Longest conversation in tokens; the rest is cut off and counted.", 8, 10**6, label="Max length"
     )
     batch_tokens: int | None = setting(
-        None, "Tokens per batch, including padding; empty: by the size of the data.", 8, 10**8, label="Tokens a batch"
+        None, "Tokens per batch, including padding; empty: by the size of the data.", 8, 10**8, label="Tokens per batch"
     )
-    accumulate: int = setting(1, "Batches per optimizer step.", 1, 100_000, label="Batches a step")
+    accumulate: int = setting(1, "Batches per optimizer step.", 1, 100_000, label="Gradient accumulation")
     held_out: float = setting(
-        0.05, "Fraction of the conversations held out for evaluation.", 0, 0.9, label="Part held out"
+        0.05, "Fraction of the conversations held out for evaluation.", 0, 0.9, label="Held-out fraction"
     )
-    max_held_out: int = setting(64, "Maximum number of held-out conversations.", 0, 10**6, label="Held out at most")
+    max_held_out: int = setting(
+        64, "Maximum number of held-out conversations.", 0, 10**6, label="Max held-out conversations"
+    )
     cache_features_mb: int = setting(
         1024, "Memory for caching hidden states; 0: recompute them.", 0, 10**7, label="Memory for hidden states, MB"
     )
@@ -81,13 +81,13 @@ class TrainConfig(BaseModel):
     )
     # hidden states
     hidden_states: str = setting(
-        "", "Server that runs the base (settings.toml), or stored: store only.", label="Server of hidden states"
+        "", "Server that runs the base (settings.toml), or stored: store only.", label="Hidden states server"
     )
     hidden_states_ahead: int = setting(
-        2, "Batches requested from that server in advance.", 0, 64, label="Batches requested ahead"
+        2, "Batches requested from that server in advance.", 0, 64, label="Prefetched batches"
     )
     hidden_states_store: str = setting(
-        "", "Name of a folder that stores hidden states across runs.", label="Store of hidden states"
+        "", "Name of a folder that stores hidden states across runs.", label="Hidden states store"
     )
     # optimizer
     optimizer: Literal["adamw", "sgd"] = setting("adamw", "adamw, or plain sgd.")
@@ -102,7 +102,7 @@ class TrainConfig(BaseModel):
     beta1: float = setting(0.9, "AdamW's first moment decay.", 0, 1, label="Beta 1")
     beta2: float = setting(0.95, "AdamW's second moment decay.", 0, 1, label="Beta 2")
     clip: float = setting(
-        0.5, "Largest gradient norm; larger ones are scaled down. 0 for no limit.", 0, 1e9, label="Largest gradient"
+        0.5, "Largest gradient norm; larger ones are scaled down. 0 for no limit.", 0, 1e9, label="Max gradient norm"
     )
     draft_path: str = setting(
         "", "Folder to start from: a checkpoint, or any small model for a standalone draft.", label="Start from"
@@ -111,21 +111,21 @@ class TrainConfig(BaseModel):
     # precision and device
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     mixed_precision: Literal["no", "bf16", "fp16"] = setting(
-        "no", "Precision of the draft's arithmetic: no (fp32), bf16 or, on a GPU, fp16.", label="Precision of the draft"
+        "no", "Precision of the draft's arithmetic: no (fp32), bf16 or, on a GPU, fp16.", label="Draft precision"
     )
     base_dtype: Literal["float32", "bfloat16", "float16", "auto"] = setting(
-        "float32", "Precision of the base; auto: bfloat16 where supported.", label="Precision of the base"
+        "float32", "Precision of the base; auto: bfloat16 where supported.", label="Base precision"
     )
     save_dtype: Literal["float32", "bfloat16", "float16"] = setting(
-        "float32", "Precision of the stored weights.", label="Precision of the files"
+        "float32", "Precision of the stored weights.", label="Checkpoint precision"
     )
     # reports and checkpoints
-    log_every: int = setting(1, "Steps between points in the charts.", 1, 10**9, label="Steps between points")
+    log_every: int = setting(1, "Steps between points in the charts.", 1, 10**9, label="Logging interval")
     eval_every: int | None = setting(
-        None, "Steps between evaluations; 0: only at the end.", 0, 10**9, label="Steps between measurements"
+        None, "Steps between evaluations; 0: only at the end.", 0, 10**9, label="Evaluation interval"
     )
     save_every: int | None = setting(
-        None, "Steps between saves; 0: only when stopped.", 0, 10**9, label="Steps between saves"
+        None, "Steps between saves; 0: only when stopped.", 0, 10**9, label="Save interval"
     )
     keep_last: int = setting(2, "Number of the latest resumable states to keep.", 1, 10_000, label="Saves to keep")
     samples: int = setting(2, "Sample generations to keep at each evaluation.", 0, 100)

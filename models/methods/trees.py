@@ -17,7 +17,7 @@ from speculoos.errors import BadInput
 
 CHECKPOINT_OPTIONS = "own"
 """The tuned options of the checkpoint, or the defaults of its method."""
-WITHOUT_DRAFT = "ngram"
+NGRAM = "ngram"
 CHAIN, TREE = re.compile(r"chain[ :]?(\d{1,2})"), re.compile(r"tree[ :]?(\d{1,2}(?:x\d{1,2})*)")
 MAX_LEAVES = 256
 MAX_TREE_NODES = 1024
@@ -72,7 +72,7 @@ def fits(drafting: Mapping[str, Any], method: str, known: tuple[str, ...]) -> bo
     """Whether the options suit `method` ("": no draft), whose drafter takes the options `known`."""
     drafter = drafting.get("drafter", method)
     if not method:
-        return not drafting or drafter in (WITHOUT_DRAFT, "none")
+        return not drafting or drafter in (NGRAM, "none")
     return drafter == method and set(drafting) - {"drafter"} <= set(known)
 
 
@@ -133,7 +133,7 @@ def _pairs(text: str) -> dict[str, Any] | None:
     options: dict[str, Any] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition(" ")
-        if key == WITHOUT_DRAFT and not value:
+        if key == NGRAM and not value:
             options["drafter"] = key
         elif not key.isidentifier() or (read := _json(value)) is None:
             return None

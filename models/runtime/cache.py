@@ -170,15 +170,15 @@ class KVCache:
         self.replays.clear()
 
 
-class CacheMemory:
-    """A `models.draft_layers.Memory` over a cache with one sequence: a forward writes n rows after the committed ones,
+class CacheBackend:
+    """A `models.draft_layers.Backend` over a cache with one sequence: a forward writes n rows after the committed ones,
     which the caller stages and commits. `mask`: bool [n, length + n], for a tree; None: causal."""
 
     def __init__(self, cache: KVCache, mask: torch.Tensor | None = None):
         self.cache, self.mask = cache, mask
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `models.draft_layers.Memory`."""
+        """See `models.draft_layers.Backend`."""
         keys, values = self.cache.write(layer, k, v)
         n = q.shape[2]
         mask = self.mask if self.mask is not None else causal_mask(n, self.cache.length + n, q.device)

@@ -16,7 +16,7 @@ from models.runtime.interface import LOGITS, Forward, ForwardOutput, Inputs, Sel
 from models.runtime.layer import norm_of
 from models.runtime.rotary import base_rotations
 from models.runtime.transformers import TransformersForward
-from models.runtime.weights import heads_of, not_fast_reason, take_head, take_layers
+from models.runtime.weights import heads_of, not_fast_reason, pack_head_inplace, pack_layers_inplace
 from speculoos.errors import Unsupported
 
 
@@ -30,8 +30,8 @@ def fastest_forward(base: LoadedBase) -> Forward:
 
 class FastForward:
     """Llama, Mistral, Qwen 2/3, Phi and Phi-3 without transformers' overhead. Takes the base's layers
-    (`models.runtime.weights.take_layers`): the base keeps embeddings, norms, LM head and tokenizer, but transformers
-    can no longer run it. Raises Unsupported for other families."""
+    (`models.runtime.weights.pack_layers_inplace`): the base keeps embeddings, norms, LM head and tokenizer, but
+    transformers can no longer run it. Raises Unsupported for other families."""
 
     name, ragged = "fast", True
 
@@ -41,8 +41,8 @@ class FastForward:
         self.base = base
         self.heads = heads_of(base.config)
         self.table = argmax_table(base)
-        self.head = take_head(base)  # before the layers, since the largest matrix is temporarily in memory twice
-        self.layers = take_layers(base)
+        self.head = pack_head_inplace(base)  # before the layers: the largest matrix is temporarily in memory twice
+        self.layers = pack_layers_inplace(base)
         self.norm = norm_of(base.final_norm)
         self.windows = list({layer.window: None for layer in self.layers})
         self.rotations = base_rotations(base)
@@ -63,8 +63,8 @@ class FastForward:
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> ForwardOutput:
         heads, base = self.heads, self.base
-        cache.reserve(heads.keys, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
-        table = self.rotations.reach(inputs.reach)
+        cache.reserve(heads.num_kv_heads, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
+        table = self.rotations.for_length(inputs.max_seq_len)
         if self.graphs is not None and self.graphs.supports(inputs, selection):
             return self.graphs(inputs, cache, selection.layers)
         return self.compute(inputs, table[inputs.positions], self._view(inputs, cache), selection)
@@ -74,7 +74,7 @@ class FastForward:
     ) -> ForwardOutput:
         """Run all layers. rotation: complex [N, 1, dim / 2]; `view` stores keys and values and computes attention."""
         n, outputs = len(inputs.ids), {}
-        x = self.head.filled_up(F.embedding(inputs.ids, self.base.embed_tokens.weight))
+        x = self.head.pad_rows(F.embedding(inputs.ids, self.base.embed_tokens.weight))
         for index, layer in enumerate(self.layers):
             x = layer(x, n, rotation, view, index)
             if index in selection.layers:

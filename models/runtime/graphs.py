@@ -125,7 +125,7 @@ class _GraphReplay:
     def __init__(self, forward: Any, cache: KVCache, nodes: int, bucket: int, layers: tuple[int, ...]):
         self.forward, self.cache, self.bucket, self.selection = forward, cache, bucket, Selection(layers)
         self.buffers = Buffers.empty(nodes, cache.keys.device)
-        self.rotations = forward.rotations.reach(cache.max_length)
+        self.rotations = forward.rotations.for_length(cache.max_length)
         """Kept alive: the graph reads this table even after a longer context made the forward compute a new one."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: ForwardOutput | None = None

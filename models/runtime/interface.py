@@ -14,12 +14,12 @@ from models.runtime.cache import KVCache
 class Inputs:
     """New rows of one sequence, or of several concatenated ones: `ids`, `positions` int64 [N]. `counts`: rows of each
     sequence; they belong to the cache's sequences `first`, `first` + 1, … `mask`: bool [N, N], for one sequence only,
-    attention among new rows (all attend to the committed ones); None: causal. `reach`: the largest position + 1, known
-    without a device synchronisation."""
+    attention among new rows (all attend to the committed ones); None: causal. `max_seq_len`: the largest position + 1,
+    known without a device synchronisation."""
 
     ids: torch.Tensor
     positions: torch.Tensor
-    reach: int
+    max_seq_len: int
     counts: tuple[int, ...]
     mask: torch.Tensor | None = None
     first: int = 0

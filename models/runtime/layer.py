@@ -41,13 +41,13 @@ def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
 
 @dataclass(frozen=True)
 class Heads:
-    queries: int
-    keys: int
+    num_heads: int
+    num_kv_heads: int
     dim: int
 
     @property
     def group(self) -> int:
-        return self.queries // self.keys
+        return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class DecoderLayer:
         index: int,
         second: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x and `second` [≥ n, H]: n rows, possibly padded (`Linear.filled_up`). rotation: complex [n, 1, dim / 2].
+        """x and `second` [≥ n, H]: n rows, possibly padded (`Linear.pad_rows`). rotation: complex [n, 1, dim / 2].
         `index`: layer of the cache."""
         first = self.second_norm(x) if self.norm_twice else x
         normed = first if self.attention_norm is None else self.attention_norm(first)
@@ -91,7 +91,7 @@ class DecoderLayer:
             attention_input = torch.cat([self.second_norm(second), normed], -1)
             x = normed if self.norm_before_residual else x
         mixed = self._attend(self.qkv(attention_input)[:n], rotation, view, index)
-        x = self.out.add(self.out.filled_up(mixed), x)
+        x = self.out.add(self.out.pad_rows(mixed), x)
         up = self.up(normed if self.mlp_norm is None else self.mlp_norm(x))
         if self.gated:
             gate, up = up.chunk(2, dim=1)
@@ -101,11 +101,11 @@ class DecoderLayer:
         return self.down.add(up, x)
 
     def _attend(self, qkv: torch.Tensor, rotation: torch.Tensor, view: CacheView, index: int) -> torch.Tensor:
-        n, queries, dim, both = qkv.shape[0], self.heads.queries, self.heads.dim, self.heads.queries + self.heads.keys
-        queries_keys = qkv[:, : both * dim].view(n, both, dim)
+        n, dim, heads, kv_heads = qkv.shape[0], self.heads.dim, self.heads.num_heads, self.heads.num_kv_heads
+        queries_keys = qkv[:, : (heads + kv_heads) * dim].view(n, heads + kv_heads, dim)
         if self.query_norm is not None:
-            parts = self.query_norm(queries_keys[:, :queries]), self.key_norm(queries_keys[:, queries:])
+            parts = self.query_norm(queries_keys[:, :heads]), self.key_norm(queries_keys[:, heads:])
             queries_keys = torch.cat(parts, dim=1)
         queries_keys = rotate(queries_keys, rotation)
-        values = qkv[:, both * dim :].view(n, self.heads.keys, dim)
-        return view.attend(index, queries_keys[:, :queries], queries_keys[:, queries:], values, self.window)
+        values = qkv[:, (heads + kv_heads) * dim :].view(n, kv_heads, dim)
+        return view.attend(index, queries_keys[:, :heads], queries_keys[:, heads:], values, self.window)

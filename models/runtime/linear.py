@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 2 and (n := x.size(0)) < MIN_ROWS:
-            return self._product(self.filled_up(x), self._packed, self.bias, "none", [], "")[:n]
+            return self._product(self.pad_rows(x), self._packed, self.bias, "none", [], "")[:n]
         return self._product(x, self._packed, self.bias, "none", [], "")
 
     @property
@@ -51,7 +51,7 @@ class PackedLinear(nn.Module):
         return self._product_add(x, residual, self._packed, self.bias, "add")
 
     @staticmethod
-    def filled_up(x: torch.Tensor) -> torch.Tensor:
+    def pad_rows(x: torch.Tensor) -> torch.Tensor:
         """x [n, in] padded with zero rows to at least MIN_ROWS."""
         n = x.size(0)
         return x if n >= MIN_ROWS else torch.constant_pad_nd(x, (0, 0, 0, MIN_ROWS - n))
@@ -86,7 +86,7 @@ class PlainLinear(nn.Module):
         return residual + nn.functional.linear(x, self.weight, self.bias)
 
     @staticmethod
-    def filled_up(x: torch.Tensor) -> torch.Tensor:
+    def pad_rows(x: torch.Tensor) -> torch.Tensor:
         return x
 
 

@@ -47,7 +47,7 @@ class Rotations:
         self._compute = compute
         self.table = torch.empty(0)
 
-    def reach(self, length: int) -> torch.Tensor:
+    def for_length(self, length: int) -> torch.Tensor:
         if length > len(self.table):
             self.table = self._compute(max(length, 2 * len(self.table), INITIAL_POSITIONS))
         return self.table

@@ -44,7 +44,7 @@ def measure(device: torch.device) -> dict[str, float]:
     weights read for a few rows; `learned_`: the same in float32, with the backward pass and without packing. The best
     of TIMES, since other processes only slow it down."""
     dtype = torch.bfloat16 if device.type == "cuda" or has_bfloat16(device) else torch.float32
-    return {**_packed(device, dtype), **_learned(device)}
+    return {**_packed(device, dtype), **_training(device)}
 
 
 @torch.inference_mode()
@@ -59,18 +59,18 @@ def _packed(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
-def _learned(device: torch.device) -> dict[str, float]:
+def _training(device: torch.device) -> dict[str, float]:
     """With matrices that are wider than long, like the LM head of a draft."""
     head, wide = (nn.Linear(WIDTH, WIDTH * n, bias=False, device=device) for n in (COMPUTE_LAYERS, MEMORY_LAYERS))
     many, few = (torch.randn(rows, WIDTH, device=device, requires_grad=True) for rows in (ROWS, FEW))
 
-    def learn() -> Tensor:
+    def train_step() -> Tensor:
         logits = head(many)
         logits.backward(logits.detach())
         return logits
 
     return {
-        "learned_operations_per_second": 6 * ROWS * WIDTH**2 * COMPUTE_LAYERS / _seconds(learn, device),
+        "learned_operations_per_second": 6 * ROWS * WIDTH**2 * COMPUTE_LAYERS / _seconds(train_step, device),
         "learned_bytes_per_second": 4 * WIDTH**2 * MEMORY_LAYERS / _seconds(lambda: wide(few), device),
     }
 

@@ -47,15 +47,15 @@ def heads_of(config: Any) -> Heads:
     return Heads(config.num_attention_heads, config.num_key_value_heads, head_dim(config))
 
 
-def take_layers(base: LoadedBase) -> list[DecoderLayer]:
+def pack_layers_inplace(base: LoadedBase) -> list[DecoderLayer]:
     """Pack the weights of all layers. Mutates the base: each original is dropped once packed, so weights are in memory
     once and the transformers forward no longer works."""
     windows = _windows(base.config, base.num_layers)
     heads, order = heads_of(base.config), _pair_order(base.config)
-    return [_take(layer, heads, order, window) for layer, window in zip(base.layers, windows, strict=True)]
+    return [_pack_layer(layer, heads, order, window) for layer, window in zip(base.layers, windows, strict=True)]
 
 
-def take_head(base: LoadedBase) -> Linear:
+def pack_head_inplace(base: LoadedBase) -> Linear:
     """Pack the LM head and replace that of the base, so that drafts share it."""
     head = base.lm_head
     packed = pack(head.weight, head.bias)
@@ -63,22 +63,22 @@ def take_head(base: LoadedBase) -> Linear:
     return packed
 
 
-def take_draft_layer(layer: nn.Module, config: Any, dtype: torch.dtype) -> DecoderLayer:
+def pack_draft_layer_inplace(layer: nn.Module, config: Any, dtype: torch.dtype) -> DecoderLayer:
     """Pack a layer of an EAGLE draft with the LayerConfig `config` in `dtype`. Mutates the draft."""
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-    taken = _take(layer, heads, pair_order(heads.dim, heads.dim), dtype=dtype)
+    packed = _pack_layer(layer, heads, pair_order(heads.dim, heads.dim), dtype=dtype)
     if not hasattr(layer, "hidden_norm"):
-        return taken
+        return packed
     return replace(
-        taken,
+        packed,
         attention_norm=norm_of(layer.hidden_norm, dtype=dtype),
-        second_norm=taken.attention_norm,
+        second_norm=packed.attention_norm,
         norm_before_residual=layer.norm_before_residual,
         norm_twice=layer.norm_features_twice,
     )
 
 
-def take_linear(module: nn.Module, name: str, dtype: torch.dtype | None = None) -> Linear:
+def pack_linear_inplace(module: nn.Module, name: str, dtype: torch.dtype | None = None) -> Linear:
     """Pack a linear layer of a module in `dtype` or its own; the original is dropped."""
     linear = getattr(module, name)
     packed = pack(*_cast(dtype, getattr(linear, "plain_weight", linear.weight).detach(), linear.bias))
@@ -86,7 +86,7 @@ def take_linear(module: nn.Module, name: str, dtype: torch.dtype | None = None) 
     return packed
 
 
-def _take(
+def _pack_layer(
     layer: nn.Module, heads: Heads, order: torch.Tensor, window: int | None = None, dtype: torch.dtype | None = None
 ) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
@@ -94,15 +94,15 @@ def _take(
     def norm(module: nn.Module | None, order: torch.Tensor | None = None) -> Norm | None:
         return None if module is None or isinstance(module, nn.Identity) else norm_of(module, order, dtype)
 
-    gated = hasattr(mlp, "gate_up_proj") or hasattr(mlp, "gate_proj")  # checked before the weights are taken
+    gated = hasattr(mlp, "gate_up_proj") or hasattr(mlp, "gate_proj")  # checked before the weights are packed
     return DecoderLayer(
         heads=heads,
         attention_norm=norm(layer.input_layernorm),
-        qkv=_take_qkv(attention, heads, order, dtype),
-        out=take_linear(attention, "o_proj" if hasattr(attention, "o_proj") else "dense", dtype),
+        qkv=_pack_qkv(attention, heads, order, dtype),
+        out=pack_linear_inplace(attention, "o_proj" if hasattr(attention, "o_proj") else "dense", dtype),
         mlp_norm=norm(getattr(layer, "post_attention_layernorm", None)),
-        up=_take_up(mlp, dtype),
-        down=take_linear(mlp, "down_proj" if hasattr(mlp, "down_proj") else "fc2", dtype),
+        up=_pack_up(mlp, dtype),
+        down=pack_linear_inplace(mlp, "down_proj" if hasattr(mlp, "down_proj") else "fc2", dtype),
         activation=_activation(mlp),
         gated=gated,
         window=window,
@@ -111,23 +111,23 @@ def _take(
     )
 
 
-def _take_qkv(attention: nn.Module, heads: Heads, order: torch.Tensor, dtype: torch.dtype | None = None) -> Linear:
+def _pack_qkv(attention: nn.Module, heads: Heads, order: torch.Tensor, dtype: torch.dtype | None = None) -> Linear:
     if hasattr(attention, "qkv_proj"):
         weight, bias = attention.qkv_proj.weight, attention.qkv_proj.bias
     else:
         weight, bias = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-    rows = paired_rows(len(weight), heads.queries + heads.keys, order)
+    rows = paired_rows(len(weight), heads.num_heads + heads.num_kv_heads, order)
     packed = pack(*_cast(dtype, weight.detach()[rows], None if bias is None else bias[rows]))
     _drop(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
     return packed
 
 
-def _take_up(mlp: nn.Module, dtype: torch.dtype | None = None) -> Linear:
+def _pack_up(mlp: nn.Module, dtype: torch.dtype | None = None) -> Linear:
     if hasattr(mlp, "gate_proj"):
         packed = pack(*_cast(dtype, *_joined([mlp.gate_proj, mlp.up_proj])))
         _drop(mlp, "gate_proj", "up_proj")
         return packed
-    return take_linear(mlp, "gate_up_proj" if hasattr(mlp, "gate_up_proj") else "fc1", dtype)
+    return pack_linear_inplace(mlp, "gate_up_proj" if hasattr(mlp, "gate_up_proj") else "fc1", dtype)
 
 
 def _joined(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:

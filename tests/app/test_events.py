@@ -248,7 +248,7 @@ def test_half_a_character_is_refused_before_anything_is_stored(
         lambda: turns.next_turn(home, "", model, prompt, turns.TurnSampling(system=system)),
         lambda: turns.new_comparison(home, [(model, ""), (model, "ngram")], prompt, turns.TurnSampling(system=system)),
     ):
-        with pytest.raises(BadInput, match=f"{what}.* half of a character .*after 2 characters"):
+        with pytest.raises(BadInput, match=f"{what}.* an unpaired surrogate after 2 characters"):
             ask()
     with reading(home) as rows:
         assert all_runs(rows) == []

@@ -164,7 +164,7 @@ def wait_drawn(page: Page) -> None:
 
 def left_out() -> Dataset:
     """A failed import that says which rows it could not use."""
-    bad = [{"line": n, "reason": "This line is no JSON."} for n in range(1, 40)]
+    bad = [{"line": n, "reason": "This line is not valid JSON."} for n in range(1, 40)]
     return Dataset(name="prompts", kind="prompts", state="failed", rows=0, bad_rows=60, report={"bad": bad})
 
 

@@ -98,7 +98,7 @@ def test_every_way_to_say_that_the_last_answer_was_cut(tmp_path: Path, said: dic
         ({"messages": [{"role": "user", "content": ""}, ANSWER]}, "a user turn is empty"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "role 'judge' is not user, assistant, system or tool"),
         ({"messages": [QUESTION, ANSWER | {"tool_calls": ["x"]}]}, "expected a tool call, found text"),
-        ({"messages": [QUESTION, ANSWER | {"content": "\ud800"}]}, "half of a character"),
+        ({"messages": [QUESTION, ANSWER | {"content": "\ud800"}]}, "unpaired surrogate"),
         (7, "expected an object, found a number"),
     ],
 )

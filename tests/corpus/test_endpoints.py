@@ -105,7 +105,7 @@ def test_who_waits_for_a_server_can_be_stopped(clock: Clock) -> None:
 
 def test_a_model_that_is_named_nowhere_is_asked_for() -> None:
     endpoints = [Endpoint("one", "http://x/v1", model="m"), Endpoint("two", "http://y/v1")]
-    with pytest.raises(BadInput, match="Endpoint 'two' names no model"):
+    with pytest.raises(BadInput, match="Endpoint 'two' has no model name"):
         EndpointPool(endpoints)
     assert EndpointPool(endpoints, "other").config() == {"endpoint": "one,two", "model": "other"}
 

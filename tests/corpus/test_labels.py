@@ -166,7 +166,7 @@ def test_an_answer_without_choices_is_an_error(body: Any) -> None:
 
 @pytest.mark.parametrize("choice", [{"text": "\ud83d"}, {"text": "x", "finish_reason": "\ud83d"}])
 def test_an_answer_that_no_file_can_hold_is_an_error(choice: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="lone surrogate"):
+    with pytest.raises(ValueError, match="unpaired surrogate"):
         parse_reply({"choices": [choice]})
 
 

@@ -61,7 +61,7 @@ REASONS = {
     "messages[0]: expected a message": {"messages": ["hi", 3]},
     "expected text, found a number": {"prompt": 3},
     "only text parts": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-    "half of a character": {"prompt": "\ud83d"},
+    "unpaired surrogate": {"prompt": "\ud83d"},
     "user turns; at most": {"turns": ["x"] * 300},
 }
 
@@ -131,7 +131,7 @@ def test_a_broken_array_keeps_what_came_before_and_says_that_the_rest_is_lost(tm
     )
     good, coded, broken = rows_of(tmp_path / "x.json")
     assert isinstance(good, ImportedRow)
-    assert coded == BadRow(2, "prompt: holds half of a character (a lone surrogate)")
+    assert coded == BadRow(2, "prompt: contains an unpaired surrogate")
     assert broken.line == 3 and "the rest of the file is not read" in broken.reason
 
 
@@ -251,7 +251,7 @@ def test_half_a_character_anywhere_leaves_one_row_out(tmp_path: Path, field: str
     (tmp_path / "x.jsonl").write_text(json.dumps({"prompt": "ok"}) + "\n" + json.dumps(half) + "\n")
     report = import_prompts(tmp_path / "x.jsonl", tmp_path / "out", SilentReporter())
     assert report["rows"] == 1 and [bad["line"] for bad in report["bad"]] == [2]
-    assert "half of a character" in report["bad"][0]["reason"]
+    assert "unpaired surrogate" in report["bad"][0]["reason"]
 
 
 def test_bytes_that_are_not_utf8_inside_one_object_leave_their_row_out(tmp_path: Path) -> None:

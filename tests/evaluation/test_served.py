@@ -122,7 +122,7 @@ def test_a_question_that_is_refused_is_left_out_and_said(start: Start) -> None:
 def test_an_answer_that_is_none_is_left_out_and_said(start: Start) -> None:
     odd = [{"id": "c", "messages": [{"role": "user", "content": "odd"}]}]
     found = evaluate_served(start("vllm"), [*odd, *QUESTIONS], SilentReporter())
-    assert found["prompts"] == 3 and found["failed"] == [{"id": "c", "reason": "an answer that is no JSON"}]
+    assert found["prompts"] == 3 and found["failed"] == [{"id": "c", "reason": "an answer that is not valid JSON"}]
 
 
 @pytest.mark.integration

@@ -65,7 +65,7 @@ def narrow(base, ids):
     draft = Eagle3Draft(Eagle3Config(**{**asdict(base_layer_config(base)), **sizes, **other}))
     draft.d2t.copy_(ids - torch.arange(len(ids)))
     draft.t2d.zero_()[ids] = True
-    return draft._at(base)
+    return draft.attach(base)
 
 
 def draft_of(name: str, base):

@@ -26,26 +26,26 @@ def known(folder: Path) -> BaseChecksums:
 
 
 def test_a_whole_base_loads_and_its_weights_are_hashed_once(folder: Path, known: BaseChecksums, tmp_path: Path) -> None:
-    sums = ChecksumCache(tmp_path / "sums.json")
-    load_base(folder, known=known, sums=sums)
+    checksum_cache = ChecksumCache(tmp_path / "sums.json")
+    load_base(folder, known=known, checksum_cache=checksum_cache)
     ((_, entry),) = json.loads((tmp_path / "sums.json").read_text()).items()
     assert entry["sum"] == known.weights_sha256
     entry["sum"] = "f" * 64  # a sum that is remembered is not taken again while size, time and inode stay
     (tmp_path / "sums.json").write_text(json.dumps({f"weights:{folder}": entry}))
-    assert "weights" in str(base_problems(folder, known, sums))
+    assert "weights" in str(base_problems(folder, known, checksum_cache))
     assert base_problems(folder, known, ChecksumCache(tmp_path / "sums.json", anew=True)) == {}
-    assert base_problems(folder, known, sums) == {}
+    assert base_problems(folder, known, checksum_cache) == {}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_512_flipped_bytes_are_told_with_the_file(
     folder: Path, known: BaseChecksums, tmp_path: Path, name: str
 ) -> None:
-    sums = ChecksumCache(tmp_path / "sums.json")
-    load_base(folder, known=known, sums=sums)
+    checksum_cache = ChecksumCache(tmp_path / "sums.json")
+    load_base(folder, known=known, checksum_cache=checksum_cache)
     flip(folder / name)
     with pytest.raises(Damaged, match="the weights changed" if name.startswith("model") else f"{name} changed"):
-        load_base(folder, known=known, sums=sums)
+        load_base(folder, known=known, checksum_cache=checksum_cache)
 
 
 def test_a_cut_file_of_weights_is_told(folder: Path, known: BaseChecksums) -> None:
@@ -81,5 +81,5 @@ def test_a_cache_that_cannot_be_read_or_written_costs_time_only(
     folder: Path, known: BaseChecksums, tmp_path: Path
 ) -> None:
     (tmp_path / "sums.json").write_text("[broken")
-    load_base(folder, known=known, sums=ChecksumCache(tmp_path / "sums.json"))
-    load_base(folder, known=known, sums=ChecksumCache(tmp_path / "nowhere" / "sums.json"))
+    load_base(folder, known=known, checksum_cache=ChecksumCache(tmp_path / "sums.json"))
+    load_base(folder, known=known, checksum_cache=ChecksumCache(tmp_path / "nowhere" / "sums.json"))

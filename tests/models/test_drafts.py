@@ -138,18 +138,18 @@ def test_a_damaged_or_foreign_folder_is_one_sentence(base, tmp_path):
 
 def test_512_flipped_bytes_of_a_draft_are_told_instead_of_loaded(base, tmp_path):
     folder = save_draft(tmp_path / "d", make("medusa", base), {})
-    weights, sums = folder / "model.safetensors", ChecksumCache(tmp_path / "sums.json")
+    weights, checksum_cache = folder / "model.safetensors", ChecksumCache(tmp_path / "sums.json")
     sha256 = file_sha256(weights)
-    assert load_draft(folder, base, sha256=sha256, sums=sums)
+    assert load_draft(folder, base, sha256=sha256, checksum_cache=checksum_cache)
     flip(weights)
-    for given in (sums, ChecksumCache(tmp_path / "sums.json"), None):
+    for given in (checksum_cache, ChecksumCache(tmp_path / "sums.json"), None):
         with pytest.raises(Damaged, match="model.safetensors is damaged"):
-            load_draft(folder, base, sums=given)
+            load_draft(folder, base, checksum_cache=given)
     with pytest.raises(Damaged):
         load_draft_for_training(folder, base, "medusa")
     (folder / "SHA256SUMS").unlink()
     with pytest.raises(Damaged, match="not the file that was trained"):
-        load_draft(folder, base, sha256=sha256, sums=sums)
+        load_draft(folder, base, sha256=sha256, checksum_cache=checksum_cache)
 
 
 def test_the_draft_vocabulary_maps_to_the_base_and_back(base):

@@ -94,7 +94,7 @@ BAD = [
     ({"prompt": {}}, "prompt", "expected one text or one list"),
     ({"prompt": [10**30]}, "prompt", "token ids of this model are 0 to"),
     ({"prompt": "x" * (MAX_TEXT + 1)}, "prompt", "longer than 1,000,000 characters"),
-    ({"prompt": "a \ud83d b"}, "prompt", "half of a character"),
+    ({"prompt": "a \ud83d b"}, "prompt", "unpaired surrogate"),
     ({"draft_tokens": "1 2 3"}, "draft_tokens", "expected a list of token ids"),
     ({"draft_tokens": [1, 2.0]}, "draft_tokens", "expected a list of token ids"),
     ({"draft_tokens": [1, None]}, "draft_tokens", "expected a list of token ids"),

@@ -104,7 +104,7 @@ def test_half_a_character_is_refused_where_it_stands(served: Served, parameters:
         headers = {"Content-Type": "application/json"}
         answer = client.post("/v1/chat/completions", content=body, headers=headers)
     error = refused(answer, 400, "invalid_value")
-    assert error["param"] == field and error["message"].startswith(f"{field}: holds half of a character")
+    assert error["param"] == field and error["message"].startswith(f"{field}: contains an unpaired surrogate")
 
 
 @pytest.mark.parametrize("path", ["/v1/models/%ED%A0%80", "/v1/runs/%ED%A0%80", "/v1/runs/%ED%A0%80/cancel"])

@@ -60,7 +60,7 @@ def test_work_that_is_silent_for_too_long_is_ill_until_it_beats() -> None:
             beaten.wait(20)
 
     queue.submit("a", work)
-    until(lambda: "no sign of life" in queue.failure)
+    until(lambda: "no heartbeat" in queue.failure)
     gate.set()
     until(lambda: queue.heartbeat.doing == "loading a base model")
     assert not queue.failure
@@ -92,7 +92,7 @@ def test_health_and_readiness_say_that_the_device_hangs(hanging: Served) -> None
         hanging.engine.queue.submit("api", lambda _: gate.wait(60))
         until(lambda: client.get("/healthz").status_code == 503)
         health, ready = client.get("/healthz").json(), client.get("/readyz")
-        assert "The thread of the device cpu does not work: no sign of life" in health["status"]
+        assert "The thread of the device cpu does not work: no heartbeat" in health["status"]
         assert ready.status_code == 503 and ready.json()["ready"] is False
         assert "does not work" in ready.json()["device"] and ready.json()["database"] == "ok"
         assert hanging.client().get("/metrics").text.count("speculoos_inference_device_alive 0.0") == 1

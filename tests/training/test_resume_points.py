@@ -1,4 +1,4 @@
-"""A damaged state is recognised, said, and passed over for an older one that is whole."""
+"""A damaged state is recognised, said, and skipped for an older one that is whole."""
 
 import json
 import shutil
@@ -67,7 +67,7 @@ def test_a_damaged_state_is_recognised_and_the_one_before_it_taken(spoil, states
     spoil(states / "state-8")
     assert latest_undamaged_resume_point([states], said.append) == states / "state-6"
     (sentence,) = said
-    assert "run/state-8 is damaged (" in sentence and "passed over" in sentence
+    assert "run/state-8 is damaged (" in sentence and "skipped" in sentence
 
 
 def test_states_of_an_earlier_version_are_whole_without_sums(states):
@@ -82,9 +82,8 @@ def test_a_run_resumes_from_the_newest_whole_state_and_ends_the_same(straight, s
     result = train(config(**SETTINGS), tiny_base, dataset, tmp_path / "next", states, notes)
     assert [line for line in notes.lines if "damaged" in line] == [
         "run/state-8 is damaged (optimizer.safetensors is damaged (its sha256 differs from SHA256SUMS)), "
-        "so it is passed over for an older one.",
-        "run/state-6 is damaged (draft.safetensors is damaged (its sha256 differs from SHA256SUMS)), "
-        "so it is passed over for an older one.",
+        "so it is skipped.",
+        "run/state-6 is damaged (draft.safetensors is damaged (its sha256 differs from SHA256SUMS)), so it is skipped.",
     ]
     assert "Resumed from step 4." in notes.lines
     made = load_file(result.folder / "model.safetensors")

@@ -271,4 +271,4 @@ def test_a_training_falls_back_to_the_newest_whole_state_and_its_log_says_so(beg
     with db.reading(home) as session:
         said = [line.message for line in reports.logs(session, context.job_id)]
     assert said[0].startswith("attempt-2/state-30 is damaged (draft.safetensors is damaged")
-    assert said[-1] == "No whole state is left, so the training starts from the beginning."
+    assert said[-1] == "No intact training state is left, so the training starts from the beginning."

@@ -294,7 +294,7 @@ def test_what_a_training_measures_counts(asked: Settings) -> None:
         session.get_one(Dataset, "answers").report = {"tokens": 600, "answer_tokens": 500}
     draft = METHODS["eagle"].size(64, 1000, config_for("eagle", "", {}))
     at_the_end, nothing = work("eagle", eval_every=0), work("eagle", eval_every=0, held_out=0.0)
-    assert at_the_end - nothing == pytest.approx(60 * 2 * draft.multiplied * 4)
+    assert at_the_end - nothing == pytest.approx(60 * 2 * draft.active_parameters * 4)
     assert work("eagle", eval_every=1) - at_the_end == pytest.approx(10 * (at_the_end - nothing))
 
 

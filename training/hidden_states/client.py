@@ -152,7 +152,7 @@ class ReferenceClient(StatesClient):
     def check(self, rows: Sequence[Tensor]) -> str:
         base_info = self._connection.json("GET", "/v1/base")
         if not isinstance(base_info, dict) or base_info.get("protocol") != wire.PROTOCOL:
-            raise BadInput(f"“{self._name}” is no server of hidden states of this version; check its url.")
+            raise BadInput(f"“{self._name}” is not a hidden states server of this version; check its url.")
         if (served := str(base_info.get("base_sha256"))) != self._sha256:
             raise BadInput(
                 f"The server of hidden states “{self._name}” runs other weights ({served[:12]}…) than this training's "
@@ -246,7 +246,7 @@ class VllmClient(StatesClient):
                 raise ValueError(name)
         except (KeyError, IndexError, TypeError, ValueError):
             raise BadInput(
-                f"vLLM “{self.server.name}” names no file of hidden states.",
+                f"vLLM “{self.server.name}” did not return a hidden states file.",
                 "Start it with extract_hidden_states and ExampleHiddenStatesConnector (docs/training.md).",
             ) from None
         if prompt_ids != ids:

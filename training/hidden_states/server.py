@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from models.base import LoadedBase, load_base, pick_device, training_dtype
-from models.damage import NO_SUMS, BaseChecksums, weights_sum
+from models.damage import UNSAVED, BaseChecksums, weights_sum
 from models.families import unsupported_reason
 from models.logits import check_logits
 from models.runtime.precision import enable_tf32
@@ -223,7 +223,7 @@ def serve(
     threads: int = 0,
     limits: RequestLimits | None = None,
     known: BaseChecksums | None = None,
-    checksum_cache: ChecksumCache = NO_SUMS,
+    checksum_cache: ChecksumCache = UNSAVED,
     on_ready: Callable[[str], Any] = print,
 ) -> None:
     """Serve the base model in `folder` at `address` until stopped; `on_ready` gets a message with the URL."""
@@ -243,14 +243,14 @@ def serve(
 
 
 def load_served_base(
-    folder: str | Path, dtype: str, device: str, known: BaseChecksums | None = None, cache: ChecksumCache = NO_SUMS
+    folder: str | Path, dtype: str, device: str, known: BaseChecksums | None = None, cache: ChecksumCache = UNSAVED
 ) -> tuple[LoadedBase, str]:
     """The base model, checked and packed as for training, and the sha256 of its weights."""
     torch_device = pick_device(device)
     enable_tf32(torch_device)
     base = load_base(folder, training_dtype(dtype, torch_device), str(torch_device), known, cache)
     if reason := unsupported_reason(base.config.to_dict()):
-        raise Unsupported(f"{folder} cannot be trained for: {reason}")
+        raise Unsupported(f"Cannot train a draft for {folder}: {reason}")
     check_logits(base)
     pack_supported(base, head=False)
     return base, weights_sum(Path(folder), cache)

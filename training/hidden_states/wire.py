@@ -78,7 +78,7 @@ def from_bytes(data: bytes) -> HiddenStates:
         tensors = load(data)
         return HiddenStates(tensors["hidden"], tensors["aux"])
     except (SafetensorError, KeyError, ValueError) as error:
-        raise BadInput(f"The answer is no safetensors file with hidden and aux ({error}).") from None
+        raise BadInput(f"The answer is not a safetensors file with hidden and aux ({error}).") from None
 
 
 def check_shapes(states: HiddenStates, request: StatesRequest, hidden_size: int) -> None:

@@ -64,7 +64,7 @@ class GenerateData(Request):
     )
     drop_cut: bool = setting(False, "Skip responses that were cut by the limit.", label="Skip cut responses")
     hidden_states_store: str = setting(
-        "", "Name of a store for hidden states, which trainings of Medusa heads read.", label="Store of hidden states"
+        "", "Name of a store for hidden states, which trainings of Medusa heads read.", label="Hidden states store"
     )
     dataset_id: str = ""
 

@@ -120,9 +120,11 @@ class Train(Request):
         steps = sizes.steps(config, tokens, stored / max(count, 1))
         held_out = stored * min(config.held_out, config.max_held_out / max(count, 1))
         config = config.for_steps(steps if config.epochs or config.max_steps else 0, held_out / config.step_tokens)
-        measured = held_out * (1 + (steps // config.eval_every if config.eval_every else 0))
-        learned = (tokens * 6 * draft.passes + measured * 2 * draft.measured) * draft.multiplied
-        work = forwards + learned + steps * (STEP_OPERATIONS * draft.parameters + FIXED_OPERATIONS)
+        evaluated = held_out * (1 + (steps // config.eval_every if config.eval_every else 0))
+        uses = tokens * 6 * draft.passes_per_step + evaluated * 2 * draft.passes_per_evaluation
+        work = (
+            forwards + uses * draft.active_parameters + steps * (STEP_OPERATIONS * draft.parameters + FIXED_OPERATIONS)
+        )
         states = draft.parameters * 12 * config.keep_last
         logits = 4 * 3 * min(config.batch_tokens, 1024) * vocabulary
         frame_bytes = 2 * 4 * (card.get("vocabulary") or 0) * sizes.hidden(base)  # embeddings and LM head

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from models.base import load_base
-from models.draft_layers import ChainMemory
+from models.draft_layers import ChainBackend
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
-from models.runtime.cache import CacheMemory, KVCache
+from models.runtime.cache import CacheBackend, KVCache
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def new_cache(draft):
 
 def remembered(draft, features, ids, positions, cache, mask=None):
     """One forward whose rows the cache keeps."""
-    out = draft(features, ids, positions, CacheMemory(cache, mask))
+    out = draft(features, ids, positions, CacheBackend(cache, mask))
     cache.stage(features.shape[1])
     cache.commit_all()
     return out
@@ -73,9 +73,9 @@ def test_training_time_test_sees_what_a_drafted_chain_sees(base):
     """Three steps over a whole row equal, at each place t, a prefill of 0…t and two drafted steps from t."""
     draft, steps, n = draft_of("eagle3", base), 3, 8
     ids, features = torch.randint(0, 300, (1, n + steps)), torch.randn(1, n, base.hidden_size)
-    memory, x, unrolled = ChainMemory(), features, []
+    backend, x, unrolled = ChainBackend(), features, []
     for j in range(steps):
-        x = draft(x, ids[:, j : j + n], torch.arange(n)[None] + j, memory)
+        x = draft(x, ids[:, j : j + n], torch.arange(n)[None] + j, backend)
         unrolled.append(x)
     for t in range(n):
         cache = new_cache(draft)

@@ -66,7 +66,7 @@ def test_what_a_graph_replays_equals_the_forward_on_the_rows_in_use(tmp_path, na
     fast.forward.graphs = GraphedForward(fast.forward, capture=False)
     prompt = torch.randint(3, 300, (245,), generator=torch.Generator().manual_seed(2)).tolist()
     shape = shape_from_choices([[0, 0, 0], [0, 1], [1, 0], [1, 1]])
-    fast.cache.reserve(fast.forward.heads.keys, fast.forward.heads.dim, torch.float32, fast_base.device, 1)
+    fast.cache.reserve(fast.forward.heads.num_kv_heads, fast.forward.heads.dim, torch.float32, fast_base.device, 1)
     fast.cache.keys.zero_(), fast.cache.values.zero_()  # as on CUDA: masked rows are multiplied by zero
     near(slow.prefill(prompt, layers=(0, 2)), fast.prefill(prompt, layers=(0, 2)))
     for step in range(3):  # the third tree goes beyond the first bucket

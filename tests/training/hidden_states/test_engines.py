@@ -107,7 +107,7 @@ def test_what_is_no_path_is_no_file(path: Any, run, whole: LoadedBase, tmp_path:
             return status, said | ({"kv_transfer_params": {"hidden_states_path": path}} if "choices" in said else {})
 
         engine.answer = odd
-        with pytest.raises(BadInput, match="names no file of hidden states"):
+        with pytest.raises(BadInput, match="did not return a hidden states file"):
             run(notes, engine, method="medusa")
 
 

@@ -84,7 +84,7 @@ def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
     """The newest undamaged checkpoint of the attempts in `folders`, latest first; damaged ones are logged."""
     state = latest_undamaged_resume_point(folders, lambda message: context.log(message, "warning"))
     if state is None and any(latest_resume_point(folder) for folder in folders):
-        context.log("No whole state is left, so the training starts from the beginning.", "warning")
+        context.log("No intact training state is left, so the training starts from the beginning.", "warning")
     return state
 
 
@@ -93,7 +93,7 @@ def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dic
     context.log("Tuning the tree for the most tokens per second on this machine.")
     dtype = decoding_dtype(context.settings.dtype, device)
     loaded = load_base(base.path, dtype, device, context.base_checksums(base), context.checksum_cache)
-    draft = load_draft(folder, loaded, base.weights_sha256, sums=context.checksum_cache)
+    draft = load_draft(folder, loaded, base.weights_sha256, checksum_cache=context.checksum_cache)
     if not can_be_tuned(draft):
         return {"tuning": ""}
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
