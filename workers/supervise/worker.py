@@ -5,6 +5,7 @@ Its thread pool keeps it responsive while a job runs. On SIGTERM or Ctrl-C it in
 
 import argparse
 import os
+import signal
 import sys
 
 from celery.signals import setup_logging, worker_ready, worker_shutting_down
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, help="jobs at once; default: gpu 1, io 4")
     arguments = parser.parse_args()
     queue, count = arguments.queue, arguments.concurrency or CONCURRENCY[arguments.queue]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until Celery installs its own handler
     set_private_umask()
     settings = load()
     settings.home.mkdir(parents=True, exist_ok=True)  # holds the machine id
