@@ -66,7 +66,7 @@ pictures: install ## the pictures of README and docs, in some minutes
 	@$(BIN)/python -m tests.tools.browser
 	$(BIN)/python -m benchmarks.pictures
 
-audit: install ## known vulnerabilities and licences of what is installed; needs the internet
+audit: install ## known vulnerabilities and licenses of what is installed; needs the internet
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install -q $(PIP_ARGS) pip-audit; } \
 	  || { rm -rf $(AUDIT); echo "make audit: pip-audit cannot be installed here; it needs the internet."; exit 2; }
 	$(BIN)/python -m tests.tools.audit $(AUDIT)/bin/pip-audit

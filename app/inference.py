@@ -10,7 +10,7 @@ from speculoos.settings import Settings
 from tracking import runs
 from tracking.db import writing
 
-DOWN = "The inference server does not answer at {url}; start it with `speculoos up` and send again."
+DOWN = "The inference server does not respond at {url}; start it with `speculoos up` and send again."
 
 
 def start(settings: Settings, run_id: str) -> None:

@@ -50,7 +50,7 @@ VARIABLES = {
         error_text_color
     """,
 }
-"""Design token → the theme variables that have its colour, in light and dark; others follow from these."""
+"""Design token → the theme variables that have its color, in light and dark; others follow from these."""
 PLAIN = {
     "block_label_text_weight": "500",
     "block_title_text_weight": "550",
@@ -72,7 +72,7 @@ PLAIN = {
 
 
 def theme() -> gr.themes.Base:
-    """The theme: design tokens as colours, system fonts, small text."""
+    """The theme: design tokens as colors, system fonts, small text."""
     base = gr.themes.Base(text_size=sizes.text_sm, radius_size=sizes.radius_md, font=SANS, font_mono=MONO)
     values = {name: f"var(--sp-{token})" for token, names in VARIABLES.items() for name in names.split()}
     dark = {f"{name}_dark": value for name, value in values.items() if hasattr(base, f"{name}_dark")}

@@ -5,7 +5,7 @@
 Every contender of `benchmarks.training` trains on the same conversations with the starter's answers in the same steps,
 with the same AdamW, learning rate and schedule, three unrolled steps, full vocabulary and the base model's LM head.
 Then each draft's tensors are loaded into our module and evaluated on held-out conversations in fp32: top-1 by depth and
-mean accepted length of a greedy chain of three (`training.acceptance`). Only initialisation and loss differ.
+mean accepted length of a greedy chain of three (`training.acceptance`). Only initialization and loss differ.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ from models.methods import train_config
 from models.starter import starter_path
 from speculoos.errors import BadInput
 from training.acceptance import measure_acceptance
-from training.batches import TokenisedConversation, collate, make_batches
+from training.batches import TokenizedConversation, collate, make_batches
 from training.eagle3 import Eagle3Method
 from training.setup import lr_factor
 
@@ -50,7 +50,7 @@ def trained(contenders: Sequence[Contender], plan: BenchmarkPlan, out: Path) -> 
 
 
 @torch.no_grad()
-def judged(base: Any, weights: Path, rows: list[TokenisedConversation]) -> dict[str, Any]:
+def judged(base: Any, weights: Path, rows: list[TokenizedConversation]) -> dict[str, Any]:
     """Top-1 by depth and mean accepted length of a greedy chain with these weights on held-out conversations."""
     draft = Eagle3Draft.from_base(base)
     missing, unexpected = draft.load_state_dict(load_file(weights), strict=False)

@@ -66,7 +66,7 @@ def scroll_to(page: Page, selector: str) -> None:
 
 
 def shoot(page: Page, file: Path) -> None:
-    """Write a screenshot of the window as a PNG with 256 colours, a third of the size."""
+    """Write a screenshot of the window as a PNG with 256 colors, a third of the size."""
     data = page.screenshot(animations="disabled", caret="hide")
     image = Image.open(BytesIO(data)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     file.parent.mkdir(parents=True, exist_ok=True)

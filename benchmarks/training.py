@@ -40,7 +40,7 @@ from models.base import load_tokenizer, read_eos_ids
 from models.starter import starter_path
 from speculoos.errors import Unavailable
 from speculoos.settings import PROJECT_ROOT
-from training.batches import TokenisedConversation, epoch_order, load_conversations, make_batches
+from training.batches import TokenizedConversation, epoch_order, load_conversations, make_batches
 
 PEERS = {"modelopt": ("eagle3", "medusa"), "speculators": ("eagle3",)}
 """Draft methods that each compared library can train."""
@@ -60,11 +60,11 @@ CONVERSATIONS, BATCH_TOKENS, LONGEST = 64, 1024, 512
 class BenchmarkPlan:
     """`rows`: conversations; `steps`: lists of row indices, one micro-batch and optimizer step each."""
 
-    rows: list[TokenisedConversation]
+    rows: list[TokenizedConversation]
     steps: list[list[int]]
 
     @classmethod
-    def make(cls, rows: list[TokenisedConversation], batch_tokens: int, epochs: int) -> "BenchmarkPlan":
+    def make(cls, rows: list[TokenizedConversation], batch_tokens: int, epochs: int) -> "BenchmarkPlan":
         """Batch rows of similar length, as in our training loop; shuffle the steps each epoch."""
         groups = make_batches(rows, batch_tokens, 0)
         orders = [epoch_order(len(groups), epoch, 0) for epoch in range(epochs)]
@@ -83,8 +83,8 @@ class BenchmarkPlan:
         return {**counts, "steps": len(self.steps), "padding": padding, "settings": SETTINGS}
 
 
-def conversations(data: Path) -> list[TokenisedConversation]:
-    """The data set's conversations, tokenised, masked and truncated for the starter."""
+def conversations(data: Path) -> list[TokenizedConversation]:
+    """The data set's conversations, tokenized, masked and truncated for the starter."""
     tokenizer = load_tokenizer(starter_path())
     return load_conversations(data, tokenizer, LONGEST, eos_ids=sorted(read_eos_ids(starter_path(), tokenizer)))[0]
 

@@ -60,12 +60,12 @@ def read_answered(
 
     def parse(line: int, record: dict[str, Any]) -> ImportedRow:
         row = parse_answered(line, record)
-        return _tokenised(row, masking) if masking else row
+        return _tokenized(row, masking) if masking else row
 
     return parsed_rows(files, parse, ANSWERED_FIELDS, limit, max_rows, mapping)
 
 
-def _tokenised(row: ImportedRow, masking: Masking) -> ImportedRow:
+def _tokenized(row: ImportedRow, masking: Masking) -> ImportedRow:
     try:
         masked = masking(row.to_json())
     except BadInput as error:
@@ -116,7 +116,7 @@ def _tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    """A tool call with its arguments as an object, since templates serialise them to JSON."""
+    """A tool call with its arguments as an object, since templates serialize them to JSON."""
     if not isinstance(call, dict):
         raise BadRecord(f"{where}: expected a tool call, found {kind_of(call)}")
     function = call.get("function") if isinstance(call.get("function"), dict) else call

@@ -12,7 +12,7 @@ from corpus.shards import count_rows, read_rows, write_summary
 KIND_FAILED, EMPTY, CUT = "failed", "empty", "cut"
 """Kinds of omitted rows."""
 EXACT, TEXT = "exact", "text alone"
-"""Label sources of a row: its token ids, or its text, which is tokenised for training."""
+"""Label sources of a row: its token ids, or its text, which is tokenized for training."""
 MAX_NAMED_ROWS = 50
 """Maximum omitted rows of one kind named in the log; all are counted."""
 

@@ -145,7 +145,7 @@ class EndpointPool:
             if server.token_id_fields is None:
                 server.token_id_fields = _probe_token_id_fields(server, self._probe)
                 if not server.token_id_fields:
-                    self._log(f"{server.label} sends no token ids; its answers are tokenised for training.", "warning")
+                    self._log(f"{server.label} sends no token ids; its answers are tokenized for training.", "warning")
             return server.token_id_fields
 
     def _check_patience(self, now: float) -> None:

@@ -212,7 +212,7 @@ class _RemoteRun:
         label_source = row.conversation_tokens.label_source if row.conversation_tokens else TEXT
         self.labels[label_source] += 1
         if label_source in LABEL_PROBLEMS and self.labels[label_source] == 1:
-            message = f"{LABEL_PROBLEMS[label_source]}; such rows are counted, and tokenised from their text."
+            message = f"{LABEL_PROBLEMS[label_source]}; such rows are counted, and tokenized from their text."
             self.reporter.log(f"{row.conversation.id}: {message}", "warning")
 
     def _failed(self, row: Conversation, error: Exception) -> None:

@@ -1,6 +1,6 @@
 """Import a file of prompts or of answered conversations into a data set folder, with a report of all omitted rows.
 
-Answered conversations are rendered, tokenised and masked with the base's chat template; their report includes lengths
+Answered conversations are rendered, tokenized and masked with the base's chat template; their report includes lengths
 and the coverage of draft vocabularies.
 """
 

@@ -1,5 +1,5 @@
 """Exact labels of answers from an endpoint: the token ids it returns, verified with the tokenizer of the base that it
-serves. Invalid ids are counted and dropped; such a row keeps its text, which is tokenised for training."""
+serves. Invalid ids are counted and dropped; such a row keeps its text, which is tokenized for training."""
 
 import threading
 from collections.abc import Collection
@@ -29,7 +29,7 @@ class ServedBase:
     base_sha256: str = ""
     tokenizer_sha256: str = ""
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
-    """Serialises access to the tokenizer, since not every tokenizer is thread-safe."""
+    """Serializes access to the tokenizer, since not every tokenizer is thread-safe."""
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         """The prompt's ids. Raises BadInput or Unsupported for messages that the template rejects."""

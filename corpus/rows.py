@@ -63,7 +63,7 @@ class BadRow:
 @dataclass(frozen=True, slots=True)
 class ImportedRow:
     """A prompt, with `reference` answers ("" if none) to its user turns, or an answered conversation, with the `finish`
-    of each answer, "length" (truncated) or "stop", and its tokens once it is tokenised."""
+    of each answer, "length" (truncated) or "stop", and its tokens once it is tokenized."""
 
     line: int
     messages: list[Message]

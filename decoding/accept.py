@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from decoding.config import GenerateConfig
-from decoding.sampling import LogitsWarper, draw, normalised
+from decoding.sampling import LogitsWarper, draw, normalized
 from decoding.tree import DraftTree, TreeShape
 from models.runtime.interface import ForwardOutput
 
@@ -69,12 +69,12 @@ def accept_lossless(
     bonus token.
 
     Children are tried in order with the residual distribution p of the children rejected before. A deterministic child
-    x counts as q(x) = 1: accept with p(x), else p(x) = 0 and renormalise. A child sampled from q: accept with min(1,
-    p(x)/q(x)), else p = norm(max(p - q, 0)) and, as siblings are drawn without replacement, q(x) = 0 and renormalise.
+    x counts as q(x) = 1: accept with p(x), else p(x) = 0 and renormalize. A child sampled from q: accept with min(1,
+    p(x)/q(x)), else p = norm(max(p - q, 0)) and, as siblings are drawn without replacement, q(x) = 0 and renormalize.
     Sources: Leviathan et al. 2023, appendix A.1; SpecInfer (Miao et al. 2024), multi-step speculative sampling, with
     the without-replacement form of Jeon et al. 2024.
 
-    On a CPU, nodes that no tree reaches are skipped; on a GPU this would need a synchronisation at every node.
+    On a CPU, nodes that no tree reaches are skipped; on a GPU this would need a synchronization at every node.
     """
     on_cpu = _is_cpu(tokens.device)
     current = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
@@ -89,7 +89,7 @@ def accept_lossless(
             residual_q[parent] = q
         mass = residual.sum(dim=-1)
         accepted = active & ((uniforms[:, node] < accept_ratio) | (mass <= 0))
-        p = torch.where((active & ~accepted)[:, None], normalised(residual), p)
+        p = torch.where((active & ~accepted)[:, None], normalized(residual), p)
         if not on_cpu or accepted.any():
             current = torch.where(accepted, node, current)
             p = torch.where(accepted[:, None], probs_after(current), p)
@@ -107,7 +107,7 @@ def _try_child(
     if q is None:
         return p.gather(1, token)[:, 0], p.scatter(1, token, 0.0), None
     accept_ratio = (p.gather(1, token) / q.gather(1, token))[:, 0]
-    return accept_ratio, (p - q).clamp_min(0.0), normalised(q.scatter(1, token, 0.0))
+    return accept_ratio, (p - q).clamp_min(0.0), normalized(q.scatter(1, token, 0.0))
 
 
 class LosslessRule:
@@ -185,4 +185,4 @@ class TypicalRule:
         typical = probs.masked_fill(probs <= typical_threshold(probs, self.epsilon, self.alpha), 0.0)
         typical[probs.argmax()] = probs.max()
         uniform = torch.rand((), generator=self.generator, dtype=torch.float64)
-        return int(draw(normalised(typical), uniform.to(typical.device)))
+        return int(draw(normalized(typical), uniform.to(typical.device)))

@@ -28,10 +28,10 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     outside = ordered.cumsum(dim=-1) - ordered >= top_p  # the tokens before have enough mass
     outside[..., 0] = False
     nucleus = probs.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
-    return normalised(nucleus)
+    return normalized(nucleus)
 
 
-def normalised(weights: torch.Tensor) -> torch.Tensor:
+def normalized(weights: torch.Tensor) -> torch.Tensor:
     """Weights [..., V] divided by their sum; weights that are all zero stay zero."""
     return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 

@@ -64,7 +64,7 @@ class ReplayResult:
 
 
 def ids_of(recording: Recording, tokenizer: Any, eos_ids: frozenset[int]) -> tuple[list[int], list[int]]:
-    """(prompt, output) as token ids: recorded ids, else texts tokenised (and, unless the prompt is raw, rendered with
+    """(prompt, output) as token ids: recorded ids, else texts tokenized (and, unless the prompt is raw, rendered with
     the chat template), with the end-of-turn token if the output was not truncated."""
     text = recording.messages[-1]["content"] if recording.raw else ""
     prompt = recording.prompt_ids

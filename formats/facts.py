@@ -1,4 +1,4 @@
-"""Facts for a model card that are not in the checkpoint's files, such as the base model's licence. No torch."""
+"""Facts for a model card that are not in the checkpoint's files, such as the base model's license. No torch."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from models.starter import STARTER_HUB_ID
 @dataclass(frozen=True)
 class CardFacts:
     """Facts about the base model. `location` is the hub id or folder that servers load; for the starter, the hub id of
-    the model that the starter is a quantised copy of."""
+    the model that the starter is a quantized copy of."""
 
     name: str
     location: str

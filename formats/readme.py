@@ -21,9 +21,9 @@ from speculoos.markdown import (
 
 MACHINE_SETTINGS = ("draft_path", "device")
 """Settings that describe the machine, not the draft."""
-LICENCE = (
+LICENSE = (
     "The draft was trained on responses and hidden states of the base model and may contain parts of it (its lm_head "
-    "is initialised from the base model's): the base model's licence applies to it. Prompts and responses used for "
+    "is initialized from the base model's): the base model's license applies to it. Prompts and responses used for "
     "training may have their own terms."
 )
 
@@ -74,8 +74,8 @@ def readme(
                 "Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}
             ),
             *(["## Notes\n", block_quotation(training["notes"]) + "\n"] if training.get("notes") else []),
-            "## Licence\n",
-            f"Licence of the base model: {escape_text(facts.licence or 'not recorded')}. {LICENCE}\n",
+            "## License\n",
+            f"License of the base model: {escape_text(facts.licence or 'not recorded')}. {LICENSE}\n",
             "Check the files with `sha256sum -c SHA256SUMS`; `validation.json` contains the full report.",
             "",
         ]
@@ -92,7 +92,7 @@ def _folders(facts: CardFacts, folder: str) -> str:
     if facts.source != "starter":
         return note
     return note + (
-        f"\nThe draft was trained with a quantised copy of {code_span(facts.location)}; with that model itself "
+        f"\nThe draft was trained with a quantized copy of {code_span(facts.location)}; with that model itself "
         "slightly fewer draft tokens may be accepted.\n"
     )
 

@@ -33,7 +33,7 @@ def eagle_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Expo
 
 
 def eagle_sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
-    """SGLang's `fc` has a bias, uninitialised if it is not in the file: a draft without a bias gets a bias of zeros."""
+    """SGLang's `fc` has a bias, uninitialized if it is not in the file: a draft without a bias gets a bias of zeros."""
     plan = eagle_vllm(checkpoint, base, facts)
     dtype, size = checkpoint.written_type, checkpoint.hidden_size
     zeros = [] if "fc.bias" in checkpoint.tensors else [constant("fc.bias", dtype, (size,), bytes(SIZES[dtype] * size))]
@@ -150,7 +150,7 @@ def medusa_trtllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> E
 
 def medusa_medusa(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """`{h}.{l}.linear` and `{h}.{L}`. No `model_type`: the repository would read the config as the base model's. No
-    `architectures`: TGI would not recognise the folder as Medusa heads."""
+    `architectures`: TGI would not recognize the folder as Medusa heads."""
     count, last = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
     config = {
         "base_model_name_or_path": facts.location,

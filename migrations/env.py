@@ -14,7 +14,7 @@ from tracking.tables import Table, UtcDateTime
 from tracking.values import Json
 
 UPGRADE_LOCK = 8_364_512_077
-"""Key of the advisory lock that serialises upgrades on PostgreSQL; SQLite's write lock does the same."""
+"""Key of the advisory lock that serializes upgrades on PostgreSQL; SQLite's write lock does the same."""
 
 
 def render_item(kind: str, item: object, _context: object) -> str | bool:

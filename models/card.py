@@ -14,13 +14,13 @@ from models.untrusted import check_sizes, read_safe_config
 from speculoos.checksums import ChecksumCache, file_sha256
 
 KV_TOKENS = 2048
-LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
+LICENSE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
 
 
 def make_card(folder: str | Path, *, licence: str = "", cache: ChecksumCache = UNSAVED) -> dict[str, Any]:
     """Card of a Hugging Face folder. `licence` overrides the one in its README; `cache` caches the weights' checksum.
     Raises BadInput when the folder has no config or no safetensors, or they do not match; Unsupported when its weights
-    are quantised."""
+    are quantized."""
     folder = Path(folder)
     config = read_safe_config(folder)
     text = config.get("text_config") or config
@@ -81,5 +81,5 @@ def _dtype(entries: list[identity.TensorEntry]) -> str:
 def read_licence(folder: Path) -> str:
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.is_file() else ""
-    match = LICENCE_LINE.search(text)
+    match = LICENSE_LINE.search(text)
     return match.group(1) if match else ""

@@ -177,7 +177,7 @@ def _card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
     method, base = config["speculoos_method"], config.get("base") or "unknown"
     training = config.get("training", {})
     starter = config.get("base_sha256") == STARTER_WEIGHTS_SUM
-    copy = f" (a quantised copy of {code_span(STARTER_HUB_ID)})" if starter else ""
+    copy = f" (a quantized copy of {code_span(STARTER_HUB_ID)})" if starter else ""
     return "\n".join(
         [
             "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + yaml_scalar(method) + "\n---",
@@ -185,7 +185,7 @@ def _card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             f"{parameters:,} stored parameters, {config.get('dtype')}, {size_bytes / 1e6:.1f} MB.\n",
             f"Base model: {code_span(base)}{copy}, "
             f"sha256 of its weights {code_span(config.get('base_sha256') or 'not recorded')}. "
-            "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
+            "With another base, or another quantization of it, fewer draft tokens are accepted.\n",
             "The base verifies every draft token, so its greedy output does not change.\n",
             *markdown_section("Source", training.get("source")),
             *markdown_section("Data", training.get("dataset")),

@@ -206,7 +206,7 @@ def causal_mask(n: int, total: int, device: torch.device) -> Tensor:
 
 
 def init_weights(module: nn.Module) -> None:
-    """Initialise linear layers from N(0, 0.02²), as in Llama; norms stay at one."""
+    """Initialize linear layers from N(0, 0.02²), as in Llama; norms stay at one."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, 0.0, 0.02)

@@ -130,7 +130,7 @@ class Eagle3Draft(SharedBaseModules):
         cls, base: Any, draft_ids: Tensor | None = None, feature_rms: Tensor | None = None, **options: Any
     ) -> "Eagle3Draft":
         """A new draft; `draft_ids` (sorted token ids of the base) is its vocabulary, all tokens by default. Its head is
-        a plain linear layer initialised with the base's rows of those tokens, times the base's logit scale, and the
+        a plain linear layer initialized with the base's rows of those tokens, times the base's logit scale, and the
         base's bias (a logit cap is left out, since inference servers have none for drafts); its final norm starts at
         NORM_START times the base's. `feature_rms` [3H] is the RMS of each fused channel (`scale_features`). `options`
         are fields of Eagle3Config."""

@@ -78,7 +78,7 @@ def fetch_base(
         return path, check_folder(path, location, reporter, cache)
     with new_folder(folder, replace=True) as building:
         if source == "gguf":
-            reporter.log(f"De-quantising {path.name} …")
+            reporter.log(f"De-quantizing {path.name} …")
             licence = trial.convert(path, building).get("license", "")
             card = check_folder(building, path.name, reporter) | {"licence": licence}
         else:

@@ -195,7 +195,7 @@ def with_hub_errors(repo: str, work: Callable[[], Result], noun: str = "model") 
     except SpeculoosError:
         raise
     except errors.GatedRepoError:
-        raise Unavailable(f"{repo} is gated: accept its licence on the hub, then set HF_TOKEN to your token.") from None
+        raise Unavailable(f"{repo} is gated: accept its license on the hub, then set HF_TOKEN to your token.") from None
     except errors.RevisionNotFoundError:
         raise NotFound(f"{repo} has no such revision.") from None
     except errors.RepositoryNotFoundError:

@@ -46,7 +46,7 @@ class MedusaConfig:
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(Wx + b). W and b are initialised to zero, so that a new block is the identity."""
+    """x + SiLU(Wx + b). W and b are initialized to zero, so that a new block is the identity."""
 
     def __init__(self, hidden_size: int):
         super().__init__()

@@ -32,7 +32,7 @@ def convert(file: Path, target: Path, tied: bool = False) -> None:
         tensors = _without_tied_head(tensors)
     try:
         save_file(_separate(tensors), target, metadata={"format": "pt"})
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:  # for example sparse or quantised tensors
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:  # for example sparse or quantized tensors
         raise BadInput(f"{file.name}: its tensors cannot be written as safetensors ({_first_line(error)}).") from None
 
 

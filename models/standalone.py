@@ -51,7 +51,7 @@ class StandaloneDraft(nn.Module):
 
         if isinstance(base, HeadOnlyBase) and not random:
             raise Unsupported(
-                "hidden_states: a standalone draft is initialised from the base's layers, which another server runs; "
+                "hidden_states: a standalone draft is initialized from the base's layers, which another server runs; "
                 "set draft_path, set draft_init to random, or leave hidden_states empty."
             )
         layers = evenly_spaced_layers(base.num_layers, num_layers)

@@ -88,7 +88,7 @@ def generate(folder: str, dtype: str, memory: int) -> int:
 
 
 def convert_gguf(file: str | Path, folder: str | Path, memory: int | None = None) -> dict[str, str]:
-    """De-quantise `file` into `folder` (which must exist): weights, config, generation config, tokenizer. Weights are
+    """De-quantize `file` into `folder` (which must exist): weights, config, generation config, tokenizer. Weights are
     float32, or bfloat16 above two billion parameters. Returns the file's `general.*` metadata (name, license, …).
     Raises BadInput for a damaged file, Unsupported for an architecture without a loader. Without `memory`, the file is
     trusted."""
@@ -111,7 +111,7 @@ def convert_gguf(file: str | Path, folder: str | Path, memory: int | None = None
     except (ValueError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Unsupported(f"{file.name}: this GGUF file cannot be converted ({reason}).") from None
-    _save_unquantised(model, tokenizer, Path(folder))
+    _save_unquantized(model, tokenizer, Path(folder))
     return {
         name.removeprefix("general."): str(field.contents())
         for name, field in reader.fields.items()
@@ -119,8 +119,8 @@ def convert_gguf(file: str | Path, folder: str | Path, memory: int | None = None
     }
 
 
-def _save_unquantised(model: Any, tokenizer: Any, folder: Path) -> None:
-    """save_pretrained rejects a model with a quantisation config, so its tensors move to a new model without one."""
+def _save_unquantized(model: Any, tokenizer: Any, folder: Path) -> None:
+    """save_pretrained rejects a model with a quantization config, so its tensors move to a new model without one."""
     plain = model.config.to_dict()
     plain.pop("quantization_config", None)
     plain.pop("_name_or_path", None)

@@ -28,8 +28,8 @@ UNSAFE_KEYS = frozenset(
     }
 )
 """Keys that make transformers run or fetch code, read other files, or change how it computes."""
-QUANTISED_KEYS = ("quantization_config", "compression_config")
-QUANTISED_TENSORS = (".qweight", ".qzeros", ".weight_packed", ".absmax")
+QUANTIZED_KEYS = ("quantization_config", "compression_config")
+QUANTIZED_TENSORS = (".qweight", ".qzeros", ".weight_packed", ".absmax")
 WIDTHS = (
     *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "d_ff"),
     *("moe_intermediate_size", "shared_expert_intermediate_size", "num_attention_heads", "n_head"),
@@ -43,14 +43,14 @@ MEMORY_DISK = Path("/dev/shm")
 
 
 def read_safe_config(folder: str | Path) -> dict[str, Any]:
-    """config.json without unsafe keys. Raises BadInput for an invalid config, Unsupported for quantised weights."""
+    """config.json without unsafe keys. Raises BadInput for an invalid config, Unsupported for quantized weights."""
     path = Path(folder) / "config.json"
     config = identity.read_json(path)
     if not config:
         raise BadInput(f"{folder}: no config.json with a model_type, so this is not a Hugging Face model folder.")
     _check_types(config, path)
-    if quantised := _quantised(config):
-        raise _quantised_error(path, quantised)
+    if quantized := _quantized(config):
+        raise _quantized_error(path, quantized)
     return without_unsafe_keys(config)
 
 
@@ -63,10 +63,10 @@ def without_unsafe_keys(value: Any) -> Any:
 
 def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[TensorEntry]) -> None:
     """Raise BadInput when config.json has larger sizes than the weights, for which transformers would allocate memory.
-    Raises Unsupported for tensors of a quantised model."""
+    Raises Unsupported for tensors of a quantized model."""
     path = Path(folder) / "config.json"
-    if packed := next((entry for entry in tensors if entry.name.endswith(QUANTISED_TENSORS)), None):
-        raise _quantised_error(path, packed.name)
+    if packed := next((entry for entry in tensors if entry.name.endswith(QUANTIZED_TENSORS)), None):
+        raise _quantized_error(path, packed.name)
     widest = max((size for entry in tensors for size in entry.shape), default=0)
     limits = {
         **dict.fromkeys(WIDTHS, widest),
@@ -141,18 +141,18 @@ def _numbers(config: dict[str, Any], prefix: str, path: Path) -> Iterator[tuple[
                 yield name, number
 
 
-def _quantised(config: dict[str, Any]) -> str:
+def _quantized(config: dict[str, Any]) -> str:
     for key, value in config.items():
-        if key in QUANTISED_KEYS and value:
+        if key in QUANTIZED_KEYS and value:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
             return str(method or key)[:40]
-        if isinstance(value, dict) and (inner := _quantised(value)):
+        if isinstance(value, dict) and (inner := _quantized(value)):
             return inner
     return ""
 
 
-def _quantised_error(path: Path, method: str) -> Unsupported:
+def _quantized_error(path: Path, method: str) -> Unsupported:
     return Unsupported(
-        f"{path}: its weights are quantised ({method}), which is not supported; "
-        "fetch the unquantised model, or a GGUF file of it, which is de-quantised."
+        f"{path}: its weights are quantized ({method}), which is not supported; "
+        "fetch the unquantized model, or a GGUF file of it, which is de-quantized."
     )

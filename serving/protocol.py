@@ -104,7 +104,7 @@ class GenerationRequest(BaseModel):
     @field_validator("stop")
     @classmethod
     def _stops(cls, stop: str | list[str] | None) -> list[str]:
-        """Normalise None, a string or a list to a list. An empty stop string would match at once."""
+        """Normalize None, a string or a list to a list. An empty stop string would match at once."""
         stops = [stop] if isinstance(stop, str) else list(stop or [])
         if len(stops) > MAX_STOPS or any(not s for s in stops):
             raise ValueError(f"expected up to {MAX_STOPS} strings, none of them empty")

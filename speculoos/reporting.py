@@ -27,7 +27,7 @@ class Reporter(Protocol):
         """Write one line to the job's log; `level` is info, warning or error."""
 
     def sample(self, step: int, record: dict[str, Any]) -> None:
-        """Store a JSON-serialisable record with the run, such as a coloured sample generation."""
+        """Store a JSON-serializable record with the run, such as a colored sample generation."""
 
     def keep(self) -> bool:
         """Store all reports so far; returns whether that succeeded. Called before a checkpoint for resuming is saved:

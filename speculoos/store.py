@@ -26,7 +26,7 @@ from speculoos.faults import disk_full
 from speculoos.files import new_file, new_path
 
 KEY_FILE = ".stored"
-"""File in a synchronised local folder that holds its key; if the key matches, the store is not accessed."""
+"""File in a synchronized local folder that holds its key; if the key matches, the store is not accessed."""
 LOCAL = ("parts",)
 """Subfolders that are not uploaded, besides training checkpoints (`state-…`) and names that start with a dot."""
 Checksum = Callable[[Path], str]

@@ -19,7 +19,7 @@ RETENTION = {
     "keep_logs_days": "Logs of ended jobs, days",
     "keep_uploads_days": "Uploads, days",
     "keep_exports_days": "Downloads, days",
-    "keep_states_days": "States of failed trainings, days",
+    "keep_states_days": "States of failed training runs, days",
     "keep_copies": "Copies of the database",
 }
 

@@ -18,14 +18,14 @@ from models.identity import read_json
 from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
-from training.tokenising import tokenise_dataset
+from training.tokenizing import tokenize_dataset
 
 COUNTED_TOGETHER = 512  # conversations per call of bincount, which fills a table of the vocabulary's size each time
 HINT = "generate the data with this base, or train the base the data was made with."
 
 
 @dataclass(frozen=True, eq=False)
-class TokenisedConversation:
+class TokenizedConversation:
     """One conversation: `token_ids` int32 [n], `mask` bool [n] (True: written by the base model, in the loss)."""
 
     id: str
@@ -87,12 +87,12 @@ def load_conversations(
     eos_ids: Sequence[int] = (),
     tokenizer_sha256: str = "",
     reporter: Reporter | None = None,
-) -> tuple[list[TokenisedConversation], DataStats]:
+) -> tuple[list[TokenizedConversation], DataStats]:
     """All usable conversations, truncated to `max_length` tokens and memory-mapped, and their statistics. Raises
     BadInput when the data's token ids come from another tokenizer, or when no conversation is usable."""
     data_tokenizer = read_json(Path(folder) / "dataset.json").get("tokenizer_sha256", "")
     other_tokenizer = bool(data_tokenizer and tokenizer_sha256 and data_tokenizer != tokenizer_sha256)
-    result = tokenise_dataset(folder, tokenizer, eos_ids, reporter)
+    result = tokenize_dataset(folder, tokenizer, eos_ids, reporter)
     stats, conversations = DataStats(), []
     for tokens in result.read():
         if tokens.largest_id >= 0 and other_tokenizer:
@@ -113,8 +113,8 @@ def load_conversations(
 
 
 def split_held_out(
-    conversations: Sequence[TokenisedConversation], fraction: float, max_groups: int, seed: int
-) -> tuple[list[TokenisedConversation], list[TokenisedConversation]]:
+    conversations: Sequence[TokenizedConversation], fraction: float, max_groups: int, seed: int
+) -> tuple[list[TokenizedConversation], list[TokenizedConversation]]:
     """(training, held out), split by prompt; one at least is held out if there are two. Independent of the order."""
     groups = sorted({c.group for c in conversations}, key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
     count = min(round(len(groups) * fraction), max_groups, len(groups) - 1)
@@ -124,7 +124,7 @@ def split_held_out(
     return [c for c in conversations if c.group not in held_out], [c for c in conversations if c.group in held_out]
 
 
-def make_batches(conversations: Sequence[TokenisedConversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
+def make_batches(conversations: Sequence[TokenizedConversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
     """Indices grouped by length with rows × longest ≤ batch_tokens (or one row). The seed shuffles ties."""
     rng = random.Random(seed)
     order = sorted(range(len(conversations)), key=lambda i: (len(conversations[i]), rng.random()))
@@ -144,7 +144,7 @@ def epoch_order(count: int, epoch: int, seed: int) -> list[int]:
     return order
 
 
-def collate(conversations: Sequence[TokenisedConversation], index: int = 0) -> Batch:
+def collate(conversations: Sequence[TokenizedConversation], index: int = 0) -> Batch:
     """Right-pad rows to one Batch. Padding may be any id: it is not in the loss and never attended to."""
     lengths = torch.tensor([len(c) for c in conversations])
     shape = (len(conversations), int(lengths.max()))
@@ -157,7 +157,7 @@ def collate(conversations: Sequence[TokenisedConversation], index: int = 0) -> B
 
 def make_conversation(
     ids: Tensor, mask: Tensor, info: Mapping[str, str], max_length: int, stats: DataStats
-) -> TokenisedConversation | None:
+) -> TokenizedConversation | None:
     """A row as a conversation truncated to `max_length`, counted in `stats`; None when no token is in the loss."""
     if bool(mask.all()):
         stats.dropped["every token counts, so there is no prompt"] += 1
@@ -173,11 +173,11 @@ def make_conversation(
     stats.tokens += len(ids)
     stats.loss_tokens += counted
     stats.mask_sources[info["mask_source"]] += 1
-    return TokenisedConversation(info["id"], ids, mask, info["group"], info["category"])
+    return TokenizedConversation(info["id"], ids, mask, info["group"], info["category"])
 
 
 def choose_vocabulary(
-    conversations: Sequence[TokenisedConversation], config: TrainConfig, base: Any
+    conversations: Sequence[TokenizedConversation], config: TrainConfig, base: Any
 ) -> tuple[Tensor, str]:
     """Ascending token ids, int64 [size], and a sentence on their coverage. Ends of turn are always included."""
     vocab_size = base.vocab_size

@@ -25,7 +25,7 @@ from models.methods.settings import TrainConfig, max_length_error
 from models.starter import installed
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.files import new_folder
-from training.batches import Batch, DataStats, TokenisedConversation, collate, make_conversation
+from training.batches import Batch, DataStats, TokenizedConversation, collate, make_conversation
 from training.masks import mask_conversation
 from training.method import make_method
 from training.samples import ModelAnswer, copy_as_loaded, draft_answer
@@ -37,7 +37,7 @@ METHOD_PREFIX = "method."  # prefix of names in this module's state dict; a chec
 
 def conversations_from(
     rows: Iterable[Mapping[str, Any]], base: LoadedBase, max_length: int | None = None
-) -> list[TokenisedConversation]:
+) -> list[TokenizedConversation]:
     """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations, truncated to `max_length` tokens
     (default: 2048, or the base's maximum if smaller). Raises BadInput for a bad row, or a length above the maximum."""
     if max_length is not None and max_length > base.max_length:
@@ -52,14 +52,14 @@ def conversations_from(
     return [conversation for conversation in conversations if conversation]
 
 
-def collate_rows(rows: Sequence[TokenisedConversation]) -> dict[str, Tensor]:
+def collate_rows(rows: Sequence[TokenizedConversation]) -> dict[str, Tensor]:
     """A data collator: padded `input_ids`, `mask` [B, L] and `lengths` [B]."""
     batch = collate(rows)
     return {"input_ids": batch.input_ids, "mask": batch.mask, "lengths": batch.lengths}
 
 
 def convert(
-    base: LoadedBase, method: str, conversations: Sequence[TokenisedConversation] = (), **settings: Any
+    base: LoadedBase, method: str, conversations: Sequence[TokenizedConversation] = (), **settings: Any
 ) -> "TrainableDraft":
     """A new, trainable draft for `base`; a draft vocabulary is counted over `conversations`."""
     return TrainableDraft(base, train_config(method, **settings), conversations)
@@ -68,7 +68,7 @@ def convert(
 def load(
     folder: str | Path,
     base: LoadedBase | None = None,
-    conversations: Sequence[TokenisedConversation] = (),
+    conversations: Sequence[TokenizedConversation] = (),
     device: str = "auto",
 ) -> "TrainableDraft":
     """Restore a draft written by `TrainableDraft.save` or `Trainer.save_model`, or any other checkpoint. `base`
@@ -93,7 +93,7 @@ class TrainableDraft(PreTrainedModel):
         self,
         base: LoadedBase,
         config: TrainConfig,
-        conversations: Sequence[TokenisedConversation] = (),
+        conversations: Sequence[TokenizedConversation] = (),
         folder: str | Path = "",
     ):
         super().__init__(PreTrainedConfig())

@@ -10,7 +10,7 @@ step j reads its own step j−1 output at t and token t+1+j and is trained on p[
     4   c[4], token 5 → token 6    –                          –
 
 Step j counts at t when tokens t+1 … t+2+j are in one answer and the base's top token after t+1+j is in the draft
-vocabulary. Loss: Σ_j ttt_decay^j · (Σ −Σ p log q) / count_j, p restricted to the draft vocabulary and renormalised.
+vocabulary. Loss: Σ_j ttt_decay^j · (Σ −Σ p log q) / count_j, p restricted to the draft vocabulary and renormalized.
 (The reference implementation divides by all positions instead of the counted ones.)
 """
 
@@ -27,7 +27,7 @@ from models.logits import Head
 from models.methods.settings import TrainConfig
 from models.runtime.argmax import argmax
 from speculoos.errors import BadInput
-from training.batches import Batch, TokenisedConversation, choose_vocabulary
+from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
@@ -47,7 +47,7 @@ class Eagle3Method(nn.Module):
         config: TrainConfig,
         base: Any,
         draft: Eagle3Draft | None = None,
-        conversations: Sequence[TokenisedConversation] = (),
+        conversations: Sequence[TokenizedConversation] = (),
     ):
         super().__init__()
         self._base = (base,)
@@ -159,7 +159,7 @@ def target_positions(mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[TokenisedConversation]) -> Tensor | None:
+def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[TokenizedConversation]) -> Tensor | None:
     """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any. A row's
     first token is excluded: in many models it is an attention sink with a norm of thousands."""
     total, count = torch.zeros(()), 0

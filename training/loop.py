@@ -371,7 +371,7 @@ class Trainer:
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataStats]:
         config, eos_ids, sha256 = self.config, sorted(base.eos_ids), tokenizer_sha256(base_path)
         folders = [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path
-        with self.accelerator.main_process_first():  # it tokenises and caches, the others read
+        with self.accelerator.main_process_first():  # it tokenizes and caches, the others read
             loaded = [
                 load_conversations(
                     folder, base.tokenizer, config.max_length, base.vocab_size, eos_ids, sha256, self.reporter

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from models.logits import Head
 from models.medusa import MedusaConfig, MedusaHeads
 from models.methods.settings import TrainConfig
-from training.batches import Batch, TokenisedConversation, choose_vocabulary
+from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.losses import hard_loss
 from training.method import (
     Outcome,
@@ -45,7 +45,7 @@ class MedusaMethod(nn.Module):
         config: TrainConfig,
         base: Any,
         draft: MedusaHeads | None = None,
-        conversations: Sequence[TokenisedConversation] = (),
+        conversations: Sequence[TokenizedConversation] = (),
     ):
         super().__init__()
         self._base = (base,)

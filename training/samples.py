@@ -11,7 +11,7 @@ from decoding.stats import Summary, summarize
 from decoding.target import Target, usable_length
 from decoding.text import TextStream
 from models.checkpoints import draft_class, stored_tensors
-from training.batches import TokenisedConversation
+from training.batches import TokenizedConversation
 
 TOKENS = 48  # maximum length of a sample answer
 
@@ -28,12 +28,12 @@ class ModelAnswer(NamedTuple):
         return [token["id"] for token in self.tokens]
 
 
-def can_be_sampled(base: Any, conversation: TokenisedConversation) -> bool:
+def can_be_sampled(base: Any, conversation: TokenizedConversation) -> bool:
     """Whether the engine can answer the conversation's first prompt: there is one, and it fits the base."""
     return 0 < int(conversation.mask.nonzero()[0]) < usable_length(base)
 
 
-def sample(base: Any, draft: Any, conversation: TokenisedConversation, tensors: Any = None) -> dict[str, Any]:
+def sample(base: Any, draft: Any, conversation: TokenizedConversation, tensors: Any = None) -> dict[str, Any]:
     """Answer the first prompt greedily. `tensors`: the full tensors of `draft` if it is sharded."""
     start = int(conversation.mask.nonzero()[0])
     prompt = conversation.token_ids[:start].tolist()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.methods.settings import TrainConfig
 from speculoos.errors import Unavailable
-from training.batches import Batch, TokenisedConversation, collate, epoch_order, make_batches
+from training.batches import Batch, TokenizedConversation, collate, epoch_order, make_batches
 from training.hidden_states.prefetcher import FeatureSource
 
 Features = dict[str, Tensor]
@@ -67,7 +67,7 @@ class Stream:
     """Batches of conversations, with features from `source` cached in `store`."""
 
     def __init__(
-        self, rows: list[TokenisedConversation], config: TrainConfig, source: FeatureSource, store: FeatureStore
+        self, rows: list[TokenizedConversation], config: TrainConfig, source: FeatureSource, store: FeatureStore
     ):
         self.conversations, self._source, self.store = rows, source, store
         self.groups = make_batches(rows, config.batch_tokens, config.seed)

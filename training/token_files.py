@@ -1,4 +1,4 @@
-"""Tokenises the rows of one chunk of a shard into a memory-mapped safetensors file. Imports torch only to read it.
+"""Tokenizes the rows of one chunk of a shard into a memory-mapped safetensors file. Imports torch only to read it.
 
 Tensors: `ids` int32 [T], `mask` bool [T] (in the loss), `starts` int64 [N + 1], and `words`, JSON in bytes: `rows` (see
 `row_info`, with the row's number in the chunk), `dropped` (unusable rows with their reasons) and `largest_id` (of the
@@ -21,9 +21,9 @@ from speculoos.errors import BadInput
 from speculoos.files import new_path
 from training.masks import MaskedTokens, mask_conversation
 
-CHUNK_BYTES = 8 << 20  # bytes of a shard's text per chunk, the unit that one process tokenises and holds in memory
+CHUNK_BYTES = 8 << 20  # bytes of a shard's text per chunk, the unit that one process tokenizes and holds in memory
 CHECKSUM_KEY = "crc32"
-RULES = 2  # version of the tokenisation in this module and `training.masks`; increase it to invalidate caches
+RULES = 2  # version of the tokenization in this module and `training.masks`; increase it to invalidate caches
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def split_shard(shard: Path, digest: str) -> list[ShardChunk]:
 
 
 def row_info(row: Mapping[str, Any], masked: MaskedTokens) -> dict[str, str]:
-    """`id`, `category`, `mask_source`, and `group`, the hash of the first prompt (see TokenisedConversation)."""
+    """`id`, `category`, `mask_source`, and `group`, the hash of the first prompt (see TokenizedConversation)."""
     users = [m.get("content", "") for m in row.get("messages") or [] if m.get("role") == "user"]
     group = hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).hexdigest()
     identity = {"id": str(row.get("id", "")), "category": str(row.get("category", ""))}
@@ -105,7 +105,7 @@ def _crc32(arrays: Mapping[str, Any]) -> str:
 
 
 def token_cache_key(tokenizer: Any, eos_ids: Iterable[int]) -> str:
-    """Cache key of tokens, besides the shard's sha256: everything that affects rendering and tokenising."""
+    """Cache key of tokens, besides the shard's sha256: everything that affects rendering and tokenizing."""
     versions = [version(name) for name in ("transformers", "tokenizers", "jinja2")]
     template, eos_id = getattr(tokenizer, "chat_template", None), tokenizer.eos_token_id
     parts = [_vocabulary(tokenizer), template, eos_id, sorted(eos_ids), RULES, versions]
@@ -119,7 +119,7 @@ def _vocabulary(tokenizer: Any) -> Any:
     return {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
 
 
-def tokenise_chunk(chunk: ShardChunk, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
+def tokenize_chunk(chunk: ShardChunk, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
     """Write the tokens of `chunk` to `file`; returns their number. Raises BadInput that names the broken line."""
     from safetensors.numpy import save_file
 
@@ -166,9 +166,9 @@ def tokenise_chunk(chunk: ShardChunk, tokenizer: Any, eos_ids: Iterable[int], fi
     return len(ids)
 
 
-def tokenise_in_child(shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], file: str) -> int:
-    """For child processes: `tokenise_chunk` with the tokenizer in folder `model`."""
-    return tokenise_chunk(ShardChunk(Path(shard), digest, start, end), _tokenizer(model), eos_ids, Path(file))
+def tokenize_in_child(shard: str, digest: str, start: int, end: int, model: str, eos_ids: list[int], file: str) -> int:
+    """For child processes: `tokenize_chunk` with the tokenizer in folder `model`."""
+    return tokenize_chunk(ShardChunk(Path(shard), digest, start, end), _tokenizer(model), eos_ids, Path(file))
 
 
 @lru_cache(maxsize=1)

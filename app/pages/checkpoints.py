@@ -119,7 +119,7 @@ def measure(settings: Settings, checkpoint_id: str) -> str:
         settings,
         checkpoint_id,
         lambda row: Evaluate(base_id=row.base_id, checkpoint_id=row.id),
-        "acceptance and speed on 20 questions, beside plain",
+        "acceptance and speed on 20 questions, compared with plain decoding",
     )
 
 
@@ -133,7 +133,7 @@ def replay(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> st
 
 
 def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
-    """(label, id) of the data sets with answers by the checkpoint's base."""
+    """(label, id) of the data sets with responses of the checkpoint's base."""
     rows = queries.datasets(session, "conversations", ready_only=True)
     return [(data_words(data), data.id) for data in rows if data.base_id == row.base_id]
 

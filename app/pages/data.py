@@ -136,7 +136,7 @@ def offer(built_in: BuiltIn, dataset_id: str = "") -> str:
 
 
 class DataPanel:
-    """Details of one data set: progress, counts, rows left out, first rows, and the forms that generate answers."""
+    """Details of one data set: progress, counts, rows left out, first rows, and the forms that generate responses."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.head = live("dataset-head")

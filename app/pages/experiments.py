@@ -44,7 +44,7 @@ from tracking.paging import page
 from tracking.tables import Evaluation, Experiment, Job
 from tracking.trainings import KIND, MAX_TRAININGS, Training
 
-LEAD = "Groups of jobs: their trainings, results, and τ by amount of data."
+LEAD = "Groups of jobs: their training runs, results, and τ by amount of data."
 COLUMNS = ["Experiment", "Jobs", "Trainings", "Created"]
 MOST_TRAININGS = 200
 """Maximum number of trainings shown of one experiment, the newest."""
@@ -226,7 +226,7 @@ def learning_curve(
     look = ChartStyle(near=True, up="τ")
     chart = line_chart(f"τ by tokens seen, {name}", ordered, across="tokens seen", look=look)
     if not chart:
-        return tag("p", "This experiment has no trainings with results yet.", class_="sp-lead")
+        return tag("p", "This experiment has no training runs with results yet.", class_="sp-lead")
     return tag("div", chart, class_="sp-charts")
 
 

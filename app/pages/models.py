@@ -202,7 +202,7 @@ def details(base: Base) -> str:
             ("Size on disk", size(card["size_bytes"]) if card.get("size_bytes") else ""),
             ("Memory needed", ", ".join(f"{size(v)} in {k}" for k, v in memory.items())),
             ("Chat template", {True: "yes", False: "none (not a chat model)"}.get(card.get("chat_template"))),
-            ("Licence", card.get("licence") or ("not stated" if card else "")),
+            ("License", card.get("licence") or ("not stated" if card else "")),
             ("Source", f"{SOURCE_WORDS.get(base.source, base.source)}: {base.location}"),
             ("Folder", base.path),
             ("Weights sha256", base.weights_sha256),

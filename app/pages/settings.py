@@ -51,7 +51,7 @@ def build(settings: Settings) -> None:
     block(endpoints(settings), elem_id="settings-endpoints")
     section(
         "Servers of hidden states",
-        "Servers that run a base model for trainings. Pages refer to them by name, never by URL.",
+        "Servers that run a base model for training runs. Pages refer to them by name, never by URL.",
     )
     block(state_servers(settings), elem_id="settings-state-servers")
     section("Environment", OUTSIDE)

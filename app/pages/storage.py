@@ -185,7 +185,7 @@ def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, 
     logs = f"{term(settings.keep_logs_days)} after the job's end"
     runs = f"{rows['runs']:,} responses with {rows['run_steps']:,} steps, {term(settings.keep_runs_days)}; "
     copies = f"the last {settings.keep_copies} are" if settings.keep_copies else "all are"
-    states = f"states of failed trainings {term(settings.keep_states_days)}"
+    states = f"states of failed training runs {term(settings.keep_states_days)}"
     return {
         "models": ("Models", "/models", f"{number['models']}; kept until you delete them"),
         "datasets": ("Data sets", "/data", f"{number['datasets']}; kept until you delete them"),
@@ -193,7 +193,7 @@ def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, 
         "logs": ("Log files", "/jobs", logs),
         "uploads": ("Uploads", "/data", term(settings.keep_uploads_days)),
         "exports": ("Downloads", "/checkpoints", term(settings.keep_exports_days) + "; created again on request"),
-        "hidden_states": ("Hidden states", "/train", "stored by trainings; kept until you delete them"),
+        "hidden_states": ("Hidden states", "/train", "stored by training runs; kept until you delete them"),
         "trackers": ("Trackers", "/settings", "data for TensorBoard and others; deleted with their jobs"),
         "database": ("Database", "", runs + f"{rows['job_logs']:,} log lines"),
         "backups": ("Automatic backups", "", f"of the database before a migration; {copies} kept"),

@@ -233,7 +233,7 @@ def request_of_job(session: Session, job_id: str) -> Train | None:
 
 
 def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
-    """Request from the URL; the base defaults to the one that wrote the answers of the first data set."""
+    """Request from the URL; the base defaults to the one that generated the responses of the first data set."""
     sets = [session.get(Dataset, row_id) for row_id in query.get("data", "").split(",") if row_id]
     first, *more = [data.id for data in sets if data] or [""]
     writer = sets[0].base_id if sets and sets[0] else ""

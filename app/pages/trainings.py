@@ -18,7 +18,7 @@ PAGE = "trainings"
 LEAD = "Curves in common charts, results side by side, and the settings that differ."
 NOTHING = empty_state(
     "Nothing to compare yet",
-    "Select two or more trainings on the page Jobs, then press Compare trainings.",
+    "Select two or more training runs on the page Jobs, then press Compare trainings.",
     "/jobs",
     "Go to Jobs",
 )

@@ -1,71 +1,71 @@
-// Keeps a page fresh: asks /api/changes what rows say, and has Gradio draw only what is no longer true.
-// The strip on top comes with the answer. While nothing changes it asks less and less often; while the tab is hidden,
-// not at all; whoever touches the page gets a fresh one.
+// Keeps a page up to date: polls /api/changes for the state of its rows and has Gradio redraw the page if it changed.
+// Responses include the status bar. The poll interval grows while nothing changes and is reset by keys and pointers;
+// hidden tabs are not polled.
 import { el } from "./dom.js";
 import { onElement } from "./shell.js";
 
 const FIRST = 1000, GROWTH = 1.5;
 const MARK = " # ";  // app/widgets/list_page.py, DRAWN
 const field = (id) => (id && document.querySelector(`#${id} :is(input, textarea)`)?.value) || "";
-let page = null, holder = null, tag = "";
+let page = null, bar = null, tag = "";
 let pause = FIRST, requestedAt = 0, timer = 0, requesting = false;
 
-const later = () => { clearTimeout(timer); timer = setTimeout(look, pause); };
+const schedule = () => { clearTimeout(timer); timer = setTimeout(poll, pause); };
 
-async function look() {
+async function poll() {
   clearTimeout(timer);
   if (requesting || document.hidden) return;
   requesting = true;
   requestedAt = Date.now();
-  let changed = false, most = 10000;
+  let changed = false, maxPause = 10000;
   try {
     const id = field(page?.dataset.chosen);
     const query = new URLSearchParams({ page: page?.dataset.page || "", id, strip: tag });
-    const answer = await fetch(`/api/changes?${query}`, { cache: "no-store" });
-    if (answer.status === 401) throw new Error("You are logged out; reload this page to log in again.");
-    if (!answer.ok) throw new Error("The workbench does not answer now; this page goes on when it does.");
-    const found = await answer.json();
-    most = found.wait * 1000;
+    const response = await fetch(`/api/changes?${query}`, { cache: "no-store" });
+    if (response.status === 401) throw new Error("You are logged out; reload this page to log in again.");
+    if (!response.ok) throw new Error("The workbench returned an error. Retrying…");
+    const found = await response.json();
+    maxPause = found.wait * 1000;
     if (found.strip) drawStrip(found.strip);
     changed = isStale(found.page, id);
     if (changed) page.dispatchEvent(new CustomEvent("sp-stale", { bubbles: true }));
   } catch (error) {
-    sayLost(error instanceof TypeError ? "The workbench does not answer; this page goes on when it does." : error.message);
+    showProblem(error instanceof TypeError ? "The workbench does not respond. Retrying…" : error.message);
   }
   requesting = false;
-  pause = changed ? FIRST : Math.min(pause * GROWTH, most);
-  later();
+  pause = changed ? FIRST : Math.min(pause * GROWTH, maxPause);
+  schedule();
 }
 
-// Not while another row is being opened, nor before the page was drawn for the first time.
+// False while another row is being opened, and before the page is drawn for the first time.
 function isStale(signature, id) {
   const seen = field(page?.dataset.seen).split(MARK)[0];
   return Boolean(signature && seen && signature !== seen && id === field(page.dataset.chosen));
 }
 
 function drawStrip(strip) {
-  if (!holder) return;
-  const focused = holder.contains(document.activeElement) && document.activeElement.getAttribute("href");
-  holder.innerHTML = strip.html;  // made by app/views/status_bar.py, every text escaped
+  if (!bar) return;
+  const focused = bar.contains(document.activeElement) && document.activeElement.getAttribute("href");
+  bar.innerHTML = strip.html;  // made by app/views/status_bar.py, with all texts escaped
   tag = strip.tag;
   window.speculoos.drawn("strip");
-  if (focused) [...holder.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
+  if (focused) [...bar.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
 }
 
-function sayLost(words) {
-  if (!holder) return;
-  holder.replaceChildren(el("div", { class: "sp-strip" }, el("span", { class: "sp-chip sp-bad" }, words)));
+function showProblem(text) {
+  if (!bar) return;
+  bar.replaceChildren(el("div", { class: "sp-strip" }, el("span", { class: "sp-chip sp-bad" }, text)));
   window.speculoos.drawn("strip");
   tag = "";
 }
 
-function touched() {
+function pollSoon() {
   if (document.hidden) return;
   pause = FIRST;
-  if (Date.now() - requestedAt >= FIRST) look(); else later();
+  if (Date.now() - requestedAt >= FIRST) poll(); else schedule();
 }
 
-onElement("changes", (node) => { page = node; touched(); });
-onElement("strip", (node) => { holder = node; tag = ""; look(); });
-document.addEventListener("visibilitychange", touched);
-for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, touched, { passive: true, capture: true });
+onElement("changes", (node) => { page = node; pollSoon(); });
+onElement("strip", (node) => { bar = node; tag = ""; poll(); });
+document.addEventListener("visibilitychange", pollSoon);
+for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, pollSoon, { passive: true, capture: true });

@@ -1,11 +1,11 @@
-// Charts (app/widgets/charts.py): the values under the pointer or the arrow keys, the numbers as CSV.
+// Charts (app/widgets/charts.py): values at the pointer or by arrow keys, and a download as CSV.
 import { button, el } from "./dom.js";
 import { onMatch } from "./shell.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// A number as app/widgets/charts.py writes it, with a digit more.
-function words(value, percent) {
+// Formats a number like app/widgets/charts.py, with one more digit.
+function format(value, percent) {
   if (percent) return `${(100 * value).toFixed(1)}%`;
   if (value && (Math.abs(value) < 0.001 || Math.abs(value) >= 100000)) return value.toExponential(2);
   return String(Number(value.toPrecision(4)));
@@ -23,20 +23,20 @@ class Chart {
     this.svg.setAttribute("tabindex", "0");
     this.source = figure.dataset.chart;
     this.over = new AbortController();
-    const hear = (kind, run) => this.svg.addEventListener(kind, run, { signal: this.over.signal });
-    this.tools = button("link", "CSV", () => this.csv(), { title: "The numbers as a file" });
+    const listen = (kind, run) => this.svg.addEventListener(kind, run, { signal: this.over.signal });
+    this.tools = button("link", "CSV", () => this.csv(), { title: "Download the values as CSV" });
     figure.querySelector("figcaption").append(this.tools);
     figure.append(this.tip);
-    for (const kind of ["pointermove", "pointerdown"]) hear(kind, (event) => this.point(event));
-    for (const kind of ["pointerleave", "blur"]) hear(kind, () => this.show(-1));
-    hear("keydown", (event) => this.key(event));
+    for (const kind of ["pointermove", "pointerdown"]) listen(kind, (event) => this.point(event));
+    for (const kind of ["pointerleave", "blur"]) listen(kind, () => this.show(-1));
+    listen("keydown", (event) => this.key(event));
   }
 
-  // Whether Gradio wrote another chart over this one, which takes away what was added here.
+  // Whether Gradio replaced the chart, which removes the elements that were added here.
   get isGone() { return this.source !== this.figure.dataset.chart || !this.tip.isConnected || !this.tools.isConnected || !this.mark.isConnected; }
 
-  // The chart that is there now, with the step marked that was.
-  renewed() {
+  // Creates the new chart with the same step marked.
+  recreate() {
     const step = this.steps[this.at];
     this.over.abort();
     for (const node of [this.tip, this.tools, this.mark]) node.remove();
@@ -52,8 +52,8 @@ class Chart {
   point(event) {
     const box = this.svg.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * this.svg.viewBox.baseVal.width;
-    const far = (step) => Math.abs(this.x(step) - at);
-    this.show(this.steps.reduce((best, step, i) => (far(step) < far(this.steps[best]) ? i : best), 0));
+    const distance = (step) => Math.abs(this.x(step) - at);
+    this.show(this.steps.reduce((best, step, i) => (distance(step) < distance(this.steps[best]) ? i : best), 0));
   }
 
   key(event) {
@@ -64,7 +64,7 @@ class Chart {
     this.show(to);
   }
 
-  // Marks the step number `at` and says its values; -1 marks none.
+  // Marks step number `at` and shows its values; -1 removes the mark.
   show(at) {
     this.at = at;
     this.tip.hidden = at < 0;
@@ -72,14 +72,14 @@ class Chart {
     if (at < 0) return;
     const step = this.steps[at], { names, points, percent, unit, across, styles } = this.data;
     const found = names.map((name, i) => ({ name, style: styles[i], point: this.value(points[i], step) })).filter(({ point }) => point);
-    const values = found.map(({ name, point }) => `${name} ${words(point[1], percent)}${unit ? ` ${unit}` : ""}`);
+    const values = found.map(({ name, point }) => `${name} ${format(point[1], percent)}${unit ? ` ${unit}` : ""}`);
     this.tip.textContent = `${across} ${step.toLocaleString("en")}: ${values.join(", ")}`;
     const x = this.x(step);
     this.mark.append(this.shape("line", { class: "sp-chart-line", x1: x, x2: x, y1: this.data.top, y2: this.data.bottom }),
       ...found.map(({ style, point }) => this.shape("circle", { class: style, cx: this.x(point[0]), cy: this.y(point[1]), r: 4 })));
   }
 
-  // The point of a line at `step`; lines that share no steps say their closest one, as far as they go.
+  // The point of a line at `step`; with `near`, the closest one, within the range of the line.
   value(line, step) {
     const own = line.find(([x]) => x === step);
     if (own || !this.data.near || !line.length || step < line[0][0] || step > line.at(-1)[0]) return own;
@@ -105,6 +105,6 @@ class Chart {
 
 onMatch(".sp-chart[data-chart]", (figure) => {
   let chart = new Chart(figure);
-  const look = () => { if (figure.dataset.chart && chart.isGone) chart = chart.renewed(); };
-  new MutationObserver(look).observe(figure, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-chart"] });
+  const update = () => { if (figure.dataset.chart && chart.isGone) chart = chart.recreate(); };
+  new MutationObserver(update).observe(figure, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-chart"] });
 });

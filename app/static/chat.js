@@ -1,4 +1,4 @@
-// The Playground's page: one conversation, replayed from rows, the live answer as it comes.
+// The Playground page: one conversation, read from stored rows, with live responses.
 import { allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
 import { onElement } from "./shell.js";
 import { Side } from "./side.js";
@@ -6,14 +6,14 @@ import { ask, follow } from "./stream.js";
 import * as trace from "./trace.js";
 import { Turn } from "./turn.js";
 
-// What the starter answers well.
+// Prompts that the starter model handles well.
 const IDEAS = [
   "Write a Python function that checks whether a number is even.",
   "What are five tips for sleeping better?",
   "What is photosynthesis?",
 ];
 
-// Puts text into the prompt's field as if it had been typed.
+// Fills in the prompt field as if the text had been typed.
 function typePrompt(text) {
   const field = document.querySelector("#prompt textarea");
   if (!field) return;
@@ -22,19 +22,19 @@ function typePrompt(text) {
   field.focus();
 }
 
-// The page: one conversation, named in the address as ?chat=ID.
+// The page: one conversation, in the URL as ?chat=ID.
 class ChatPage {
   constructor(root) {
     this.turns = [];
     this.focused = null;
     this.redraw = onceAFrame(() => this.draw());
-    this.talk = el("div", { class: "sp-talk", "aria-label": "Conversation" });
+    this.conversation = el("div", { class: "sp-conversation", "aria-label": "Conversation" });
     this.side = new Side(this);
-    this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Ask something"),
-      el("p", {}, "The answer appears token by token: you see which were drafted ahead and accepted, and which the model had to write itself."),
+    this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Send a prompt"),
+      el("p", {}, "The response appears token by token. You see which tokens were drafted and accepted, and which the base model generated."),
       el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => typePrompt(idea)))));
-    this.talk.append(this.empty);
-    root.replaceChildren(this.talk, this.side.node);
+    this.conversation.append(this.empty);
+    root.replaceChildren(this.conversation, this.side.node);
     const query = new URLSearchParams(location.search);
     this.chosen = query.get("turn") || "";
     if (query.get("chat")) this.open(query.get("chat"));
@@ -42,8 +42,8 @@ class ChatPage {
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
 
-  // Shows chat `id` as it is stored: along the newest way through its versions, or the one in the address. Follows the
-  // turns that go on.
+  // Shows the stored chat `id`: its newest versions, or those up to the turn in the URL. Follows turns that are still
+  // running.
   async open(id) {
     if (!id) return;
     if (id !== this.chat) this.clear();
@@ -51,15 +51,15 @@ class ChatPage {
     setAddress({ chat: id, turn: this.chosen || null });
     try {
       const chat = await ask(`/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen || "")}`);
-      this.showWay(chat.turns);
+      this.showTurns(chat.turns);
       document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: chat.title } }));
-      if (!chat.turns.length) this.talk.replaceChildren(notice("This chat is not stored here any more; begin a new one.", "info"), this.empty);
+      if (!chat.turns.length) this.conversation.replaceChildren(notice("This chat was deleted. Start a new one.", "info"), this.empty);
     } catch (error) {
-      this.talk.append(notice(error.message, "bad"));
+      this.conversation.append(notice(error.message, "bad"));
     }
   }
 
-  showWay(views) {
+  showTurns(views) {
     const ids = new Set(views.map((view) => view.id));
     if (views.some((view) => !this.turns.some((turn) => turn.id === view.id))) this.endEdit();
     for (const turn of this.turns.filter((other) => !ids.has(other.id))) { turn.stop?.(); turn.node.remove(); }
@@ -69,11 +69,11 @@ class ChatPage {
       if (turn) turn.showVersions(view.versions);
       else this.add(view);
     }
-    this.turns.forEach((turn, i) => turn.node.classList.toggle("sp-goes-on", Boolean(this.turns[i + 1]?.run.continues)));
+    this.turns.forEach((turn, i) => turn.node.classList.toggle("sp-continued", Boolean(this.turns[i + 1]?.run.continues)));
     if (this.turns.length && !this.turns.includes(this.focused)) this.focusTurn(this.turns.at(-1));
   }
 
-  // Another version of a turn, with what followed it.
+  // Shows another version of a turn, with the turns that followed it.
   choose(id) {
     this.chosen = id;
     this.open(this.chat);
@@ -83,7 +83,7 @@ class ChatPage {
     this.empty.remove();
     const turn = new Turn(view, this);
     this.turns.push(turn);
-    this.talk.append(turn.node);
+    this.conversation.append(turn.node);
     this.focusTurn(turn);
     turn.follow();
     this.followPlain(turn);
@@ -94,7 +94,7 @@ class ChatPage {
     for (const turn of this.turns) turn.stop?.();
     this.turns = [];
     this.focused = null;
-    this.talk.replaceChildren(this.empty);
+    this.conversation.replaceChildren(this.empty);
     allow("stop", false);
   }
 
@@ -106,14 +106,14 @@ class ChatPage {
     setAddress({ chat: null, turn: null });
   }
 
-  // The address says what was picked, for a reload; not what a page opens with by itself.
+  // Writes the selected model into the URL, but not the one selected by default.
   picked(base, draft) {
     const model = draft ? `${base}@${draft}` : base;
     if (this.model && this.model !== model) setAddress({ model });
     this.model = model;
   }
 
-  // Where the next question belongs, for the server: the chat, and after which of its turns.
+  // Position of the next prompt, for the server: the chat and the turn that it follows.
   position(chat) {
     if (this.editing) this.chosen = "";
     if (!chat) return "";
@@ -128,7 +128,7 @@ class ChatPage {
     this.changed(turn);
   }
 
-  // Draws the figures at most once a frame, however fast records come.
+  // Redraws the figures at most once per frame.
   changed(turn) {
     turn.dirty = true;
     this.redraw();
@@ -141,7 +141,7 @@ class ChatPage {
     allow("stop", Boolean(this.live()));
   }
 
-  // Follows the answer's end while the reader is near it.
+  // Scrolls with the end of the response while that is near the bottom of the window.
   keepInView() {
     const last = this.turns.at(-1);
     if (!last || last.run.ended) return;
@@ -159,13 +159,13 @@ class ChatPage {
 
   async stop() {
     const turn = this.live();
-    if (turn) await this.order(turn, "/cancel");
+    if (turn) await this.send(turn, "/cancel");
   }
 
-  // Asks for something to be done with a turn; whether it was. Why not is said below the turn.
-  async order(turn, what, method = "POST") {
+  // Sends a request about a turn; returns whether it succeeded. Errors are shown below the turn.
+  async send(turn, path, method = "POST") {
     try {
-      await ask(`/api/runs/${turn.id}${what}`, method);
+      await ask(`/api/runs/${turn.id}${path}`, method);
       return true;
     } catch (error) {
       turn.notes.append(notice(error.message, "bad"));
@@ -173,7 +173,7 @@ class ChatPage {
     }
   }
 
-  // `again`: once more, where the last measurement was noisy.
+  // `again`: repeat a noisy measurement.
   async measurePlain(again = false) {
     const turn = this.focused;
     try {
@@ -190,33 +190,33 @@ class ChatPage {
     follow(turn.plain.id, { end: (run) => { turn.plain = run; this.changed(turn); } });
   }
 
-  // Takes the last turn out of the chat; another version of it, if there is one, is shown then.
+  // Deletes the last turn. Another version of it is shown then, if there is one.
   async remove(turn) {
-    if (!await this.order(turn, "", "DELETE")) return;
+    if (!await this.send(turn, "", "DELETE")) return;
     const before = this.turns[this.turns.indexOf(turn) - 1];
     this.chosen = (turn.run.versions || []).filter((id) => id !== turn.id).pop() || before?.id || "";
     if (this.chosen) await this.open(this.chat);
     else document.querySelector("#new-chat")?.click();
   }
 
-  // Goes on with an answer that was cut.
-  async goOn(turn) {
-    turn.goOn.disabled = true;
+  // Continues a truncated response.
+  async continueTurn(turn) {
+    turn.continueButton.disabled = true;
     this.chosen = "";
-    await this.order(turn, "/continue");
+    await this.send(turn, "/continue");
     await this.open(this.chat);
-    turn.goOn.disabled = false;
+    turn.continueButton.disabled = false;
   }
 
-  // Puts a turn's question into the prompt: what is sent then stands in its place, as another version.
+  // Puts a turn's prompt into the prompt field; what is sent then becomes another version of the turn.
   edit(turn) {
     const field = document.querySelector("#prompt textarea");
     if (!this.editing) this.unsent = field?.value || "";
     this.editing = turn;
-    typePrompt(turn.question);
+    typePrompt(turn.prompt);
     const cancel = button("link", "Cancel", () => this.cancelEdit());
-    const words = this.turns.at(-1) === turn ? "Asked differently, it becomes another version." : "Asked differently, it and what followed become another version.";
-    document.querySelector('[data-sp="editing"]')?.replaceChildren(el("p", { class: "sp-hint sp-editing" }, `Editing an earlier question. ${words} `, cancel));
+    const text = this.turns.at(-1) === turn ? "Sending creates a new version of this turn." : "Sending creates a new version of this turn, without the turns after it.";
+    document.querySelector('[data-sp="editing"]')?.replaceChildren(el("p", { class: "sp-hint sp-editing" }, `Editing an earlier prompt. ${text} `, cancel));
     for (const other of this.turns) other.node.classList.toggle("sp-edited", other === turn);
   }
 
@@ -231,14 +231,14 @@ class ChatPage {
     for (const turn of this.turns) turn.node.classList.remove("sp-edited");
   }
 
-  // Asks the same once more, as it is set now.
+  // Sends the same prompt again with the current settings.
   again(turn) {
     this.edit(turn.run.continues ? this.turns.slice(0, this.turns.indexOf(turn)).filter((other) => !other.run.continues).pop() || turn : turn);
     setTimeout(() => document.querySelector("#send")?.click(), 60);
   }
 
-  // What was answered, with the parts it goes on from.
-  wholeAnswer(turn) {
+  // The text of a response, including the parts that it continues.
+  fullResponse(turn) {
     const parts = [turn.run.ended ? turn.run.text : turn.stream.node.textContent];
     let before = turn.run.continues;
     while (before) {
@@ -250,7 +250,7 @@ class ChatPage {
   }
 
   escape(event) {
-    if (document.querySelector(".sp-popover:popover-open")) return;  // it closes
+    if (document.querySelector(".sp-popover:popover-open")) return;  // Escape closes it
     if (this.live()) { event.preventDefault(); this.stop(); }
     else if (this.editing) this.cancelEdit();
   }

@@ -1,4 +1,4 @@
-// Compare: one column a target, filled one after the other as each is measured alone; then what differs.
+// The Compare page: one column per target, each measured alone, one after another; then their differences.
 import { allow, button, el, listenToKeys, notice, number, onceAFrame, setAddress, sureButton, term } from "./dom.js";
 import { onElement } from "./shell.js";
 import { ask, follow } from "./stream.js";
@@ -6,14 +6,14 @@ import { TokenStream } from "./tokens.js";
 import * as trace from "./trace.js";
 
 const ORDER = ["first", "second", "third", "fourth"];
-const STATES = { QUEUED: "waits for its turn", RUNNING: "measuring…", SUCCEEDED: "measured", CANCELLED: "stopped", FAILED: "failed" };
-// What a column shows: key, name, and the term whose definition is its tooltip.
+const STATES = { QUEUED: "queued", RUNNING: "measuring…", SUCCEEDED: "measured", CANCELLED: "stopped", FAILED: "failed" };
+// Figures of a column: key, name, and the term whose definition is the tooltip.
 const FIGURES = [["speed", "tokens/s"], ["tau", "τ", "tau"], ["speedup", "speedup", "speedup"], ["tokens", "tokens"]];
 
-function words(node, text) { node.textContent = text; return node; }
+function setText(node, text) { node.textContent = text; }
 
 class Column {
-  // `when`: its place in the order of measuring, which is another one every second time.
+  // `when`: position in the order of measurement, which is reversed in every second comparison.
   constructor(view, page, index, when) {
     this.page = page;
     this.index = index;
@@ -33,7 +33,7 @@ class Column {
     this.showState(view.state);
   }
 
-  // Resolves when the run has ended. Columns are followed one after the other, as they are measured.
+  // Resolves when the run has ended. Columns are followed in the order in which they are measured.
   follow() {
     return new Promise((done) => {
       this.stop = follow(this.run.id, {
@@ -49,7 +49,7 @@ class Column {
     this.run = run;
     this.showState(run.state);
     const lines = trace.notices(run);
-    if (run.state === "CANCELLED") lines.push(notice(run.text ? "Stopped before its end, so it is not compared." : "Stopped before it was measured.", "warn"));
+    if (run.state === "CANCELLED") lines.push(notice(run.text ? "Stopped before the end, so it is not compared." : "Stopped before it was measured.", "warn"));
     this.notes.replaceChildren(...lines);
     this.page.changed();
   }
@@ -57,7 +57,7 @@ class Column {
   showState(state) {
     this.run.state = state;
     this.node.dataset.state = state;
-    words(this.badge, state === "SUCCEEDED" ? `measured ${ORDER[this.when] || ""}` : STATES[state] ?? state);
+    setText(this.badge, state === "SUCCEEDED" ? `measured ${ORDER[this.when] || ""}` : STATES[state] ?? state);
     this.badge.className = `sp-badge ${{ SUCCEEDED: "sp-good", FAILED: "sp-bad", RUNNING: "sp-info", CANCELLED: "sp-warn" }[state] || ""}`;
   }
 
@@ -65,42 +65,42 @@ class Column {
 
   show(plain) {
     const now = this.now;
-    words(this.values.speed, number(now.tokensPerSecond, 1));
-    words(this.values.tau, now.tokens ? number(now.tau) : "–");
-    words(this.values.tokens, String(now.tokens || "–"));
+    setText(this.values.speed, number(now.tokensPerSecond, 1));
+    setText(this.values.tau, now.tokens ? number(now.tau) : "–");
+    setText(this.values.tokens, String(now.tokens || "–"));
     const known = plain && plain.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
-    const alike = known && trace.sameLoad(this.run.summary, plain.run.summary);
-    if (known && this.run.ended && !alike) this.sayUnlike(plain);
+    const sameLoad = known && trace.sameLoad(this.run.summary, plain.run.summary);
+    if (known && this.run.ended && !sameLoad) this.showNoise(plain);
     const speedup = number(known ? now.tokensPerSecond / plain.now.tokensPerSecond : NaN);
-    words(this.values.speedup, known ? `${alike ? "" : "≈ "}${speedup}×` : "–");
+    setText(this.values.speedup, known ? `${sameLoad ? "" : "≈ "}${speedup}×` : "–");
     this.bars.replaceChildren(...(now.acceptance.length ? [trace.bars(now.acceptance)] : []));
   }
 
-  sayUnlike(plain) {
-    if (this.unlike) return;
-    this.unlike = notice(`The speedup is noisy: ${trace.whyUnlike(this.run.summary, plain.run.summary)}. Press Compare to measure again.`, "warn");
-    this.notes.append(this.unlike);
+  showNoise(plain) {
+    if (this.noise) return;
+    this.noise = notice(`The speedup is noisy: ${trace.noiseReason(this.run.summary, plain.run.summary)}. Press Compare to measure again.`, "warn");
+    this.notes.append(this.noise);
   }
 
-  sayMissing(index) { if (this.run.state === "SUCCEEDED") words(this.match, `not compared: column ${index + 1} is not measured`); }
+  showMissing(index) { if (this.run.state === "SUCCEEDED") setText(this.match, `not compared: column ${index + 1} is not measured`); }
 
-  showMatch(view, plainly) {
+  showMatch(view, isPlain) {
     if (this.index === 0) {
-      words(this.match, plainly ? "the others are set against this one" : "first column: the others are compared with it");
+      setText(this.match, isPlain ? "the others are compared with this column" : "the outputs of the others are compared with this column");
     } else if (view.identical) {
-      words(this.match, "✓ same output, token for token");
+      setText(this.match, "✓ same output, token for token");
       this.match.classList.add("sp-same");
     } else {
       const lossy = (view.request.speculation || {}).acceptance === "typical";
-      const chance = lossy ? "; typical acceptance is lossy, so it may" : view.request.temperature > 0 ? "; it was sampled, so it may" : "";
-      words(this.match, `≠ differs from the first column at token ${view.first_divergence + 1}${chance}`);
+      const chance = lossy ? "; typical acceptance is lossy, so outputs may differ" : view.request.temperature > 0 ? "; sampled outputs may differ" : "";
+      setText(this.match, `≠ differs from the first column at token ${view.first_divergence + 1}${chance}`);
       this.match.classList.add("sp-differs");
       this.stream.mark(view.first_divergence, "first token that differs from the first column");
     }
   }
 }
 
-// The page: one comparison, named in the address as ?comparison=ID.
+// The page: one comparison, in the URL as ?comparison=ID.
 class ComparePage {
   constructor(root) {
     this.columns = [];
@@ -108,7 +108,7 @@ class ComparePage {
     this.changed = onceAFrame(() => this.draw());
     this.prompt = el("div", { class: "sp-question" });
     this.tools = el("div", { class: "sp-compare-tools" });
-    this.replay = button("small", "Replay side by side", () => this.race(), { id: "replay" });
+    this.replay = button("small", "Replay side by side", () => this.replayAll(), { id: "replay" });
     this.delete = sureButton("small", "Delete", () => this.remove(), { id: "delete-comparison" });
     this.grid = el("div", { class: "sp-columns" });
     this.step = el("div", { class: "sp-panel sp-compare-step", hidden: true });
@@ -132,7 +132,7 @@ class ComparePage {
     this.columns = found.columns.map((view, i) => new Column(view, this, i, order.indexOf(view.created_at)));
     delete this.root.dataset.finished;
     const messages = found.columns[0].request.messages;
-    words(this.prompt, messages[messages.length - 1].content);
+    setText(this.prompt, messages[messages.length - 1].content);
     this.grid.replaceChildren(...this.columns.map((column) => column.node));
     this.grid.style.setProperty("--columns", this.columns.length);
     this.tools.replaceChildren(trace.legend());
@@ -148,7 +148,7 @@ class ComparePage {
 
   empty(heading) {
     this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h2", {}, heading),
-      el("p", {}, "Choose two to four targets and a prompt. Each is measured alone, one after the other, and set against the plain one.")));
+      el("p", {}, "Choose two to four targets and a prompt. Each target is measured alone, one after another, and compared with plain decoding.")));
   }
 
   async remove() {
@@ -169,7 +169,7 @@ class ComparePage {
     const missing = found.columns.findIndex((view) => view.state !== "SUCCEEDED");
     found.columns.forEach((view, i) => {
       if (complete) this.columns[i].showMatch(view, this.plain === this.columns[0]);
-      else if (i !== missing) this.columns[i].sayMissing(missing);
+      else if (i !== missing) this.columns[i].showMissing(missing);
     });
     if (this.columns.some((column) => column.stream.records.length)) this.tools.append(this.replay);
     this.tools.append(this.delete);
@@ -177,7 +177,7 @@ class ComparePage {
     this.root.dataset.finished = "yes";
   }
 
-  // The column the others' speedup is counted against.
+  // The column that speedups refer to.
   get plain() {
     return this.columns.find((c) => !c.run.model.includes("@") && !c.run.request.speculation);
   }
@@ -194,8 +194,8 @@ class ComparePage {
     this.step.hidden = false;
   }
 
-  // Plays all columns again at once, each at the pace its steps were recorded with.
-  race() {
+  // Replays all columns at once, each at its recorded speed.
+  replayAll() {
     this.replay.disabled = true;
     const startedAt = performance.now();
     const lanes = this.columns.map((column) => {

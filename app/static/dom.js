@@ -1,6 +1,6 @@
-// What every script here builds with: elements, words, numbers, the page's address.
-// Every text of a user or a model enters the page as textContent, never as markup.
-// An element with attributes and children; strings become text nodes.
+// Helpers of all scripts: elements, texts, numbers, the URL of the page.
+// Texts of users and models enter the page as textContent, never as markup.
+// Creates an element with attributes and children; strings become text nodes.
 function el(name, attributes = {}, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -12,7 +12,7 @@ function el(name, attributes = {}, ...children) {
   return node;
 }
 
-// Spaces and line breaks made visible, for lists of single tokens.
+// Makes spaces and line breaks visible, for lists of single tokens.
 function visible(text) {
   if (!text) return "(part of a character)";
   return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ | $/g, "␣");
@@ -21,7 +21,7 @@ function visible(text) {
 const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`;
 const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 
-// A term of the field with its definition as a tooltip (app/widgets/terms.py, in the page's head).
+// A technical term with its definition as a tooltip (app/widgets/terms.py, in the page's head).
 const definitions = JSON.parse(document.getElementById("terms")?.textContent || "{}");
 function term(key, text) {
   return el("abbr", { class: "sp-term", title: definitions[key] }, text);
@@ -32,14 +32,14 @@ function button(kind, label, run, more = {}) {
   return el("button", { type: "button", class: `sp-${kind}-button`, on: { click: run }, ...more }, label);
 }
 
-// One sentence in a coloured strip with a sign.
+// A message in a colored box with a sign.
 function notice(text, tone) {
   const signs = { info: "i", warn: "!", bad: "×", good: "✓" };
   return el("div", { class: `sp-notice sp-${tone}`, role: tone === "bad" ? "alert" : "status" },
     el("span", { class: "sp-sign", "aria-hidden": "true" }, signs[tone]), el("span", {}, text));
 }
 
-// Writes query parameters into the address without a new page; null removes one.
+// Sets query parameters of the URL without loading a page; null removes one.
 function setAddress(values) {
   const address = new URL(location.href);
   for (const [key, value] of Object.entries(values)) {
@@ -49,13 +49,13 @@ function setAddress(values) {
   if (address.href !== location.href) history.replaceState(history.state, "", address);
 }
 
-// A button that can be pressed only while there is something for it to do.
+// Enables or disables the button `id`.
 function allow(id, can) {
   const button = document.getElementById(id);
   if (button && button.disabled === can) button.disabled = !can;
 }
 
-// A button that asks once more on itself before it does what cannot be undone.
+// A button that asks for confirmation in its own label before an action that cannot be undone.
 function sureButton(kind, label, act, more = {}) {
   const made = button(kind, label, () => {
     if (made.dataset.sure) return act();
@@ -66,13 +66,13 @@ function sureButton(kind, label, act, more = {}) {
   return made;
 }
 
-// A function that has `draw` called once in the next frame, however often it is called.
+// A function that calls `draw` once in the next frame, no matter how often it is called.
 function onceAFrame(draw) {
   let frame = 0;
   return () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(); }); };
 }
 
-// Keys of a page with a prompt: Ctrl+Enter in the field `prompt` presses the button `send`, Escape calls `escape`.
+// Keyboard of a page with a prompt: Ctrl+Enter in the field `prompt` clicks the button `send`, Escape calls `escape`.
 function listenToKeys(prompt, send, escape) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") escape(event);

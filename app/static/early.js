@@ -1,5 +1,5 @@
-// Runs before the page is drawn: applies the theme the reader chose, and keeps it when Gradio sets its own; holds back
-// what depends on rows until they were requested for the first time, so that nothing moves under a reader's eyes.
+// Runs before the page is drawn: applies the selected theme, also after Gradio sets its own, and hides everything that
+// depends on rows until they are first loaded, so that the layout does not shift.
 (() => {
   const KEY = "speculoos-theme";
   const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -40,7 +40,7 @@
         apply();
       },
     },
-    // A page's first request to the server begins, and has been answered (app/widgets/elements.py: on_load).
+    // Called before a page's first requests to the server and after their responses (app/widgets/elements.py: on_load).
     loading: () => { if (!loads++) setTimeout(show, LONGEST); },
     loaded: () => { if (!--loads) painted(() => loads || drawn("rows")); },
     drawn,

@@ -1,9 +1,9 @@
-// The chats that are stored: a list to search and to delete from. Also how the answers below are read.
+// The list of stored chats, with search and deletion, and the buttons that select the view of the responses.
 import { button, el, notice, sureButton } from "./dom.js";
 import { onElement } from "./shell.js";
 import { ask } from "./stream.js";
 
-const VIEWS = [["tokens", "Tokens", "Every token, marked by where it came from"], ["text", "Text", "The answer to be read: Markdown, code, tables"]];
+const VIEWS = [["tokens", "Tokens", "Every token, marked by its origin"], ["text", "Text", "The response as formatted text: Markdown, code, tables"]];
 const PAUSE_MS = 250, VIEW = "speculoos-view";
 
 function readView() {
@@ -14,7 +14,7 @@ class History {
   constructor(root) {
     this.open = button("small", "Chats", () => this.toggle(), { id: "chats-open", "aria-expanded": "false", "aria-controls": "chats" });
     this.title = el("span", { class: "sp-history-title" });
-    this.find = el("input", { type: "search", id: "chats-find", placeholder: "Search names, questions, answers", "aria-label": "Search chats" });
+    this.find = el("input", { type: "search", id: "chats-find", placeholder: "Search names, prompts, responses", "aria-label": "Search chats" });
     this.list = el("ul", { class: "sp-history-list" });
     this.more = button("small", "Older chats", () => this.load(true), { hidden: true });
     this.problem = el("div", {});
@@ -26,13 +26,13 @@ class History {
     document.addEventListener("speculoos:chat", (event) => { this.title.textContent = event.detail.title; });
   }
 
-  // Tokens or text, as it was left.
+  // Buttons for the views tokens and text; the selection is kept.
   views() {
     const now = readView() === "text" ? "text" : "tokens";
     document.documentElement.dataset.view = now;
     const buttons = VIEWS.map(([value, label, title]) => el("button", { type: "button", title, "data-view": value,
       "aria-pressed": String(value === now), on: { click: () => this.choose(value) } }, label));
-    this.viewButtons = el("div", { class: "sp-views", role: "group", "aria-label": "How answers are shown" }, ...buttons);
+    this.viewButtons = el("div", { class: "sp-views", role: "group", "aria-label": "View of the responses" }, ...buttons);
     return this.viewButtons;
   }
 
@@ -55,7 +55,7 @@ class History {
     this.toggle(false);
   }
 
-  // The list for what is looked for now, or what comes after it.
+  // Loads the chats that match the search, or the next older ones.
   async load(older = false) {
     const request = ++this.request;
     const query = new URLSearchParams({ find: this.find.value, before: older ? this.last : "" });
@@ -67,7 +67,7 @@ class History {
       this.list.append(...found.chats.map((chat) => this.row(chat)));
       this.last = found.chats.length ? found.chats[found.chats.length - 1].at : this.last;
       this.more.hidden = !found.more;
-      if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? "Nothing found." : "No chats yet; ask something below."));
+      if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? "Nothing found." : "No chats yet. Send a prompt below."));
     } catch (error) {
       this.problem.replaceChildren(notice(error.message, "bad"));
     }

@@ -1,5 +1,5 @@
-// An answer to be read: Markdown as elements. The server sends a tree of known ones (app/rendered.py); every text in it
-// enters the page as a text node.
+// Builds a formatted response from Markdown. The server sends a tree of known elements (app/rendered.py); every text in
+// it becomes a text node.
 import { button, el } from "./dom.js";
 
 const SIMPLE = new Set(["p", "ul", "li", "blockquote", "em", "strong", "s", "code", "table", "thead", "tbody", "tr", "th",
@@ -24,7 +24,7 @@ function codeBlock(language, parts) {
   return el("div", { class: "sp-md-code" }, head, code);
 }
 
-// A button that copies what `text()` gives, and says so for a moment.
+// A button that copies the result of `text()` and briefly confirms it.
 function copyButton(text, label) {
   const made = button("link", "Copy", async () => {
     made.textContent = (await copy(text())) ? "Copied" : "Could not copy";
@@ -33,7 +33,7 @@ function copyButton(text, label) {
   return made;
 }
 
-// Into the clipboard. Pages that came over plain HTTP from another machine have none of their own to ask.
+// Copies to the clipboard. Pages loaded over plain HTTP from another machine have no `navigator.clipboard`.
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,12 +1,12 @@
-// The parts of the frame that need a script: the theme switch, the place of the current page in a narrow bar, the way
-// past it, and what Gradio's controls lack for people who use a keyboard or have pages read to them.
+// Scripts of the page frame: the theme switch, scrolling of a narrow navigation bar, the skip link, and accessibility
+// fixes of Gradio's controls for keyboards and screen readers.
 const ORDER = ["system", "light", "dark"];
 const SIGN = { system: "◐", light: "☀", dark: "☾" };
 const label = (button) => {
   const choice = window.speculoos.theme.get();
   button.textContent = SIGN[choice] || SIGN.system;
-  button.setAttribute("aria-label", `Colour theme: ${choice}`);
-  button.title = `Colour theme: ${choice} (click to change)`;
+  button.setAttribute("aria-label", `Color theme: ${choice}`);
+  button.title = `Color theme: ${choice} (click to change)`;
 };
 document.addEventListener("click", (event) => {
   const button = event.target.closest?.('[data-sp="theme"]');
@@ -36,7 +36,7 @@ onElement("nav", (nav) => {
   if (end > nav.clientWidth) nav.scrollLeft = current.offsetLeft - nav.offsetLeft - 48;
 });
 
-// Past the frame: what comes next is the page. Not by the address, whose changes lists follow.
+// Skip link: focuses the page content. The URL stays unchanged, since lists react to its changes.
 document.addEventListener("click", (event) => {
   const page = event.target.closest?.(".sp-skip") && document.querySelector(".sp-page");
   if (!page) return;
@@ -45,7 +45,7 @@ document.addEventListener("click", (event) => {
   page.focus();
 });
 
-// Gradio gives every radio button a group of its own, anew at each choice, so that arrow keys lead nowhere.
+// Gradio puts every radio button into its own group, again after each choice, so that arrow keys do nothing.
 let groups = 0;
 onMatch("fieldset", (box) => {
   const name = `sp-group-${++groups}`;
@@ -56,17 +56,17 @@ onMatch("fieldset", (box) => {
   new MutationObserver(join).observe(box, { childList: true, subtree: true, attributes: true, attributeFilter: ["name"] });
 });
 
-// Its dropdowns open at any key but Esc: also at Tab and Shift, right after they were closed.
-const OPENS_NOTHING = new Set(["Tab", "Shift", "Control", "Alt", "AltGraph", "Meta", "CapsLock", "ArrowLeft", "ArrowRight"]);
+// Gradio's dropdowns open at any key except Esc: also at Tab and Shift, right after they were closed.
+const IGNORED_KEYS = new Set(["Tab", "Shift", "Control", "Alt", "AltGraph", "Meta", "CapsLock", "ArrowLeft", "ArrowRight"]);
 document.addEventListener("keydown", (event) => {
-  if (OPENS_NOTHING.has(event.key) && event.target.matches?.('input[role="combobox"]')) event.stopPropagation();
+  if (IGNORED_KEYS.has(event.key) && event.target.matches?.('input[role="combobox"]')) event.stopPropagation();
 }, true);
 
-// Its upload box is called other than it reads.
+// The accessible name of Gradio's upload box differs from its visible text.
 onMatch('button[aria-label="Click to upload or drop files"]', (button) => button.removeAttribute("aria-label"));
 
-// Its text fields tell of what was typed at a key press alone: not of what was pasted, deleted, dictated, or written on a
-// phone. Each such change is followed by a key press that means no key.
+// Gradio's text fields report changes only at a key press, not after pasting, deleting, dictation, or input on a phone.
+// Each such change is followed by a synthetic key press of no key.
 let typed = false;
 document.addEventListener("keydown", () => { typed = false; }, true);
 document.addEventListener("keypress", (event) => { if (event.isTrusted) typed = true; }, true);

@@ -1,4 +1,4 @@
-// The panel beside a conversation: tiles, acceptance by depth, one step, the legend.
+// The panel beside a conversation: figures, acceptance by depth, one step, the legend.
 import { button, el, number, term } from "./dom.js";
 import * as trace from "./trace.js";
 
@@ -8,27 +8,27 @@ function tile(label, key) {
   return { node: el("div", { class: "sp-tile" }, el("span", { class: "sp-tile-label" }, label), value, note), value, note };
 }
 
-// Why no draft was checked yet, or at all.
-function whyNone(turn, now) {
+// Why no draft has been verified.
+function whyNoDraft(turn, now) {
   const drafted = turn.run.model.includes("@") || turn.run.request.speculation;
   if (!turn.run.ended && !now.tokens) return "loading the model and reading the prompt…";
   if (!drafted) return "speculation is off";
-  if (!turn.run.ended) return "the first draft comes with the second step";
-  return (turn.run.summary.notices || []).some((text) => text.startsWith("Speculation is off")) ? "speculation is off" : "no draft was checked";
+  if (!turn.run.ended) return "drafting starts at the second step";
+  return (turn.run.summary.notices || []).some((text) => text.startsWith("Speculation is off")) ? "speculation is off" : "no draft was verified";
 }
 
-// The plain speed to set an answer with `summary` against, of the same prompt or length under the same load; `plain` is
-// the run that was made to measure it, if any. { speed, exact, waits, noisy, words }: without a speed the words say why.
+// The plain speed that a response with `summary` is compared with, of the same prompt or length under the same load;
+// `plain` is the run that measured it, if any. { speed, exact, waits, noisy, text }; without a speed the text says why.
 function reference(summary, plain) {
-  if (plain?.error) return { words: plain.error };
-  if (plain && !plain.ended) return { waits: true, words: "measuring plain decoding of the same prompt…" };
+  if (plain?.error) return { text: plain.error };
+  if (plain && !plain.ended) return { waits: true, text: "measuring plain decoding of the same prompt…" };
   const measured = plain?.summary?.decode_tokens_per_second;
-  if (measured && !trace.sameLoad(summary, plain.summary)) return { speed: measured, exact: true, noisy: true, words: `Noisy: ${trace.whyUnlike(summary, plain.summary)}.` };
+  if (measured && !trace.sameLoad(summary, plain.summary)) return { speed: measured, exact: true, noisy: true, text: `Noisy: ${trace.noiseReason(summary, plain.summary)}.` };
   const speed = measured || summary?.plain_tokens_per_second;
-  if (!speed) return { words: "not measured: no plain answer to this prompt, or of this length, under the same load." };
+  if (!speed) return { text: "not measured: no plain response to this prompt, or of this length, under the same load." };
   const exact = Boolean(measured || summary.plain_reference?.same_prompt);
-  const what = exact ? "plain, same prompt" : "against a plain answer of the same length and load";
-  return { speed, exact, words: `${what}: ${number(speed, 1)} tokens/s.` };
+  const what = exact ? "plain, same prompt" : "plain response of the same length and load";
+  return { speed, exact, text: `${what}: ${number(speed, 1)} tokens/s.` };
 }
 
 const MEASURE = "Measure plain decoding of this prompt", RETRY = "Retry: measure plain decoding again";
@@ -40,20 +40,20 @@ class Side {
       speedup: tile(term("speedup", "Speedup"), "speedup") };
     this.measure = button("small", MEASURE, () => page.measurePlain(this.noisy), { id: "run-plain", hidden: true });
     this.tiles.speedup.node.append(this.measure);
-    this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Filled while a draft is checked."));
-    this.step = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Point at a token, or walk with ← and →, to see what was drafted there."));
+    this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Shown as soon as drafts are verified."));
+    this.step = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Point at a token, or press ← or →, to see what was drafted in that step."));
     const panel = (title, body) => el("section", { class: "sp-panel" }, el("h2", {}, title), body);
     this.node = el("aside", { class: "sp-side", "aria-label": "Figures" },
       el("div", { class: "sp-tiles" }, ...Object.values(this.tiles).map((t) => t.node)),
-      panel(term("acceptance", "Acceptance by depth"), this.bars), panel(term("step", "Step"), this.step), panel("How to read it", trace.legend()));
+      panel(term("acceptance", "Acceptance by depth"), this.bars), panel(term("step", "Step"), this.step), panel("Legend", trace.legend()));
   }
 
   show(turn) {
     const now = turn.current();
     this.tiles.speed.value.textContent = number(now.tokensPerSecond, 1);
-    this.tiles.speed.note.textContent = now.prefillMs ? `prompt read in ${number(now.prefillMs, 0)} ms, left out` : "";
+    this.tiles.speed.note.textContent = now.prefillMs ? `prompt read in ${number(now.prefillMs, 0)} ms (not counted)` : "";
     this.tiles.tau.value.textContent = now.acceptance.length ? number(now.tau) : "–";
-    this.tiles.tau.note.textContent = now.acceptance.length ? "tokens per verification" : whyNone(turn, now);
+    this.tiles.tau.note.textContent = now.acceptance.length ? "tokens per verification" : whyNoDraft(turn, now);
     this.bars.replaceChildren(trace.bars(now.acceptance));
     this.showSpeedup(turn, now);
   }
@@ -67,14 +67,14 @@ class Side {
     this.measure.textContent = this.noisy ? RETRY : MEASURE;
     if (turn.run.request.speculation?.probabilities) {
       value.textContent = "–";
-      note.replaceChildren("not measured: recording probabilities takes time of its own.");
+      note.replaceChildren("not measured: recording probabilities takes additional time.");
       this.measure.hidden = true;
       return;
     }
     const speedup = measurable && found.speed ? now.tokensPerSecond / found.speed : NaN;
     value.textContent = Number.isFinite(speedup) ? `${this.noisy ? "≈ " : ""}${number(speedup)}×` : "–";
     const slower = !this.noisy && speedup < 0.98 ? " Slower than plain: too few drafted tokens are accepted to pay for drafting." : "";
-    note.replaceChildren(now.acceptance.length || found.waits ? found.words + slower : "");
+    note.replaceChildren(now.acceptance.length || found.waits ? found.text + slower : "");
   }
 
   showStep(record) { this.step.replaceChildren(trace.detail(record)); }

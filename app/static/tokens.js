@@ -1,14 +1,14 @@
-// One answer, token by token: each in the colour of its origin, a seam before every step, steps to pick.
+// One response, token by token: each in the color of its origin, a line before every step, steps can be selected.
 import { el } from "./dom.js";
 
 const ORIGINS = {
   draft: "accepted draft token",
-  target: "the model's own token",
+  target: "the base model's own token",
   plain: "plain token, no speculation",
-  mixed: "a character that is drafted in part",
+  mixed: "partly drafted",
 };
 
-// Whose a token is: of several that make one character together, the origin of all, or "mixed".
+// Origin of a token. Several tokens that form one character have their common origin, or "mixed".
 function originOf(token) {
   const origins = new Set(token.origins || [token.origin]);
   return origins.size === 1 ? [...origins][0] : "mixed";
@@ -31,11 +31,11 @@ function tokenNode(token, record) {
   const depth = origin === "draft" ? Math.min(token.depth, 5) : undefined;
   const node = el("span", { class: `tr-token sp-${origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) });
   const [, space, core] = token.text.match(/^(\s*)([\s\S]*)$/);
-  node.append(space, el("span", { class: "tr-core" }, core));  // the mark goes around the word: none is left empty at a line's end
+  node.append(space, el("span", { class: "tr-core" }, core));  // marks the word without its space, since a marked space could end a line
   return node;
 }
 
-// One step of the answer: its tokens, with a seam before them.
+// One step of the response: its tokens, with a line before them.
 function stepNode(record) {
   const shown = record.tokens.filter((token) => token.text);
   if (!shown.length) return null;
@@ -44,15 +44,15 @@ function stepNode(record) {
   return node;
 }
 
-// Tokens of one answer as they come. `onSelect(record, this, node)` when a step is pointed at, clicked or reached by arrow
-// keys; the node only where it was clicked.
+// Tokens of one response as they arrive. Calls `onSelect(record, this, node)` when a step is pointed at, clicked or
+// reached by arrow keys; `node` only if it was clicked.
 class TokenStream {
   constructor(onSelect = () => {}) {
     this.records = [];
     this.pinned = null;
     this.onSelect = onSelect;
     this.node = el("div", { class: "tr-tokens", tabindex: "0", role: "group",
-      "aria-label": "Answer, token by token; left and right arrow keys walk the steps" });
+      "aria-label": "Response, token by token; left and right arrow keys select a step" });
     this.node.addEventListener("click", (event) => this.pick(event, true));
     this.node.addEventListener("mouseover", (event) => this.pick(event, false));
     this.node.addEventListener("keydown", (event) => this.key(event));
@@ -98,7 +98,7 @@ class TokenStream {
     if (this.records[next].index !== this.pinned) this.select(this.records[next].index, true);
   }
 
-  // Marks the token at position `index` of the whole answer.
+  // Marks the token at position `index` of the response.
   mark(index, title) {
     let at = 0;
     for (const record of this.records) {

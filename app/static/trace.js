@@ -1,10 +1,10 @@
-// What a trace says: figures while a run goes on, acceptance by depth, one step in detail, the legend.
+// Contents of a trace: figures of a running response, acceptance by depth, details of one step, the legend.
 import { el, notice, number, percent, visible } from "./dom.js";
 
 const NARROW = window.matchMedia("(max-width: 900px)");
-const ALIKE = 0.2;  // speculoos/other_work.py: shares of the machine's cores that loads may differ by
+const MAX_LOAD_DIFFERENCE = 0.2;  // maximum difference of two loads, as fractions of the cores (speculoos/other_work.py)
 
-// Depth by depth: how often one of the drafted children was accepted when their parent was (decoding/stats.py).
+// By depth: how often a drafted child was accepted if its parent was (decoding/stats.py).
 function acceptance(records) {
   const tried = [], taken = [];
   for (const record of records) {
@@ -18,7 +18,7 @@ function acceptance(records) {
   return tried.map((count, i) => taken[i] / count);
 }
 
-// Figures of the records so far, defined as decoding/stats.py and serving/baseline.py define them.
+// Figures of the records so far, as defined in decoding/stats.py and serving/baseline.py.
 function figures(records) {
   const later = records.filter((record) => record.kind !== "prefill");
   const counted = records.filter((record) => record.counted);
@@ -33,7 +33,7 @@ function figures(records) {
   };
 }
 
-// The same of a run: from its stored summary, once it has ended.
+// The same for a run; from its stored summary after its end.
 function figuresOf(run, records) {
   const own = figures(records), summary = (run.ended && run.summary) || {};
   return {
@@ -44,12 +44,12 @@ function figuresOf(run, records) {
   };
 }
 
-// The notices about a run: by the server (that a plain run does not speculate is no news to who chose it), that
-// it shared its device, why it failed.
+// Notices about a run: from the server (without “Speculation is off” for a plain run, which was requested), about a
+// shared device, and its error.
 function notices({ model, request, summary, error }) {
   const drafted = model.includes("@") || request.speculation;
   const texts = (summary.notices || []).filter((text) => drafted || !text.startsWith("Speculation is off"));
-  if (summary.shared_with) texts.push(`Figures taken while the job “${summary.shared_with}” used the same device.`);
+  if (summary.shared_with) texts.push(`Measured while the job “${summary.shared_with}” used the same device.`);
   return [...texts.map((text) => notice(text, "warn")), ...(error ? [notice(error, "bad")] : [])];
 }
 
@@ -60,7 +60,7 @@ function bar(share) {
 }
 
 function bars(shares) {
-  if (!shares.length) return el("p", { class: "sp-hint" }, "No draft token was scored.");
+  if (!shares.length) return el("p", { class: "sp-hint" }, "No draft token was verified.");
   const row = (share, i) => el("li", {}, el("span", { class: "sp-bar-name" }, `${i + 1}`), bar(share),
     el("span", { class: "sp-bar-value" }, percent(share)));
   return el("ol", { class: "sp-bars", "aria-label": "Acceptance by depth" }, ...shares.map(row));
@@ -78,7 +78,7 @@ function depthFirst(draft) {
   return order;
 }
 
-// A bar as long as a probability, with its name where there are two of them.
+// A bar of the length of a probability, with a name if there are two bars.
 function probability(share, name) {
   const words = Number.isFinite(share) ? percent(share) : "";
   return el("span", { class: "tr-prob", "data-of": name }, bar(share), el("span", { class: "sp-bar-value" }, name ? `${name} ${words}` : words));
@@ -95,25 +95,25 @@ function draftRow(draft, i, accepted) {
 }
 
 function detailHead(record) {
-  const kinds = { prefill: "prompt read, first token", verify: "verification", plain: "plain forward" };
+  const kinds = { prefill: "prefill, first token", verify: "verification", plain: "plain forward pass" };
   const ms = record.ms;
   const times = `draft ${number(ms.draft, 1)} ms · verify ${number(ms.verify, 1)} ms · other ${number(ms.other, 1)} ms`;
   return el("header", {}, el("h3", {}, `Step ${record.index}: ${kinds[record.kind] || record.kind}`), el("p", { class: "sp-hint" }, times));
 }
 
-// The step's drafted tree: accepted path, rejected candidates, probabilities, and the model's own token.
+// The drafted tree of a step: accepted path, rejected candidates, probabilities, and the base model's token.
 function detail(record) {
   const node = el("section", { class: "sp-detail", "aria-label": `Step ${record.index}` }, detailHead(record));
   const accepted = new Set(record.accepted);
   const drafted = record.draft.tokens.length;
   const depth = Math.max(0, ...record.draft.depths);
   if (drafted) {
-    if (record.draft.probs) node.append(el("p", { class: "sp-hint" }, "q: what the draft gave a token, p: what the model gave it after the token above."));
+    if (record.draft.probs) node.append(el("p", { class: "sp-hint" }, "q: probability of the token under the draft, p: under the base model, after the token above."));
     node.append(el("p", {}, `${accepted.size} of up to ${depth} drafted tokens accepted (${drafted} candidates scored).`));
     node.append(el("ol", { class: "tr-tree", tabindex: "0", "aria-label": "Drafted tree" }, ...depthFirst(record.draft).map((i) => draftRow(record.draft, i, accepted.has(i)))));
   }
   for (const { origin, text } of record.tokens.filter((token) => token.origin !== "draft")) {
-    node.append(el("p", { class: "sp-own-line" }, origin === "plain" ? "Plain token: " : "The model's own token: ", marked(origin, visible(text))));
+    node.append(el("p", { class: "sp-own-line" }, origin === "plain" ? "Plain token: " : "The base model's own token: ", marked(origin, visible(text))));
   }
   return node;
 }
@@ -135,36 +135,36 @@ function legend() {
   const entry = (node, words) => el("li", {}, node, el("span", {}, words));
   return el("ul", { class: "sp-legend", "aria-label": "Legend" },
     entry(el("span", {}, marked("draft", "one", 1), marked("draft", "two", 2), marked("draft", "three", 3)),
-      "accepted draft tokens: underlined, thicker the deeper"),
-    entry(marked("target", "own"), "the model's own token: boxed"),
-    entry(marked("mixed", "é"), "one character of several tokens, drafted in part"),
+      "accepted draft tokens: underlined, thicker with depth"),
+    entry(marked("target", "own"), "the base model's own token: boxed"),
+    entry(marked("mixed", "é"), "character of which some tokens were drafted"),
     entry(marked("plain", "plain"), "no speculation: no mark"),
-    entry(el("span", { class: "sp-seam-sample" }), "seam: a new step begins"));
+    entry(el("span", { class: "sp-step-sample" }), "start of a step"));
 }
 
-// On a narrow screen the figures stand below the conversation: a tapped token then shows its step beside it, until
-// something else is tapped.
+// On a narrow screen the figures are below the conversation: a tapped token shows its step in a popover until something
+// else is tapped.
 function popUp(record, anchor) {
   document.querySelector(".sp-popover")?.remove();
   if (!NARROW.matches) return;
-  const shut = el("button", { type: "button", class: "sp-popover-close", "aria-label": "Close", on: { click: () => shown.remove() } }, "×");
-  const shown = el("div", { class: "sp-popover", role: "dialog", "aria-label": `Step ${record.index}`, popover: "auto",
-    on: { toggle: ({ newState }) => { if (newState === "closed") shown.remove(); } } }, shut, detail(record));
-  document.querySelector(".gradio-container").append(shown);
-  shown.showPopover({ source: anchor });
+  const close = el("button", { type: "button", class: "sp-popover-close", "aria-label": "Close", on: { click: () => popover.remove() } }, "×");
+  const popover = el("div", { class: "sp-popover", role: "dialog", "aria-label": `Step ${record.index}`, popover: "auto",
+    on: { toggle: ({ newState }) => { if (newState === "closed") popover.remove(); } } }, close, detail(record));
+  document.querySelector(".gradio-container").append(popover);
+  popover.showPopover({ source: anchor });
 }
 
-// Whether two summaries were taken under the same load. A share that is not known is given the doubt.
+// Whether two summaries were measured under the same load. An unknown load counts as the same.
 function sameLoad(one, other) {
   const [a, b] = [one?.other_load, other?.other_load];
-  const close = a == null || b == null || Math.abs(a - b) <= ALIKE;
+  const close = a == null || b == null || Math.abs(a - b) <= MAX_LOAD_DIFFERENCE;
   return close && (one?.shared_with || "") === (other?.shared_with || "");
 }
 
 // Why the ratio of two speeds is noisy.
-function whyUnlike(one, other) {
+function noiseReason(one, other) {
   if ((one?.shared_with || "") !== (other?.shared_with || "")) return "one of the two runs shared the device with a job";
-  return `other programs used ${percent(one.other_load)} of the machine during this answer and ${percent(other.other_load)} during the plain one`;
+  return `other programs used ${percent(one.other_load)} of the machine during this response and ${percent(other.other_load)} during the plain one`;
 }
 
-export { figuresOf, notices, bars, detail, draftingOptions, legend, popUp, sameLoad, whyUnlike };
+export { figuresOf, notices, bars, detail, draftingOptions, legend, popUp, sameLoad, noiseReason };

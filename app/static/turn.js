@@ -1,11 +1,11 @@
-// One turn of a conversation: the question, the answer's tokens as they come, its figures and what can be done with it.
+// One turn of a conversation: the prompt, the tokens of the response as they arrive, figures and actions.
 import { button, el, notice, number } from "./dom.js";
 import { build, copyButton } from "./reading.js";
 import { ask, follow } from "./stream.js";
 import { TokenStream } from "./tokens.js";
 import * as trace from "./trace.js";
 
-const STATES = { QUEUED: "waiting for the model…", RUNNING: "answering…", SUCCEEDED: "", CANCELLED: "stopped", FAILED: "" };
+const STATES = { QUEUED: "waiting for the model…", RUNNING: "generating…", SUCCEEDED: "", CANCELLED: "stopped", FAILED: "" };
 
 const READ_MS = 700;
 
@@ -23,17 +23,17 @@ class Turn {
     this.figures = el("p", { class: "sp-turn-figures" });
     this.notes = el("div", {});
     const messages = view.request.messages || [];
-    this.question = messages.length ? messages[messages.length - 1].content : "";
+    this.prompt = messages.length ? messages[messages.length - 1].content : "";
     const model = el("span", { class: "sp-turn-model" }, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
-    this.goOn = link("Continue", "Go on where the answer was cut", () => page.goOn(this), { hidden: true, "data-cut": true });
+    this.continueButton = link("Continue", "Continue the truncated response", () => page.continueTurn(this), { hidden: true, "data-cut": true });
     this.remove = link("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
     this.versions = el("span", { class: "sp-versions" });
     this.showVersions(view.versions || []);
-    this.actions = el("span", { class: "sp-turn-actions" }, this.goOn, this.versions, copyButton(() => page.wholeAnswer(this)),
-      link("Again", "Ask the same again, with the draft and sampling chosen now", () => page.again(this)),
-      ...(view.continues ? [] : [link("Edit", "Ask this differently; the answer stays as another version", () => page.edit(this))]), this.remove);
+    this.actions = el("span", { class: "sp-turn-actions" }, this.continueButton, this.versions, copyButton(() => page.fullResponse(this)),
+      link("Again", "Send the same prompt again with the current draft and sampling", () => page.again(this)),
+      ...(view.continues ? [] : [link("Edit", "Edit the prompt; the response is kept as another version", () => page.edit(this))]), this.remove);
     this.node = el("article", { class: "sp-turn", "data-run": view.id, "data-state": view.state },
-      view.continues ? el("p", { class: "sp-continues sp-hint" }, "continued") : el("div", { class: "sp-question sp-question-text" }, this.question),
+      view.continues ? el("p", { class: "sp-continues sp-hint" }, "continued") : el("div", { class: "sp-question sp-question-text" }, this.prompt),
       el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.reading, this.notes,
         el("footer", {}, this.figures, this.actions)));
     this.node.addEventListener("click", () => page.focusTurn(this));
@@ -41,16 +41,16 @@ class Turn {
     this.showReading();
   }
 
-  // Which of the versions of this turn is shown, and the ways to the others.
+  // Shows which version of this turn is displayed, with buttons for the others.
   showVersions(ids) {
     this.run.versions = ids;
     const at = ids.indexOf(this.id);
-    const way = (step, label, title) => link(label, title, () => this.page.choose(ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
-    this.versions.replaceChildren(...(ids.length < 2 ? [] : [way(-1, "‹", "The version before"), `${at + 1} / ${ids.length}`, way(1, "›", "The version after")]));
+    const stepTo = (step, label, title) => link(label, title, () => this.page.choose(ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
+    this.versions.replaceChildren(...(ids.length < 2 ? [] : [stepTo(-1, "‹", "Previous version"), `${at + 1} / ${ids.length}`, stepTo(1, "›", "Next version")]));
   }
 
-  // The answer to be read, while that is what is looked at. While it goes on it is asked for again, the later the longer
-  // it takes.
+  // Shows the response as formatted text if that view is selected. A running response is reloaded; the pause grows with
+  // the duration of a request.
   async showReading() {
     if (document.documentElement.dataset.view !== "text" || this.isLoading || this.read) return;
     this.isLoading = true;
@@ -98,8 +98,8 @@ class Turn {
 
   showNotes() {
     const { summary } = this.run, lines = trace.notices(this.run);
-    if (summary.finish === "length") lines.push(el("div", { "data-cut": true }, notice("Cut at the token limit; “Continue” goes on where it ended.", "info")));
-    this.goOn.hidden = !this.run.text || (summary.finish !== "length" && this.run.state !== "CANCELLED");
+    if (summary.finish === "length") lines.push(el("div", { "data-cut": true }, notice("Truncated at the token limit; “Continue” resumes it.", "info")));
+    this.continueButton.hidden = !this.run.text || (summary.finish !== "length" && this.run.state !== "CANCELLED");
     this.notes.replaceChildren(...lines);
   }
 

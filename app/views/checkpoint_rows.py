@@ -224,13 +224,13 @@ def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
 
 
 def _origin(checkpoint: Checkpoint) -> str:
-    """Source, format, licence and notices of an imported draft; "" for others."""
+    """Source, format, license and notices of an imported draft; "" for others."""
     imported = checkpoint.config.get("imported") or {}
     if not imported:
         return ""
     source = SOURCE_WORDS.get(str(checkpoint.config.get("source")), "")
-    licence, notices = imported.get("licence") or "not stated", " ".join(imported.get("notices") or ())
-    return f"{source} {imported.get('origin')} · {imported.get('title')} · licence {licence}. {notices}".strip()
+    license_name, notices = imported.get("licence") or "not stated", " ".join(imported.get("notices") or ())
+    return f"{source} {imported.get('origin')} · {imported.get('title')} · license {license_name}. {notices}".strip()
 
 
 def actions(session: Session, checkpoint: Checkpoint) -> str:

@@ -36,7 +36,7 @@ def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
     if rows:
         return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
     if filtered:
-        return empty_state("None of these", "No data set matches; use other search words, or choose “All”.")
+        return empty_state("No matches", "No data set matches; use other search words, or choose “All”.")
     return empty_state(
         "No data yet",
         "Import prompts above, or add the included ones, then generate responses to train a draft on.",
@@ -64,7 +64,7 @@ def state(data: Dataset, job: Job | None, waits_for: str) -> str:
 
 
 def _truncation_warning(data: Dataset) -> str:
-    """Warning if the token limit truncated so many answers that a draft rarely sees the end of one."""
+    """Warning if the token limit truncated so many responses that a draft rarely sees the end of one."""
     count, total = cut_answers(data.report or {})
     if not total or count / total < MANY_CUT:
         return ""
@@ -79,7 +79,7 @@ def _truncation_warning(data: Dataset) -> str:
 
 AS_BEFORE = "The last job added no rows; the existing rows did not change."
 MANY_CUT = 0.25
-"""Fraction of truncated answers from which a warning is displayed."""
+"""Fraction of truncated responses from which a warning is displayed."""
 CUT_SHORT = "Stopped before every prompt had its responses; the finished rows can be used."
 
 
@@ -126,7 +126,7 @@ def _by_kind(counts: Any) -> str:
 
 
 def cut_answers(report: Mapping[str, Any]) -> tuple[int, int]:
-    """(number of answers truncated by a limit, number of answers); 0 if unknown."""
+    """(number of responses truncated by a limit, number of responses); 0 if unknown."""
     count, finish = report.get("cut_answers"), report.get("finish")
     count = finish.get("length", 0) if isinstance(finish, dict) else count
     total = sum(finish.values()) if isinstance(finish, dict) else report.get("rows")
@@ -147,7 +147,7 @@ def _mean(report: Mapping[str, Any], rows: int) -> str:
 
 
 def distributions(data: Dataset) -> str:
-    """Charts: lengths of the rows, and coverage of the answers by draft vocabulary size."""
+    """Charts: lengths of the rows, and coverage of the responses by draft vocabulary size."""
     report = data.report or {}
     tokens, coverage = _pairs(report.get("lengths")), _pairs(report.get("coverage"))
     characters = _pairs(report.get("lengths_in_characters") if data.kind == "prompts" else None)

@@ -39,7 +39,7 @@ LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 LOOK, NOTHING = "corpus.first_look:preview", "corpus.first_look:import_problem"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""
 STRICT = "A suite is read in its own format; the import reports every line that differs."
-RECOGNISED = "detected"
+RECOGNIZED = "detected"
 FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", "messages": "Column of the messages"}
 """Fields that a column of the file can be mapped to (corpus.rows) → label."""
 
@@ -68,7 +68,7 @@ class ImportForm:
                 )
             with gr.Row(visible=False, elem_id="data-fields") as mapping:
                 fields = [
-                    dropdown([(RECOGNISED, "")], value="", label=words, elem_id=f"data-field-{field}", min_width=180)
+                    dropdown([(RECOGNIZED, "")], value="", label=words, elem_id=f"data-field-{field}", min_width=180)
                     for field, words in FIELDS.items()
                 ]
             message = block(elem_id="data-said-import")
@@ -86,7 +86,7 @@ class ImportForm:
         on_event_open(start.click, self.submitted, form, message, target)
 
     def chosen(self, kind: str) -> tuple[Any, Any, Any]:
-        """Dropdowns of base models (if answers are kept) and suites; the columns of a suite cannot be mapped."""
+        """Dropdowns of base models (if responses are kept) and suites; the columns of a suite cannot be mapped."""
         mapping, base = gr.Row(visible=False) if kind == SUITE else gr.skip(), gr.Dropdown(visible=False)
         if kind == ANSWERED:
             with reading(self.settings) as session:
@@ -101,7 +101,7 @@ class ImportForm:
         if kind == SUITE:
             return [notice(STRICT, "info"), gr.Row(visible=False), *[gr.skip()] * len(FIELDS)]
         result = self._look(upload, path, hub, kind, fields)
-        options = [(RECOGNISED, ""), *((name, name) for name in result["columns"])]
+        options = [(RECOGNIZED, ""), *((name, name) for name in result["columns"])]
         selected = [field if field in result["columns"] else "" for field in fields]
         row = gr.Row(visible=bool(result["columns"]))
         return [first_look(result), row, *(gr.Dropdown(options, value=value) for value in selected)]

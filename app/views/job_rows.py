@@ -40,7 +40,7 @@ def jobs_table(
     if rows:
         return tag("div", table(COLUMNS, rows, "Jobs", named=("Result",)), class_="sp-jobs")
     if filtered:
-        return empty_state("None of these", "No job matches the filter and the search. Change them, or choose “All”.")
+        return empty_state("No matches", "No job matches the filter and the search. Change them, or choose “All”.")
     return empty_state(
         "No jobs yet", "Jobs appear when you add a model, import prompts or train.", "/", "Go to Quickstart"
     )

@@ -88,7 +88,7 @@ def prompts_words(row: Evaluation) -> str:
 def empty_leaderboard(view: LeaderboardView) -> str:
     if view != LeaderboardView(sort=view.sort):
         return empty_state(
-            "None of these", "No evaluation matches the filters. Choose “All” in a filter.", "/evaluations", "Show all"
+            "No matches", "No evaluation matches the filters. Choose “All” in a filter.", "/evaluations", "Show all"
         )
     return empty_state(
         "No evaluations yet",

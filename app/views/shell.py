@@ -42,7 +42,7 @@ def bar(current: str, can_log_out: bool = False) -> str:
     """Brand, links to all pages, the theme switch and, with logins, a button to log out."""
     links = "".join(tag("a", safe(label), href=path, aria_current=_mark(path, current)) for label, path in NAV)
     brand = tag("a", MARK + tag("span", "Speculoos"), href="/", class_="sp-brand")
-    switch = tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label="Colour theme")
+    switch = tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label="Color theme")
     nav = tag("nav", links, class_="sp-nav", aria_label="Pages", data_sp="nav")
     out = tag("button", "Log out", class_="sp-small-button", type="submit")
     leave = tag("form", out, method="post", action="/logout", class_="sp-leave") if can_log_out else ""

@@ -59,17 +59,17 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
     """A notice about jobs of the URL that are not shown, and why; otherwise ""."""
     words = []
     if result.others:
-        words.append(f"{_quoted(result.others)} {_are(result.others)} no training and cannot be compared.")
+        words.append(f"Not compared: {_quoted(result.others)}. Only training runs can be compared.")
     if result.missing:
         subject = "One of these jobs is" if result.missing == 1 else f"{result.missing} of these jobs are"
         words.append(f"{subject} missing: deleted, or the URL is wrong.")
     if result.surplus:
         words.append(
-            f"At most {MAX_TRAININGS} trainings can be compared; {_quoted(result.surplus)} {_are(result.surplus)} "
+            f"At most {MAX_TRAININGS} training runs can be compared; {_quoted(result.surplus)} {_are(result.surplus)} "
             "left out."
         )
     if len(result.trainings) == 1:
-        words.append("Only one training is selected. Select two or more on the page Jobs.")
+        words.append("Only one training run is selected. Select two or more on the page Jobs.")
     return notice(" ".join(words), "warn", "/jobs", "Select on Jobs") if words else ""
 
 
@@ -160,7 +160,7 @@ def figures_table(session: Session, trainings: Sequence[Training], metrics: Metr
             rows.append((tag("span", safe(words) + row_note(way)), cells))
     shown = [[words, *cells] for words, cells in rows if set(cells) != {DASH}]
     heads = {name: _head(row_id, name, ids) for name, row_id in zip(names, ids, strict=True)}
-    return table(["", *names], shown, "Figures of each training", wide_first=True, named=names, heads=heads)
+    return table(["", *names], shown, "Figures of each training run", wide_first=True, named=names, heads=heads)
 
 
 def _head(row_id: str, name: str, ids: Sequence[str]) -> str:
@@ -214,7 +214,7 @@ def settings_table(trainings: Sequence[Training]) -> str:
     if not equal:
         return html
     count = f"{len(equal)} settings are equal" if len(equal) > 1 else "One setting is equal"
-    words = tag("summary", safe(f"{count} in all trainings"))
+    words = tag("summary", safe(f"{count} in all training runs"))
     return html + tag(
         "details", words + facts((key, value or "none") for key, value in equal.items()), class_="sp-fold"
     )

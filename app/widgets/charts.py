@@ -1,6 +1,6 @@
-"""Line charts as SVG. Colours and dashes are classes of the style sheet.
+"""Line charts as SVG. Colors and dashes are classes of the style sheet.
 
-Every series has its own dash pattern and is named in the legend, so the chart is readable without colours. The numbers
+Every series has its own dash pattern and is named in the legend, so the chart is readable without colors. The numbers
 are attached as JSON: static/charts.js shows the values under the pointer and exports the chart and its numbers.
 """
 
@@ -36,7 +36,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class ChartStyle:
-    """Style of a chart. `order`: series names in the order of colours, for charts that lack some series; `near`: the
+    """Style of a chart. `order`: series names in the order of colors, for charts that lack some series; `near`: the
     pointer shows each line's closest value, for lines with different steps; `up`: label of the values' axis; `best`:
     mark and label the highest point of each line instead of the last."""
 

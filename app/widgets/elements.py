@@ -67,7 +67,7 @@ def link_button(words: str, to: str, main: bool = False, **attributes: object) -
 
 
 def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") -> str:
-    """One sentence in a coloured strip with a sign; `link` must be a URL of this application."""
+    """One sentence in a colored strip with a sign; `link` must be a URL of this application."""
     more = " " + tag("a", safe(link_text or link), href=link) if link else ""
     sign = tag("span", SIGNS[tone], class_="sp-sign", aria_hidden="true")
     role = "alert" if tone == "bad" else "status"

@@ -136,5 +136,5 @@ def _seed(value: Any) -> int | None:
     if not text:
         return None
     if not SEED.fullmatch(text):
-        raise BadInput(f"Seed: a whole number is needed, not {text[:40]!r}; leave it empty for a random seed.")
+        raise BadInput(f"Seed: expected a whole number, got {text[:40]!r}; leave it empty for a random seed.")
     return int(text)

@@ -13,7 +13,7 @@ TERMS = {
     "lossless": "The output is that of the base model alone: the same tokens at temperature 0, tokens of the same "
     "distribution above it.",
     "tree": "Several candidates per position, each with its own continuation, all verified in the same forward pass.",
-    "loss-mask": "Which tokens of a conversation a draft is trained on: the answers, not the questions.",
+    "loss-mask": "Which tokens of a conversation a draft is trained on: the responses, not the prompts.",
     "interval": "“1.38 – 1.47× (95 %)” is a bootstrap confidence interval: the questions and steps that were measured "
     "are resampled many times, and 95 % of the results fall within it.",
     "plain": "The base model without a draft: the baseline of every speedup.",

@@ -37,7 +37,7 @@ def ours(options: Json, settings: Json, rows: Rows) -> PeerTrainer:
     from models.base import load_base
     from models.methods import train_config
     from models.runtime.weights import pack_supported
-    from training.batches import Batch, TokenisedConversation
+    from training.batches import Batch, TokenizedConversation
     from training.method import make_method
 
     config = train_config(
@@ -50,7 +50,7 @@ def ours(options: Json, settings: Json, rows: Rows) -> PeerTrainer:
     )
     base = load_base(options["base"], dtype=options["base_dtype"])
     tensors = [(torch.tensor(row["ids"]), torch.tensor(row["mask"], dtype=torch.bool)) for row in rows]
-    method = make_method(config, base, [TokenisedConversation("", ids, mask, "") for ids, mask in tensors]).train()
+    method = make_method(config, base, [TokenizedConversation("", ids, mask, "") for ids, mask in tensors]).train()
     pack_supported(base, head=False)
 
     def loss(rows: Rows) -> torch.Tensor:

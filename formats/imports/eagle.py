@@ -327,7 +327,7 @@ def _check_layer(fields: Fields) -> None:
     if (act := fields.text("hidden_act")) not in ("", "silu", "swish"):
         raise Unsupported(f"{fields.name}: hidden_act {act!r} is not supported; silu is.")
     if fields.get("quantization_config"):
-        raise Unsupported(f"{fields.name}: quantization_config: the draft is quantised; import the unquantised draft.")
+        raise Unsupported(f"{fields.name}: quantization_config: the draft is quantized; import the unquantized draft.")
     if (scale := fields.get("logit_scale", 1.0)) != 1.0:
         raise Unsupported(f"{fields.name}: logit_scale {scale!r}: only drafts with 1.0 are supported.")
 

@@ -134,7 +134,7 @@ class DraftSource:
 
     @property
     def licence(self) -> str:
-        """The licence in its README or config."""
+        """The license in its README or config."""
         stated = self.config.get("license")
         return read_licence(self.folder) or (stated[:80] if isinstance(stated, str) else "")
 

@@ -1,6 +1,6 @@
 """Paths inside the home are stored relative to it (`home:checkpoints/<id>/attempt-1`), so that a home can be moved.
 
-Paths inside a home are recognised by the row's own id in them, which also yields the earlier locations of a home that
+Paths inside a home are recognized by the row's own id in them, which also yields the earlier locations of a home that
 was moved before.
 """
 

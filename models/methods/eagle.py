@@ -12,8 +12,8 @@ DRAFTING = ("tree", "depth", "top_k", "nodes", "sample")
 
 class EagleSettings(TrainConfig):
     eagle_num_layers: int = setting(1, "Decoder layers of the draft.", 1, 16)
-    use_input_layernorm_in_first_layer: bool = setting(False, "Normalise the first layer's input.")
-    use_last_layernorm: bool = setting(False, "Normalise the draft's last feature.")
+    use_input_layernorm_in_first_layer: bool = setting(False, "Normalize the first layer's input.")
+    use_last_layernorm: bool = setting(False, "Normalize the draft's last feature.")
     eagle_feature_weight: float = setting(1.0, "Weight of the smooth-L1 loss on features.", 0, 1e6)
     eagle_token_weight: float = setting(0.1, "Weight of the soft cross-entropy on tokens.", 0, 1e6)
     eagle_noise: float = setting(0.1, "Width of the uniform noise on features, times 512 / length.", 0, 10)

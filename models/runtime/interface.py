@@ -15,7 +15,7 @@ class Inputs:
     """New rows of one sequence, or of several concatenated ones: `ids`, `positions` int64 [N]. `counts`: rows of each
     sequence; they belong to the cache's sequences `first`, `first` + 1, … `mask`: bool [N, N], for one sequence only,
     attention among new rows (all attend to the committed ones); None: causal. `max_seq_len`: the largest position + 1,
-    known without a device synchronisation."""
+    known without a device synchronization."""
 
     ids: torch.Tensor
     positions: torch.Tensor

@@ -83,7 +83,7 @@ def test_the_page_says_where_a_question_belongs(home: Settings) -> None:
 def test_a_seed_is_a_whole_number_or_nothing() -> None:
     assert [fields.sampling_of(8, 1, seed, "").seed for seed in ("", None, " 7 ", 7, "-3")] == [None, None, 7, 7, -3]
     for wrong in ("1.5", "seven", "9" * 30, "٣"):
-        with pytest.raises(BadInput, match="Seed: a whole number"):
+        with pytest.raises(BadInput, match="Seed: expected a whole number"):
             fields.sampling_of(8, 1, wrong, "")
 
 
@@ -111,7 +111,7 @@ def test_going_on_needs_an_answer_that_was_cut(home: Settings) -> None:
 
 def test_what_was_gone_on_with_is_one_answer_for_the_next_question(home: Settings) -> None:
     cut = asked(home, "one", answer="first half", summary={"finish": "length"})
-    with pytest.raises(SpeculoosError, match="does not answer"):
+    with pytest.raises(SpeculoosError, match="does not respond"):
         turns.continue_turn(home, cut.id)
     with writing(home) as rows:
         gone_on = runs.group_runs(rows, str(cut.group_id))[-1]

@@ -53,7 +53,7 @@ def row_of(home: Settings) -> Evaluation:
 
 def test_a_prompt_is_run_again_as_it_was_asked_with_the_models_probabilities(home):
     chat, refused = run_again(home, "one", "0")
-    assert "does not answer" in refused
+    assert "does not respond" in refused
     with reading(home) as rows:
         (run,) = runs.group_runs(rows, chat)
     assert (run.model, run.request["messages"]) == ("tiny@heads", PROMPTS[0]["messages"])

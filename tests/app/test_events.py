@@ -188,7 +188,7 @@ def test_a_strange_last_event_id_means_from_the_beginning(header: str, last: int
 def test_when_the_inference_server_is_down_the_run_fails_with_one_sentence(home: Settings) -> None:
     nobody = replace(home, inference_url="http://127.0.0.1:9")  # the usual port may be served by the user's own
     run, refused = turns.next_turn(nobody, "", "tiny", "hello", turns.TurnSampling())
-    assert "inference server does not answer" in refused
+    assert "inference server does not respond" in refused
     with reading(home) as rows:
         stored = runs.get_run(rows, run.id)
     assert (stored.state, stored.error) == ("FAILED", refused)

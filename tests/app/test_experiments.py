@@ -129,7 +129,7 @@ def test_its_page_shows_names_and_notes_literally(filled: Settings) -> None:
     with db.reading(filled) as session:
         listed = page.experiments_table(session)
         assert "<img" not in listed and FORMULA in listed
-        assert "None of these" in page.experiments_table(session, ListQuery("All", "nowhere"))
+        assert "No matches" in page.experiments_table(session, ListQuery("All", "nowhere"))
 
 
 def test_its_page_has_figures_jobs_and_ways_on(filled: Settings) -> None:
@@ -156,7 +156,7 @@ def test_an_empty_one_says_what_to_do(home: Settings) -> None:
     with db.writing(home) as session:
         session.add(Experiment(id="exp", name="new"))
     shown = "".join(parts(home))
-    assert "No jobs yet" in shown and "no trainings with results yet" in shown
+    assert "No jobs yet" in shown and "no training runs with results yet" in shown
     with db.reading(home) as session:
         assert "Jobs</th>" in page.experiments_table(session)
 

@@ -255,7 +255,7 @@ def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
             page(session, LeaderboardView().select()), {}, LeaderboardView()
         )
         narrowed = LeaderboardView(suite="x")
-        assert "None of these" in leaderboard.leaderboard(page(session, narrowed.select()), {}, narrowed)
+        assert "No matches" in leaderboard.leaderboard(page(session, narrowed.select()), {}, narrowed)
         assert all(found == [] for found in board.filter_choices(session).values())
 
 

@@ -78,7 +78,7 @@ def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
 )
 def test_an_empty_search_says_so(filled: Settings, table) -> None:
     with reading(filled) as session:
-        assert "None of these" in table(session, ListQuery("All", "nobody is called so"), "")
+        assert "No matches" in table(session, ListQuery("All", "nobody is called so"), "")
     assert ListQuery("All", "x").is_filtered and ListQuery("Done").is_filtered and not ListQuery("All").is_filtered
 
 

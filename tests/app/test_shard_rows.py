@@ -49,7 +49,7 @@ def test_the_list_and_the_strip_show_one_job_with_its_progress(home: Settings, j
     assert f"/jobs?id={job.id}" in chip and "20%" in chip and "waiting" not in chip
 
 
-def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_see_colours(
+def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_see_colors(
     home: Settings, job: Job
 ) -> None:
     with db.reading(home) as session:

@@ -82,7 +82,7 @@ def test_gradio_serves_no_file_of_the_machine(client: TestClient) -> None:
         assert client.get(f"/gradio_api/file={path}").status_code in (403, 404), path
 
 
-def test_every_colour_token_of_the_theme_is_in_the_style_sheet_light_and_dark() -> None:
+def test_every_color_token_of_the_theme_is_in_the_style_sheet_light_and_dark() -> None:
     css = (theme.STATIC / "style.css").read_text()
     light, dark = css.split(":root.dark, .dark {")[0], css.split(":root.dark, .dark {")[1].split("}")[0]
     for token in theme.VARIABLES:
@@ -96,8 +96,8 @@ def test_words_can_be_read_on_every_ground_in_both_themes(ink: str, ground: str)
     """WCAG AA: contrast of at least 4.5."""
     css = (theme.STATIC / "style.css").read_text()
     for block in (css.split(":root.dark")[0], css.split(":root.dark, .dark {")[1].split("}")[0]):
-        colours = dict(re.findall(r"--sp-([a-z-]+): (#[0-9a-f]{6})", block))
-        assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+        colors = dict(re.findall(r"--sp-([a-z-]+): (#[0-9a-f]{6})", block))
+        assert contrast(colors[ink], colors[ground]) >= 4.5, (ink, ground)
 
 
 def contrast(a: str, b: str) -> float:
@@ -105,8 +105,8 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def luminance(colour: str) -> float:
-    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+def luminance(color: str) -> float:
+    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -77,7 +77,7 @@ def test_an_address_lists_each_job_once_and_comes_back() -> None:
 
 def test_what_cannot_be_compared_is_said(filled: Settings) -> None:
     said = drawn(filled, ids="one,other,nowhere")["problem"]
-    assert "“Plan it” is no training" in said and "One of these jobs is missing" in said and "Only one training" in said
+    assert "Not compared: “Plan it”" in said and "One of these jobs is missing" in said and "Only one training" in said
     assert drawn(filled, ids="one,two")["problem"] == ""
     assert "Nothing to compare yet" in drawn(filled)["problem"]
 
@@ -94,7 +94,7 @@ def test_only_settings_that_differ_are_in_the_table(filled: Settings) -> None:
     table, equal = made.split("<details")
     assert re.findall(r"<td>([^<]*)</td>|<td[^>]*>([^<]*)</td>", table)[0][0] == "lr"
     assert table.count("<tr>") == 2 and "0.001" in table and "0.002" in table
-    assert re.search(r"\d+ settings are equal in all trainings", equal) and "batch_tokens" in equal
+    assert re.search(r"\d+ settings are equal in all training runs", equal) and "batch_tokens" in equal
     assert "depends on the data" in equal[equal.index("batch_tokens") :][:80]
     assert "<img" not in made and "${" not in made
 

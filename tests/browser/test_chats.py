@@ -127,7 +127,7 @@ def test_an_edited_question_is_another_version_and_there_is_a_way_back(page: Pag
     page.locator("#prompt textarea").fill("half written")
     page.get_by_role("button", name="Edit").first.click()
     expect(page.locator("#prompt textarea")).to_have_value("first question")
-    expect(page.locator("#editing")).to_contain_text("Editing an earlier question")
+    expect(page.locator("#editing")).to_contain_text("Editing an earlier prompt")
     page.locator("#editing").get_by_role("button", name="Cancel").click()
     expect(page.locator("#prompt textarea")).to_have_value("half written")
     page.get_by_role("button", name="Edit").first.click()
@@ -135,7 +135,7 @@ def test_an_edited_question_is_another_version_and_there_is_a_way_back(page: Pag
     expect(page.locator(".sp-turn")).to_have_count(1)
     expect(answered(page).locator(".sp-question-text")).to_have_text("first question, differently")
     expect(page.locator(".sp-versions")).to_contain_text("2 / 2")
-    page.get_by_role("button", name="The version before").click()
+    page.get_by_role("button", name="Previous version").click()
     expect(page.locator(".sp-question-text")).to_have_text(["first question", "second question"])
     page.reload()
     expect(page.locator(".sp-question-text")).to_have_text(["first question", "second question"])
@@ -150,7 +150,7 @@ def test_an_answer_that_was_cut_goes_on(page: Page, workbench: Workbench) -> Non
     assert not refused
     page.goto(f"{workbench.url}/playground?chat={run.group_id}")
     turn = answered(page).and_(page.locator(f'[data-run="{run.id}"]'))
-    expect(turn).to_contain_text("Cut at the token limit")
+    expect(turn).to_contain_text("Truncated at the token limit")
     turn.get_by_role("button", name="Continue").click()
     second = answered(page, 2)
     expect(second.locator(".sp-continues")).to_be_visible()
@@ -212,7 +212,7 @@ def test_why_a_question_was_not_sent_stands_beside_the_prompt(page: Page, workbe
     page.get_by_role("button", name="Sampling").click()
     page.locator("#seed :is(input, textarea)").fill("seven")
     ask(page, "with a seed")
-    expect(problem).to_contain_text("Seed: a whole number is needed")
+    expect(problem).to_contain_text("Seed: expected a whole number")
     expect(page.locator("#prompt textarea")).to_have_value("with a seed")
 
 

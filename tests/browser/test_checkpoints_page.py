@@ -82,12 +82,12 @@ def test_what_is_entered_the_moment_the_fields_unfold_is_kept(page: Page, workbe
 def test_the_theme_can_be_chosen_and_stays(page: Page, workbench: Workbench) -> None:
     page.goto(f"{workbench.url}/checkpoints")
     button = page.locator('[data-sp="theme"]')
-    expect(button).to_have_attribute("aria-label", "Colour theme: system")
+    expect(button).to_have_attribute("aria-label", "Color theme: system")
     button.click()
     button.click()
     expect(page.locator("body")).to_have_class("dark")
     page.reload()
-    expect(button).to_have_attribute("aria-label", "Colour theme: dark")
+    expect(button).to_have_attribute("aria-label", "Color theme: dark")
     expect(page.locator("body")).to_have_class("dark")
 
 

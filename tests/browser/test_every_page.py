@@ -41,7 +41,7 @@ CUT_TABLES = """() => [...document.querySelectorAll('.sp-table')].filter((table)
 }).map((table) => table.ariaLabel)"""
 RULES = {"label-content-name-mismatch": {"enabled": True}, "target-size": {"enabled": True}}
 """Rules of axe that are off by default."""
-COLOUR_RULES = ("color-contrast", "link-in-text-block")
+COLOR_RULES = ("color-contrast", "link-in-text-block")
 """The rules that a theme can break."""
 
 
@@ -70,7 +70,7 @@ def violations(page: Page, axe: str, only: tuple[str, ...] = ()) -> list[str]:
 
 
 def switch_theme(page: Page, theme: str) -> None:
-    """Emulate a system theme and wait for the end of all colour transitions."""
+    """Emulate a system theme and wait for the end of all color transitions."""
     page.emulate_media(color_scheme=theme)
     page.wait_for_function(f"document.body.matches('.dark') === {json.dumps(theme == 'dark')}")
     page.wait_for_function("document.getAnimations().every((each) => !(each instanceof CSSTransition))")
@@ -78,14 +78,14 @@ def switch_theme(page: Page, theme: str) -> None:
 
 @pytest.fixture
 def check(page: Page, axe: str) -> Callable[[str], None]:
-    """Check an address at 1280 px with axe, the dark theme's colours too, then its layout at 400 px."""
+    """Check an address at 1280 px with axe, the dark theme's colors too, then its layout at 400 px."""
 
     def run(url: str) -> None:
         open_page(page, url)
         still(page)
         assert violations(page, axe) == []
         switch_theme(page, "dark")
-        assert violations(page, axe, COLOUR_RULES) == []
+        assert violations(page, axe, COLOR_RULES) == []
         for width in (700, 512):  # below and above the width at which tables become cards
             page.set_viewport_size({"width": width, "height": 900})
             nothing_is_cut_off(page, width)

@@ -35,7 +35,7 @@ def test_what_a_list_is_asked_for_is_in_the_address(page: Page, furnished: Furni
     expect(rows(page)).to_have_count(1)
     expect(page.locator("#jobs-find input, #jobs-find textarea")).to_have_value("heads 3")
     page.locator("#jobs-find input, #jobs-find textarea").fill("nobody")
-    expect(page.locator("#jobs-table .sp-empty")).to_contain_text("None of these")
+    expect(page.locator("#jobs-table .sp-empty")).to_contain_text("No matches")
     page.locator("#jobs-find input, #jobs-find textarea").fill("heads 33")
     page.keyboard.press("End")
     page.keyboard.press("Backspace")

@@ -232,7 +232,7 @@ def test_an_inference_server_that_is_down_is_one_clear_sentence(page: Page, work
     with workbench.without("inference"):
         ask(page, "anyone there?")
         failed = page.locator('.sp-turn[data-state="FAILED"]')
-        expect(failed.locator("[role=alert]")).to_contain_text("The inference server does not answer")
+        expect(failed.locator("[role=alert]")).to_contain_text("The inference server does not respond")
     expect(page.locator("#prompt textarea")).to_have_value("anyone there?")
     page.locator("#send").click()
     answered(page)

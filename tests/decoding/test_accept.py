@@ -77,7 +77,7 @@ def test_a_sampled_child_is_accepted_with_p_over_q_and_leaves_the_residual():
     assert lossless(p, q, [0.51, 0.26], shape, tokens) == (0, 2)
 
 
-def test_after_a_rejected_sampled_sibling_q_is_renormalised_without_it():
+def test_after_a_rejected_sampled_sibling_q_is_renormalized_without_it():
     shape, tokens = TreeShape((-1, 0, 0)), (0, 1, 2)
     p = [[0.5, 0.1, 0.4], [1, 0, 0], [1, 0, 0]]
     q = {0: [0.25, 0.5, 0.25]}

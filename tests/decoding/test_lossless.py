@@ -133,7 +133,7 @@ def always_from_base_if_first_rejected(shape, tokens, probs_after, proposals, un
     return node, torch.where(node == 0, fresh, token)
 
 
-def forgets_to_renormalise_q(shape, tokens, probs_after, proposals, uniforms):
+def forgets_to_renormalize_q(shape, tokens, probs_after, proposals, uniforms):
     """A wrong rule: siblings are judged as if drawn with replacement."""
     once = {parent: q for parent, q in proposals.items()}
 
@@ -161,7 +161,7 @@ def forgets_to_renormalise_q(shape, tokens, probs_after, proposals, uniforms):
     [
         (always_from_base_if_first_rejected, "deterministic"),
         (always_from_base_if_first_rejected, "sampled"),
-        (forgets_to_renormalise_q, "sampled"),
+        (forgets_to_renormalize_q, "sampled"),
     ],
 )
 def test_the_same_test_catches_biased_rules(rule, kind):

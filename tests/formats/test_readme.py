@@ -71,7 +71,7 @@ def test_names_and_notes_are_words_and_commands_are_one_command(kind: str, name:
     inner = [child for token in found for child in token.children or ()]
     assert not [t for t in (*found, *inner) if t.type in ("html_block", "html_inline", "link_open", "image", "em_open")]
     headings = [found[at + 1].content for at, token in enumerate(found) if token.type == "heading_open"]
-    known = {"Serve", "Base", "Data", "Recipe", "Notes", "Validation", "Licence", "Figures"}
+    known = {"Serve", "Base", "Data", "Recipe", "Notes", "Validation", "License", "Figures"}
     known |= {"vLLM", "SGLang", "TensorRT-LLM", "Measured"}
     assert {*headings[1:]} <= known and headings[0].startswith(("Medusa", "EAGLE", "Standalone", "standalone"))
     assert "alert(1)" in said and "Title" in said, "they are shown"
@@ -151,7 +151,7 @@ def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
         read, facts = CheckpointFiles.read(checkpoint(kind), base.path), CardFacts("my base", location, source)
         said = readme(FORMATS[name], read, facts, ExportReport(name, read.method, "", ()), "out")
         assert check(said, tmp_path, called)
-        assert ("quantised copy" in said) == (source == "starter") and ("base_model: " in said) == (source != "folder")
+        assert ("quantized copy" in said) == (source == "starter") and ("base_model: " in said) == (source != "folder")
 
 
 def test_what_a_tuning_found_is_said_as_it_was(base, checkpoint) -> None:

@@ -22,7 +22,7 @@ TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head
 
 
 def write_gguf(folder: Path, file: Path) -> Path:
-    """Write `file` from the tiny llama in `folder`, unquantised."""
+    """Write `file` from the tiny llama in `folder`, unquantized."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_name("Tiny")

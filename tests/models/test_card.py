@@ -57,7 +57,7 @@ def test_memory_is_weights_plus_cache() -> None:
             "How new applies final_logit_softcapping to its logits is unknown",
         ),
         ({"model_type": "bert", "architectures": ["BertModel"]}, "no language-model head"),
-        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "quantized"),
     ],
 )
 def test_an_unsupported_base_says_why(config: dict, reason: str) -> None:
@@ -91,7 +91,7 @@ def test_other_families_are_not_taken_for_recurrent_ones(kind: str) -> None:
     assert "recurrent state" not in unsupported_reason({"model_type": kind})
 
 
-def test_the_licence_is_read_from_the_readme(tiny_base: Path, tmp_path: Path) -> None:
+def test_the_license_is_read_from_the_readme(tiny_base: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_base, tmp_path / "copy")
     assert make_card(folder)["licence"] == ""
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Model\n")

@@ -78,10 +78,10 @@ def test_only_the_files_that_were_hashed_are_shown(folder: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("place", ["config.json", "nested"])
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_quantised_checkpoints_are_refused_before_anything_is_loaded(folder: Path, key: str, place: str) -> None:
+def test_quantized_checkpoints_are_refused_before_anything_is_loaded(folder: Path, key: str, place: str) -> None:
     values = {key: {"quant_method": "gptq", "bits": 4}}
     hostile.put(folder, "config.json", **(values if place == "config.json" else {"text_config": values}))
-    with pytest.raises(Unsupported, match=r"config\.json: its weights are quantised \(gptq\)"):
+    with pytest.raises(Unsupported, match=r"config\.json: its weights are quantized \(gptq\)"):
         load_base(folder)
 
 

@@ -21,7 +21,7 @@ def raised(function) -> Exception:
 
 
 @pytest.mark.parametrize("ask", [lambda: bytearray(1 << 62), lambda: torch.empty(1 << 60)], ids=["python", "torch"])
-def test_no_memory_is_recognised(ask) -> None:
+def test_no_memory_is_recognized(ask) -> None:
     error = raised(ask)
     assert out_of_memory(error) and not disk_full(error)
 
@@ -31,7 +31,7 @@ def test_no_memory_is_recognised(ask) -> None:
     [lambda path: path.write_bytes(bytes(100_000)), lambda path: save_file({"a": torch.zeros(100_000)}, str(path))],
     ids=["python", "safetensors"],
 )
-def test_a_file_that_may_not_grow_is_recognised(write, tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow_is_recognized(write, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
@@ -41,7 +41,7 @@ def test_a_file_that_may_not_grow_is_recognised(write, tmp_path: Path) -> None:
     assert disk_full(error) and not out_of_memory(error)
 
 
-def test_a_full_disk_and_a_quota_are_recognised() -> None:
+def test_a_full_disk_and_a_quota_are_recognized() -> None:
     for number in (errno.ENOSPC, errno.EDQUOT):
         assert disk_full(OSError(number, os.strerror(number)))
     assert disk_full(RuntimeError("I/O error: No space left on device (os error 28)")), "as safetensors says it"

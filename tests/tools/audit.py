@@ -1,4 +1,4 @@
-"""Known vulnerabilities and licences of what is installed: `python -m tests.tools.audit PIP_AUDIT` (`make audit`).
+"""Known vulnerabilities and licenses of what is installed: `python -m tests.tools.audit PIP_AUDIT` (`make audit`).
 
 pip-audit is run from an environment of its own, so that it changes nothing of ours. It ends well also when the service
 knew none of the packages (a mirror without advisories), so what was really looked up is counted here.
@@ -68,12 +68,12 @@ def ask(pip_audit: str) -> Audit | None:
         return None
 
 
-def licences() -> Counter[str]:
-    """How many of the installed packages have which licence, as they say themselves."""
-    return Counter(_licence(found.metadata) for found in metadata.distributions() if found.metadata["Name"])
+def licenses() -> Counter[str]:
+    """How many of the installed packages have which license, as they say themselves."""
+    return Counter(_license(found.metadata) for found in metadata.distributions() if found.metadata["Name"])
 
 
-def _licence(words: Any) -> str:
+def _license(words: Any) -> str:
     if short := words.get("License-Expression"):
         return short
     classes = [c.rpartition(" :: ")[2] for c in words.get_all("Classifier", []) if c.startswith("License ::")]
@@ -84,8 +84,8 @@ def main(pip_audit: str) -> int:
     """Say everything; the exit status is the worst of the parts."""
     consistent = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     print(consistent.stdout.strip() or consistent.stderr.strip())
-    print("\nLicences:")
-    for name, count in sorted(licences().items(), key=lambda item: -item[1]):
+    print("\nLicenses:")
+    for name, count in sorted(licenses().items(), key=lambda item: -item[1]):
         print(f"  {count:4}  {name}")
     status, said = verdict(ask(pip_audit))
     print("\n" + "\n".join(said))

@@ -10,7 +10,7 @@ from speculoos.errors import BadInput, NotFound
 from tests.training.conftest import write_dataset
 from training.batches import collate, epoch_order, load_conversations, make_batches, split_held_out
 from training.masks import mask_conversation
-from training.tokenising import preview
+from training.tokenizing import preview
 
 MARKED = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n'}}"

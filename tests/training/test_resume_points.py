@@ -1,4 +1,4 @@
-"""A damaged state is recognised, said, and skipped for an older one that is whole."""
+"""A damaged state is recognized, said, and skipped for an older one that is whole."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("spoil", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_state_is_recognised_and_the_one_before_it_taken(spoil, states):
+def test_a_damaged_state_is_recognized_and_the_one_before_it_taken(spoil, states):
     said = []
     assert [resume_point_damage(state) for state in all_resume_points(states)] == ["", "", ""]
     spoil(states / "state-8")

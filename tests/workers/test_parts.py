@@ -77,7 +77,7 @@ def test_a_process_that_ended_for_want_of_memory_is_followed_by_what_to_change(r
 
 
 @pytest.mark.integration
-def test_a_process_is_recognised_by_more_than_its_pid() -> None:
+def test_a_process_is_recognized_by_more_than_its_pid() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     who = identity.process_identity(child.pid)
     assert identity.is_alive(who)

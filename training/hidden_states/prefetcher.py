@@ -20,7 +20,7 @@ from models.methods.settings import FROM_STORE, TrainConfig
 from speculoos.errors import BadInput, Cancelled, NotFound
 from speculoos.reporting import Reporter
 from speculoos.settings import HiddenStatesServer
-from training.batches import Batch, TokenisedConversation
+from training.batches import Batch, TokenizedConversation
 from training.hidden_states.client import DaemonPool, ReferenceClient, StatesClient, TemporarilyUnavailable, VllmClient
 from training.hidden_states.states_store import StatesStore
 from training.hidden_states.wire import HiddenStates, StatesRequest, compute_states
@@ -178,7 +178,7 @@ def connect_prefetcher(
     location: StatesLocation | None,
     base: Any,
     sha256: str,
-    conversations: Sequence[TokenisedConversation],
+    conversations: Sequence[TokenizedConversation],
     wait_monitor: ServerWaitMonitor,
 ) -> StatesPrefetcher | None:
     """Connect and check the source of hidden states, waiting for an unavailable server, and register it with a base

@@ -182,7 +182,7 @@ def _update_dataset_row(request: GenerateData, context: JobContext, rows: int, r
 def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
     """Write `preview.json` in a data set folder: the tokens of the first conversations with their loss mask, as the web
     server has no tokenizer. An error is logged and does not fail the job."""
-    from training.tokenising import preview
+    from training.tokenizing import preview
 
     try:
         write_json(folder / "preview.json", {"rows": preview(folder, base_path, PREVIEW_ROWS)})

@@ -1,8 +1,8 @@
-"""Tokenise a data set's conversations once, with one process per core, and cache the result next to the data set.
+"""Tokenize a data set's conversations once, with one process per core, and cache the result next to the data set.
 
-The cache key consists of the shards' checksums and everything that affects tokenisation
-(`training.token_files.token_cache_key`): all attempts, processes and bases with the same tokenisation share the
-files, and only new shards are tokenised. Small data sets are tokenised in this process. Files of removed shards are
+The cache key consists of the shards' checksums and everything that affects tokenization
+(`training.token_files.token_cache_key`): all attempts, processes and bases with the same tokenization share the
+files, and only new shards are tokenized. Small data sets are tokenized in this process. Files of removed shards are
 deleted.
 """
 
@@ -28,7 +28,7 @@ from speculoos.checksums import file_sha256, read_checksums
 from speculoos.errors import NotFound, Unavailable
 from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, SilentReporter, check_stop
-from training.token_files import ShardChunk, TokenFile, split_shard, token_cache_key, tokenise_chunk
+from training.token_files import ShardChunk, TokenFile, split_shard, token_cache_key, tokenize_chunk
 
 FOLDER = ".tokens"  # subfolder of the data set; the leading dot excludes it from backups
 CHILD_MODULE = "training.token_files"
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.5
 
 
 @dataclass
-class TokenisedDataset:
+class TokenizedDataset:
     """The token files of a data set; `tokens` were made by this call, in `processes`."""
 
     chunks: list[ShardChunk]
@@ -54,14 +54,14 @@ class TokenisedDataset:
         return (TokenFile(self.file(chunk)) for chunk in self.chunks)
 
 
-def tokenise_dataset(
+def tokenize_dataset(
     folder: str | Path,
     tokenizer: Any,
     eos_ids: Iterable[int] = (),
     reporter: Reporter | None = None,
     rows: int | None = None,
-) -> TokenisedDataset:
-    """The tokens of data set `folder` (or of the chunks with its first `rows` rows), tokenising what is not cached.
+) -> TokenizedDataset:
+    """The tokens of data set `folder` (or of the chunks with its first `rows` rows), tokenizing what is not cached.
     Raises NotFound, Damaged, BadInput for a broken line, Unavailable when a tokenizer fails or exceeds its limits,
     Cancelled when the reporter requests a stop (finished chunks stay cached)."""
     folder, eos = Path(folder), sorted(eos_ids)
@@ -74,10 +74,10 @@ def tokenise_dataset(
     root = folder / FOLDER
     if not os.access(folder, os.W_OK):
         root = platformdirs.user_cache_path("speculoos") / FOLDER / folder.resolve().as_posix().strip("/")
-    result = TokenisedDataset(all_chunks if rows is None else _first_chunks(all_chunks, rows), root / key)
+    result = TokenizedDataset(all_chunks if rows is None else _first_chunks(all_chunks, rows), root / key)
     missing = [chunk for chunk in result.chunks if not _is_valid(result.file(chunk))]
     if missing:
-        _tokenise_missing(result, missing, tokenizer, eos, reporter or SilentReporter())
+        _tokenize_missing(result, missing, tokenizer, eos, reporter or SilentReporter())
         _remove_stale(root, {chunk.digest[:32] for chunk in all_chunks})
     return result
 
@@ -91,36 +91,36 @@ def _first_chunks(all_chunks: Iterable[ShardChunk], rows: int) -> list[ShardChun
     return first
 
 
-def _tokenise_missing(
-    result: TokenisedDataset, missing: Sequence[ShardChunk], tokenizer: Any, eos: list[int], reporter: Reporter
+def _tokenize_missing(
+    result: TokenizedDataset, missing: Sequence[ShardChunk], tokenizer: Any, eos: list[int], reporter: Reporter
 ) -> None:
     started, result.processes = time.monotonic(), _processes(missing)
     model = Path(str(getattr(tokenizer, "name_or_path", "") or ""))
     loaded = load_tokenizer(model) if result.processes > 1 and model.is_dir() else None
     if loaded is not None and token_cache_key(loaded, eos) == result.folder.name:  # else `tokenizer` was changed
-        _tokenise_parallel(result, missing, model, eos, reporter)
+        _tokenize_parallel(result, missing, model, eos, reporter)
     else:
         result.processes = 1
         for chunk in missing:
             check_stop(reporter)
-            result.tokens += tokenise_chunk(chunk, tokenizer, eos, result.file(chunk))
+            result.tokens += tokenize_chunk(chunk, tokenizer, eos, result.file(chunk))
     by = f"{result.processes} processes" if result.processes > 1 else "this process"
     seconds = time.monotonic() - started
-    reporter.log(f"Tokenised {result.tokens:,} tokens in {seconds:.1f} s ({by}); they are cached with the data set.")
+    reporter.log(f"Tokenized {result.tokens:,} tokens in {seconds:.1f} s ({by}); they are cached with the data set.")
 
 
-def _tokenise_parallel(
-    result: TokenisedDataset, missing: Sequence[ShardChunk], model: Path, eos: list[int], reporter: Reporter
+def _tokenize_parallel(
+    result: TokenizedDataset, missing: Sequence[ShardChunk], model: Path, eos: list[int], reporter: Reporter
 ) -> None:
     idle: SimpleQueue[LimitedChild] = SimpleQueue()
 
-    def tokenise(chunk: ShardChunk) -> int:
+    def tokenize(chunk: ShardChunk) -> int:
         child = idle.get()
         arguments = (str(chunk.shard), chunk.digest, chunk.start, chunk.end, str(model), eos, str(result.file(chunk)))
         try:
-            return child.call(f"{CHILD_MODULE}:tokenise_in_child", *arguments, seconds=CHUNK_SECONDS)
+            return child.call(f"{CHILD_MODULE}:tokenize_in_child", *arguments, seconds=CHUNK_SECONDS)
         except (LimitExceeded, ChildError) as error:
-            raise Unavailable(f"{chunk.shard.name} could not be tokenised: {error}") from None
+            raise Unavailable(f"{chunk.shard.name} could not be tokenized: {error}") from None
         finally:
             idle.put(child)
 
@@ -129,12 +129,12 @@ def _tokenise_parallel(
         for _ in range(result.processes):
             idle.put(stack.enter_context(LimitedChild(CHILD_MEMORY, (CHILD_MODULE,))))  # killed when the block ends
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        pending = {threads.submit(tokenise, chunk) for chunk in missing}
+        pending = {threads.submit(tokenize, chunk) for chunk in missing}
         while pending:
             check_stop(reporter)
             done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
             result.tokens += sum(future.result() for future in done)
-            text = f"Tokenising: {len(missing) - len(pending)} of {len(missing)} pieces"
+            text = f"Tokenizing: {len(missing) - len(pending)} of {len(missing)} pieces"
             reporter.progress(0, None, "", text)
 
 
@@ -169,7 +169,7 @@ def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[
     """For the Data page: the first `limit` rows as {"id", "pieces": [{"text", "in_loss"}…], "tokens", "loss_tokens",
     "mask_source", "problem"}. `problem` is the reason why a row is not trained on, or "". Fills the token cache."""
     tokenizer = load_tokenizer(base_path)
-    result = tokenise_dataset(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
+    result = tokenize_dataset(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
     records = (
         _preview_record(json.loads(line), number, tokens, tokenizer)
         for chunk, tokens in zip(result.chunks, result.read(), strict=True)

@@ -11,10 +11,10 @@ from models.base import load_tokenizer
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import SilentReporter
 from tests.training.conftest import write_dataset
-from training import token_files, tokenising
+from training import token_files, tokenizing
 from training.batches import load_conversations
 from training.masks import mask_conversation
-from training.tokenising import preview, tokenise_dataset
+from training.tokenizing import preview, tokenize_dataset
 
 EOS = [2]
 
@@ -47,8 +47,8 @@ def rows() -> list[dict]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of some kilobytes have several pieces, and processes are worth starting."""
     monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
-    monkeypatch.setattr(tokenising, "PARALLEL_BYTES", 1)
-    monkeypatch.setattr(tokenising.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(tokenizing, "PARALLEL_BYTES", 1)
+    monkeypatch.setattr(tokenizing.os, "sched_getaffinity", lambda _: {0, 1})
 
 
 def expected(rows: list[dict], tokenizer) -> list[tuple[str, list[int], list[bool]]]:
@@ -61,7 +61,7 @@ def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothi
     tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
 ) -> None:
     folder, tokenizer, saying = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base), Saying()
-    made = tokenise_dataset(folder, tokenizer, reporter=saying)
+    made = tokenize_dataset(folder, tokenizer, reporter=saying)
     assert made.processes == 2 and len(made.chunks) > 2
     found, report = load_conversations(folder, tokenizer, 4096, reporter=saying)
     assert [(c.id, c.token_ids.tolist(), c.mask.tolist()) for c in found] == expected(rows, tokenizer)
@@ -69,17 +69,17 @@ def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothi
     assert made.tokens == report.tokens
     assert dict(report.dropped) == {"no answer to learn from": 1}
     assert report.mask_sources == {"prefixes": 61, "tokens": 1}
-    assert ["Tokenised" in line for line in saying.lines] == [True], "the second reading tokenises nothing"
+    assert ["Tokenized" in line for line in saying.lines] == [True], "the second reading tokenizes nothing"
 
 
 @pytest.mark.integration
 def test_one_process_makes_the_same_files(tiny_base: Path, rows: list[dict], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
     tokenizer = load_tokenizer(tiny_base)
-    here = tokenise_dataset(write_dataset(tmp_path / "a", rows), tokenizer)
-    monkeypatch.setattr(tokenising, "PARALLEL_BYTES", 1)
-    monkeypatch.setattr(tokenising.os, "sched_getaffinity", lambda _: {0, 1})
-    there = tokenise_dataset(write_dataset(tmp_path / "b", rows), tokenizer)
+    here = tokenize_dataset(write_dataset(tmp_path / "a", rows), tokenizer)
+    monkeypatch.setattr(tokenizing, "PARALLEL_BYTES", 1)
+    monkeypatch.setattr(tokenizing.os, "sched_getaffinity", lambda _: {0, 1})
+    there = tokenize_dataset(write_dataset(tmp_path / "b", rows), tokenizer)
     assert (here.processes, there.processes) == (1, 2)
     assert [here.file(p).read_bytes() for p in here.chunks] == [there.file(p).read_bytes() for p in there.chunks]
 
@@ -89,38 +89,38 @@ def test_a_tokenizer_that_was_changed_in_memory_is_not_mistaken_for_its_folder(
     tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
 ) -> None:
     tokenizer, folder = load_tokenizer(tiny_base), write_dataset(tmp_path / "d", rows)
-    before = tokenise_dataset(folder, tokenizer)
+    before = tokenize_dataset(folder, tokenizer)
     tokenizer.chat_template = "the fox: " + tokenizer.chat_template
-    after = tokenise_dataset(folder, tokenizer)
+    after = tokenize_dataset(folder, tokenizer)
     assert before.folder != after.folder and after.tokens > 0
     found, _ = load_conversations(folder, tokenizer, 4096)
     assert [(c.id, c.token_ids.tolist(), c.mask.tolist()) for c in found] == expected(rows, tokenizer)
 
 
-def test_a_new_shard_is_the_only_one_that_is_tokenised_and_what_is_gone_is_forgotten(
+def test_a_new_shard_is_the_only_one_that_is_tokenized_and_what_is_gone_is_forgotten(
     tiny_base: Path, rows: list[dict], tmp_path: Path
 ) -> None:
     tokenizer, folder = load_tokenizer(tiny_base), write_dataset(tmp_path / "d", rows)
-    first = tokenise_dataset(folder, tokenizer)
+    first = tokenize_dataset(folder, tokenizer)
     extra = [chat(n) for n in range(100, 103)]
     (folder / "shard-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in extra))
     (folder / "dataset.json").unlink()
-    second = tokenise_dataset(folder, tokenizer)
+    second = tokenize_dataset(folder, tokenizer)
     assert second.tokens == sum(len(mask_conversation(row, tokenizer).token_ids) for row in extra) < first.tokens
     (folder / "shard-00000.jsonl").unlink()
     (folder / "shard-00002.jsonl").write_text(json.dumps(chat(7)) + "\n")
-    tokenise_dataset(folder, tokenizer)
+    tokenize_dataset(folder, tokenizer)
     assert len(list(second.folder.iterdir())) == 2
 
 
 def test_a_damaged_file_is_made_again(tiny_base: Path, rows: list[dict], tmp_path: Path) -> None:
     tokenizer, folder = load_tokenizer(tiny_base), write_dataset(tmp_path / "d", rows)
-    made = tokenise_dataset(folder, tokenizer)
+    made = tokenize_dataset(folder, tokenizer)
     (file,) = made.folder.iterdir()
     good = file.read_bytes()
     for bad in (good[: len(good) // 2], good[:-40] + bytes(b ^ 1 for b in good[-40:])):
         file.write_bytes(bad)
-        assert tokenise_dataset(folder, tokenizer).tokens == made.tokens and file.read_bytes() == good
+        assert tokenize_dataset(folder, tokenizer).tokens == made.tokens and file.read_bytes() == good
 
 
 def test_reading_costs_no_memory_until_rows_are_looked_at(tiny_base: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_broken_line_in_a_later_piece_is_named(tiny_base: Path, tmp_path: Path
     lines[47] = '{"id": '
     (folder / "shard-00000.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(BadInput, match="shard-00000.jsonl line 48: broken JSON"):
-        tokenise_dataset(folder, load_tokenizer(tiny_base))
+        tokenize_dataset(folder, load_tokenizer(tiny_base))
 
 
 @pytest.mark.integration
@@ -146,8 +146,8 @@ def test_a_stop_ends_the_processes_and_the_next_attempt_goes_on(
 ) -> None:
     folder, tokenizer = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base)
     with pytest.raises(Cancelled):
-        tokenise_dataset(folder, tokenizer, reporter=Saying(stop=True))
-    assert tokenise_dataset(folder, tokenizer).tokens > 0
+        tokenize_dataset(folder, tokenizer, reporter=Saying(stop=True))
+    assert tokenize_dataset(folder, tokenizer).tokens > 0
 
 
 def test_the_preview_makes_the_tokens_that_training_reads(tiny_base: Path, rows: list[dict], tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_the_preview_makes_the_tokens_that_training_reads(tiny_base: Path, rows:
     folder, tokenizer = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base)
     shown = preview(folder, tiny_base, limit=3)
     assert [row["id"] for row in shown] == ["row-0", "row-1", "row-2"] and shown[0]["loss_tokens"] > 0
-    assert tokenise_dataset(folder, tokenizer, read_eos_ids(tiny_base, tokenizer)).tokens == 0
+    assert tokenize_dataset(folder, tokenizer, read_eos_ids(tiny_base, tokenizer)).tokens == 0
 
 
 def test_the_preview_goes_on_over_shards_of_few_rows(tiny_base: Path, rows: list[dict], tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_the_preview_goes_on_over_shards_of_few_rows(tiny_base: Path, rows: list
     told = [(row["tokens"], row["loss_tokens"]) for row in shown]
     masks = [mask_conversation(row, tokenizer).mask for row in rows[:4]]
     assert told == [(len(mask), sum(mask)) for mask in masks]
-    assert len(list((folder / tokenising.FOLDER).rglob("*.safetensors"))) == 4, "shards that are not shown wait"
+    assert len(list((folder / tokenizing.FOLDER).rglob("*.safetensors"))) == 4, "shards that are not shown wait"
     assert len(preview(folder, tiny_base, limit=20)) == 6
 
 
@@ -177,9 +177,9 @@ def test_a_set_that_nobody_may_write_to_keeps_its_tokens_in_the_cache(
     tiny_base: Path, rows: list[dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokenising.os, "access", lambda *_: False)
+    monkeypatch.setattr(tokenizing.os, "access", lambda *_: False)
     folder, tokenizer = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base)
-    made = tokenise_dataset(folder, tokenizer)
-    assert made.folder.is_relative_to(tmp_path / "cache") and not (folder / tokenising.FOLDER).exists()
-    assert tokenise_dataset(folder, tokenizer).tokens == 0
+    made = tokenize_dataset(folder, tokenizer)
+    assert made.folder.is_relative_to(tmp_path / "cache") and not (folder / tokenizing.FOLDER).exists()
+    assert tokenize_dataset(folder, tokenizer).tokens == 0
     shutil.rmtree(tmp_path / "cache")
