@@ -17,6 +17,7 @@ gc.disable()  # while modules are imported: what they make stays
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)  # HTTP clients would read all certificates of the web
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
