@@ -55,15 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files of all folders alternate, so that a file whose tests wait mostly runs beside one whose tests compute.
-
-    With DATABASES=all, only tests with rows are run.
-    """
-    folders: dict[Path, list[Path]] = {}
-    for path in dict.fromkeys(item.path for item in items):
-        folders.setdefault(path.parent, []).append(path)
-    order = {path: (n + 0.5) / len(files) for files in folders.values() for n, path in enumerate(files)}
-    items.sort(key=lambda item: order[item.path])
+    """With DATABASES=all, only tests with rows are run."""
     if ALL:
         without = [item for item in items if "databases" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=without)
