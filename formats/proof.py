@@ -70,15 +70,15 @@ def continuation(base: Any, prompt: tuple[int, ...]) -> list[int]:
 
 def _greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """A transformers model's best `count` tokens after a prompt."""
-    said: list[int] = []
+    tokens: list[int] = []
     new, cache = list(prompt), DynamicCache(config=model.config)
     for _ in range(count):
         check_current_stop()
         ids = torch.tensor([new], device=model.device)
         out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         new = [int(out.logits[0, -1].argmax())]
-        said += new
-    return said
+        tokens += new
+    return tokens
 
 
 @dataclass
