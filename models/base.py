@@ -22,7 +22,7 @@ from speculoos.checksums import ChecksumCache
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 
-warnings.filterwarnings("ignore", message="`past_key_values` is deprecated")  # the name that transformers 5.23 knows
+warnings.filterwarnings("ignore", message="`past_key_values` is deprecated")  # 5.23 does not know the new one
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")

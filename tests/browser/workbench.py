@@ -15,11 +15,11 @@ from cli.launch.programs import programs
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 from tests.tools import zygote
+from tests.tools.homes import skip_speed_probe
 from tracking import processes
 from tracking.db import reading, upgrade, writing
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Job, new_id, now
-from workers.jobs.estimates import PROBE
 
 CLONE = Path(__file__).resolve().parents[2]
 START_SECONDS = 240.0
@@ -160,7 +160,7 @@ def make_workbench(home: Path, **env: str) -> Workbench:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SPECULOOS_", "DATABASE_URL", "REDIS_URL"))}
     settings = load(kept | own)
     upgrade(settings)
-    (settings.home / PROBE).write_text('{"bytes_per_second": 1}')  # then it is not measured at the start
+    skip_speed_probe(settings.home)
     return Workbench(settings, kept | own)
 
 

@@ -17,10 +17,10 @@ from corpus.labels import ServedBase
 from corpus.shards import read_rows
 from models.base import load_base
 from models.identity import weights_sha256
-from models.runtime.speed import SPEED_FILE
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Settings, load
 from tests.tools import zygote
+from tests.tools.homes import skip_speed_probe
 from tests.tools.ports import free_ports
 from tracking.db import writing
 from tracking.tables import Base
@@ -39,7 +39,7 @@ def settings(home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("OURS_KEY", "inference-0815")
     lines = ("[endpoints.ours]", f'url = "http://127.0.0.1:{port}/v1"', 'key_env = "OURS_KEY"', "concurrency = 4")
     (home.home / "settings.toml").write_text("\n".join(lines) + "\n")
-    (home.home / SPEED_FILE).write_text('{"bytes_per_second": 1}')  # then it is not measured at the start
+    skip_speed_probe(home.home)
     with writing(home) as rows:
         sha256 = weights_sha256(tiny_base)
         made = {"source": "folder", "location": "x", "path": str(tiny_base), "state": "ready"}

@@ -1,7 +1,6 @@
 """Bases from every source: whole or not at all, safetensors only, refusals in one sentence."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from speculoos.reporting import SilentReporter
 from tests.models.gguf_file import write_gguf
 from tests.models.hub_client import HubClient
 from tests.tiny import make_tiny_base
-from tests.tools.zygote import CLONE, begin
+from tests.tools.zygote import begin
 
 pytestmark = pytest.mark.integration
 
@@ -279,5 +278,5 @@ def test_a_wrong_wheel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_installed_starter_is_the_pinned_one(tmp_path: Path) -> None:
     assert weights_sha256(ensure_starter()) == fetch.STARTER_WEIGHTS_SHA256
     with (tmp_path / "said").open("w") as out:
-        made = begin("models.fetch", ["starter"], {**os.environ, "PYTHONPATH": str(CLONE)}, out.fileno())
+        made = begin("models.fetch", ["starter"], out=out.fileno())
     assert made.wait(120) == 0 and (tmp_path / "said").read_text().strip() == str(starter_path())

@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from models.runtime.speed import SPEED_FILE
 from serving.main import main
 from speculoos.settings import Settings, load
 from tests.serving.conftest import SAYING, free_port, register, serve, until
 from tests.tools import zygote
+from tests.tools.homes import skip_speed_probe
 from tests.tools.stored_runs import step_count
 from tracking import processes, runs
 from tracking.db import reading, writing
@@ -63,7 +63,7 @@ class Server:
 def settings(home: Settings, model_files: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(free_port()))
     settings = load()
-    (settings.home / SPEED_FILE).write_text('{"bytes_per_second": 1}')  # then it is not measured at the start
+    skip_speed_probe(settings.home)
     register(settings, model_files)
     return settings
 

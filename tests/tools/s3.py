@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,7 +14,6 @@ import httpx
 from tests.tools.ports import free_ports
 
 KEY, SECRET, BUCKET = "speculoos-tests", "only-for-these-tests-4711", "workbench"
-CLONE = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
 VARIABLES = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
 
@@ -87,16 +85,17 @@ class S3:
 
     def _has_bucket(self) -> bool:
         """Whether it answers; the bucket is made on the way."""
+        script = (
+            "import sys, s3fs\n"
+            "fs = s3fs.S3FileSystem(key=sys.argv[1], secret=sys.argv[2], endpoint_url=sys.argv[3],"
+            " config_kwargs={'connect_timeout': 2, 'read_timeout': 5, 'retries': {'max_attempts': 0}})\n"
+            "fs.exists(sys.argv[4]) or fs.mkdir(sys.argv[4])\n"
+        )
         if not self._answers():
             return False
         url = self.environment["AWS_ENDPOINT_URL"]
-        if not self._run:
-            with suppress(Exception):  # it answers before all of its parts do
-                make_bucket(KEY, SECRET, url, BUCKET)
-                return True
-            return False
-        command = [sys.executable, "-m", "tests.tools.s3", KEY, SECRET, url, BUCKET]
-        return subprocess.run([*self._run, *command], capture_output=True, cwd=CLONE).returncode == 0
+        made = subprocess.run([*self._run, sys.executable, "-c", script, KEY, SECRET, url, BUCKET], capture_output=True)
+        return made.returncode == 0
 
     def _answers(self) -> bool:
         if self._run:
@@ -105,15 +104,3 @@ class S3:
             return httpx.get(self.environment["AWS_ENDPOINT_URL"], timeout=2, trust_env=False).status_code < 500
         except httpx.TransportError:
             return False
-
-
-def make_bucket(key: str, secret: str, url: str, bucket: str) -> None:
-    import s3fs
-
-    limits = {"connect_timeout": 2, "read_timeout": 5, "retries": {"max_attempts": 0}}
-    fs = s3fs.S3FileSystem(key=key, secret=secret, endpoint_url=url, config_kwargs=limits)
-    fs.exists(bucket) or fs.mkdir(bucket)
-
-
-if __name__ == "__main__":
-    make_bucket(*sys.argv[1:])

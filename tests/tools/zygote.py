@@ -116,7 +116,7 @@ class Forker:
 def zygote() -> Forker:
     """The one of this test process, which has all libraries imported."""
     ours, theirs = _channel()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CLONE)}
+    environment = _environment()
     command = [sys.executable, "-m", "tests.tools.zygote", str(theirs.fileno())]
     process = subprocess.Popen(command, env=environment, cwd=CLONE, pass_fds=[theirs.fileno()])
     theirs.close()
@@ -124,8 +124,12 @@ def zygote() -> Forker:
     return Forker(ours, process.pid)
 
 
-def begin(module: str, arguments: Sequence[str], environment: Mapping[str, str], out: int = 1) -> Forked | Popen:
-    """`python -m module …`: forked, unless its environment is one that only a new process can have."""
+def begin(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None, out: int = 1
+) -> Forked | Popen:
+    """`python -m module …`: forked, unless its environment is one that only a new process can have. By default it is
+    this process's."""
+    environment = environment or _environment()
     if _fits(environment):
         return zygote().start(module, arguments, environment, out, leads=False)
     command = [sys.executable, "-m", module, *arguments]
@@ -139,9 +143,14 @@ def popen(command: Sequence[str], stdout: IO[bytes], env: dict[str, str], **more
     return subprocess.Popen(command, stdout=stdout, env=env, **more)
 
 
+def _environment() -> dict[str, str]:
+    """That of this process, with one thread and the project's modules."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CLONE)}
+
+
 def _fits(environment: Mapping[str, str]) -> bool:
     """Whether a process of this environment would import the libraries as the zygote did."""
-    mine = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CLONE)}
+    mine = _environment()
     names = {name for name in (*mine, *environment) if name.startswith(OWN_ENVIRONMENT) and name not in READ_LATER}
     return all(mine.get(name) == environment.get(name) for name in names)
 

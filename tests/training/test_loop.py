@@ -23,7 +23,7 @@ from models.methods import train_config
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import SilentReporter
 from tests.tiny import GRANITE, make_tiny_base
-from tests.tools.zygote import CLONE, begin
+from tests.tools.zygote import begin
 from tests.training.conftest import answer, write_dataset
 from training.loop import Trainer, train
 from training.resume_points import all_resume_points, latest_resume_point
@@ -148,7 +148,7 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_weights(tiny_base, dataset
     straight = train(train_config(**settings), tiny_base, dataset, tmp_path / "a", reporter=(whole := Notebook()))
     arguments = json.dumps([settings, str(tiny_base), str(dataset), str(tmp_path / "b"), None])
     reading, writing = os.pipe()
-    child = begin("tests.training.test_loop", [arguments], {**os.environ, "PYTHONPATH": str(CLONE)}, writing)
+    child = begin("tests.training.test_loop", [arguments], out=writing)
     os.close(writing)
     with open(reading) as said:
         seen = [json.loads(line) for line in islice((line for line in said if line.startswith("[")), 11)]

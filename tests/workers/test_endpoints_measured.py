@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from app.views import evaluation_view
-from models.runtime.speed import SPEED_FILE
 from tests.evaluation.test_served import SERVER, TAU
 from tests.tools import zygote
+from tests.tools.homes import skip_speed_probe
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.matrix_bench import add_model, add_suites
@@ -41,7 +41,7 @@ def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
     base_id, (heads,) = add_model(bench.settings, tiny_base, 1)
     file = bench.settings.home / "their-port"
     their = subprocess.Popen([sys.executable, str(SERVER), str(file), "vllm", THEIRS])
-    (bench.settings.home / SPEED_FILE).write_text('{"bytes_per_second": 1e10}')  # so that it is measured only once
+    skip_speed_probe(bench.settings.home)
     our = zygote.begin("serving.main", [], bench.environment)
     try:
         wait_until(file.exists, 90, "their server")

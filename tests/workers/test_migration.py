@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from models.runtime.speed import SPEED_FILE
 from speculoos.settings import PROJECT_ROOT
 from tests.tiny import make_tiny_base
 from tests.tools import cli_docs, zygote
+from tests.tools.homes import skip_speed_probe
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 from tracking import db, processes
@@ -72,7 +72,7 @@ def running(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         f'[hidden_states.states]\nurl = "http://127.0.0.1:{features}"\nkey_env = "SERVER_KEY"\n'
         f'[hidden_states.big]\nurl = "http://127.0.0.1:{features}"\nkind = "speculoos"\nkey_env = "SERVER_KEY"\n'
     )
-    (bench.settings.home / SPEED_FILE).write_text('{"bytes_per_second": 1e10}')  # so that servers measure only once
+    skip_speed_probe(bench.settings.home)
     wait_until(lambda: {"gpu", "io"} <= set(capacities(bench)), 60, "workers, or commands start their own")
     monkeypatch.chdir(tmp_path)
     yield bench, features

@@ -19,12 +19,11 @@ from cli.launch.services import Services, programs_for
 from cli.launch.supervision import end_leftover_processes, leftover_processes
 from cli.launch.up import up
 from cli.main import main
-from models.runtime.speed import SPEED_FILE
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
-from tests.tools.homes import add_answers, add_base
+from tests.tools.homes import add_answers, add_base, skip_speed_probe
 from tests.tools.ports import free_ports
-from tests.tools.zygote import CLONE, begin
+from tests.tools.zygote import begin
 from tracking import db, jobs
 from tracking.tables import Job
 from workers.jobs import quickstart
@@ -126,11 +125,10 @@ def test_a_worker_and_an_inference_server_can_be_started_alone(
     from ops.health import check
 
     (port,) = free_ports(1)
-    (services_home.home / SPEED_FILE).write_text('{"bytes_per_second": 1}')  # then it is not measured at the start
+    skip_speed_probe(services_home.home)
     with Services(services_home, ("broker",)):
-        environment = {**os.environ, "PYTHONPATH": str(CLONE)}
-        worker = begin("cli.main", ["worker", "io", "--threads", "2"], environment)
-        server = begin("cli.main", ["serve", "--port", str(port)], environment)
+        worker = begin("cli.main", ["worker", "io", "--threads", "2"])
+        server = begin("cli.main", ["serve", "--port", str(port)])
         try:
             deadline = time.monotonic() + 120
             while not (worker_answers := check(services_home, ["worker-io"])["worker-io"].ok) or not _healthy(port):

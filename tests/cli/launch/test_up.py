@@ -16,11 +16,9 @@ import pytest
 
 from cli.launch.supervision import end_leftover_processes, leftover_processes
 from cli.main import main
-from models.runtime.speed import SPEED_FILE
 from ops.health import check
-from speculoos.files import write_json
 from speculoos.settings import Settings, load
-from tests.tools.homes import add_answers, add_base
+from tests.tools.homes import add_answers, add_base, skip_speed_probe
 from tests.tools.ports import free_ports
 from tests.tools.running import program_pids
 from tracking import db, jobs
@@ -69,8 +67,7 @@ def own_ports(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setti
     monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(inference_port))
     monkeypatch.setenv("SPECULOOS_DEVICE", "cpu")
     settings = load()
-    write_json(settings.home / SPEED_FILE, {"bytes_per_second": 1})  # then it is not measured at the start
-    (settings.home / SPEED_FILE).chmod(0o600)
+    skip_speed_probe(settings.home)
     yield settings
     end_leftover_processes(settings, timeout=0)
 

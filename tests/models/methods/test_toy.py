@@ -1,7 +1,6 @@
 """A stranger's method, one file and one line of registration, goes the whole way (tests/models/methods/toy.py)."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from cli.launch.services import Services, programs_for
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers, add_base
-from tests.tools.zygote import CLONE, begin
+from tests.tools.zygote import begin
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +46,7 @@ def test_it_trains_as_a_job_is_in_the_form_and_is_measured(
     asked = json.dumps([words, measure, ["models", "list"]])
     said = tmp_path / "said"
     with Services(home, programs_for("gpu")), said.open("wb") as out:
-        made = begin("tests.models.methods.test_toy", [asked], {**os.environ, "PYTHONPATH": str(CLONE)}, out.fileno())
+        made = begin("tests.models.methods.test_toy", [asked], out=out.fileno())
         assert made.wait(240) == 0, said.read_text()
     trained, found, models, form = [line for line in said.read_text().splitlines() if line.startswith(("{", "["))]
     trained, found = json.loads(trained), json.loads(found)
