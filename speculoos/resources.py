@@ -23,7 +23,6 @@ DISK_MB, DISK_SHARE = 1024, 50
 MEMORY_MB, MEMORY_SHARE = 512, 32
 RESUME = 1.25  # a pause ends at this multiple of the minimum, so that jobs do not alternate between pause and work
 MEMORY_SECONDS = 5.0  # memory must be short for this long before jobs pause: short peaks are ignored
-CHECK_SECONDS = 0.5
 RESERVE = "reserve"
 # On a small disk the reserve is 1/RESERVE_SHARE of it, but enough for a checkpoint of SQLite's WAL (see tracking.db).
 RESERVE_BYTES, RESERVE_LEAST, RESERVE_SHARE = 16 * MB, 5 * MB // 4, 200
@@ -89,28 +88,26 @@ def available_memory() -> tuple[int, int]:
 
 
 class ResourceMonitor:
-    """Checks for shortages at most twice per second; thread-safe. A shortage ends at RESUME times the minimum."""
+    """Checks for shortages; thread-safe. A shortage ends at RESUME times the minimum."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
         self._lock = threading.Lock()
         self._shortage: ResourceShortage | None = None
-        self._checked_at = self._short_since = 0.0
+        self._short_since = 0.0
 
     def shortage(self) -> ResourceShortage | None:
         """The current shortage, None while work may continue."""
         with self._lock:
-            now = time.monotonic()
-            if now - self._checked_at >= CHECK_SECONDS:
-                self._checked_at = now
-                self._shortage = self._check(now)
+            self._shortage = self._check()
             return self._shortage
 
-    def _check(self, now: float) -> ResourceShortage | None:
+    def _check(self) -> ResourceShortage | None:
         found = find_shortage(self.settings, RESUME if self._shortage else 1.0)
         if found is None or found.kind == "disk" or self._shortage:
             self._short_since = 0.0
             return found
+        now = time.monotonic()
         self._short_since = self._short_since or now
         return found if now - self._short_since >= MEMORY_SECONDS else None
 

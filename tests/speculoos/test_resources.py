@@ -127,7 +127,6 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
     for left, goes_on in ((4.5, False), (5.5, True), (4.5, True)):
         (small_disk / "ballast").unlink()
         fill(small_disk, int(left * MB))
-        watch._checked_at = 0.0
         assert (watch.shortage() is None) == goes_on, left
     assert resources.disk_shortage(replace(settings, min_disk_mb=0)) is None
 
@@ -139,7 +138,6 @@ def test_memory_must_be_short_for_some_seconds_before_it_counts(
     watch = resources.ResourceMonitor(greedy)
     assert watch.shortage() is None
     watch._short_since -= resources.MEMORY_SECONDS
-    watch._checked_at = 0.0
     short = watch.shortage()
     assert short.kind == "memory" and short.uses_attempt and "of memory available, the minimum is" in short.note
     assert resources.memory_shortage(replace(home, min_memory_mb=0)) is None
