@@ -203,9 +203,10 @@ def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> LoadedBase:
 
 
 def pick_device(name: str) -> torch.device:
-    """auto: the GPU if available. Raises BadInput for an unknown device name or a missing GPU."""
+    """The device of a name; `cuda` is the current GPU, with its number. auto: the GPU if available. Raises BadInput for
+    an unknown device name or a missing GPU."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -214,7 +215,14 @@ def pick_device(name: str) -> torch.device:
         raise BadInput(f"Device {name!r}: no GPU is available; choose cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise BadInput(f"Device {name!r}: only {count} GPUs are available, numbered from cuda:0.")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def lease_name(device: torch.device) -> str:
+    """The device's name in leases: `cpu`, or the UUID of a GPU, whose number depends on CUDA_VISIBLE_DEVICES."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else device.type
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -66,11 +66,12 @@ class Engine:
     def __init__(self, settings: Settings, dtype: str = "", budget: int | None = None, **queue_limits: int):
         import torch
 
-        from models.base import decoding_dtype, pick_device
+        from models.base import decoding_dtype, lease_name, pick_device
 
         self._threads = torch.get_num_threads()
         self.settings = settings
-        self.device = leases.device_name(str(pick_device(settings.device)))
+        device = pick_device(settings.device)
+        self.device, self.lease_name = str(device), lease_name(device)
         self.dtype = dtype or decoding_dtype(settings.dtype, self.device)
         metrics = self.metrics = InferenceMetrics()
         limit, panics, on_begin = settings.stuck_seconds or inf, metrics.panics.inc, metrics.queue_wait.observe
@@ -125,9 +126,9 @@ class Engine:
             self._set_threads()
             if comparison_run_id:
                 target.rewind(0)
-                lease = leases.exclusive_device(self.settings, self.device, comparison_run_id)
+                lease = leases.exclusive_device(self.settings, self.lease_name, comparison_run_id)
             else:
-                lease = leases.observed_device(self.settings, self.device)
+                lease = leases.observed_device(self.settings, self.lease_name)
             with lease as sharing:
                 _check_ids(target, request, prompt_ids)
                 config = _config(request, target.max_length - len(prompt_ids), cancelled.is_set, notices)
@@ -188,7 +189,7 @@ class Engine:
         idle = time.monotonic() - self.queue.idle_since > IDLE_SECONDS
         if self.device == "cpu" or not len(self.pool) or not idle or self.queue.busy:
             return
-        if job := leases.job_on(self.settings, self.device):
+        if job := leases.job_on(self.settings, self.lease_name):
             log.info("Unloading models: %s holds %s", job, self.device)
             self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
@@ -198,7 +199,7 @@ class Engine:
         import torch
 
         if self.device == "cpu":
-            job = leases.job_on(self.settings, self.device)
+            job = leases.job_on(self.settings, self.lease_name)
             threads = max(1, self._threads // 2) if job else self._threads
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)

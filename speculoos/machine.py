@@ -27,7 +27,7 @@ def machine_key(home: Path | None = None) -> str:
 
 
 def device_key(name: str, home: Path | None = None) -> str:
-    """`cuda:0@12345678`: key of a device's lease. Containers with the same machine and home folder share it; it
+    """`cpu@12345678`: key of a device's lease. Containers with the same machine and home folder share it; it
     changes when the machine reboots."""
     return f"{name}@{_tag(_read(SYSTEM), _read(BOOT), _home_id(home))}"
 

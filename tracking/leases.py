@@ -1,5 +1,5 @@
-"""Device leases: exclusive use of a device for measurements. `speculoos.machine.device_key` names the devices, so that
-the same device name on two machines means two devices.
+"""Device leases: exclusive use of a device for measurements. `models.base.lease_name` names a device of this machine,
+`speculoos.machine.device_key` makes it the key of its lease, so that `cpu` on two machines is two devices.
 
 A holder is `job:<id>` or `run:<id>`. A running job or run keeps its lease regardless of the clock; other leases expire
 unless renewed.
@@ -91,11 +91,6 @@ class DeviceSharing:
     def add(self, name: str) -> None:
         if name and name not in self.shared_with.split(", "):
             self.shared_with = ", ".join(filter(None, (self.shared_with, name)))
-
-
-def device_name(device: str) -> str:
-    """The name of a torch device in leases: `cuda` becomes `cuda:0`."""
-    return "cuda:0" if device == "cuda" else device
 
 
 def job_on(settings: Settings, device: str) -> str:

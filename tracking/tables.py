@@ -272,7 +272,7 @@ class RunStep(Table):
 
 
 class DeviceLease(Table):
-    """The holder of a device (`cpu` or `cuda:0` of a machine, see speculoos.machine) for exclusive measurements."""
+    """The holder of a device (`cpu` or a GPU of a machine, see speculoos.machine) for exclusive measurements."""
 
     __tablename__ = "device_leases"
 

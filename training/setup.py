@@ -26,9 +26,9 @@ def make_accelerator(config: TrainConfig) -> Any:
     device = pick_device(config.device)
     if config.mixed_precision == "fp16" and device.type == "cpu":
         raise BadInput("mixed_precision: fp16 needs a GPU (accelerate would silently use fp32); choose bf16 or no.")
-    if device.type == "cuda" and device.index is not None and "LOCAL_RANK" not in os.environ:
+    if device.type == "cuda" and "LOCAL_RANK" not in os.environ:
         torch.cuda.set_device(device)  # accelerate always uses the current GPU
-    AcceleratorState._reset_state()  # a process may train twice, with another precision (tests, notebooks)
+    AcceleratorState._reset_state(True)  # a process may train twice, on another device (tests, notebooks)
     return Accelerator(mixed_precision=config.mixed_precision, cpu=device.type == "cpu")
 
 

@@ -18,7 +18,7 @@ from speculoos.reporting import ConsoleReporter
 from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.db import reading
-from tracking.leases import device_name, exclusive_device
+from tracking.leases import exclusive_device
 from tracking.tables import Evaluation
 from workers.jobs.evaluate import Evaluate, check_sampling
 from workers.jobs.words import parse_settings
@@ -59,6 +59,7 @@ def evaluate(
 
     from evaluation.acceptance import AcceptanceSampling
     from evaluation.acceptance import evaluate as run
+    from models.base import lease_name
 
     settings = replace(settings, dtype=request.dtype or settings.dtype)
     ref = resolve(settings, model, checkpoint)
@@ -66,7 +67,7 @@ def evaluate(
     base, loaded = load_target(settings, ref, device or settings.device)
     sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
     choices = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
-    with exclusive_device(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
+    with exclusive_device(settings, lease_name(base.device), f"evaluate-{os.getpid()}") as sharing:
         measured = run(base, loaded, rows, ConsoleReporter(), **choices)  # with the device lease, so that jobs wait
     if sharing.shared_with:
         say(f"The device was shared with {sharing.shared_with}: speeds are too low, and the speedup is not exact.")

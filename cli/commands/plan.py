@@ -15,7 +15,7 @@ from ops.homes import open_home
 from speculoos.errors import BadInput
 from speculoos.files import write_json
 from speculoos.reporting import ConsoleReporter
-from tracking.leases import device_name, exclusive_device
+from tracking.leases import exclusive_device
 from workers.jobs.requests import PlanRequest
 
 
@@ -61,12 +61,13 @@ def _measure_plan(
 ) -> dict[str, Any]:
     """The plan of a model of this home, with the device lease, so that jobs wait. `prompts`: (set, limit)."""
     from evaluation.planner import plan as predict
+    from models.base import lease_name
 
     settings = open_home()
     ref = resolve(settings, model)
     rows = load_questions(settings, *prompts)
     base, draft = load_target(settings, ref, device or settings.device)
-    with exclusive_device(settings, device_name(str(base.device)), f"plan-{os.getpid()}") as sharing:
+    with exclusive_device(settings, lease_name(base.device), f"plan-{os.getpid()}") as sharing:
         result = predict(base, draft, rows, ConsoleReporter(), costs=costs, curves=curves, options=choices)
     if sharing.shared_with and costs is None:
         say(f"The device was shared with {sharing.shared_with}: the costs are those of a busy machine.")

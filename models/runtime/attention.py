@@ -163,7 +163,7 @@ class RaggedView:
 
 
 class _PromptView:
-    """A whole prompt of one sequence, computed in blocks (`models.varlen.attend_causally`)."""
+    """A whole prompt of one sequence; on a CPU computed in blocks (`models.varlen.attend_causally`)."""
 
     def __init__(self, cache: KVCache, n: int, sequence: int):
         storages = cache.keys, cache.values
@@ -175,6 +175,10 @@ class _PromptView:
         keys, values = keys.transpose(0, 1), values.transpose(0, 1)
         self.cached[0][layer].copy_(keys)
         self.cached[1][layer].copy_(values)
+        if queries.device.type != "cpu":
+            heads = (queries.transpose(0, 1)[None], keys[None], values[None])
+            mixed = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+            return mixed[0].transpose(0, 1).flatten(1)
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         attend_causally(queries.transpose(0, 1), keys, values, queries.shape[2] ** -0.5, out)
         return out.flatten(1)

@@ -7,6 +7,7 @@ belongs to the device of its cache. Tests run the same computation without a gra
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -93,6 +94,12 @@ class BucketView:
         return attend(queries, *cached, self.biases[window])
 
 
+@cache
+def _pool(device: torch.device) -> tuple[int, int]:
+    """The memory pool of all graphs of a device. They may share it, as results are cloned before another replay."""
+    return torch.cuda.graph_pool_handle()
+
+
 class GraphedForward:
     """Runs `forward.compute` on buffers; on CUDA captured once per key, then replayed."""
 
@@ -141,8 +148,8 @@ class _GraphReplay:
         return ForwardOutput(last.logits.clone(), last.hidden.clone(), features)
 
     def record(self) -> None:
-        """Warm up on a side stream, as graph capture requires, then capture, on the current device. Rows are written
-        several times with the same values."""
+        """Warm up on a side stream of the cache's device, as graph capture requires, then capture there. Rows are
+        written several times with the same values. Other threads may use the device meanwhile."""
         device = self.cache.keys.device
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -151,7 +158,8 @@ class _GraphReplay:
                 self._compute()
         torch.cuda.current_stream(device).wait_stream(stream)
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(device)
-        with torch.cuda.graph(graph):
+        # Without `stream`, capture runs on a stream of the device of the process's first capture.
+        with torch.cuda.graph(graph, _pool(device), stream, capture_error_mode="thread_local"):
             self.result = self._compute()
         self.nbytes += max(torch.cuda.memory_reserved(device) - before, 0)
         self.graph = graph

@@ -69,7 +69,7 @@ def test_an_idle_gpu_is_given_back_to_a_job(engine: Engine, ref: ModelRef, monke
     hold(engine.settings, "cuda:0")
     engine.unload_for_job()
     assert len(engine.pool) == 1  # a CPU's memory is not the job's
-    engine.device = "cuda:0"
+    engine.device = engine.lease_name = "cuda:0"
     engine.queue.idle_since = time.monotonic()
     engine.unload_for_job()
     assert len(engine.pool) == 1  # somebody asked a moment ago

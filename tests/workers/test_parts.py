@@ -9,9 +9,11 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from speculoos import machine
 from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
@@ -22,6 +24,7 @@ from tracking import db, jobs, leases, processes, reports
 from tracking.tables import Base, Job, now
 from workers import identity
 from workers.child.context import EXIT_FENCED, Eta, JobContext
+from workers.child.work.measure import take_device
 from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint, last_line
 from workers.supervise.reconcile import LeaseMonitor, interrupt_lost, jobs_without_message
 from workers.timing import JobTiming, job_timing
@@ -246,6 +249,24 @@ def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
         time.sleep(1.3)  # longer than a lease: the heartbeat renews it
         with context.session() as session:
             assert leases.holder(session, machine.device_key("cpu", context.settings.home)) == f"job:{context.job_id}"
+
+
+def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number depends on the process: CUDA_VISIBLE_DEVICES and containers change it."""
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 4,
+        "get_device_name": lambda device: "a GPU",
+        "get_device_properties": lambda device: SimpleNamespace(uuid=f"0000-{device.index}"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    context.settings = replace(context.settings, device="cuda:1")
+    with context:
+        assert take_device(context, "cuda:3") == "cuda:3"
+        assert take_device(context) == "cuda:1"
+        with context.session() as session:
+            keys = [machine.device_key(name, context.settings.home) for name in ("GPU-0000-3", "GPU-0000-1", "cuda:3")]
+            assert [bool(leases.holder(session, key)) for key in keys] == [True, True, False]
 
 
 def test_a_wish_to_stop_ends_the_wait_for_a_device(context: JobContext) -> None:

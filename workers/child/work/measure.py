@@ -11,7 +11,7 @@ from evaluation.costs import Costs
 from evaluation.planner import PlanOptions, plan
 from evaluation.replay import open_with_base, playground_answer, project_times, replay, replay_metrics
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
-from models.base import decoding_dtype, load_base, pick_device
+from models.base import decoding_dtype, lease_name, load_base, pick_device
 from models.checkpoints import load_draft, update_draft_config
 from speculoos.errors import Unsupported
 from speculoos.files import total_bytes
@@ -45,13 +45,15 @@ def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtyp
     return LoadedModels(device, dtype, base, draft, row)
 
 
-def take_device(context: JobContext) -> str:
-    """Take the lease of the device in the settings (SPECULOOS_DEVICE) and return its name, such as `cuda:0`."""
-    device = pick_device(context.settings.device)
-    name = f"cuda:{device.index or torch.cuda.current_device()}" if device.type == "cuda" else device.type
-    context.acquire_device(name)
-    lower_priority(name)
-    return name
+def take_device(context: JobContext, name: str = "auto") -> str:
+    """Take the lease of a device and return its name, such as `cuda:0`. auto: the device of SPECULOOS_DEVICE."""
+    device = pick_device(context.settings.device if name == "auto" else name)
+    leased = lease_name(device)
+    context.acquire_device(leased)
+    if device.type == "cuda":
+        context.log(f"Uses {device}, {torch.cuda.get_device_name(device)} ({leased}).")
+    lower_priority(device.type)
+    return str(device)
 
 
 def run_plan(request: PlanRequest, context: JobContext) -> dict[str, Any]:

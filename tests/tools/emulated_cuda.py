@@ -1,0 +1,340 @@
+"""A CUDA device emulated on the CPU, to run code for GPUs where there is none.
+
+Tensors on `cuda:0` are wrappers around CPU tensors. As on a GPU, an operation on tensors of several devices raises,
+unless the others have no dimension. Kernel launches and host synchronizations are counted. Not emulated: memory,
+streams, graph capture (`models.runtime.graphs` runs the same computation without), and the rounding of kernels.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+
+CUDA = torch.device("cuda", 0)
+NO_KERNEL = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "set_", "resize_")
+"""Operations that launch no kernel, besides views and reads by the host."""
+SYNCHRONIZING = (
+    "nonzero",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "masked_select",
+    "equal",
+    "repeat_interleave",
+)
+"""Operations whose result's shape or value the host must know."""
+TO_HOST = "_local_scalar_dense"
+"""The operation of `item`, `int`, `float` and `bool`."""
+FUSED = (torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.rms_norm)
+"""Functions that are one kernel on CUDA and several operations here."""
+INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
+COPYING = ("copy_", "_to_copy")
+
+
+class CudaTensor(torch.Tensor):
+    """A tensor that says it is on `cuda:0`; `elem` has its values. For torch's C++ code, such as the autograd engine,
+    it is on the CPU: a build for CPUs could not work with another device."""
+
+    elem: torch.Tensor
+    device, is_cuda = CUDA, True  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, elem: torch.Tensor) -> "CudaTensor":
+        with torch.inference_mode(False):  # a view of a tensor from outside of inference mode
+            made = torch.Tensor._make_wrapper_subclass(
+                cls,
+                elem.size(),
+                strides=elem.stride(),
+                storage_offset=elem.storage_offset(),
+                dtype=elem.dtype,
+                layout=elem.layout,
+                device=elem.device,
+            )
+        made.elem = elem
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"CudaTensor({self.elem})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Makes `Module.to` swap a parameter's tensor, so that tied weights stay tied, as on a GPU."""
+        return ["elem"], None
+
+    @staticmethod
+    def __tensor_unflatten__(tensors: dict[str, torch.Tensor], _: None, *__: Any) -> "CudaTensor":
+        return CudaTensor(tensors["elem"])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _active().run(operation, args, kwargs or {})
+
+
+class EmulatedCuda(TorchDispatchMode):
+    """Runs operations on `cuda:0`. `launches` and `synchronizations` count them by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches, self.synchronizations = Counter[str](), Counter[str]()
+        self.paused = self.to_host = False
+
+    def reset(self) -> None:
+        self.launches.clear()
+        self.synchronizations.clear()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self.run(operation, args, kwargs or {})
+
+    def run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute an operation on the wrapped tensors; wrap its result if it is on the emulated device."""
+        if _is_composite(operation):
+            with self:
+                decomposed = operation.decompose(*args, **kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
+        name = operation.overloadpacket.__name__
+        tensors = list(_tensors((args, kwargs)))
+        on_device = any(isinstance(tensor, CudaTensor) for tensor in tensors)
+        wanted = kwargs.get("device")
+        wanted = None if wanted is None else torch.device(wanted).type
+        if on_device and wanted == "cpu" and not self.to_host:  # C++ code, for which the tensor is on the CPU
+            wanted = "cuda"
+        _check(name, operation, tensors, args, on_device)
+        self._count(operation, args, kwargs, on_device, wanted)
+        if wanted == "cuda":
+            kwargs = {**kwargs, "device": "cpu"}
+        result = operation(*_map(_unwrap, args), **_map(_unwrap, kwargs))
+        to_host = name == "_to_copy" and wanted == "cpu"
+        if to_host or name == TO_HOST or not (on_device or wanted == "cuda"):
+            return result
+        if name == "copy_" and not isinstance(args[0], CudaTensor):
+            return args[0]
+        return return_and_correct_aliasing(operation, args, kwargs, _map(_wrap, result))
+
+    def _count(
+        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool, to: str | None
+    ) -> None:
+        if self.paused or not (on_device or to == "cuda"):
+            return
+        name = operation.overloadpacket.__name__
+        if name not in NO_KERNEL and name != TO_HOST and not operation.is_view:
+            self.launches[name] += 1
+        known = name == "repeat_interleave" and kwargs.get("output_size") is not None
+        if name == TO_HOST or (name in SYNCHRONIZING and not known):
+            self.synchronizations[name] += 1
+        if name in COPYING:
+            source = args[1] if name == "copy_" else args[0]
+            if isinstance(source, CudaTensor) and (to == "cpu" or not isinstance(args[0], CudaTensor)):
+                self.synchronizations["to the host"] += 1
+            elif not isinstance(source, CudaTensor) and source.dim():
+                self.synchronizations["from pageable memory"] += 1
+        if name in INDEXING:
+            for index in args[1]:
+                if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
+                    self.synchronizations["boolean index"] += 1
+                elif isinstance(index, torch.Tensor) and not isinstance(index, CudaTensor):
+                    self.synchronizations["index on the host"] += 1
+
+
+class _Functions(TorchFunctionMode):
+    """Python functions that do not reach the dispatcher, or whose parts would count as several launches."""
+
+    def __init__(self, device: EmulatedCuda):
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        device, kwargs = self.device, kwargs or {}
+        if function in (torch.tensor, torch.as_tensor) and _is_cuda(kwargs.get("device")):
+            if isinstance(args[0], CudaTensor):
+                return args[0]
+            return function(*args, **{**kwargs, "device": "cpu"}).to(CUDA)
+        first = args[0] if args else None
+        generator = kwargs.get("generator")
+        if generator is not None and getattr(generator, "on_cuda", False) != (
+            isinstance(first, CudaTensor) or _is_cuda(kwargs.get("device"))
+        ):
+            raise RuntimeError("Expected a generator on the device of the random numbers.")
+        if function in (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda):
+            return self._move(first, function, args[1:], kwargs)
+        if isinstance(first, CudaTensor):
+            if function is torch.Tensor.tolist:
+                device.synchronizations["tolist"] += 1
+                return first.elem.tolist()
+            if function is torch.Tensor.numpy:
+                raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy first.")
+            if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+                args = (first, self._index(args[1]), *args[2:])
+            if function in FUSED and not device.paused:
+                device.launches[function.__name__] += 1
+                with device_paused(device):
+                    return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _move(self, tensor: torch.Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """`to`, `cpu` and `cuda`. A tensor that is on the device already is not copied to it."""
+        given = [*args, *kwargs.values()]
+        devices = [each.device if isinstance(each, torch.Tensor) else each for each in given]
+        devices = [torch.device(each) for each in devices if isinstance(each, str | torch.device)]
+        default = {torch.Tensor.cpu: torch.device("cpu"), torch.Tensor.cuda: CUDA}.get(function, tensor.device)
+        target = devices[0] if devices else default
+        dtypes = [each.dtype if isinstance(each, torch.Tensor) else each for each in given]
+        dtype = next((each for each in dtypes if isinstance(each, torch.dtype)), tensor.dtype)
+        if target.type == tensor.device.type:
+            return torch.Tensor.to(tensor, dtype, copy=kwargs.get("copy", False))
+        self.device.to_host = target.type == "cpu"
+        try:
+            return torch.ops.aten._to_copy(tensor, dtype=dtype, device=CUDA if target.type == "cuda" else target)
+        finally:
+            self.device.to_host = False
+
+    def _index(self, index: Any) -> Any:
+        """The index with lists and tensors of the host on the device, as CUDA copies them."""
+        if isinstance(index, tuple):
+            return tuple(map(self._index, index))
+        if isinstance(index, list) or (isinstance(index, torch.Tensor) and not isinstance(index, CudaTensor)):
+            return torch.as_tensor(index).to(CUDA)
+        return index
+
+
+@contextmanager
+def device_paused(device: EmulatedCuda) -> Iterator[None]:
+    """Within the context, nothing is counted."""
+    device.paused = True
+    try:
+        yield
+    finally:
+        device.paused = False
+
+
+def _check(
+    name: str,
+    operation: Any,
+    tensors: list[torch.Tensor],
+    args: tuple[Any, ...],
+    on_device: bool,
+) -> None:
+    """Raise RuntimeError for tensors of several devices, as CUDA does."""
+    if not on_device or name in COPYING:
+        return
+    if name in INDEXING:
+        if not isinstance(args[0], CudaTensor):
+            raise RuntimeError(f"{operation}: indices should be on the same device as the indexed tensor (cpu)")
+        tensors = [args[0], *args[2:3]] if len(args) > 2 else []
+    others = [t for t in tensors if isinstance(t, torch.Tensor) and not isinstance(t, CudaTensor) and t.dim()]
+    if others:
+        shapes = ", ".join(str(tuple(t.shape)) for t in others)
+        raise RuntimeError(f"{operation}: expected all tensors on the same device, found cuda:0 and cpu ({shapes})")
+
+
+class _Generator(torch.Generator):
+    """A generator that knows whether it is on the emulated device; its random numbers are the CPU's."""
+
+    on_cuda: bool
+
+    def __new__(cls, device: Any = "cpu") -> "_Generator":
+        made = super().__new__(cls, "cpu")
+        made.on_cuda = _is_cuda(device)
+        return made
+
+    def __init__(self, device: Any = "cpu"):
+        super().__init__()
+
+
+class _NoDevice:
+    """In place of the context `torch.cuda.device`."""
+
+    def __init__(self, *_: Any): ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_devices: list[EmulatedCuda] = []
+
+
+def _active() -> EmulatedCuda:
+    if not _devices:
+        raise RuntimeError("a tensor of the emulated CUDA device is used after the emulation ended")
+    return _devices[-1]
+
+
+def _is_cuda(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+@cache
+def _is_composite(operation: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested tuples, lists and dicts; faster than torch's trees."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _map(function, part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)([_map(function, part) for part in value])
+    return function(value)
+
+
+def _unwrap(value: Any) -> Any:
+    return value.elem if isinstance(value, CudaTensor) else value
+
+
+def _wrap(value: Any) -> Any:
+    return CudaTensor(value) if isinstance(value, torch.Tensor) and not isinstance(value, CudaTensor) else value
+
+
+@contextmanager
+def emulated_cuda() -> Iterator[EmulatedCuda]:
+    """Within the context, `cuda` and `cuda:0` are the emulated device, of 80 GB."""
+    device = EmulatedCuda()
+
+    def synchronize(*_: Any) -> None:
+        device.synchronizations["synchronize"] += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        cuda: dict[str, Any] = {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "device": _NoDevice,
+            "set_device": lambda *_: None,
+            "synchronize": synchronize,
+            "is_bf16_supported": lambda *_, **__: True,
+            "get_device_name": lambda *_: "emulated",
+            "get_device_capability": lambda *_: (9, 0),
+            "empty_cache": lambda: None,
+            "max_memory_allocated": lambda *_: 0,
+            "manual_seed_all": lambda *_: None,
+            "_lazy_init": lambda: None,
+        }
+        for name, value in cuda.items():
+            patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch, "Generator", _Generator)
+        _devices.append(device)
+        try:
+            with _Functions(device), device:
+                yield device
+        finally:
+            _devices.pop()
