@@ -252,10 +252,6 @@ def test_a_prompt_that_cannot_be_answered_gives_no_sample_and_ends_no_training(t
 def test_a_device_that_cannot_do_what_is_asked_is_refused(tiny_base, dataset, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="fp16 needs a GPU"):
         train(config(mixed_precision="fp16"), tiny_base, dataset, tmp_path / "out")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(Unsupported, match="FSDP is not supported on a cpu device"):
-        train(config(), tiny_base, dataset, tmp_path / "out")
-    monkeypatch.delenv("ACCELERATE_USE_FSDP")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(BadInput, match="2 GPUs"):

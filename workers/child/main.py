@@ -5,7 +5,6 @@ supervisor dies, when another attempt owns the job, or when it is done. It store
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -16,8 +15,9 @@ from types import FrameType
 from typing import Any
 
 from speculoos import logs, resources
-from speculoos.errors import Cancelled, Fenced, SpeculoosError
+from speculoos.errors import Cancelled, Fenced, ProcessLost, SpeculoosError
 from speculoos.faults import disk_full, out_of_memory
+from speculoos.limited import die_with_parent
 from speculoos.private import set_private_umask
 from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import load
@@ -29,7 +29,6 @@ from workers.memory import limit_child_memory
 from workers.timing import job_timing
 
 log = logging.getLogger(__name__)
-PR_SET_PDEATHSIG = 1
 PAUSE_SIGNAL = signal.SIGUSR1
 """Signal from the worker if disk space or memory is short: stop at the next safe point; the job resumes later."""
 SPACE_HINT = "Free some space (the Storage page lists what is large), then retry: it resumes from its last saved state."
@@ -53,6 +52,8 @@ def main(job_id: str, attempt: int) -> int:
         return EXIT_FENCED
     except Cancelled as error:
         _store_stop(context, str(error))
+    except ProcessLost as error:
+        _store_state(context, jobs.interrupt, str(error), hint=jobs.RETRY_HINT)
     except Exception as error:
         if not isinstance(error, SpeculoosError):
             traceback.print_exc()
@@ -72,13 +73,6 @@ def describe_error(error: Exception) -> tuple[str, str, str]:
     first = (str(error).strip().splitlines() or [""])[0][:300]
     detail = f": {first}" if first else ""
     return "unexpected", f"An unexpected {type(error).__name__} stopped the work{detail}", jobs.RETRY_HINT
-
-
-def die_with_parent() -> None:
-    """Make Linux kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _work(context: JobContext) -> dict[str, Any] | ShardPlan:
