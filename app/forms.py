@@ -183,7 +183,8 @@ def train_request(
     config = train_config(**{**start, **box_values(values)}).to_json()
     changed = {name: value for name, value in config.items() if name in values and value != start[name]}
     rows = {"base_id": base_id, "dataset_id": first, "more_dataset_ids": more}
-    return Train(method=method, **rows, settings=changed, recipe=recipe, **field_values(Train, options))
+    filled = {name: value for name, value in options.items() if value is not None}
+    return Train(method=method, **rows, settings=changed, recipe=recipe, **filled)
 
 
 def box_values(values: dict[str, Any]) -> dict[str, Any]:

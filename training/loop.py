@@ -250,9 +250,8 @@ class Trainer:
         self.wrapped.eval()
         count = len(self.held_out)
         with unsharded(self.method):
-            acceptance = measure_acceptance(
-                self.method, [self.held_out.features(i, range(i + 1, count)) for i in range(count)]
-            )
+            batches = (self.held_out.features(i, range(i + 1, count)) for i in range(count))
+            acceptance = measure_acceptance(self.method, batches)
         tensors = self._draft_tensors()
         improved = acceptance.tau > (self.best["tau"] or 0.0)
         if improved:

@@ -7,11 +7,13 @@ ends, the launcher ends the others, and the job's next attempt resumes from the 
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,13 @@ import torch
 import torch.distributed as dist
 
 from models.base import pick_device
+from models.damage import UNSAVED, check_base
 from models.methods.settings import TrainConfig
-from speculoos.errors import ProcessLost, SpeculoosError
+from speculoos.errors import Cancelled, ProcessLost, SpeculoosError
 from speculoos.limited import die_with_parent
+from speculoos.redaction import RedactingStream, known_secrets
 from speculoos.reporting import Reporter, SilentReporter
+from speculoos.settings import load
 from training.loop import TrainResult, train
 
 SOCKET, DONE, ERROR = "reports", "done", "error"
@@ -42,11 +47,14 @@ def train_in_processes(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    known, checksum_cache = options.pop("known", None), options.pop("checksum_cache", UNSAVED)
+    if known is not None:  # once for all
+        check_base(arguments[0], known, checksum_cache)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it would listen on all interfaces
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # of the new processes; this one has its devices already
         config = config.model_copy(update={"device": "cuda"})
-    multiprocessing.set_forkserver_preload(["__main__", __name__, "accelerate", "transformers.modeling_utils"])
+    _start_fork_server()
     results, failure = {}, ""
     with tempfile.TemporaryDirectory(prefix="speculoos-") as folder:
         launch = LaunchConfig(
@@ -71,6 +79,18 @@ def train_in_processes(
     if server.error or failure:
         raise server.error or ProcessLost(failure)
     return results[0]
+
+
+def _start_fork_server() -> None:
+    """Start the process that does the imports and forks the ranks. It blocks SIGTERM, which a stopping worker sends to
+    the job's group: the ranks would end with it, before their next step."""
+    multiprocessing.set_forkserver_preload(["__main__", __name__, "accelerate", "transformers.modeling_utils"])
+    resource_tracker.ensure_running()  # the fork server would start it, and it unblocks SIGTERM
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _ReportServer:
@@ -162,7 +182,10 @@ class _RemoteReporter(Reporter):
 def _run_rank(folder: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> TrainResult | None:
     """The whole work of one process; None if it ends with an error. The launcher set its rank in the environment."""
     die_with_parent()
-    os.setpgid(0, 0)  # a worker that stops signals the job's group, but ranks stop together, at a step
+    os.setpgid(0, 0)  # as for the fork server; the launcher ends single processes
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    secrets = known_secrets(load())
+    sys.stdout, sys.stderr = (RedactingStream(stream, secrets) for stream in (sys.stdout, sys.stderr))
     threads = max(1, torch.get_num_threads() // int(os.environ["WORLD_SIZE"]))
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # else accelerate chooses
@@ -173,9 +196,12 @@ def _run_rank(folder: str, arguments: tuple[Any, ...], options: dict[str, Any]) 
         try:
             with _process_group(folder, arguments[0]):
                 result = train(*arguments, reporter=reporter, **options)
-        except SpeculoosError as error:
+        except Cancelled as error:  # by all processes
             connection.send((ERROR, error))
             return None
+        except SpeculoosError as error:
+            connection.send((ERROR, error))
+            sys.exit(1)  # the launcher ends the others
         except Exception as error:
             connection.send((ERROR, RuntimeError(f"{type(error).__name__}: {error}")))
             raise

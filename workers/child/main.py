@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from speculoos import logs, resources
 from speculoos.errors import Cancelled, Fenced, ProcessLost, SpeculoosError
 from speculoos.faults import disk_full, out_of_memory
@@ -21,7 +23,7 @@ from speculoos.limited import die_with_parent
 from speculoos.private import set_private_umask
 from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import load
-from tracking import db, jobs, shards
+from tracking import db, jobs, reports, shards
 from tracking.shards import ShardPlan
 from workers.child.context import EXIT_FENCED, SUPERVISOR_PID, JobContext
 from workers.jobs.requests import from_json
@@ -53,7 +55,7 @@ def main(job_id: str, attempt: int) -> int:
     except Cancelled as error:
         _store_stop(context, str(error))
     except ProcessLost as error:
-        _store_state(context, jobs.interrupt, str(error), hint=jobs.RETRY_HINT)
+        _store_state(context, _interrupt, str(error))
     except Exception as error:
         if not isinstance(error, SpeculoosError):
             traceback.print_exc()
@@ -112,6 +114,11 @@ def _store_stop(context: JobContext, message: str) -> None:
         _store_state(context, jobs.interrupt, shortage.note, uses_attempt=shortage.uses_attempt, hint=SPACE_HINT)
     else:
         _store_state(context, jobs.interrupt, "The worker was stopped.", uses_attempt=False)
+
+
+def _interrupt(session: Session, job_id: str, attempt: int, reason: str) -> None:
+    reports.add_log(session, job_id, attempt, reason, "warning")
+    jobs.interrupt(session, job_id, attempt, reason, hint=jobs.RETRY_HINT)
 
 
 def _store_failure(context: JobContext, code: str, error: str, hint: str) -> None:

@@ -1,5 +1,6 @@
 """Job `train`: trains a draft. Each attempt has its own folder and resumes from the last saved training state."""
 
+import gc
 import shutil
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
 def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dict[str, Any]:
     """Find the fastest tree on this machine and store it in the checkpoint; returns the figures for its row."""
     context.log("Tuning the tree for the most tokens per second on this machine.")
+    gc.collect()  # the training's base, which its trainer holds in a cycle of references
     dtype = decoding_dtype(context.settings.dtype, device)
     loaded = load_base(base.path, dtype, device, context.base_checksums(base), context.checksum_cache)
     draft = load_draft(folder, loaded, base.weights_sha256, checksum_cache=context.checksum_cache)
