@@ -1,4 +1,4 @@
-"""A training in several processes, started from the page; as a drill each process is killed once."""
+"""A drill: of a training in two processes, started from the page, each process is killed once."""
 
 import os
 import signal
@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 from models.methods.recipes import config_for
 from speculoos.reporting import SilentReporter
-from tests.browser.services import SLOW, box, choose, job_is, row_id, unfold
+from tests.browser.services import box, choose, job_is, row_id, unfold
 from tests.browser.workbench import Workbench
 from tests.tools.homes import add_answers
+from tests.tools.processes import is_listening_elsewhere, ranks
 from tests.workers.conftest import wait_until
 from tracking import queries
 from tracking.db import reading
@@ -23,7 +24,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Job, new_id
 from training.processes import train_in_processes
 from workers.jobs.requests import Train, from_json
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.drill]
 STEPS = 80
 
 
@@ -63,18 +64,6 @@ def job_of(bench: Workbench, job_id: str) -> Job:
         return session.get_one(Job, job_id)
 
 
-def ranks(child: int) -> list[psutil.Process]:
-    """The processes of a training by rank: those that its fork server forked, in their order."""
-    servers = [p for p in psutil.Process(child).children(recursive=True) if "forkserver" in " ".join(p.cmdline())]
-    return [rank for server in servers for rank in sorted(server.children(), key=lambda each: each.pid)]
-
-
-def is_listening_elsewhere(process: psutil.Process) -> bool:
-    """Whether a process accepts connections from other machines."""
-    listening = [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
-    return any(each.laddr.ip not in ("127.0.0.1", "::1") for each in listening)
-
-
 def kill(bench: Workbench, job_id: str, attempt: int, victim: int) -> None:
     """Kill rank 0, rank 1 or the job's own process (2), once the attempt has gone on by some steps."""
     before = job_of(bench, job_id).done
@@ -87,16 +76,6 @@ def kill(bench: Workbench, job_id: str, attempt: int, victim: int) -> None:
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in own), "all ended together"
 
 
-def test_a_training_in_two_processes(page: Page, bench: Workbench) -> None:
-    job_id = start(page, bench)
-    expect(page.locator("#job-head progress")).to_have_attribute("max", str(STEPS), timeout=SLOW)
-    own = ranks(job_of(bench, job_id).child["pid"])
-    assert len(own) == 2 and not any(map(is_listening_elsewhere, own))
-    job_is(page, "SUCCEEDED")
-    assert (job_of(bench, job_id).attempt, job_of(bench, job_id).done) == (1, STEPS)
-
-
-@pytest.mark.drill
 def test_a_training_whose_processes_are_all_killed_in_turn_equals_an_undisturbed_one(
     page: Page, bench: Workbench, tmp_path: Path
 ) -> None:

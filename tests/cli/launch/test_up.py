@@ -106,8 +106,8 @@ def test_up_from_start_to_ctrl_c_and_on_again(
         a_killed_up_takes_everything_along(running)
         running = start(settings)
         the_job_goes_on(running, job_id)
-        nothing_can_be_read_by_others(settings)
         ctrl_c_in_mid_job_interrupts_it(running, job_id)
+        nothing_can_be_read_by_others(settings)
     finally:
         running.process.kill()
         running.process.wait()
