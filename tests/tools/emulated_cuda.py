@@ -138,8 +138,11 @@ class EmulatedCuda(TorchDispatchMode):
             elif not isinstance(source, CudaTensor) and source.dim():
                 self.synchronizations["from pageable memory"] += 1
         if name in INDEXING:
-            masks = [each for each in args[1] if isinstance(each, torch.Tensor) and each.dtype == torch.bool]
-            self.synchronizations["boolean index"] += len(masks)
+            for index in args[1]:
+                if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
+                    self.synchronizations["boolean index"] += 1
+                elif isinstance(index, torch.Tensor) and not isinstance(index, CudaTensor):
+                    self.synchronizations["index on the host"] += 1
 
 
 class _Functions(TorchFunctionMode):
@@ -165,8 +168,6 @@ class _Functions(TorchFunctionMode):
             raise RuntimeError("Expected a generator on the device of the random numbers.")
         if function in (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda):
             return self._move(first, function, args[1:], kwargs)
-        if function is torch.Tensor.pin_memory:
-            return first
         if isinstance(first, CudaTensor):
             if function is torch.Tensor.tolist:
                 device.synchronizations["tolist"] += 1
