@@ -1,8 +1,7 @@
-"""Decoding on an emulated GPU: no tensor on the wrong device, the same tokens as on the CPU, few synchronizations."""
+"""Decoding on an emulated GPU: no tensor on the wrong device, the tokens of plain decoding, counted launches."""
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from models.runtime.graphs import MAX_GRAPHS, GraphedForward
 from models.runtime.interface import ForwardOutput
 from tests.decoding.conftest import run, tokens_of
 from tests.decoding.test_fast_drafters import TREE, made
-from tests.tiny import FAMILIES, make_tiny_base
+from tests.tiny import FAMILIES
 from tests.tools.emulated_cuda import EmulatedCuda, device_paused, emulated_cuda
 
 PROMPT = list(range(20, 50))
@@ -44,15 +43,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedCuda]:
         yield device
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    def get(family: str) -> Path:
-        kind, overrides = FAMILIES[family]
-        return make_tiny_base(tmp_path_factory.mktemp(family), kind, num_hidden_layers=2, **overrides)
-
-    return get
-
-
 def drafted(target: Target, name: str, **config: object) -> list[int]:
     """The tokens of a generation with a small tree."""
     target.rewind(0)
@@ -63,9 +53,9 @@ def drafted(target: Target, name: str, **config: object) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_drafter_emits_the_tokens_of_plain_decoding(
-    family: str, folder_of: Callable[[str], Path], cuda: EmulatedCuda
+    family: str, base_of: Callable[..., LoadedBase], cuda: EmulatedCuda
 ) -> None:
-    target = fast_target(load_base(folder_of(family), device="cuda"), 200)
+    target = fast_target(load_base(base_of(family).path, device="cuda"), 200)
     assert target.base.device.type == "cuda"
     plain = drafted(target, "none")
     for name in DRAFTERS[1:]:
@@ -75,7 +65,7 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(
 
 @pytest.mark.parametrize("name", COSTS)
 def test_launches_and_synchronizations_of_a_step(
-    name: str, folder_of: Callable[[str], Path], cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch
+    name: str, base_of: Callable[..., LoadedBase], cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the default trees of a GPU. The two synchronizations around the verification are those of the timing."""
     replay = GraphedForward.__call__
@@ -87,7 +77,7 @@ def test_launches_and_synchronizations_of_a_step(
         return output
 
     monkeypatch.setattr(GraphedForward, "__call__", counted)
-    target = fast_target(load_base(folder_of("llama"), "bfloat16", "cuda"), 200)
+    target = fast_target(load_base(base_of("llama").path, "bfloat16", "cuda"), 200)
     draft = None if name in ("none", "ngram") else made(name, target.base)
     found = []
     for sampling in ({}, SAMPLED):
@@ -102,17 +92,17 @@ def test_launches_and_synchronizations_of_a_step(
     assert all(count <= most for count, most in zip(found, COSTS[name], strict=True)), found
 
 
-def test_typical_acceptance(folder_of: Callable[[str], Path], cuda: EmulatedCuda) -> None:
-    target = fast_target(load_base(folder_of("llama"), device="cuda"), 200)
+def test_typical_acceptance(base_of: Callable[..., LoadedBase], cuda: EmulatedCuda) -> None:
+    target = fast_target(load_base(base_of("llama").path, device="cuda"), 200)
     assert len(drafted(target, "medusa", acceptance="typical", **SAMPLED)) == LENGTH
 
 
 @pytest.mark.parametrize("family", ["llama", "generic"])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}])
 def test_a_batch_is_answered_as_one_by_one(
-    family: str, sampling: dict[str, float], folder_of: Callable[[str], Path], cuda: EmulatedCuda
+    family: str, sampling: dict[str, float], base_of: Callable[..., LoadedBase], cuda: EmulatedCuda
 ) -> None:
-    folder = folder_of(family)
+    folder = base_of(family).path
     alone, batch = (answers(load_base(folder, device="cuda"), size, **sampling) for size in (1, 4))
     assert alone == batch and len(batch) == 6
 

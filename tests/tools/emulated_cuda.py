@@ -138,11 +138,8 @@ class EmulatedCuda(TorchDispatchMode):
             elif not isinstance(source, CudaTensor) and source.dim():
                 self.synchronizations["from pageable memory"] += 1
         if name in INDEXING:
-            for index in args[1]:
-                if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
-                    self.synchronizations["boolean index"] += 1
-                elif isinstance(index, torch.Tensor) and not isinstance(index, CudaTensor):
-                    self.synchronizations["index on the host"] += 1
+            masks = [each for each in args[1] if isinstance(each, torch.Tensor) and each.dtype == torch.bool]
+            self.synchronizations["boolean index"] += len(masks)
 
 
 class _Functions(TorchFunctionMode):
@@ -218,13 +215,7 @@ def device_paused(device: EmulatedCuda) -> Iterator[None]:
         device.paused = False
 
 
-def _check(
-    name: str,
-    operation: Any,
-    tensors: list[torch.Tensor],
-    args: tuple[Any, ...],
-    on_device: bool,
-) -> None:
+def _check(name: str, operation: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], on_device: bool) -> None:
     """Raise RuntimeError for tensors of several devices, as CUDA does."""
     if not on_device or name in COPYING:
         return
@@ -307,7 +298,7 @@ def _wrap(value: Any) -> Any:
 
 @contextmanager
 def emulated_cuda() -> Iterator[EmulatedCuda]:
-    """Within the context, `cuda` and `cuda:0` are the emulated device, of 80 GB."""
+    """Within the context, `cuda` and `cuda:0` are the emulated device."""
     device = EmulatedCuda()
 
     def synchronize(*_: Any) -> None:

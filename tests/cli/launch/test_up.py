@@ -152,7 +152,7 @@ def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path, capsys: p
     job_id = json.loads(said.out.strip().splitlines()[-1])["job"]
     wait_until(lambda: state(running.settings, job_id)[0] == "RUNNING" and state(running.settings, job_id)[1] >= 5)
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(60) == 0
+    assert running.process.wait(30) == 0
     assert state(running.settings, job_id)[0] == "INTERRUPTED"
     assert not leftover_processes(running.settings)
     return job_id
