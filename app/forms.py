@@ -5,7 +5,9 @@ Raise BadInput with the label of the control in the message.
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from app.widgets.setting_fields import box_value, field_values
@@ -159,11 +161,17 @@ def generate_form(request: GenerateData) -> dict[str, Any]:
 
 
 def train_request(
-    base_id: str, dataset_ids: str | list[str], method: str, recipe: str, values: dict[str, Any]
+    base_id: str,
+    dataset_ids: str | list[str],
+    method: str,
+    recipe: str,
+    values: dict[str, Any],
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Train:
     """Request to train a draft on one or several data sets. Raises BadInput.
 
-    `values`: controls of the advanced settings; only values that differ from the recipe are stored.
+    `values`: controls of the advanced settings; only values that differ from the recipe are stored. `options`: controls
+    of the job's options.
     """
     if not base_id:
         raise BadInput("Base: choose the base model of the draft.")
@@ -174,9 +182,9 @@ def train_request(
     start = config_for(method, recipe, {}).to_json()
     config = train_config(**{**start, **box_values(values)}).to_json()
     changed = {name: value for name, value in config.items() if name in values and value != start[name]}
-    return Train(
-        method=method, base_id=base_id, dataset_id=first, more_dataset_ids=more, settings=changed, recipe=recipe
-    )
+    rows = {"base_id": base_id, "dataset_id": first, "more_dataset_ids": more}
+    filled = {name: value for name, value in options.items() if value is not None}
+    return Train(method=method, **rows, settings=changed, recipe=recipe, **filled)
 
 
 def box_values(values: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,10 @@ class OutOfMemory(Unavailable):
     """The work needs more memory than exists or is allowed."""
 
 
+class ProcessLost(Unavailable):
+    """A process of the work was killed; the work may be retried."""
+
+
 class Damaged(SpeculoosError):
     """A file is missing, truncated or changed since its checksum was stored; the message names it."""
 

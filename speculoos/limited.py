@@ -6,6 +6,7 @@ copy that takes too long, a resource limit one that uses too much memory; the ne
 Arguments and results are JSON, so nothing a child sends can execute in the parent. Imports no other package.
 """
 
+import ctypes
 import gc
 import importlib
 import json
@@ -29,6 +30,7 @@ from speculoos.settings import PROJECT_ROOT
 START_SECONDS = 120.0  # timeout for starting Python and importing, before any untrusted work
 GRACE_SECONDS = 5.0
 """Time beyond a call's timeout, in case a busy machine is late to end the copy, before the whole child is killed."""
+PR_SET_PDEATHSIG = 1
 SECRETS = ("TOKEN", "KEY", "PASSWORD", "SECRET", "DATABASE_URL", "REDIS_URL", "SPECULOOS_STORE")
 """Children do not inherit environment variables whose names contain one of these words."""
 
@@ -137,6 +139,13 @@ class LimitedChild(AbstractContextManager["LimitedChild"]):
             _kill_group(self._process.pid)
             self._process.wait()
             self._process = None
+
+
+def die_with_parent() -> None:
+    """Make Linux kill this process when the thread that started it ends."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill_group(pid: int) -> None:

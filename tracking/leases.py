@@ -7,7 +7,7 @@ unless renewed.
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -36,6 +36,20 @@ def acquire(session: Session, device: str, holder: str, seconds: float, attempt:
     free = or_(DeviceLease.holder.in_(["", holder]), ~_held())
     values = {"holder": holder, "attempt": attempt, "until": now() + timedelta(seconds=seconds)}
     return _update(session, DeviceLease.device == device, free, **values)
+
+
+def acquire_some(
+    session: Session, devices: Sequence[str], count: int, holder: str, seconds: float, attempt: int = 0
+) -> list[str]:
+    """Acquire the leases of the first `count` free ones of `devices`, all or none; returns these devices, or []."""
+    acquired: list[str] = []
+    for device in devices:
+        if len(acquired) < count and acquire(session, device, holder, seconds, attempt):
+            acquired.append(device)
+    if len(acquired) < count:
+        release(session, holder, attempt)
+        return []
+    return acquired
 
 
 def renew(session: Session, device: str, holder: str, seconds: float, attempt: int = 0) -> None:

@@ -7,6 +7,7 @@ Steps truncated by the end of an answer are excluded, as in the engine's figure.
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -86,12 +87,13 @@ def simulate_steps(runs: list[int], positions: list[tuple[int, int]]) -> tuple[i
 
 
 @torch.no_grad()
-def measure_acceptance(method: object, features: list[dict[str, Tensor]]) -> Acceptance:
-    """Acceptance of `method.drafted` over the features of held-out batches."""
+def measure_acceptance(method: object, features: Iterable[dict[str, Tensor]]) -> Acceptance:
+    """Acceptance of `method.drafted` over the features of held-out batches, one in memory at a time."""
     total = Acceptance()
     for batch in features:
         outcome = method.drafted(batch)
         total.add(outcome, batch["row"], batch["position"])
+        del batch, outcome  # before the next batch is computed
     return total
 
 

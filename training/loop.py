@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.base import load_base, pick_device, training_dtype
+from models.base import load_base, training_dtype
 from models.checkpoints import read_config, save_draft, stored_tensors, verify_sums
 from models.damage import UNSAVED, BaseChecksums, check_base
 from models.frame import HeadOnlyBase, load_head_only_base
@@ -36,7 +36,7 @@ from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, 
 from training.method import make_method
 from training.samples import can_be_sampled, sample
 from training.setup import lr_factor, make_accelerator, nonfinite_loss_error, prepare, translate_errors
-from training.sharding import fsdp_switch, full_tensor, full_tensors, unsharded
+from training.sharding import full_tensor, full_tensors, mixed_with_plain_tensors, unsharded
 from training.stream import FeatureStore, Stream, feature_bytes
 
 SAMPLING_SHARE = 0.1  # maximum share of the training time spent on sample generations
@@ -63,6 +63,7 @@ def train(
     known: BaseChecksums | None = None,
     checksum_cache: ChecksumCache = UNSAVED,
     states_location: StatesLocation | None = None,
+    sharding: str = "none",
 ) -> TrainResult:
     """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
 
@@ -70,13 +71,15 @@ def train(
     with resume points, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the
     run starts from the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint.
     `known`: checksums that the base's files are verified against; `checksum_cache`: computed checksums of unchanged
-    files. `states_location`: the server and the folder that `config` names for hidden states. Raises Cancelled, after
+    files. `states_location`: the server and the folder that `config` names for hidden states. `sharding`: none or fsdp
+    (training/sharding.py), if several processes call this function together. Raises Cancelled, after
     saving a resume point, when the reporter requests a stop; Damaged when the base's or the data's files do not match
     their checksums.
     """
     if known is not None:
         check_base(base_path, known, checksum_cache)
-    with translate_errors(), fsdp_switch(pick_device(config.device)) as sharded:
+    sharded = sharding == "fsdp"
+    with translate_errors(), mixed_with_plain_tensors(sharded):
         out_dir, reporter = Path(out_dir), reporter or SilentReporter()
         trainer = Trainer(config, base_path, dataset_path, out_dir, reporter, info or {}, states_location, sharded)
         return trainer.run(resume_from)
@@ -247,9 +250,8 @@ class Trainer:
         self.wrapped.eval()
         count = len(self.held_out)
         with unsharded(self.method):
-            acceptance = measure_acceptance(
-                self.method, [self.held_out.features(i, range(i + 1, count)) for i in range(count)]
-            )
+            batches = (self.held_out.features(i, range(i + 1, count)) for i in range(count))
+            acceptance = measure_acceptance(self.method, batches)
         tensors = self._draft_tensors()
         improved = acceptance.tau > (self.best["tau"] or 0.0)
         if improved:

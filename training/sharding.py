@@ -1,15 +1,13 @@
 """FSDP2: every process holds a shard of each parameter, gradient and optimizer moment of the draft.
 
-Enabled by accelerate's options (`accelerate launch --use_fsdp --fsdp_version 2`). The loop calls torch's `fully_shard`
-itself, with the whole method as one group, and accelerate sees plain data-parallel processes: so the same code runs on
-GPUs and, in tests, over gloo. Parameters are gathered for each forward and resharded after its backward, which reduces
-the gradients of every micro-batch, since deferring that would require full gradients in memory. Files hold full
-tensors. Functions marked "collective" must be called by all processes.
+The loop calls torch's `fully_shard` itself, with the whole method as one group, and accelerate sees plain data-parallel
+processes: so the same code runs on GPUs and over gloo. Parameters are gathered for each forward and resharded after its
+backward, which reduces the gradients of every micro-batch, since deferring that would require full gradients in memory.
+Files hold full tensors. Functions marked "collective" must be called by all processes.
 """
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -17,35 +15,20 @@ from torch import Tensor, nn
 from speculoos.errors import Unsupported
 
 SWITCH = "ACCELERATE_USE_FSDP"
-DEVICES = ("cuda",)  # devices with FSDP support in accelerate; on others it would silently use DDP. Tests add "cpu".
 
 
 @contextmanager
-def fsdp_switch(device: torch.device) -> Iterator[bool]:
-    """Whether the environment enables FSDP. Raises Unsupported for an unsupported device or option. Inside the context
-    the variable is unset: otherwise accelerate would shard by itself, and transformers might load the base's weights in
-    the first process only. Operations may mix sharded tensors with plain ones, which are equal in all processes
-    (ScaledLinear's scale)."""
+def mixed_with_plain_tensors(sharded: bool) -> Iterator[None]:
+    """Within the context, operations may mix sharded tensors with plain ones, which are equal in all processes
+    (ScaledLinear's scale). Raises Unsupported if accelerate's own FSDP is on: it would shard by itself, and
+    transformers might load the base's weights in the first process only."""
     from accelerate.utils import parse_flag_from_env
+    from torch.distributed.tensor.experimental import implicit_replication
 
-    if enabled := bool(parse_flag_from_env(SWITCH)):
-        if device.type not in DEVICES:
-            raise Unsupported(f"FSDP is not supported on a {device.type} device; launch without --use_fsdp ({SWITCH}).")
-        if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
-            raise Unsupported(f"FSDP version {version} is not supported; launch with --fsdp_version 2 (FSDP_VERSION).")
-        for name in filter(parse_flag_from_env, ("FSDP_OFFLOAD_PARAMS", "FSDP_ACTIVATION_CHECKPOINTING")):
-            raise Unsupported(f"{name} is not supported by this training loop; launch without --{name.lower()}.")
-    value = os.environ.pop(SWITCH, None)
-    try:
-        with ExitStack() as stack:
-            if enabled:
-                from torch.distributed.tensor.experimental import implicit_replication
-
-                stack.enter_context(implicit_replication())
-            yield enabled
-    finally:
-        if value is not None:
-            os.environ[SWITCH] = value
+    if parse_flag_from_env(SWITCH):
+        raise Unsupported(f"{SWITCH} is set, but the training shards by itself; unset it and choose sharding fsdp.")
+    with implicit_replication() if sharded else nullcontext():
+        yield
 
 
 def shard(method: nn.Module, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,26 +22,29 @@ Features = dict[str, Tensor]
 
 
 class FeatureStore:
-    """Features by batch index: up to `memory_bytes` in memory, then up to `disk_bytes` in files in `folder`."""
+    """Features by batch index: up to `memory_bytes` in main memory (pinned, if they are on a GPU), then up to
+    `disk_bytes` in files in `folder`."""
 
     def __init__(self, memory_bytes: int, disk_bytes: int, folder: Path):
         self._memory_left, self._disk_left, self._folder = memory_bytes, disk_bytes, folder
         self._in_memory: dict[int, Features] = {}
-        self._on_disk: dict[int, str] = {}  # {batch: device of its tensors}
+        self._on_disk: set[int] = set()
+        self._device: torch.device | None = None
 
     def __contains__(self, index: int) -> bool:
         return index in self._in_memory or index in self._on_disk
 
     def get(self, index: int) -> Features | None:
-        if device := self._on_disk.get(index):
-            return load_file(self._path(index), device=device)
-        return self._in_memory.get(index)
+        features = load_file(self._path(index)) if index in self._on_disk else self._in_memory.get(index)
+        if features is None:
+            return None
+        return {name: tensor.to(self._device, non_blocking=True) for name, tensor in features.items()}
 
     def put(self, index: int, features: Features) -> None:
-        size = feature_bytes(features)
+        size, self._device = feature_bytes(features), next(iter(features.values())).device
         if size <= self._memory_left:
             self._memory_left -= size
-            self._in_memory[index] = features
+            self._in_memory[index] = {name: _in_main_memory(tensor) for name, tensor in features.items()}
         elif size <= self._disk_left:
             self._disk_left -= size
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +53,7 @@ class FeatureStore:
                     f"The disk of {self._folder} is full.", "Lower cache_disk_gb, or free space and retry."
                 )
             save_file({name: t.detach().cpu().contiguous() for name, t in features.items()}, self._path(index))
-            self._on_disk[index] = str(next(iter(features.values())).device)
+            self._on_disk.add(index)
 
     def clear(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -57,6 +61,11 @@ class FeatureStore:
 
     def _path(self, index: int) -> Path:
         return self._folder / f"features-{index:06d}.safetensors"
+
+
+def _in_main_memory(tensor: Tensor) -> Tensor:
+    """The tensor itself on a CPU; a copy of a GPU's in memory from which it can be copied back without waiting."""
+    return tensor.cpu().pin_memory() if tensor.is_cuda else tensor
 
 
 def feature_bytes(features: Features) -> int:

@@ -14,7 +14,7 @@ from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice,
 from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import error_text
 from app.widgets.review import line, review
-from app.widgets.setting_fields import box_value
+from app.widgets.setting_fields import box_value, setting_rows
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
 from formats.refusals import no_server_reason
@@ -32,7 +32,9 @@ from workers.jobs.submit import check_and_estimate, submit_training
 FEW_ROWS = 50
 FIRST = next(iter(METHODS))
 """Method selected by default."""
-CLONED = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe")
+PROCESSES = ("processes", "sharding")
+"""Options of the job with a control in the form."""
+CLONED = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe", *PROCESSES)
 LONGEST = 100
 """Maximum factor of `?longer=`."""
 
@@ -61,13 +63,16 @@ class TrainPage:
                 self._build_choices()
                 with closed_accordion("Advanced settings", elem_id="train-advanced"):
                     self.advanced = SettingControls()
+                    with closed_accordion("Several processes", elem_classes="sp-settings"):
+                        options = [Train.options()[name] for name in PROCESSES]
+                        self.processes = setting_rows(options, "train-{}".format)
             with gr.Column(scale=2, min_width=300, elem_classes="sp-review"):
                 self._build_review()
         with gr.Row(elem_classes="sp-review-bar"):
             self.line = block(elem_id="train-line")
             self.start_here = gr.Button("Start training", variant="primary", elem_id="train-start-here", scale=0)
         main = [self.base, self.data, self.method, self.recipe, self.name, self.experiment, self.measure]
-        self.values = [*main, *self.advanced.inputs]
+        self.values = [*main, *self.processes.values(), *self.advanced.inputs]
         self.reviewed = [self.review, self.line]
 
     def _build_choices(self) -> None:
@@ -140,10 +145,11 @@ class TrainPage:
             gr.Dropdown(experiments.names(session), value=experiment),
             True,
         ]
+        processes = [getattr(initial, name) for name in PROCESSES]
         advanced = self.advanced.fill(values)
-        reviewed = self.review_now(base, data, initial.method, recipe, "", experiment, True, *advanced)
+        reviewed = self.review_now(base, data, initial.method, recipe, "", experiment, True, *processes, *advanced)
         groups = self.advanced.show(initial.method)
-        return [*main, *advanced, *groups, method_note(initial.method), *reviewed, missing(bases, sets)]
+        return [*main, *processes, *advanced, *groups, method_note(initial.method), *reviewed, missing(bases, sets)]
 
     def choose_method(self, method: str) -> list[Any]:
         recipe = usual(method)
@@ -165,8 +171,9 @@ class TrainPage:
         measure: bool,
         *values: Any,
     ) -> TrainSubmission:
-        settings = self.advanced.named(values, method)
-        request = forms.train_request(base or "", data or [], method, recipe, settings)
+        options = dict(zip(PROCESSES, values, strict=False))
+        settings = self.advanced.named(values[len(PROCESSES) :], method)
+        request = forms.train_request(base or "", data or [], method, recipe, settings, options)
         return TrainSubmission(request, name.strip(), (experiment or "").strip(), bool(measure))
 
     def review_now(self, *values: Any) -> tuple[str, str]:

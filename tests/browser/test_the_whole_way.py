@@ -20,6 +20,7 @@ from tests.browser.services import (
     write_prompts,
 )
 from tests.browser.workbench import Workbench, add_base
+from tests.tools.processes import is_listening_elsewhere, ranks
 from tracking import queries
 from tracking.db import reading, writing
 from tracking.tables import Checkpoint, Dataset, Job, new_id
@@ -41,7 +42,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("prompts"))
 
 
-def start_training(page: Page, bench: Workbench, data: str, steps: int, name: str = "") -> str:
+def start_training(page: Page, bench: Workbench, data: str, steps: int, name: str = "", processes: int = 1) -> str:
     """Fill in the train page for a tiny Medusa and start it; returns the job's id."""
     page.goto(f"{bench.url}/train?data={data}")
     expect(page.locator("#train-review .sp-command")).to_contain_text("speculoos train medusa")
@@ -52,6 +53,11 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
     box(page, "set-epochs").fill("0")
     box(page, "set-max_steps").fill(str(steps))
     expect(page.locator("#train-review .sp-command")).to_contain_text(f"max_steps={steps}")
+    if processes > 1:
+        unfold(page, "Several processes")
+        box(page, "train-processes").fill(str(processes))
+        choose(page, "train-sharding", "fsdp")
+        expect(page.locator("#train-review .sp-command")).to_contain_text(f"--processes {processes} --sharding fsdp")
     box(page, "train-name").fill(name)
     page.locator("#train-measure input").uncheck()
     page.locator("#train-start").click()
@@ -139,9 +145,13 @@ def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: 
         assert session.get(Job, job_id) is None
 
 
-def test_a_job_goes_on_while_the_web_process_is_killed(page: Page, bench: Workbench) -> None:
-    job_id = start_training(page, bench, answers(bench), 400, "steady heads")
+def test_a_training_in_two_processes_goes_on_while_the_web_process_is_killed(page: Page, bench: Workbench) -> None:
+    job_id = start_training(page, bench, answers(bench), 150, "steady heads", processes=2)
     job_is(page, "RUNNING")
+    expect(page.locator("#job-head progress")).to_have_attribute("max", "150", timeout=SLOW)
+    with reading(bench.settings) as session:
+        own = ranks(session.get(Job, job_id).child["pid"])
+    assert len(own) == 2 and not any(map(is_listening_elsewhere, own))
     page.goto("about:blank")
     bench.kill("web")
     bench.start("web")
@@ -149,7 +159,7 @@ def test_a_job_goes_on_while_the_web_process_is_killed(page: Page, bench: Workbe
     job_is(page, "SUCCEEDED")
     with reading(bench.settings) as session:
         job = session.get(Job, job_id)
-    assert (job.done, job.attempt) == (400, 1)
+    assert (job.done, job.attempt) == (150, 1)
 
 
 def test_cloning_fills_the_form_in_as_it_was(page: Page, bench: Workbench) -> None:

@@ -21,7 +21,7 @@ from tests.tools.emulated_cuda import EmulatedCuda, device_paused, emulated_cuda
 
 PROMPT = list(range(20, 50))
 DRAFTERS = ("none", "ngram", "medusa", "eagle", "eagle3", "draft")
-LENGTH = 4
+LENGTH = 3
 TREES = {"eagle": {"tree": TREE}, "eagle3": {"depth": 2, "top_k": 2, "nodes": 6}, "draft": {"depth": 2}}
 COSTS = {
     "none": (3, 4, 30, 6),

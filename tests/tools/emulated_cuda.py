@@ -165,6 +165,8 @@ class _Functions(TorchFunctionMode):
             raise RuntimeError("Expected a generator on the device of the random numbers.")
         if function in (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda):
             return self._move(first, function, args[1:], kwargs)
+        if function is torch.Tensor.pin_memory:
+            return first
         if isinstance(first, CudaTensor):
             if function is torch.Tensor.tolist:
                 device.synchronizations["tolist"] += 1

@@ -32,3 +32,15 @@ def freeze(home: Path, worker: int, child: int) -> None:
             os.killpg(child, signal.SIGCONT)
             os.kill(worker, signal.SIGCONT)
             time.sleep(0.05)
+
+
+def ranks(child: int) -> list[psutil.Process]:
+    """The processes of a training by rank: those that its fork server forked, in their order."""
+    servers = [p for p in psutil.Process(child).children(recursive=True) if "forkserver" in " ".join(p.cmdline())]
+    return [rank for server in servers for rank in sorted(server.children(), key=lambda each: each.pid)]
+
+
+def is_listening_elsewhere(process: psutil.Process) -> bool:
+    """Whether a process accepts connections from other machines."""
+    listening = [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    return any(each.laddr.ip not in ("127.0.0.1", "::1") for each in listening)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,10 +253,6 @@ def test_a_prompt_that_cannot_be_answered_gives_no_sample_and_ends_no_training(t
 def test_a_device_that_cannot_do_what_is_asked_is_refused(tiny_base, dataset, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="fp16 needs a GPU"):
         train(config(mixed_precision="fp16"), tiny_base, dataset, tmp_path / "out")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(Unsupported, match="FSDP is not supported on a cpu device"):
-        train(config(), tiny_base, dataset, tmp_path / "out")
-    monkeypatch.delenv("ACCELERATE_USE_FSDP")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(BadInput, match="2 GPUs"):
@@ -303,6 +300,21 @@ def test_the_tokens_since_the_last_log_line_are_counted(tiny_base, dataset, tmp_
     settings = config(max_steps=3, log_every=2, eval_every=3)
     result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes)
     assert result.metrics["tokens"] == notes.curve("train/tokens")[3] > notes.curve("train/tokens")[2]
+
+
+def test_held_out_features_are_in_memory_one_batch_at_a_time(tiny_base, dataset, tmp_path):
+    settings = config(cache_features_mb=0, held_out=0.5)
+    trainer = Trainer(settings, tiny_base, dataset, tmp_path, Notebook(), {})
+    computed, earlier = trainer.held_out.features, []
+
+    def features(*arguments):
+        assert not any(reference() is not None for reference in earlier)
+        found = computed(*arguments)
+        earlier.append(weakref.ref(found["hidden"]))
+        return found
+
+    trainer.held_out.features = features
+    assert trainer._evaluate().steps and len(earlier) > 1
 
 
 def test_features_kept_in_memory_or_on_disk_change_nothing(tiny_base, dataset, tmp_path):

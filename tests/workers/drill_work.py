@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, ProcessLost
 from speculoos.reporting import check_stop
 from workers.child.context import JobContext
 from workers.jobs import train
@@ -62,6 +62,8 @@ def play(request: Count, context: JobContext) -> None:
         raise BadInput("prompts.jsonl, line 7: no prompt here.", "Mend the line.")
     if request.trick == "bug":
         raise KeyError("surprise")
+    if request.trick == "lost" and context.attempt == 1:
+        raise ProcessLost("Process 2 of the training was killed.")
     if request.trick == "exit":
         print("the library says: no such kernel", flush=True)
         os._exit(3)

@@ -82,6 +82,15 @@ def test_a_killed_child_is_followed_by_one_that_goes_on(steady: Bench, tmp_path:
     no_two_at_once(tmp_path / "w")
 
 
+def test_a_job_that_lost_a_process_of_its_own_is_tried_again(steady: Bench, tmp_path: Path) -> None:
+    job = order(steady, tmp_path / "w", steps=3, trick="lost")
+    done = steady.wait(job.id, "SUCCEEDED")
+    assert done.attempt == 2 and steps(tmp_path / "w") == list(range(3))
+    with db.reading(steady.settings) as session:
+        (line,) = [line for line in reports.logs(session, job.id) if "was killed" in line.message]
+    assert line.attempt == 1
+
+
 def test_a_killed_worker_takes_its_child_along_and_the_next_one_goes_on(bench: Bench, tmp_path: Path) -> None:
     bench.reconciler()
     worker = bench.worker()

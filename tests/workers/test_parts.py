@@ -244,7 +244,7 @@ def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
         leases.acquire(session, machine.device_key("cpu", context.settings.home), "run:1", 0.4)
     started = time.monotonic()
     with context:
-        context.acquire_device("cpu")
+        context.acquire_devices(["cpu"])
         assert time.monotonic() - started > 0.2
         time.sleep(1.3)  # longer than a lease: the heartbeat renews it
         with context.session() as session:
@@ -269,12 +269,26 @@ def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypa
             assert [bool(leases.holder(session, key)) for key in keys] == [True, True, False]
 
 
+def test_several_gpus_are_leased_all_or_none(context: JobContext) -> None:
+    keys = [machine.device_key(name, context.settings.home) for name in "abcd"]
+    own = f"job:{context.job_id}"
+    with context, context.session() as session:
+        leases.acquire(session, keys[1], "run:1", 60)
+    assert context.acquire_devices("abcd", 3) == ["a", "c", "d"]
+    with context.session() as session:
+        leases.release(session, own)
+        assert leases.acquire_some(session, keys, 4, own, 60, context.attempt) == []
+        assert [leases.holder(session, key) for key in keys] == ["", "run:1", "", ""]
+        leases.release(session, "run:1")
+    assert context.acquire_devices("abcd", 4) == list("abcd")
+
+
 def test_a_wish_to_stop_ends_the_wait_for_a_device(context: JobContext) -> None:
     with context.session() as session:
         leases.acquire(session, machine.device_key("cpu", context.settings.home), "run:1", 60)
         jobs.request_cancel(session, context.job_id)
     with context, pytest.raises(Cancelled):
-        context.acquire_device("cpu")
+        context.acquire_devices(["cpu"])
 
 
 SILENT_CHILD = """

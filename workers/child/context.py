@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -241,25 +241,31 @@ class JobContext:
             message = f"{len(failed)} of {tally.total} {noun}; number {first.number + 1}: {first.error}"
             raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
 
-    def acquire_device(self, device: str) -> None:
-        """Wait for the device's lease and renew it until this process ends. Raises Cancelled on a stop."""
-        lease = machine.device_key(device, self.settings.home)
-        own = lease, f"job:{self.job_id}", self.timing.lease_seconds, self.attempt
+    def acquire_devices(self, candidates: Sequence[str], count: int = 1) -> list[str]:
+        """Wait for the leases of `count` of the devices, all at once, and renew them until this process ends; returns
+        the devices. Raises Cancelled on a stop."""
+        names = {machine.device_key(name, self.settings.home): name for name in candidates}
+        own = f"job:{self.job_id}", self.timing.lease_seconds, self.attempt
         while True:
             with self.session() as session:
-                if leases.acquire(session, *own):
+                if acquired := leases.acquire_some(session, list(names), count, *own):
                     break
-                note = f"Waits for {lease.partition('@')[0]}: {leases.holder_name(session, lease)} holds it."
+                holders = [(name, leases.holder_name(session, key)) for key, name in names.items()]
+            held = [f"{holder} holds {name}" for name, holder in holders if holder]
+            note = f"Waits for {count} GPUs: " if count > 1 else "Waits: "
             with self._lock:  # the planned total stays
-                self._report.progress = {"done": 0, "progress_note": note[:200], "eta_seconds": None}
+                progress_note = f"{note}{', '.join(held)}."[:200]
+                self._report.progress = {"done": 0, "progress_note": progress_note, "eta_seconds": None}
             check_stop(self)
             time.sleep(self.timing.poll_seconds)
 
         def renew() -> None:
             with self.session() as session:
-                leases.renew(session, *own)
+                for key in acquired:
+                    leases.renew(session, key, *own)
 
         self.on_beat = renew
+        return [names[key] for key in acquired]
 
     def dataset_folder(self, dataset_id: str) -> Path:
         """home/datasets/<id>: shared by all attempts, as shards are written atomically."""

@@ -5,7 +5,6 @@ supervisor dies, when another attempt owns the job, or when it is done. It store
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -15,13 +14,16 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from speculoos import logs, resources
-from speculoos.errors import Cancelled, Fenced, SpeculoosError
+from speculoos.errors import Cancelled, Fenced, ProcessLost, SpeculoosError
 from speculoos.faults import disk_full, out_of_memory
+from speculoos.limited import die_with_parent
 from speculoos.private import set_private_umask
 from speculoos.redaction import RedactingStream, known_secrets, redact
 from speculoos.settings import load
-from tracking import db, jobs, shards
+from tracking import db, jobs, reports, shards
 from tracking.shards import ShardPlan
 from workers.child.context import EXIT_FENCED, SUPERVISOR_PID, JobContext
 from workers.jobs.requests import from_json
@@ -29,7 +31,6 @@ from workers.memory import limit_child_memory
 from workers.timing import job_timing
 
 log = logging.getLogger(__name__)
-PR_SET_PDEATHSIG = 1
 PAUSE_SIGNAL = signal.SIGUSR1
 """Signal from the worker if disk space or memory is short: stop at the next safe point; the job resumes later."""
 SPACE_HINT = "Free some space (the Storage page lists what is large), then retry: it resumes from its last saved state."
@@ -53,6 +54,8 @@ def main(job_id: str, attempt: int) -> int:
         return EXIT_FENCED
     except Cancelled as error:
         _store_stop(context, str(error))
+    except ProcessLost as error:
+        _store_state(context, _interrupt, str(error))
     except Exception as error:
         if not isinstance(error, SpeculoosError):
             traceback.print_exc()
@@ -72,13 +75,6 @@ def describe_error(error: Exception) -> tuple[str, str, str]:
     first = (str(error).strip().splitlines() or [""])[0][:300]
     detail = f": {first}" if first else ""
     return "unexpected", f"An unexpected {type(error).__name__} stopped the work{detail}", jobs.RETRY_HINT
-
-
-def die_with_parent() -> None:
-    """Make Linux kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _work(context: JobContext) -> dict[str, Any] | ShardPlan:
@@ -118,6 +114,11 @@ def _store_stop(context: JobContext, message: str) -> None:
         _store_state(context, jobs.interrupt, shortage.note, uses_attempt=shortage.uses_attempt, hint=SPACE_HINT)
     else:
         _store_state(context, jobs.interrupt, "The worker was stopped.", uses_attempt=False)
+
+
+def _interrupt(session: Session, job_id: str, attempt: int, reason: str) -> None:
+    reports.add_log(session, job_id, attempt, reason, "warning")
+    jobs.interrupt(session, job_id, attempt, reason, hint=jobs.RETRY_HINT)
 
 
 def _store_failure(context: JobContext, code: str, error: str, hint: str) -> None:

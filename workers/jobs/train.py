@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from sqlalchemy.orm import Session
 
@@ -41,6 +41,10 @@ class Train(Request):
     dataset_id: str
     settings: dict[str, Any] = {}
     recipe: str = setting("", "Recipe with the initial settings: a name or a file.")
+    processes: int = setting(1, "Processes that train together, one per GPU; a step takes one batch from each.", 1, 64)
+    sharding: Literal["none", "fsdp"] = setting(
+        "none", "none: every process holds the whole draft (DDP). fsdp: each holds a shard of it and its optimizer."
+    )
     checkpoint_id: str = ""
     more_dataset_ids: list[str] = []
 
@@ -60,6 +64,10 @@ class Train(Request):
     def paths(self) -> list[str]:
         path = self.settings.get("draft_path")
         return [str(path)] if path else []
+
+    def check_options(self) -> None:
+        if self.sharding != "none" and self.processes == 1:
+            raise BadInput(f"Sharding: {self.sharding} needs 2 or more processes, got 1; set processes too.")
 
     def check_settings(self, settings: Settings) -> None:
         find_server(settings, self.config)
@@ -99,6 +107,8 @@ class Train(Request):
         base = sizes.require_row(session, Base, self.base_id)
         sets = [sizes.require_row(session, Dataset, row_id) for row_id in self.dataset_ids]
         config = fit_length(self.config, self.settings, base)
+        # Each step has a batch of every process.
+        config = config.model_copy(update={"accumulate": config.accumulate * self.processes})
         card = base.card or {}
         vocabulary = card.get("vocabulary") or 0
         if hasattr(config, "draft_vocab_size"):  # at most; a coverage is counted by the training
@@ -129,7 +139,7 @@ class Train(Request):
         logits = 4 * 3 * min(config.batch_tokens, 1024) * vocabulary
         frame_bytes = 2 * 4 * (card.get("vocabulary") or 0) * sizes.hidden(base)  # embeddings and LM head
         base_bytes = frame_bytes if remote else sizes.weights_bytes(base)
-        memory = base_bytes * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
+        memory = in_memory + self.processes * (base_bytes * 1.1 + draft.parameters * 16 + logits + 4e8)
         disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
         fixed = 0.0 if remote else Tune(base_id=base.id, checkpoint_id="").need(session).work
         interval = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"

@@ -1,4 +1,5 @@
-"""`speculoos up` as a user meets it: one start, everything healthy, killed parts come back, Ctrl-C loses no work."""
+"""`speculoos up` as a user meets it: one start, everything healthy, killed parts come back, neither a kill of `up` nor
+Ctrl-C loses work."""
 
 import json
 import os
@@ -101,11 +102,12 @@ def test_up_from_start_to_ctrl_c_and_on_again(
         the_socket_and_the_token_are_private(settings)
         a_second_up_says_where_the_first_one_is(url, capsys)
         what_is_killed_comes_back(running)
-        job_id = ctrl_c_in_mid_job_interrupts_it(running, tiny_base, capsys)
+        job_id = start_a_job(settings, tiny_base, capsys)
+        a_killed_up_takes_everything_along(running)
         running = start(settings)
         the_job_goes_on(running, job_id)
+        ctrl_c_in_mid_job_interrupts_it(running, job_id)
         nothing_can_be_read_by_others(settings)
-        a_killed_up_takes_everything_along_and_the_next_one_starts(running)
     finally:
         running.process.kill()
         running.process.wait()
@@ -142,26 +144,37 @@ def what_is_killed_comes_back(running: Running) -> None:
     wait_until(lambda: check(running.settings, ["broker"])["broker"].ok)
 
 
-def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    add_answers(running.settings, add_base(running.settings, tiny_base), rows=60)
+def start_a_job(settings: Settings, tiny_base: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """A training that does not end, once it has saved a state."""
+    add_answers(settings, add_base(settings, tiny_base), rows=60)
     words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads", "--json"]
     sizes = ["--set", "max_length=128", "--set", "batch_tokens=256", "--set", "save_every=5", "--set", "eval_every=0"]
-    steps = ["--set", "max_steps=300", "--set", "epochs=2000"]
+    steps = ["--set", "max_steps=100000", "--set", "epochs=0"]
     status, said = main([*words, *sizes, *steps]), capsys.readouterr()
     assert status == 0, said.err
     job_id = json.loads(said.out.strip().splitlines()[-1])["job"]
-    wait_until(lambda: state(running.settings, job_id)[0] == "RUNNING" and state(running.settings, job_id)[1] >= 5)
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(30) == 0
-    assert state(running.settings, job_id)[0] == "INTERRUPTED"
-    assert not leftover_processes(running.settings)
+    wait_until(lambda: state(settings, job_id)[0] == "RUNNING" and state(settings, job_id)[1] > 10)
     return job_id
+
+
+def a_killed_up_takes_everything_along(running: Running) -> None:
+    running.process.send_signal(signal.SIGKILL)
+    running.process.wait()
+    wait_until(lambda: not leftover_processes(running.settings))
 
 
 def the_job_goes_on(running: Running, job_id: str) -> None:
     running.wait_until_up()
-    wait_until(lambda: state(running.settings, job_id)[0] == "SUCCEEDED")
-    assert state(running.settings, job_id)[1] == 300
+    before = state(running.settings, job_id)[1]
+    assert before > 10
+    wait_until(lambda: state(running.settings, job_id)[0] == "RUNNING" and state(running.settings, job_id)[1] > before)
+
+
+def ctrl_c_in_mid_job_interrupts_it(running: Running, job_id: str) -> None:
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 0
+    assert state(running.settings, job_id)[0] == "INTERRUPTED"
+    assert not leftover_processes(running.settings)
 
 
 def nothing_can_be_read_by_others(settings: Settings) -> None:
@@ -171,20 +184,6 @@ def nothing_can_be_read_by_others(settings: Settings) -> None:
     found = [f"{path} {path.lstat().st_mode:o}" for path in (settings.home, *written) if path.lstat().st_mode & 0o077]
     found = [line for line in found if not line.endswith(" 120777")]  # links have no permissions of their own
     assert not found
-
-
-def a_killed_up_takes_everything_along_and_the_next_one_starts(running: Running) -> None:
-    running.process.send_signal(signal.SIGKILL)
-    running.process.wait()
-    again = start(running.settings)
-    try:
-        again.wait_until_up()
-        again.process.send_signal(signal.SIGTERM)
-        assert again.process.wait(30) == 0
-    finally:
-        again.process.kill()
-        again.process.wait()
-    assert not leftover_processes(running.settings)
 
 
 def state(settings: Settings, job_id: str) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from evaluation.replay import open_with_base, playground_answer, project_times, 
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
 from models.base import decoding_dtype, lease_name, load_base, pick_device
 from models.checkpoints import load_draft, update_draft_config
-from speculoos.errors import Unsupported
+from speculoos.errors import BadInput, Unsupported
 from speculoos.files import total_bytes
 from speculoos.other_work import lower_priority
 from tracking import evaluations, queries
@@ -47,13 +47,24 @@ def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtyp
 
 def take_device(context: JobContext, name: str = "auto") -> str:
     """Take the lease of a device and return its name, such as `cuda:0`. auto: the device of SPECULOOS_DEVICE."""
+    return str(take_devices(context, name)[0])
+
+
+def take_devices(context: JobContext, name: str = "auto", processes: int = 1) -> list[torch.device]:
+    """Take the leases of one GPU for each process, or of the CPU for all. Several GPUs are any of this machine's."""
     device = pick_device(context.settings.device if name == "auto" else name)
-    leased = lease_name(device)
-    context.acquire_device(leased)
-    if device.type == "cuda":
-        context.log(f"Uses {device}, {torch.cuda.get_device_name(device)} ({leased}).")
+    candidates = [device]
+    if device.type == "cuda" and processes > 1:
+        candidates = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    count = processes if device.type == "cuda" else 1
+    if count > len(candidates):
+        raise BadInput(f"processes: this machine has {len(candidates)} GPUs, got {count}; use fewer processes.")
+    names = {lease_name(candidate): candidate for candidate in candidates}
+    devices = [names[leased] for leased in context.acquire_devices(list(names), count)]
+    for each in devices if device.type == "cuda" else ():
+        context.log(f"Uses {each}, {torch.cuda.get_device_name(each)} ({lease_name(each)}).")
     lower_priority(device.type)
-    return str(device)
+    return devices
 
 
 def run_plan(request: PlanRequest, context: JobContext) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Job `train`: trains a draft. Each attempt has its own folder and resumes from the last saved training state."""
 
+import gc
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,18 @@ from sqlalchemy import select
 from evaluation.questions import built_in
 from evaluation.tuning import can_be_tuned, tune
 from formats.refusals import no_server_reason
-from models.base import decoding_dtype, load_base
+from models.base import decoding_dtype, lease_name, load_base
 from models.checkpoints import load_draft, update_draft_config
 from models.methods.recipes import config_for
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.prefetcher import StatesLocation
 from training.loop import train
+from training.processes import train_in_processes
 from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_trainer_state
 from workers.child.context import JobContext
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
 from workers.child.trackers import tracking_metrics
-from workers.child.work.measure import take_device, tuning_figures
+from workers.child.work.measure import take_devices, tuning_figures
 from workers.jobs.train import TUNING_QUESTIONS, Train, find_server, fit_length, require_method
 
 TUNING_NOTE = "tuning the tree"
@@ -30,7 +32,7 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     base = context.input_with_files(Base, request.base_id)
     datasets = [context.input_with_files(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
-    settings = {"device": context.settings.device, **request.settings, **initial_draft(request, context)}
+    settings = {**request.settings, **initial_draft(request, context)}
     unfitted = config_for(request.method, request.recipe, settings)
     config = fit_length(unfitted, request.settings, base)
     if config is not unfitted:
@@ -47,13 +49,21 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
         config = config.model_copy(update={"batch_tokens": read_trainer_state(resume)["config"]["batch_tokens"]})
     if reason := no_server_reason(request.method, base.path):
         context.log(reason, "warning")
-    take_device(context)
+    devices = take_devices(context, config.device, request.processes)
+    config = config.model_copy(update={"device": str(devices[0])})
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in datasets)}
     hashes, paths = context.base_checksums(base), [data.path for data in datasets]
     tracked = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
     last_step = read_trainer_state(resume)["step"] if resume else -1
     with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, tracked, last_step):
-        result = train(config, base.path, paths, folder, resume, context, info, hashes, context.checksum_cache, states)
+        arguments = (config, base.path, paths, folder, resume)
+        options = {"info": info, "known": hashes, "states_location": states, "checksum_cache": context.checksum_cache}
+        if request.processes == 1:
+            result = train(*arguments, context, **options)
+        else:
+            gpus = [lease_name(device) for device in devices if device.type == "cuda"]
+            options["sharding"] = request.sharding
+            result = train_in_processes(request.processes, gpus, context, *arguments, **options)
     note = "" if config.hidden_states else TUNING_NOTE
     context.progress(result.step, result.step, "steps", note)  # also if the attempt resumed at the last step
     facts = {"step": result.step, "base_sha256": base.weights_sha256}
@@ -91,6 +101,7 @@ def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
 def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dict[str, Any]:
     """Find the fastest tree on this machine and store it in the checkpoint; returns the figures for its row."""
     context.log("Tuning the tree for the most tokens per second on this machine.")
+    gc.collect()  # the training's base, which its trainer holds in a cycle of references
     dtype = decoding_dtype(context.settings.dtype, device)
     loaded = load_base(base.path, dtype, device, context.base_checksums(base), context.checksum_cache)
     draft = load_draft(folder, loaded, base.weights_sha256, checksum_cache=context.checksum_cache)

@@ -1,0 +1,93 @@
+"""Trainings in two processes: equal to one, stopped together, ended by any process that fails or is killed."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from speculoos.errors import BadInput, Cancelled, ProcessLost
+from tests.training.test_loop import Notebook, config
+from training.loop import train
+from training.processes import train_in_processes
+
+pytestmark = pytest.mark.integration
+SAME = {"max_steps": 4, "eval_every": 2, "save_every": 2}
+
+
+class Stopper(Notebook):
+    """Calls `act` once when step 2 is reported."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act, self.thread = act, None
+
+    def metrics(self, step, values):
+        super().metrics(step, values)
+        if step == 2 and self.thread is None:
+            self.thread = threading.Thread(target=self.act)
+            self.thread.start()
+
+
+def fork_servers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+
+
+def ranks() -> list[psutil.Process]:
+    """The processes of the running training, by their rank."""
+    return sorted((rank for server in fork_servers() for rank in server.children()), key=lambda each: each.pid)
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_two_processes_equal_one_with_accumulation(sharding, tiny_base, dataset, tmp_path):
+    alone, together = Notebook(), Notebook()
+    train(config("eagle3", **SAME, accumulate=2), tiny_base, dataset, tmp_path / "one", None, alone)
+    result = train_in_processes(
+        2, (), together, config("eagle3", **SAME), tiny_base, dataset, tmp_path / "two", sharding=sharding
+    )
+    for name in ("train/loss", "train/grad_norm", "eval/tau", "train/tokens"):
+        assert together.curve(name) == pytest.approx(alone.curve(name), rel=1e-5), name
+    one, two = (
+        load_file(folder / "final" / "model.safetensors") for folder in (tmp_path / "one", result.folder.parent)
+    )
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-6)
+    assert result.step == 4 and not ranks()
+
+
+def test_a_stopped_run_ends_at_one_step_and_resumes(tiny_base, dataset, tmp_path):
+    """Also if a worker that stops signals the whole group of the job."""
+    first = Stopper(lambda: [os.kill(server.pid, signal.SIGTERM) for server in fork_servers()])
+    first.stop_after = 2
+    with pytest.raises(Cancelled, match="after step 2"):
+        train_in_processes(2, (), first, config(**SAME), tiny_base, dataset, tmp_path / "a")
+    second = Notebook()
+    train_in_processes(2, (), second, config(**SAME), tiny_base, dataset, tmp_path / "b", tmp_path / "a")
+    assert list(first.curve()) == [1, 2] and list(second.curve()) == [3, 4]
+
+
+def test_a_killed_process_ends_the_others(tiny_base, dataset, tmp_path):
+    notes = Stopper(lambda: os.kill(ranks()[1].pid, signal.SIGKILL))
+    with pytest.raises(ProcessLost, match="Process 2 of the training was killed"):
+        train_in_processes(2, (), notes, config(**SAME | {"max_steps": 50_000}), tiny_base, dataset, tmp_path)
+    notes.thread.join()
+    assert not ranks()
+
+
+def test_an_error_of_the_training_is_the_callers(tiny_base, dataset, tmp_path):
+    with pytest.raises(BadInput, match="max_length: this base takes at most"):
+        train_in_processes(2, (), Notebook(), config(max_length=4096), tiny_base, dataset, tmp_path)
+    assert not list(Path(tmp_path).glob("state-*"))
+
+
+def test_a_reporter_that_fails_ends_the_run(tiny_base, dataset, tmp_path):
+    class Broken(Notebook):
+        def metrics(self, step, values):
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        train_in_processes(2, (), Broken(), config(**SAME | {"max_steps": 50_000}), tiny_base, dataset, tmp_path)
