@@ -199,7 +199,7 @@ def compare_graphs(bench: Bench, device: torch.device) -> None:
     folder = bench.scratch / "graphs"
     base = load_base(folder if folder.exists() else make_tiny_base(folder), device=str(device))
     target, eager = fast_target(base, GRAPH_CONTEXT), fast_target(base, GRAPH_CONTEXT)
-    own = base.forward.graphs or GraphedForward(base.forward, capture=False)
+    own = base.forward.graphs or GraphedForward(base.forward)
     heads, shape, differences = target.forward.heads, shape_from_choices(CHOICES), []
     for one in (target, eager):  # graphs need reserved and zeroed caches
         one.cache.reserve(heads.num_kv_heads, heads.dim, base.dtype, base.device, 1)

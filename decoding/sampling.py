@@ -45,12 +45,12 @@ def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return torch.minimum(ids, last)
 
 
-def draw_distinct(probs: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """`count` different ids drawn without replacement from `probs` [V]; fewer if no probability mass remains."""
-    ids: list[int] = []
-    for uniform in torch.rand(count, generator=generator, dtype=torch.float64):
-        if float(probs.sum()) <= 0:
-            break
-        ids.append(int(draw(probs, uniform)))
-        probs = probs.index_fill(0, torch.tensor(ids[-1], device=probs.device), 0.0)
-    return torch.tensor(ids)
+def draw_distinct(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """k different ids [..., k] drawn without replacement from `probs` [..., V] with `uniforms` [..., k] in [0, 1); −1
+    where no probability mass remains."""
+    ids = []
+    for uniform in uniforms.unbind(-1):
+        drawn = draw(probs, uniform)
+        ids.append(torch.where(probs.sum(dim=-1) > 0, drawn, -1))
+        probs = probs.scatter(-1, drawn[..., None], 0.0)
+    return torch.stack(ids, dim=-1)

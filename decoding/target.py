@@ -10,7 +10,7 @@ import torch
 
 from decoding.tree import DraftTree
 from models.base import LoadedBase
-from models.runtime.cache import KVCache
+from models.runtime.cache import KVCache, upload
 from models.runtime.forward import fastest_forward
 from models.runtime.interface import Forward, ForwardOutput, Inputs, Selection
 from models.runtime.precision import disable_tf32
@@ -83,7 +83,7 @@ class Target:
         """Logits [n, V], or best tokens, after every node of `tree`, in one forward that stages its cache rows."""
         start = len(self.ids)
         positions = [start + depth for depth in tree.shape.depths]
-        mask = None if len(tree) == 1 else tree.shape.mask.to(self.base.device)
+        mask = None if len(tree) == 1 else upload(tree.shape.mask, self.base.device)
         return self._run(tree.tokens, positions, mask, layers, argmax_only=argmax_only)
 
     def commit(self, tree: DraftTree, nodes: Sequence[int]) -> None:

@@ -68,6 +68,11 @@ class TreeShape:
     def max_depth(self) -> int:
         return max(self.depths)
 
+    @property
+    def width(self) -> int:
+        """The most children of a node."""
+        return max(map(len, self.children))
+
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root's child down to `node`; empty for the root."""
         steps = []
@@ -85,9 +90,9 @@ class TreeShape:
 @dataclass(frozen=True)
 class DraftTree:
     """A shape with tokens. `logprobs[i]` is the draft's log-probability of node i given its parent (0 for the root).
-    `proposals` maps a parent whose children were *sampled* (in order, without replacement) to their distribution q [V],
-    after temperature, top-k and top-p. Children of other parents were chosen deterministically, which residual sampling
-    treats as q = 1."""
+    `proposals`: if children were *sampled* (in order, without replacement), each parent's distribution q [V] of them,
+    after temperature, top-k and top-p. Else they were chosen deterministically, which residual sampling treats as
+    q = 1."""
 
     tokens: tuple[int, ...]
     shape: TreeShape = field(default_factory=TreeShape)
@@ -96,6 +101,9 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.shape), "a tree needs one token per node"
+        assert not self.proposals or all(
+            node in self.proposals for node, children in enumerate(self.shape.children) if children
+        ), "the children of some parents were sampled, those of others were not"
 
     def __len__(self) -> int:
         return len(self.tokens)

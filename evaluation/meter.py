@@ -185,11 +185,10 @@ def _drafters(target: Target, draft: Any, space: TuningSpace) -> dict[tuple[str,
 def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]]:
     """(rows, milliseconds) of one pass of the draft network, logits included, at the end of the current text."""
     if isinstance(drafter, EagleDrafter):
-        drafter.root(drafter.shifted_ids[-1])
         for rows in PASS_ROWS:
-            tokens = drafter.shifted_ids[-1:] * rows
-            yield rows, time_milliseconds(lambda tokens=tokens: drafter.add(tokens, [0] * len(tokens)), device)
-            drafter.root(drafter.shifted_ids[-1])
+            expander, ids = drafter.expander(), torch.tensor(drafter.shifted_ids[-1:] * rows, device=device)
+            parents = torch.zeros_like(ids)
+            yield rows, time_milliseconds(lambda e=expander, i=ids, p=parents: e.add(i, p), device)
     elif isinstance(drafter, MedusaDrafter):
         for rows in PASS_ROWS:
             hidden = drafter.hidden.expand(rows, -1).contiguous()

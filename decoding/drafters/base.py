@@ -1,7 +1,7 @@
 """The interface between the decoding loop and drafters, and what the modules of all drafters share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -17,8 +17,19 @@ from speculoos.errors import BadInput
 MAX_OPTION = 1024  # largest value of a drafter's numeric option
 MAX_TUNING_DEPTH = 5
 WIDEST_TREE = {"top_k": 4, "nodes": 32}  # the widest tuned tree; its traces also give the results of narrower trees
-SamplingParams = tuple[LogitsWarper, torch.Generator, int]
-"""How draft tokens are sampled: warp, random generator, the base model's vocabulary size."""
+
+
+@dataclass(frozen=True)
+class ChildSampling:
+    """How draft tokens are sampled: the generation's settings, the base model's vocabulary size, random numbers."""
+
+    warp: LogitsWarper
+    vocab_size: int
+    generator: torch.Generator = field(compare=False)
+
+    def uniforms(self, count: int) -> torch.Tensor:
+        """Random numbers in [0, 1), float64 [count], on the CPU."""
+        return torch.rand(count, generator=self.generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -32,12 +43,12 @@ class PrefillContext:
     config: GenerateConfig
     generator: torch.Generator
 
-    def sampling(self, vocab_size: int) -> SamplingParams | None:
+    def sampling(self, vocab_size: int) -> ChildSampling | None:
         """Sampling of draft tokens with the generation's settings; None if the generation is greedy."""
         if not self.config.temperature:
             return None
         warp = LogitsWarper(self.config.temperature, self.config.top_k, self.config.top_p)
-        return warp, self.generator, vocab_size
+        return ChildSampling(warp, vocab_size, self.generator)
 
 
 class Drafter:

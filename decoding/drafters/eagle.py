@@ -9,8 +9,8 @@ supports it, since a draft's precision affects the acceptance rate but not the o
 size of the base model, V' draft vocabulary; no batch dimension.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,50 +19,29 @@ from torch.nn import functional as F
 from decoding.drafters.base import (
     MAX_TUNING_DEPTH,
     WIDEST_TREE,
+    ChildSampling,
     Drafter,
     PrefillContext,
-    SamplingParams,
     TuningSpace,
     check_ranks,
     is_fast,
 )
-from decoding.drafters.expansion import grow_dynamic, grow_static
+from decoding.drafters.expansion import DynamicTree, Grown, StaticTree, TreeMask
 from decoding.target import MAX_PREFILL_TOKENS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
-from models.base import has_bfloat16
+from models.base import LoadedBase, has_bfloat16
 from models.draft_layers import causal_mask
-from models.methods import trees
-from models.runtime.attention import SequenceView
-from models.runtime.cache import CacheBackend, KVCache
+from models.runtime.attention import CacheView, SequenceView
+from models.runtime.cache import CacheBackend, KVCache, upload
+from models.runtime.graphs import CapturedFunction, MaskLayout, TreeRows, bucket_of, captured
 from models.runtime.interface import ForwardOutput
 from models.runtime.layer import Norm, norm_of
 from models.runtime.linear import packing_works
 from models.runtime.rotary import draft_rotations
 from models.runtime.weights import pack_draft_layer_inplace, pack_linear_inplace
-from speculoos.errors import BadInput, Unsupported
+from speculoos.errors import Unsupported
 
 UNLIMITED = 1 << 40  # maximum length of a draft's cache; the target's cache is full before
-MAX_CANDIDATES = 65_536  # largest number of candidates of a dynamic tree in one step
-
-
-@dataclass(frozen=True)
-class DynamicTree:
-    """EAGLE-2's settings: `depth` expansions after the first level, `top_k` candidates each, `nodes` with the root."""
-
-    depth: int = 7
-    top_k: int = 10
-    nodes: int = 60
-
-    def __post_init__(self) -> None:
-        for name in ("depth", "top_k", "nodes"):
-            if getattr(self, name) < (minimum := 0 if name == "depth" else 1):
-                raise BadInput(f"{name}: expected {minimum} or more, got {getattr(self, name)}.")
-        if self.depth > trees.MAX_DEPTH or self.depth * self.top_k**2 > MAX_CANDIDATES:
-            raise BadInput(
-                f"depth is at most {trees.MAX_DEPTH}, and depth times top_k squared at most {MAX_CANDIDATES:,}; "
-                f"got depth {self.depth}, top_k {self.top_k}."
-            )
-
 
 GPU_TREE = DynamicTree()  # the default of EAGLE's own code; for a GPU
 CPU_TREE = DynamicTree(depth=3, top_k=3, nodes=8)
@@ -87,15 +66,14 @@ class ModuleRunner:
     def __call__(
         self,
         features: torch.Tensor,
-        ids: Sequence[int],
-        positions: Sequence[int],
+        ids: torch.Tensor,
+        positions: torch.Tensor,
         cache: KVCache,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Features [n, H] of positions t and tokens t+1 → features [n, H]; their rows are committed to the cache.
-        `mask` bool [n, length + n] is the attention mask; None is causal."""
-        inputs = torch.tensor([ids, positions], device=features.device)
-        out = self.draft(features[None], inputs[:1], inputs[1:], CacheBackend(cache, mask))[0]
+        """Features [n, H] of positions t and tokens t+1, int64 [n], → features [n, H]; their rows are committed to the
+        cache. `mask` bool [n, length + n] is the attention mask; None is causal."""
+        out = self.draft(features[None], ids[None], positions[None], CacheBackend(cache, mask))[0]
         cache.stage(len(ids))
         cache.commit_all()
         return out
@@ -124,6 +102,7 @@ class PackedRunner:
         self._fc = pack_linear_inplace(draft, "fc", dtype)
         self._layers = [pack_draft_layer_inplace(layer, draft.config, dtype) for layer in draft.layers]
         self._heads = self._layers[0].heads
+        self.layout = MaskLayout((None,), self._heads.group, dtype)
         self._norm = norm_of(draft.norm, dtype=dtype)
         self._norms_output = not self.eagle3 or draft.config.norm_output
         self._fused_norm = _fused_norm(draft, dtype) if self.eagle3 and draft.norms_features else None
@@ -131,8 +110,8 @@ class PackedRunner:
             self._head, self._head_dtype, self._d2t = pack_linear_inplace(draft, "lm_head", dtype), dtype, draft.d2t
         else:  # the base model's, in its precision, because a fast base model's lm_head computes the final logits
             self._head, self._head_dtype, self._d2t = draft._base[0].lm_head, draft._base[0].dtype, None
-        shape, device = draft.config, self._embedding.weight.device
-        self._rotations = draft_rotations(self._heads.dim, shape.rope_theta, device, shape.rope_scaling)
+        shape, self.device = draft.config, self._embedding.weight.device
+        self.rotations = draft_rotations(self._heads.dim, shape.rope_theta, self.device, shape.rope_scaling)
 
     def new_cache(self) -> KVCache:
         return KVCache(len(self._layers), UNLIMITED, grows=True)
@@ -147,31 +126,38 @@ class PackedRunner:
     def __call__(
         self,
         features: torch.Tensor,
-        ids: Sequence[int],
-        positions: Sequence[int],
+        ids: torch.Tensor,
+        positions: torch.Tensor,
         cache: KVCache,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As ModuleRunner."""
-        n, device = len(ids), features.device
-        x = self._fc.pad_rows(features)
-        tokens = torch.tensor([*ids, *[0] * (len(x) - n)], device=device)
-        embedded = F.embedding(tokens, self._embedding.weight).to(self.dtype)
-        cache.reserve(self._heads.num_kv_heads, self._heads.dim, self.dtype, device, n)
+        n = len(ids)
+        self.reserve(cache, n)
         if mask is None and n > 1:
-            mask = causal_mask(n, cache.length + n, device)
-        view = SequenceView(cache, n, {None: None if mask is None else mask.repeat(self._heads.group, 1)})
-        rotation = self._rotations.for_length(max(positions) + 1)  # [positions, 1, dim / 2]
-        if isinstance(positions, range):
-            rotation = rotation[positions.start : positions.stop]
-        else:
-            rotation = rotation.index_select(0, torch.tensor(positions, device=rotation.device))
+            mask = causal_mask(n, cache.length + n, features.device)
+        view = SequenceView(cache, n, {None: None if mask is None else mask.repeat(self.layout.group, 1)})
+        rotation = self.rotations.for_length(cache.length + n).index_select(0, positions)
+        out = self.compute(features, ids, rotation, view)
+        cache.stage(n)
+        cache.commit_all()
+        return out
+
+    def reserve(self, cache: KVCache, rows: int) -> None:
+        """Allocate storage for `rows` more rows of `cache`."""
+        cache.reserve(self._heads.num_kv_heads, self._heads.dim, self.dtype, self.device, rows)
+
+    def compute(
+        self, features: torch.Tensor, ids: torch.Tensor, rotation: torch.Tensor, view: CacheView
+    ) -> torch.Tensor:
+        """Run all layers; see `models.runtime.forward.FastForward.compute`."""
+        n, x = len(ids), self._fc.pad_rows(features)
+        ids = ids if len(x) == n else torch.constant_pad_nd(ids, (0, len(x) - n))
+        embedded = F.embedding(ids, self._embedding.weight).to(self.dtype)
         if not self.eagle3:
             x = self._fc(torch.cat([embedded, x], -1))
         for index, layer in enumerate(self._layers):
             x = layer(x, n, rotation, view, index, embedded)
-        cache.stage(n)
-        cache.commit_all()
         return (self._norm(x) if self._norms_output else x)[:n]
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
@@ -194,22 +180,23 @@ EagleRunner = ModuleRunner | PackedRunner  # an EAGLE draft without the batch di
 
 
 class EagleDrafter(Drafter):
-    """`tree`: static or dynamic. `sample`: children of a static shape are sampled if the generation samples."""
+    """`tree`: static or dynamic. `sample`: children of a static shape are sampled if the generation samples. On a GPU a
+    packed draft grows each tree in one CUDA graph."""
 
-    def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, vocab_size: int, sample: bool = False):
-        self.draft, self.tree, self.vocab_size, self.sample = draft, tree, vocab_size, sample
+    def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, base: LoadedBase, sample: bool = False):
+        self.draft, self.tree, self.sample = draft, tree, sample
+        self.vocab_size, self.device = base.vocab_size, base.device
+        self.growth = StaticTree(tree, base.device) if isinstance(tree, TreeShape) else tree
+        self.graphed = base.device.type == "cuda" and isinstance(draft, PackedRunner)
         self.name = draft.method
         self.layers = tuple(draft.layers_wanted)
         self.cache = draft.new_cache()
         self.shifted_ids: list[int] = []  # token ids 1, 2, … of the sequence: shifted_ids[t] is that of cache row t
         self.first_id = -1  # token id 0 of the sequence, which has no row
-        self.pending: list[torch.Tensor] = []  # features of tokens whose rows are not computed yet
+        self.pending: list[torch.Tensor] = []
+        """Features of tokens whose rows are not computed yet; with graphs also of the last token."""
         self.last = torch.empty(0)  # the draft's output [1, H] after the sequence, the root of the next tree
-        self.sampling: SamplingParams | None = None
-        self._outputs = self.last  # outputs [1 + nodes, H] of the current tree; the root's (`last`) is first
-        self._visible: list[list[int]] = []
-        """For each of these nodes, the tree's rows it attends to: its ancestors' and its own."""
-        self._depths: list[int] = []
+        self.sampling: ChildSampling | None = None
 
     def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int:
         """One less than the common prefix with the present sequence: its last feature must be computed again."""
@@ -221,69 +208,121 @@ class EagleDrafter(Drafter):
         prompt_ids, target_output = start.prompt_ids, start.target_output
         self.cache.crop(len(prompt_ids) - len(target_output.hidden))
         self.first_id, self.shifted_ids = prompt_ids[0], [*prompt_ids[1:], start.token]
-        self.pending = [self._features(target_output, slice(None))]
-        self._compute_pending()
+        self.pending = [self._features(target_output)]
+        self._compute_pending(leave=1 if self.graphed else 0)
 
     def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
         self.shifted_ids += tokens
-        self.pending.append(self._features(target_output, list(nodes)))
+        self.pending.append(self._features(target_output, nodes))
 
+    @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
-        if isinstance(self.tree, DynamicTree):
-            return grow_dynamic(token, self, self.tree.depth, self.tree.top_k, self.tree.nodes)
-        return grow_static(self.tree, token, self, self.sampling)
+        if isinstance(self.tree, TreeShape) and len(self.tree) == 1:
+            return DraftTree((token,))
+        uniforms = () if self.sampling is None else (self.sampling.uniforms(self.growth.nodes - 1),)
+        if self.graphed:
+            return self.growth.tree(token, self._grow_captured(*uniforms))
+        uniforms = (upload(numbers, self.device) for numbers in uniforms)
+        return self.growth.tree(token, self.growth.grow(self.expander(), self.sampling, *uniforms))
 
     @torch.inference_mode()
-    def root(self, token: int) -> torch.Tensor:
-        """Draft logits [V'] after the sequence."""
+    def expander(self) -> "EagleExpander":
+        """An empty tree after the sequence, outside of graphs."""
         if self.pending:
+            last = self.pending[-1][-1:]
             self._compute_pending()
+            self.pending = [last] if self.graphed else []
         self.cache.crop(len(self.shifted_ids))
-        self._outputs = self.last
-        self._visible, self._depths = [[]], [0]
-        return self.draft.logits(self.last)[0]
+        return EagleExpander(self.draft, self.last, self._run)
+
+    def _run(self, features: torch.Tensor, ids: torch.Tensor, level: int, visible: torch.Tensor) -> torch.Tensor:
+        """Compute the nodes of a level after the sequence and the levels before."""
+        length = len(self.shifted_ids)
+        positions = torch.full((len(ids),), length - 1 + level, device=ids.device)
+        return self.draft(features, ids, positions, self.cache, F.pad(visible, (length, 0), value=True))
+
+    def _grow_captured(self, *uniforms: torch.Tensor) -> Grown:
+        """Compute the pending rows and grow the tree in one graph."""
+        most = self.growth.max_depth + 2  # an accepted path with its root, and the last token again
+        self._compute_pending(leave=most)
+        features, length, rows = torch.cat(self.pending), len(self.shifted_ids), most + self.growth.rows
+        start = length - len(features)
+        self.cache.crop(start)
+        self.draft.reserve(self.cache, rows)
+        bucket = bucket_of(start + rows, self.cache.capacity)
+        key = bucket, most, self.sampling
+        grow = captured(self.cache.replays, key, lambda: self._captured(features, *key, *uniforms))
+        grow.fill(features, torch.tensor(self.shifted_ids[start:]), torch.tensor([start, len(features)]), *uniforms)
+        self.cache.stage(len(features) - 1)
+        self.cache.commit_all()
+        self.pending = [features[-1:]]
+        return grow()
+
+    def _captured(
+        self, features: torch.Tensor, bucket: int, most: int, sampling: ChildSampling | None, *uniforms: torch.Tensor
+    ) -> CapturedFunction:
+        draft, cache, rotations = self.draft, self.cache, self.draft.rotations.for_length(bucket)
+
+        def compute(features: torch.Tensor, ids: torch.Tensor, at: torch.Tensor, *uniforms: torch.Tensor) -> Grown:
+            start, count = at[:1], at[1:]
+            rows = start + torch.arange(most, device=ids.device)  # those after `count` are overwritten by the tree
+            view = TreeRows(cache, bucket, start, draft.layout).view(rows, causal_mask(most, most, ids.device))
+            out = draft.compute(features, ids, rotations[rows], view)
+            length = start + count
+            tree = TreeRows(cache, bucket, length, draft.layout)
+
+            def run(x: torch.Tensor, ids: torch.Tensor, level: int, visible: torch.Tensor) -> torch.Tensor:
+                positions = (length - 1 + level).expand(len(ids))
+                return draft.compute(x, ids, rotations[positions], tree.view(positions, visible))
+
+            return self.growth.grow(EagleExpander(draft, out.index_select(0, count - 1), run), sampling, *uniforms)
+
+        integers = torch.zeros(most + 2, dtype=torch.int64, device=self.device)
+        buffers = [features.new_zeros(most, features.shape[1]), integers[:most], integers[most:]]
+        return CapturedFunction(compute, [*buffers, *(u.to(self.device) for u in uniforms)], rotations)
 
     @torch.inference_mode()
-    def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Draft logits [n, V'] after new nodes; the feature of a node is its parent's output."""
-        rows, first = len(self._visible) - 1, len(self._visible)
-        for index, parent in enumerate(parents):
-            self._visible.append([*self._visible[parent], rows + index])
-            self._depths.append(self._depths[parent] + 1)
-        mask = self._mask(self._visible[first:], rows + len(tokens))
-        features = self._outputs.index_select(0, torch.tensor(parents, device=self._outputs.device))
-        positions = [len(self.shifted_ids) - 1 + depth for depth in self._depths[first:]]
-        out = self.draft(features, tokens, positions, self.cache, mask)
-        self._outputs = torch.cat([self._outputs, out])
-        return self.draft.logits(out)
-
-    def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
-        return self.draft.to_target(choices)
-
-    def _mask(self, visible: Sequence[Sequence[int]], rows: int) -> torch.Tensor:
-        """Bool [nodes, sequence + rows]: each node attends to the whole sequence and its `visible` rows of the tree."""
-        mask = [[False] * rows for _ in visible]
-        for node_mask, visible_rows in zip(mask, visible, strict=True):
-            for row in visible_rows:
-                node_mask[row] = True
-        return F.pad(torch.tensor(mask, device=self.last.device), (len(self.shifted_ids), 0), value=True)
-
-    @torch.inference_mode()
-    def _compute_pending(self) -> None:
+    def _compute_pending(self, leave: int = 0) -> None:
+        """Compute the rows of pending features, except the last `leave`."""
         features = torch.cat(self.pending)
-        start = len(self.shifted_ids) - len(features)
+        start, count = len(self.shifted_ids) - len(features), max(len(features) - leave, 0)
+        self.pending = [features[count:].clone()] if leave else []
         self.cache.crop(start)
         assert self.cache.length == start, (self.cache.length, start)
-        for chunk in features.split(MAX_PREFILL_TOKENS):  # the mask of a long prompt would be quadratic in its length
-            ids = self.shifted_ids[start : start + len(chunk)]
-            positions = range(start, start + len(chunk))
+        for chunk in features[:count].split(MAX_PREFILL_TOKENS) if count else ():  # a long prompt's mask is too large
+            ids = upload(self.shifted_ids[start : start + len(chunk)], self.device)
+            positions = torch.arange(start, start + len(chunk), device=self.device)
             self.last = self.draft(chunk, ids, positions, self.cache)[-1:]
-            start = positions.stop
-        self.pending = []
+            start += len(chunk)
 
     @torch.inference_mode()
-    def _features(self, target_output: ForwardOutput, index: slice | list[int]) -> torch.Tensor:
-        return self.draft.fuse(target_output.hidden[index], target_output.features[index] if self.layers else None)
+    def _features(self, target_output: ForwardOutput, nodes: Sequence[int] | None = None) -> torch.Tensor:
+        """Features of all rows, or of the rows `nodes`."""
+        hidden, aux = target_output.hidden, target_output.features if self.layers else None
+        if nodes is not None:
+            index = upload(list(nodes), hidden.device)
+            hidden, aux = hidden[index], None if aux is None else aux[index]
+        return self.draft.fuse(hidden, aux)
+
+
+class EagleExpander:
+    """The nodes of one tree of an EAGLE draft; the feature of a node is its parent's output."""
+
+    def __init__(self, draft: EagleRunner, root: torch.Tensor, run: Callable[..., torch.Tensor]):
+        """`root` [1, H]: the draft's output after the sequence. `run(features [n, H], token ids [n], level, visible)`:
+        outputs [n, H] of a level; `visible`: see `TreeMask.add`."""
+        self.draft, self.outputs, self.run, self.mask = draft, root, run, TreeMask(root.device)
+        self.token_ids = draft.to_target
+
+    def root(self) -> torch.Tensor:
+        return self.draft.logits(self.outputs)
+
+    @torch.inference_mode()
+    def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        visible = self.mask.add(parents)
+        out = self.run(self.outputs.index_select(0, parents), ids, self.mask.level, visible)
+        self.outputs = torch.cat([self.outputs, out])
+        return self.draft.logits(out)
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
@@ -298,7 +337,7 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
     if not is_fast(target) and draft.runner is not None:
         raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
     runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)
-    return EagleDrafter(runner, tree, target.base.vocab_size, sample)
+    return EagleDrafter(runner, tree, target.base, sample)
 
 
 def tuning(draft: Any) -> TuningSpace:

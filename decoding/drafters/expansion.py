@@ -1,109 +1,211 @@
 """Growing a tree with a draft that needs one forward per level: static shapes and EAGLE-2's dynamic trees.
 
-The log-probabilities are computed by an Expander.
-"""
+Everything between the draft's logits and the finished tree is computed on the draft's device without waiting for it, so
+that on a GPU the growth of a whole tree is one CUDA graph."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
+from torch.nn import functional as F
 
-from decoding.drafters.base import SamplingParams
+from decoding.drafters.base import ChildSampling
 from decoding.sampling import draw_distinct
 from decoding.tree import DraftTree, TreeShape
+from models.methods import trees
+from models.runtime.cache import upload
+from speculoos.errors import BadInput
+
+MAX_CANDIDATES = 65_536  # largest number of candidates of a dynamic tree in one step
+Grown = tuple[torch.Tensor, torch.Tensor | None]
+"""Nodes without the root, float64 [rows, n] (token, log-probability, …), and distributions of sampled children."""
 
 
 class Expander(Protocol):
     """A draft model with the state of one tree. Nodes are numbered in the order they are added; the root is 0."""
 
-    def root(self, token: int) -> torch.Tensor:
-        """Start a tree with the root `token`: draft logits [V'] after it."""
+    def root(self) -> torch.Tensor:
+        """Start a tree: draft logits [1, V'] after the root."""
 
-    def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Add nodes below earlier nodes: draft logits [n, V'] after each of them."""
+    def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """Add a level: tokens `ids` [n] below the nodes `parents` [n]; draft logits [n, V'] after each of them."""
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         """The base model's token ids of indices into V' (a draft may have a smaller vocabulary)."""
 
 
-def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: SamplingParams | None = None) -> DraftTree:
-    """Fill `shape` level by level. Children are the draft's best tokens by rank, or, with `sampling`, sampled from its
-    warped distribution without replacement and stored as `proposals`. A shape with only a root drafts nothing."""
-    if len(shape) == 1:
-        return DraftTree((token,))
-    nodes, number = {0: (token, 0.0)}, {0: 0}  # token and log-probability of each node, and its number in the expander
-    proposals: dict[int, torch.Tensor] = {}
-    level, logits = [0], expander.root(token)[None]
-    while level:
-        if sampling is None:
-            nodes |= _best_children(shape, level, logits, expander)
-        else:
-            for node, node_logits in zip(level, logits, strict=True):
-                sampled, proposals[node] = _sampled_children(shape.children[node], node_logits, expander, sampling)
-                nodes |= sampled
-        level = [c for node in level for c in shape.children[node] if shape.children[c] and c in nodes]
-        if level:
-            number |= {node: index for index, node in enumerate(level, len(number))}
-            logits = expander.add([nodes[n][0] for n in level], [number[shape.parents[n]] for n in level])
-    kept = sorted(nodes)
-    new = {old: index for index, old in enumerate(kept)}
-    if len(kept) < len(shape):  # a node without a token has no descendants
-        parents = tuple(new.get(shape.parents[n], -1) for n in kept)
-        shape = TreeShape(parents, tuple(shape.ranks[n] for n in kept))
-    tokens, logprobs = zip(*(nodes[n] for n in kept), strict=True)
-    return DraftTree(tokens, shape, logprobs, {new[n]: q for n, q in proposals.items()})
+class TreeMask:
+    """Attention among the nodes of a tree, level by level. The root is node 0 and has no row."""
+
+    def __init__(self, device: torch.device):
+        self.level = 0
+        self._visible = torch.zeros(1, 0, dtype=torch.bool, device=device)
+
+    def add(self, parents: torch.Tensor) -> torch.Tensor:
+        """Add a level below the nodes `parents` [n]; bool [n, rows of the tree]: the rows that its nodes attend to."""
+        n, self.level = len(parents), self.level + 1
+        own = torch.eye(n, dtype=torch.bool, device=parents.device)
+        visible = torch.cat([self._visible.index_select(0, parents), own], dim=1)
+        self._visible = torch.cat([F.pad(self._visible, (0, n)), visible])
+        return visible
 
 
-def _best_children(
-    shape: TreeShape, level: list[int], logits: torch.Tensor, expander: Expander
-) -> dict[int, tuple[int, float]]:
-    children, ranks = shape.children, shape.ranks
-    count = max(ranks[c] for node in level for c in children[node]) + 1
-    best = logits.float().log_softmax(-1).topk(count, dim=-1)
-    candidates = zip(level, expander.token_ids(best.indices).tolist(), best.values.tolist(), strict=True)
-    return {c: (ids[ranks[c]], values[ranks[c]]) for node, ids, values in candidates for c in children[node]}
+class StaticTree:
+    """Fills `shape` level by level. Children are the draft's best tokens by rank, or, with ChildSampling, sampled from
+    its warped distribution without replacement."""
+
+    def __init__(self, shape: TreeShape, device: torch.device):
+        self.shape, self.max_depth, self.nodes = shape, shape.max_depth, len(shape)
+        self.levels: list[_Level] = []
+        self._order: list[int] = []
+        """The shape's nodes in the order in which they are grown."""
+        self._parents: list[int] = []
+        """Nodes with children, in the order in which their children are sampled."""
+        grown, numbers = [0], {0: 0}  # nodes of the level before, and the expander's numbers of nodes with children
+        while nodes := [node for node in grown if shape.children[node]]:
+            self.levels.append(_Level(shape, nodes, grown, numbers, len(self._order), device))
+            numbers |= {node: number for number, node in enumerate(nodes, len(numbers)) if node}
+            grown = [child for node in nodes for child in shape.children[node]]
+            self._parents += nodes
+            self._order += grown
+        self.rows = max(len(self._parents) - 1, 0)
+        """Cache rows of a tree: nodes with children, without the root."""
+
+    def grow(
+        self, expander: Expander, sampling: ChildSampling | None = None, uniforms: torch.Tensor | None = None
+    ) -> Grown:
+        """Tokens and log-probabilities [2, n], and, with `sampling`, the distributions [parents, V]. `uniforms` [n] in
+        [0, 1) draw the children. A token of −1: no probability mass remained for it."""
+        tokens, logprobs, proposals, ids = [], [], [], torch.empty(0)
+        for number, level in enumerate(self.levels):
+            logits = expander.add(ids.index_select(0, level.nodes), level.parents) if number else expander.root()
+            values = logits.float().log_softmax(-1)
+            if sampling is None:
+                best = values.topk(level.width, dim=-1)
+                choices, values, valid = best.indices, best.values, None
+            else:
+                q = sampling.warp(logits)
+                choices = draw_distinct(q, uniforms[level.uniforms])
+                valid, choices = (choices >= 0).flatten()[level.sampled], choices.clamp_min(0)
+                values = values.gather(1, choices)
+                all_ids = expander.token_ids(torch.arange(q.shape[1], device=q.device))
+                proposals.append(q.new_zeros(len(q), sampling.vocab_size).index_copy_(1, all_ids, q))
+            children = level.best if sampling is None else level.sampled
+            ids = expander.token_ids(choices).flatten()[children]
+            tokens.append(ids if valid is None else torch.where(valid, ids, -1))
+            logprobs.append(values.flatten()[children])
+        nodes = torch.stack([torch.cat(tokens).double(), torch.cat(logprobs).double()])
+        return nodes, torch.cat(proposals) if proposals else None
+
+    def tree(self, token: int, grown: Grown) -> DraftTree:
+        """The grown tree below the root `token`. Nodes without a token are left out, with all nodes below them."""
+        (ids, logprobs), proposals, shape = grown[0].tolist(), grown[1], self.shape
+        nodes = {0: (token, 0.0)}
+        for node, id_, logprob in sorted(zip(self._order, ids, logprobs, strict=True)):
+            if id_ >= 0 and shape.parents[node] in nodes:
+                nodes[node] = int(id_), logprob
+        new = {old: index for index, old in enumerate(nodes)}
+        if len(nodes) < len(shape):
+            parents = tuple(new.get(shape.parents[n], -1) for n in nodes)
+            shape = TreeShape(parents, tuple(shape.ranks[n] for n in nodes))
+        tokens, logprobs = zip(*nodes.values(), strict=True)
+        rows = () if proposals is None else zip(self._parents, proposals, strict=True)
+        return DraftTree(tokens, shape, logprobs, {new[n]: q for n, q in rows if n in new})
 
 
-def _sampled_children(
-    children: Sequence[int], logits: torch.Tensor, expander: Expander, sampling: SamplingParams
-) -> tuple[dict[int, tuple[int, float]], torch.Tensor]:
-    """Sampled children of a node (fewer if no mass remains) and their distribution over the base model's vocabulary."""
-    warp, generator, vocab_size = sampling
-    q = warp(logits)
-    all_ids = expander.token_ids(torch.arange(len(q), device=q.device))
-    proposal = torch.zeros(vocab_size, dtype=q.dtype, device=q.device).index_put((all_ids,), q)
-    picked = draw_distinct(q, len(children), generator).to(q.device)
-    values = logits.float().log_softmax(-1)[picked].tolist()
-    return dict(zip(children, zip(all_ids[picked].tolist(), values, strict=True), strict=False)), proposal
+class _Level:
+    """Index tensors for the L `nodes` of a level that have children, and for these children."""
+
+    def __init__(
+        self,
+        shape: TreeShape,
+        nodes: Sequence[int],
+        grown: Sequence[int],
+        numbers: dict[int, int],
+        first: int,
+        device: torch.device,
+    ):
+        """`grown`: all nodes of the level; `numbers`: the expander's of their parents; `first`: nodes before the
+        children, without the root."""
+        children = [shape.children[node] for node in nodes]
+        ranks = [[shape.ranks[child] for child in own] for own in children]
+        self.nodes = upload([grown.index(node) for node in nodes], device)
+        """Indices of the nodes among all of the level."""
+        self.parents = upload([numbers[max(shape.parents[node], 0)] for node in nodes], device)
+        self.width = max(map(max, ranks)) + 1
+        """Best tokens needed after each node."""
+        self.best = upload([row * self.width + rank for row, own in enumerate(ranks) for rank in own], device)
+        """Indices of the children among the best tokens [L · width]."""
+        most, offsets = max(map(len, children)), [0, *accumulate(map(len, children))]
+        self.sampled = upload([row * most + i for row, own in enumerate(children) for i in range(len(own))], device)
+        """Indices of the children among the sampled tokens [L · most]."""
+        draws = [[first + offsets[row] + min(i, len(own) - 1) for i in range(most)] for row, own in enumerate(children)]
+        self.uniforms = upload(draws, device)
+        """Indices [L, most] of the random numbers that draw the children."""
 
 
-def grow_dynamic(token: int, expander: Expander, depth: int, top_k: int, nodes: int) -> DraftTree:
-    """EAGLE-2's tree: the best `nodes` (including the root) by the log-probability of their path from the root.
-    The root gets `top_k` children; then, `depth` times, the `top_k` best nodes of the last level get `top_k` children
-    each, so there are at most depth + 1 levels. A node's value is at most its parent's, so the best nodes form a tree.
+@dataclass(frozen=True)
+class DynamicTree:
+    """EAGLE-2's tree: the best `nodes` (including the root) by the log-probability of their path from the root. The
+    root gets `top_k` children; then, `depth` times, the `top_k` best nodes of the last level get `top_k` children each,
+    so there are at most depth + 1 levels. A node's value is at most its parent's, so the best nodes form a tree.
     Source: Li et al. 2024 (EAGLE-2), section 4; defaults of its code: depth 7, top_k 10, 60 nodes."""
-    tokens, parents, path_logprobs, logprobs = [token], [-1], [0.0], [0.0]
-    number = {0: 0}  # the expander's number of a candidate
 
-    def candidates(frontier: Sequence[int], logits: torch.Tensor) -> list[int]:
-        best = logits.float().log_softmax(-1).topk(min(top_k, logits.shape[-1]), dim=-1)
-        ids, values = expander.token_ids(best.indices).tolist(), best.values.tolist()
-        first = len(tokens)
-        for node, child_ids, child_logprobs in zip(frontier, ids, values, strict=True):
-            tokens.extend(child_ids)
-            parents.extend([node] * len(child_ids))
-            logprobs.extend(child_logprobs)
-            path_logprobs.extend(path_logprobs[node] + value for value in child_logprobs)
-        return sorted(range(first, len(tokens)), key=lambda c: -path_logprobs[c])[:top_k]
+    depth: int = 7
+    top_k: int = 10
+    nodes: int = 60
 
-    frontier = candidates([0], expander.root(token)[None])
-    for _ in range(depth):
-        for node in frontier:
-            number[node] = len(number)
-        logits = expander.add([tokens[n] for n in frontier], [number[parents[n]] for n in frontier])
-        frontier = candidates(frontier, logits)
-    keep = sorted(sorted(range(len(tokens)), key=lambda c: (-path_logprobs[c], c))[:nodes])
-    new = {old: i for i, old in enumerate(keep)}
-    return DraftTree.build(
-        [tokens[n] for n in keep], [new.get(parents[n], -1) for n in keep], [logprobs[n] for n in keep]
-    )
+    def __post_init__(self) -> None:
+        for name in ("depth", "top_k", "nodes"):
+            if getattr(self, name) < (minimum := 0 if name == "depth" else 1):
+                raise BadInput(f"{name}: expected {minimum} or more, got {getattr(self, name)}.")
+        if self.depth > trees.MAX_DEPTH or self.depth * self.top_k**2 > MAX_CANDIDATES:
+            raise BadInput(
+                f"depth is at most {trees.MAX_DEPTH}, and depth times top_k squared at most {MAX_CANDIDATES:,}; "
+                f"got depth {self.depth}, top_k {self.top_k}."
+            )
+
+    @property
+    def max_depth(self) -> int:
+        return self.depth + 1
+
+    @property
+    def rows(self) -> int:
+        """Cache rows of a tree, before the best nodes are kept."""
+        return self.depth * self.top_k
+
+    def grow(self, expander: Expander, sampling: None = None, uniforms: None = None) -> Grown:
+        """Tokens, log-probabilities and parents [3, n]; children come after their parents, siblings best first."""
+        best = _best(expander.root(), self.top_k)
+        k, device = best.values.shape[1], best.values.device
+        tokens, logprobs = [expander.token_ids(best.indices[0])], [best.values[0]]
+        scores, parents = [best.values[0]], [torch.zeros(k, dtype=torch.int64, device=device)]
+        frontier, above = torch.arange(k, device=device), parents[0]  # to expand, and the expander's numbers above them
+        first = 1  # number of the last level's first candidate; the root is 0
+        for level in range(self.depth):
+            best = _best(expander.add(tokens[-1].index_select(0, frontier), above), k)
+            score = scores[-1].index_select(0, frontier)[:, None] + best.values
+            parents.append((first + frontier)[:, None].expand(k, k).flatten())
+            tokens.append(expander.token_ids(best.indices).flatten())
+            logprobs.append(best.values.flatten())
+            scores.append(score.flatten())
+            first += len(tokens[-2])
+            frontier = scores[-1].topk(k).indices
+            above = 1 + level * k + frontier // k
+        kept = torch.cat(scores).sort(descending=True, stable=True).indices[: self.nodes - 1].sort().values
+        new = torch.zeros(first + len(tokens[-1]), dtype=torch.int64, device=device)
+        new.index_copy_(0, kept + 1, torch.arange(1, len(kept) + 1, device=device))
+        found = torch.cat(tokens)[kept], torch.cat(logprobs)[kept], new[torch.cat(parents)[kept]]
+        return torch.stack([row.double() for row in found]), None
+
+    def tree(self, token: int, grown: Grown) -> DraftTree:
+        """The grown tree below the root `token`."""
+        ids, logprobs, parents = grown[0].tolist()
+        return DraftTree.build([token, *map(int, ids)], [-1, *map(int, parents)], [0.0, *logprobs])
+
+
+def _best(logits: torch.Tensor, count: int) -> torch.return_types.topk:
+    """Log-probabilities and indices [n, count] of the best tokens."""
+    return logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)

@@ -48,14 +48,15 @@ class MedusaDrafter(Drafter):
             return DraftTree((token,))
         logits = self.heads(self.hidden, self.shape.max_depth).float()
         best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
-        logprobs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).tolist()
-        return fill_shape(self.shape, token, self.heads.to_target(best.indices).tolist(), logprobs)
+        logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
+        ids, logprobs = torch.stack([self.heads.to_target(best.indices).double(), logprobs.double()]).tolist()
+        return fill_shape(self.shape, token, ids, logprobs)
 
 
-def fill_shape(shape: TreeShape, token: int, ids: list[list[int]], logprobs: list[list[float]]) -> DraftTree:
+def fill_shape(shape: TreeShape, token: int, ids: list[list[float]], logprobs: list[list[float]]) -> DraftTree:
     """The tree with the root `token` and the candidate `ids[depth - 1][rank]` at every other node."""
     nodes = list(zip(shape.depths, shape.ranks, strict=True))[1:]
-    tokens = (token, *(ids[depth - 1][rank] for depth, rank in nodes))
+    tokens = (token, *(int(ids[depth - 1][rank]) for depth, rank in nodes))
     return DraftTree(tokens, shape, (0.0, *(logprobs[depth - 1][rank] for depth, rank in nodes)))
 
 

@@ -1,27 +1,35 @@
 """A smaller causal model as drafter, with its own KV cache, which follows the sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from decoding.drafters.base import MAX_TUNING_DEPTH, Drafter, PrefillContext, SamplingParams, TuningSpace, is_fast
-from decoding.drafters.expansion import grow_static
+from decoding.drafters.base import MAX_TUNING_DEPTH, ChildSampling, Drafter, PrefillContext, TuningSpace, is_fast
+from decoding.drafters.expansion import Grown, StaticTree, TreeMask
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
-from models.runtime.interface import ForwardOutput
+from models.draft_layers import causal_mask
+from models.runtime.attention import CacheView
+from models.runtime.cache import upload
+from models.runtime.graphs import CapturedFunction, TreeRows, bucket_of, captured
+from models.runtime.interface import ForwardOutput, Inputs
 
 
 class StandaloneDrafter(Drafter):
-    """Fills a static shape (a chain by default) level by level. If the generation samples, so does the drafter; with
-    `sample=False` it proposes its best tokens, which is also lossless, but fewer are accepted at high temperature."""
+    """Fills a static shape (a chain by default) level by level; on a GPU in one CUDA graph. If the generation samples,
+    so does the drafter; with `sample=False` it proposes its best tokens, which is also lossless, but fewer are accepted
+    at high temperature."""
 
     name = "draft"  # the stored id of the method, not a draft model
 
     def __init__(self, draft_model: Target, shape: TreeShape, vocab_size: int, sample: bool = True):
         """`draft_model` is a Target of the small model; it must not be the target that verifies."""
-        self.draft_model, self.shape, self.vocab_size, self.sample = draft_model, shape, vocab_size, sample
-        self.sampling: SamplingParams | None = None
+        self.draft_model, self.vocab_size, self.sample = draft_model, vocab_size, sample
+        self.device = draft_model.base.device
+        self.growth = StaticTree(shape, self.device)
+        self.graphed = self.device.type == "cuda" and is_fast(draft_model)
+        self.sampling: ChildSampling | None = None
         self.ids: list[int] = []
         self.synced = 0  # number of leading tokens that the draft's cache and the sequence have in common
 
@@ -36,31 +44,99 @@ class StandaloneDrafter(Drafter):
     def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
         self.ids += tokens
 
+    @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
-        if len(self.ids) + len(self.shape) > self.draft_model.max_length:
+        most = self.growth.max_depth + 1 if self.graphed else 0
+        if self.growth.nodes == 1 or len(self.ids) + most + self.growth.nodes > self.draft_model.max_length:
             return DraftTree((token,))  # the draft's context is full, so plain decoding continues
-        return grow_static(self.shape, token, self, self.sampling)
+        uniforms = () if self.sampling is None else (self.sampling.uniforms(self.growth.nodes - 1),)
+        if self.graphed:
+            return self.growth.tree(token, self._grow_captured(most, *uniforms))
+        uniforms = (upload(numbers, self.device) for numbers in uniforms)
+        return self.growth.tree(token, self.growth.grow(self, self.sampling, *uniforms))
 
-    def root(self, token: int) -> torch.Tensor:
-        """Update the draft's cache to the sequence, whose last token is `token`; logits [V'] after it."""
+    def _missing(self) -> list[int]:
+        """The tokens that the draft's cache lacks, at least the last. Mutates the draft: drops what differs."""
         self.synced += common_prefix(self.draft_model.ids[self.synced :], self.ids[self.synced : -1])
+        self.synced = min(self.synced, len(self.ids) - 1)
         self.draft_model.rewind(self.synced)
-        missing = self.ids[self.synced : -1]
+        return self.ids[self.synced :]
+
+    def root(self) -> torch.Tensor:
+        """Update the draft's cache to the sequence; logits [1, V'] after it."""
+        *missing, token = self._missing()
         self._tokens: list[int] = []
         self._parents: list[int] = []
-        if self.shape.is_chain:
-            return self.draft_model.extend([*missing, token], last_only=True).logits[-1]
+        if self.growth.shape.is_chain:
+            return self.draft_model.extend([*missing, token], last_only=True).logits[-1:]
         if missing:
             self.draft_model.extend(missing, last_only=True)
-        return self.add([token], [-1])[0]
+        return self.add(torch.tensor([token]), torch.tensor([-1]))
 
-    def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+    def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
         """Chains are cached; of a tree all nodes are output again, which costs about as much as a forward of one."""
-        if self.shape.is_chain:
-            return self.draft_model.extend(tokens).logits
-        self._tokens += tokens
-        self._parents += parents
-        return self.draft_model.forward_tree(DraftTree.build(self._tokens, self._parents)).logits[-len(tokens) :]
+        if self.growth.shape.is_chain:
+            return self.draft_model.extend(ids.tolist()).logits
+        self._tokens += ids.tolist()
+        self._parents += parents.tolist()
+        return self.draft_model.forward_tree(DraftTree.build(self._tokens, self._parents)).logits[-len(ids) :]
+
+    def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
+        return choices
+
+    def _grow_captured(self, most: int, *uniforms: torch.Tensor) -> Grown:
+        """Compute the missing rows and grow the tree in one graph."""
+        model, missing = self.draft_model, self._missing()
+        if len(missing) > most:
+            model.extend(missing[:-most], last_only=True)
+        last, start = missing[-most:], len(model.ids)
+        heads, rows = model.forward.heads, most + self.growth.nodes
+        model.cache.reserve(heads.num_kv_heads, heads.dim, model.base.dtype, self.device, rows)
+        key = bucket_of(start + rows, model.cache.capacity), most, self.sampling
+        grow = captured(model.cache.replays, ("tree", *key), lambda: self._captured(*key, *uniforms))
+        grow.fill(torch.tensor(last), torch.tensor([start, len(last)]), *uniforms)
+        model.cache.stage(len(last))
+        model.cache.commit_all()
+        model.ids += last
+        self.synced = len(model.ids)
+        return grow()
+
+    def _captured(
+        self, bucket: int, most: int, sampling: ChildSampling | None, *uniforms: torch.Tensor
+    ) -> CapturedFunction:
+        forward, cache = self.draft_model.forward, self.draft_model.cache
+        rotations = forward.rotations.for_length(bucket)
+
+        def run(ids: torch.Tensor, positions: torch.Tensor, view: CacheView) -> torch.Tensor:
+            return forward.compute(Inputs(ids, positions, 0, (len(ids),)), rotations[positions], view).logits
+
+        def compute(ids: torch.Tensor, at: torch.Tensor, *uniforms: torch.Tensor) -> Grown:
+            start, count = at[:1], at[1:]
+            rows = start + torch.arange(most, device=ids.device)  # those after `count` are overwritten by the tree
+            view = TreeRows(cache, bucket, start, forward.layout).view(rows, causal_mask(most, most, ids.device))
+            root = run(ids, rows, view).index_select(0, count - 1)
+            expander = _Expander(root, run, TreeRows(cache, bucket, start + count, forward.layout))
+            return self.growth.grow(expander, sampling, *uniforms)
+
+        integers = torch.zeros(most + 2, dtype=torch.int64, device=self.device)
+        buffers = [integers[:most], integers[most:], *(numbers.to(self.device) for numbers in uniforms)]
+        return CapturedFunction(compute, buffers, rotations)
+
+
+class _Expander:
+    """The nodes of one tree within a graph."""
+
+    def __init__(self, logits: torch.Tensor, run: Callable[..., torch.Tensor], rows: TreeRows):
+        """`logits` [1, V']: after the sequence. `run(ids [n], positions [n], view)`: logits [n, V'] of a level."""
+        self.logits, self.run, self.rows, self.mask = logits, run, rows, TreeMask(logits.device)
+
+    def root(self) -> torch.Tensor:
+        return self.logits
+
+    def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        visible = self.mask.add(parents)
+        positions = (self.rows.length - 1 + self.mask.level).expand(len(ids))
+        return self.run(ids, positions, self.rows.view(positions, visible))
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         return choices

@@ -17,6 +17,13 @@ from speculoos.errors import Unavailable, Unsupported
 INITIAL_ROWS = 256
 
 
+def upload(values: Any, device: torch.device) -> torch.Tensor:
+    """A new tensor of numbers of the host on `device`; to a GPU through pinned memory, so that the host does not
+    wait."""
+    tensor = torch.as_tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class KVCache:
     """Keys and values [L, batch, heads, rows, head_dim]. Storage is allocated at the first write: `max_length` rows,
     or, if it `grows`, twice the rows needed, repeatedly."""
@@ -148,7 +155,7 @@ class KVCache:
         if moved is None:
             return
         start = self.lengths[sequence]
-        source = torch.tensor(rows[moved:], device=self.keys.device) + start
+        source = upload([start + row for row in rows[moved:]], self.keys.device)
         for storage in (self.keys, self.values):
             own = storage[:, sequence]
             own[:, :, start + moved : start + len(rows)] = own.index_select(2, source)

@@ -11,7 +11,7 @@ from models.base import LoadedBase
 from models.runtime.argmax import HeadArgmax, argmax_table
 from models.runtime.attention import CacheView, RaggedView, SequenceView, StepView, attention_biases
 from models.runtime.cache import KVCache
-from models.runtime.graphs import GraphedForward
+from models.runtime.graphs import GraphedForward, MaskLayout
 from models.runtime.interface import LOGITS, Forward, ForwardOutput, Inputs, Selection
 from models.runtime.layer import norm_of
 from models.runtime.rotary import base_rotations
@@ -44,7 +44,8 @@ class FastForward:
         self.head = pack_head_inplace(base)  # before the layers: the largest matrix is temporarily in memory twice
         self.layers = pack_layers_inplace(base)
         self.norm = norm_of(base.final_norm)
-        self.windows = list({layer.window: None for layer in self.layers})
+        windows = tuple({layer.window: None for layer in self.layers})
+        self.layout = MaskLayout(windows, self.heads.group, base.dtype)
         self.rotations = base_rotations(base)
         self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
 
@@ -87,11 +88,11 @@ class FastForward:
         return ForwardOutput(logits, hidden[:n], features, best)
 
     def _view(self, inputs: Inputs, cache: KVCache) -> CacheView:
-        dtype = self.base.dtype
+        windows, group, dtype = self.layout
         if len(inputs.counts) == 1:
             start, sequence = cache.lengths[inputs.first], inputs.first
-            biases = attention_biases(inputs.mask, inputs.positions, start, self.windows, self.heads.group, dtype)
+            biases = attention_biases(inputs.mask, inputs.positions, start, windows, group, dtype)
             return SequenceView(cache, len(inputs.ids), biases, sequence)
         if max(inputs.counts) == 1:
-            return StepView(cache, inputs, self.windows, dtype)
-        return RaggedView(cache, inputs, self.windows, self.heads.group, dtype)
+            return StepView(cache, inputs, windows, dtype)
+        return RaggedView(cache, inputs, windows, group, dtype)

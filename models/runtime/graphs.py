@@ -1,14 +1,13 @@
-"""CUDA graphs of the fast forward: one per node count, length bucket and set of requested layers.
+"""CUDA graphs: whole computations with fixed shapes, captured once and then started by one launch.
 
 A graph replays kernels on fixed addresses, so all values that change between steps (tokens, positions, cache rows, tree
 mask, length) are in input buffers, and attention covers a whole bucket of cache rows with unused rows masked. A graph
-belongs to the device of its cache. Tests run the same computation without a graph on other devices."""
+belongs to the device of its cache. On other devices the same functions run without capture."""
 
-from collections.abc import Iterable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,9 +18,11 @@ from models.runtime.interface import ForwardOutput, Inputs, Selection
 SMALLEST_BUCKET = 256
 MAX_GRAPH_ROWS = 64
 """Maximum nodes; larger forwards are prefills, where kernel launches do not dominate."""
-MAX_GRAPHS = 48
+MAX_GRAPHS = 64
 """Maximum graphs per cache; the least recently used is evicted. Generation uses one per node count and bucket."""
 WARM_UPS = 3
+
+Tensors = tuple[torch.Tensor | None, ...]
 
 
 def bucket_of(rows: int, capacity: int) -> int:
@@ -32,50 +33,32 @@ def bucket_of(rows: int, capacity: int) -> int:
     return min(bucket, capacity)
 
 
-@dataclass
-class Buffers:
-    """Input buffers of a graph: ids, positions, rows int64 [n]; mask bool [n, n]; length int64 [1]."""
+class MaskLayout(NamedTuple):
+    """What the attention masks of a model depend on: windows of its layers, query heads per key head, dtype."""
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    rows: torch.Tensor
-    mask: torch.Tensor
-    length: torch.Tensor
+    windows: tuple[int | None, ...]
+    group: int
+    dtype: torch.dtype
 
-    @classmethod
-    def empty(cls, n: int, device: torch.device) -> "Buffers":
-        integers = [torch.zeros(n, dtype=torch.int64, device=device) for _ in range(3)]
-        return cls(
-            *integers, torch.ones(n, n, dtype=torch.bool, device=device).tril(), torch.zeros_like(integers[0][:1])
-        )
 
-    def fill(self, inputs: Inputs, length: int) -> None:
-        self.ids.copy_(inputs.ids)
-        self.positions.copy_(inputs.positions)
-        self.length.fill_(length)
-        torch.arange(length, length + len(inputs.ids), out=self.rows)
-        if inputs.mask is None:
-            self.mask.fill_(True).tril_()
-        else:
-            self.mask.copy_(inputs.mask)
-
-    def inputs(self) -> Inputs:
-        return Inputs(self.ids, self.positions, 0, (len(self.ids),))
-
-    def biases(self, windows: Iterable[int | None], bucket: int, group: int, dtype: torch.dtype) -> Biases:
-        """Additive mask per window, [group · n, bucket]: `visible_rows` at a fixed width."""
-        columns = torch.arange(bucket, device=self.ids.device)
-        mask = (columns[None] < self.length).expand(len(self.ids), -1).index_copy(1, self.rows, self.mask)
-        positions = columns.index_copy(0, self.rows, self.positions)
-        biases = Biases()
-        for window in windows:
-            visible = mask if window is None else mask & (positions[None] > self.positions[:, None] - window)
-            biases[window] = additive_mask(visible, dtype).repeat(group, 1)
-        return biases
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in vars(self).values())
+def bucket_biases(
+    length: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    bucket: int,
+    layout: MaskLayout,
+) -> Biases:
+    """Additive mask per window, [group · n, bucket], of the last n of `rows` [m] (int64) with `positions` [m]:
+    `visible_rows` at a fixed width. `length` [1]: committed rows, to which all attend; `mask` bool [n, m]: attention
+    among `rows`."""
+    columns, n = torch.arange(bucket, device=rows.device), len(mask)
+    visible = (columns[None] < length).expand(n, -1).index_copy(1, rows, mask)
+    biases, own = Biases(), positions[len(positions) - n :, None]
+    for window in layout.windows:
+        near = visible if window is None else visible & (columns.index_copy(0, rows, positions)[None] > own - window)
+        biases[window] = additive_mask(near, layout.dtype).repeat(layout.group, 1)
+    return biases
 
 
 class BucketView:
@@ -94,17 +77,89 @@ class BucketView:
         return attend(queries, *cached, self.biases[window])
 
 
+class TreeRows:
+    """New cache rows within a graph, level by level, after `length` [1] committed rows."""
+
+    def __init__(self, cache: KVCache, bucket: int, length: torch.Tensor, layout: MaskLayout):
+        self.cache, self.bucket, self.length, self.layout = cache, bucket, length, layout
+        self.positions = length[:0]
+
+    def view(self, positions: torch.Tensor, visible: torch.Tensor) -> BucketView:
+        """The view for n more rows with `positions` [n]; `visible` bool [n, rows so far with these]."""
+        self.positions = torch.cat([self.positions, positions])
+        rows = self.length + torch.arange(len(self.positions), device=positions.device)
+        biases = bucket_biases(self.length, rows, self.positions, visible, self.bucket, self.layout)
+        return BucketView(self.cache, rows[len(rows) - len(positions) :], self.bucket, biases)
+
+
 @cache
 def _pool(device: torch.device) -> tuple[int, int]:
-    """The memory pool of all graphs of a device. They may share it, as results are cloned before another replay."""
+    """The memory pool of all graphs of a device. They may share it, as results are used before another replay."""
     return torch.cuda.graph_pool_handle()
 
 
-class GraphedForward:
-    """Runs `forward.compute` on buffers; on CUDA captured once per key, then replayed."""
+class CapturedFunction:
+    """A function of `buffers`, tensors of fixed shapes on one device; on CUDA a graph, captured at the first call."""
 
-    def __init__(self, forward: Any, capture: bool = True, most: int = MAX_GRAPHS):
-        self.forward, self.capture, self.most = forward, capture, most
+    def __init__(self, compute: Callable[..., Tensors], buffers: Sequence[torch.Tensor], keep: Any = None):
+        """`keep` is kept alive: tensors besides the buffers that the graph reads."""
+        self.compute, self.buffers, self.keep = compute, tuple(buffers), keep
+        self.device = self.buffers[0].device
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.result: Tensors = ()
+        self.nbytes = sum(buffer.nbytes for buffer in self.buffers)
+        """Bytes of device memory of the buffers and the graph's memory pool."""
+
+    def fill(self, *inputs: torch.Tensor) -> None:
+        """Copy `inputs`, of any device, to the start of the buffers."""
+        for buffer, value in zip(self.buffers, inputs, strict=True):
+            if self.device.type == "cuda" and value.device.type == "cpu":
+                value = value.pin_memory()
+            buffer[: len(value)].copy_(value, non_blocking=True)
+
+    @torch.inference_mode()
+    def __call__(self) -> Tensors:
+        """The results for what the buffers hold. The next call overwrites them."""
+        if self.device.type != "cuda":
+            return self.compute(*self.buffers)
+        with torch.cuda.device(self.device):
+            if self.graph is None:
+                self._record()
+            self.graph.replay()
+        return self.result
+
+    def _record(self) -> None:
+        """Warm up on a side stream of the device, as graph capture requires, then capture there. Cache rows are written
+        several times with the same values. Other threads may use the device meanwhile."""
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                self.compute(*self.buffers)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(self.device)
+        # Without `stream`, capture runs on a stream of the device of the process's first capture.
+        with torch.cuda.graph(graph, _pool(self.device), stream, capture_error_mode="thread_local"):
+            self.result = self.compute(*self.buffers)
+        self.nbytes += max(torch.cuda.memory_reserved(self.device) - before, 0)
+        self.graph = graph
+
+
+def captured(graphs: OrderedDict[Any, CapturedFunction], key: Any, make: Callable[[], CapturedFunction]) -> Any:
+    """The function `key` of `graphs`, made at first use. Mutates `graphs`: the least recently used is evicted."""
+    if key not in graphs:
+        while len(graphs) >= MAX_GRAPHS:
+            graphs.popitem(last=False)
+        graphs[key] = make()
+    graphs.move_to_end(key)
+    return graphs[key]
+
+
+class GraphedForward:
+    """Runs `forward.compute` on buffers as CUDA graphs: one per node count, length bucket and set of layers."""
+
+    def __init__(self, forward: Any):
+        self.forward = forward
 
     def supports(self, inputs: Inputs, selection: Selection) -> bool:
         """Whether a graph can run these inputs: few rows of the first sequence only, with logits of all rows."""
@@ -113,59 +168,33 @@ class GraphedForward:
 
     def __call__(self, inputs: Inputs, cache: KVCache, layers: tuple[int, ...] = ()) -> ForwardOutput:
         """See `models.runtime.interface.Forward`. Storage must be reserved; mutates the cache's `replays`."""
-        bucket = bucket_of(cache.length + len(inputs.ids), cache.max_length)
-        key = (len(inputs.ids), bucket, layers)
-        if key not in cache.replays:
-            while len(cache.replays) >= self.most:
-                cache.replays.popitem(last=False)
-            cache.replays[key] = _GraphReplay(self.forward, cache, *key)
-        cache.replays.move_to_end(key)
-        replay = cache.replays[key]
-        with torch.cuda.device(cache.keys.device) if self.capture else nullcontext():
-            replay.buffers.fill(inputs, cache.length)
-            if self.capture and replay.graph is None:
-                replay.record()
-            return replay()
+        n, length = len(inputs.ids), cache.length
+        bucket = bucket_of(length + n, cache.max_length)
+        replay = captured(cache.replays, (n, bucket, layers), lambda: self._function(cache, n, bucket, layers))
+        ids, positions, rows, mask, start = replay.buffers
+        ids.copy_(inputs.ids)
+        positions.copy_(inputs.positions)
+        start.fill_(length)
+        torch.arange(length, length + n, out=rows)
+        if inputs.mask is None:
+            mask.fill_(True).tril_()
+        else:
+            mask.copy_(inputs.mask)
+        # cloned: drafters keep rows, and the next replay overwrites them
+        return ForwardOutput(*(None if result is None else result.clone() for result in replay()))
 
-
-class _GraphReplay:
-    def __init__(self, forward: Any, cache: KVCache, nodes: int, bucket: int, layers: tuple[int, ...]):
-        self.forward, self.cache, self.bucket, self.selection = forward, cache, bucket, Selection(layers)
-        self.buffers = Buffers.empty(nodes, cache.keys.device)
-        self.rotations = forward.rotations.for_length(cache.max_length)
+    def _function(self, cache: KVCache, n: int, bucket: int, layers: tuple[int, ...]) -> CapturedFunction:
+        forward, device, selection = self.forward, cache.keys.device, Selection(layers)
+        rotations = forward.rotations.for_length(cache.max_length)
         """Kept alive: the graph reads this table even after a longer context made the forward compute a new one."""
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.result: ForwardOutput | None = None
-        self.nbytes = self.buffers.nbytes
-        """Bytes of device memory of the buffers and the graph's memory pool."""
 
-    def __call__(self) -> ForwardOutput:
-        if self.graph is None:
-            return self._compute()
-        self.graph.replay()
-        last = self.result  # cloned: drafters keep rows, and the next replay overwrites them
-        features = None if last.features is None else last.features.clone()
-        return ForwardOutput(last.logits.clone(), last.hidden.clone(), features)
+        def compute(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, *rest: torch.Tensor) -> Tensors:
+            mask, length = rest
+            biases = bucket_biases(length, rows, positions, mask, bucket, forward.layout)
+            view = BucketView(cache, rows, bucket, biases)
+            output = forward.compute(Inputs(ids, positions, 0, (n,)), rotations[positions], view, selection)
+            return output.logits, output.hidden, output.features
 
-    def record(self) -> None:
-        """Warm up on a side stream of the cache's device, as graph capture requires, then capture there. Rows are
-        written several times with the same values. Other threads may use the device meanwhile."""
-        device = self.cache.keys.device
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                self._compute()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(device)
-        # Without `stream`, capture runs on a stream of the device of the process's first capture.
-        with torch.cuda.graph(graph, _pool(device), stream, capture_error_mode="thread_local"):
-            self.result = self._compute()
-        self.nbytes += max(torch.cuda.memory_reserved(device) - before, 0)
-        self.graph = graph
-
-    def _compute(self) -> ForwardOutput:
-        forward, buffers = self.forward, self.buffers
-        biases = buffers.biases(forward.windows, self.bucket, forward.heads.group, forward.base.dtype)
-        view = BucketView(self.cache, buffers.rows, self.bucket, biases)
-        return forward.compute(buffers.inputs(), self.rotations[buffers.positions], view, self.selection)
+        integers = [torch.zeros(n, dtype=torch.int64, device=device) for _ in range(3)]
+        mask = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        return CapturedFunction(compute, [*integers, mask, torch.zeros_like(integers[0][:1])], rotations)

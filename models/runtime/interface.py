@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from models.runtime.argmax import argmax
-from models.runtime.cache import KVCache
+from models.runtime.cache import KVCache, upload
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Inputs:
     def of(
         cls, ids: Sequence[int], positions: Sequence[int], device: torch.device, mask: torch.Tensor | None = None
     ) -> "Inputs":
-        rows = torch.tensor([ids, positions], device=device)
+        rows = upload([ids, positions], device)
         return cls(rows[0], rows[1], max(positions) + 1, (len(ids),), mask)
 
     @classmethod
@@ -38,7 +38,7 @@ class Inputs:
         """Inputs of several sequences, with the position of the first token of each in `starts`."""
         ids = [token for text in texts for token in text]
         positions = [at for text, start in zip(texts, starts, strict=True) for at in range(start, start + len(text))]
-        rows, counts = torch.tensor([ids, positions], device=device), tuple(map(len, texts))
+        rows, counts = upload([ids, positions], device), tuple(map(len, texts))
         return cls(rows[0], rows[1], max(positions) + 1, counts, None, first)
 
     @property

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from decoding.accept import accept_lossless, child_table
 from decoding.config import GenerateConfig
 from decoding.generate import generate
 from decoding.step import Step
 from decoding.target import Target
+from decoding.tree import TreeShape
 from models.base import LoadedBase, load_base
 from tests.tiny import FAMILIES, make_tiny_base
 
@@ -63,3 +65,19 @@ def run(target: Target, drafter: object, prompt: Sequence[int], **config: object
 
 def tokens_of(steps: Sequence[Step]) -> list[int]:
     return [token.id for step in steps for token in step.tokens]
+
+
+def walk_trees(
+    shape: TreeShape,
+    tokens: torch.Tensor,
+    probs_after: Callable[[torch.Tensor], torch.Tensor],
+    proposals: dict[int, torch.Tensor],
+    uniforms: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`accept_lossless` for B trees [B, n] of one shape, with `proposals` [B, V] by parent."""
+    number = torch.zeros(len(shape), dtype=torch.long)
+    number[list(proposals)] = torch.arange(len(proposals))
+    rows = torch.stack(list(proposals.values())) if proposals else None
+    proposals_after = (lambda nodes: rows[number[nodes], torch.arange(len(nodes))]) if proposals else None
+    children = torch.tensor(child_table(shape, shape.width))
+    return accept_lossless(children, shape.max_depth, tokens, probs_after, proposals_after, uniforms)

@@ -7,7 +7,6 @@ from decoding.accept import (
     GreedyRule,
     Verification,
     accept_greedy,
-    accept_lossless,
     accept_typical,
     make_rule,
     typical_threshold,
@@ -16,6 +15,7 @@ from decoding.config import GenerateConfig
 from decoding.generate import seeded_generator
 from decoding.tree import DraftTree, TreeShape
 from models.runtime.interface import ForwardOutput
+from tests.decoding.conftest import walk_trees
 
 SHAPE = TreeShape((-1, 0, 0, 1, 2, 2))
 TOKENS = (7, 1, 2, 3, 4, 5)
@@ -46,7 +46,7 @@ def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypa
         draws = torch.Generator().manual_seed(1)
         for _ in range(60):
             logits = 2 * torch.randn(len(SHAPE), 8, generator=draws)
-            q = {n: torch.rand(8, generator=draws, dtype=torch.float64) for n in (0, 2)} if sampled else {}
+            q = {n: torch.rand(8, generator=draws, dtype=torch.float64) for n in range(3)} if sampled else {}
             tree = DraftTree(TOKENS, SHAPE, proposals={n: row / row.sum() for n, row in q.items()})
             verifications.append(rule(tree, ForwardOutput(logits, torch.zeros(6, 1))))
     assert verifications[:60] == verifications[60:] and len(set(verifications)) > 10
@@ -55,7 +55,7 @@ def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypa
 def lossless(p, q, uniforms, shape=SHAPE, tokens=TOKENS):
     probs = torch.tensor(p, dtype=torch.float64)
     proposals = {n: torch.tensor([row], dtype=torch.float64) for n, row in (q or {}).items()}
-    node, token = accept_lossless(
+    node, token = walk_trees(
         shape, torch.tensor([tokens]), lambda n: probs[n], proposals, torch.tensor([uniforms], dtype=torch.float64)
     )
     return int(node), int(token)

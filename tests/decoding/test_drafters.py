@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.drafters.base import PrefillContext
+from decoding.drafters.base import ChildSampling, PrefillContext
 from decoding.drafters.eagle import CPU_TREE, GPU_TREE
-from decoding.drafters.expansion import grow_dynamic, grow_static
+from decoding.drafters.expansion import DynamicTree, StaticTree
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.generate import seeded_generator
@@ -38,17 +38,27 @@ class ToyExpander:
         number = hash((self.seed, *path)) % (2**31)
         return 2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(number))
 
-    def root(self, token):
-        self.paths = [(token,)]
-        return self.logits(self.paths[0])
+    def root(self):
+        self.paths = [(5,)]
+        return self.logits(self.paths[0])[None]
 
-    def add(self, tokens, parents):
-        new = [(*self.paths[parent], token) for token, parent in zip(tokens, parents, strict=True)]
+    def add(self, ids, parents):
+        new = [(*self.paths[parent], token) for token, parent in zip(ids.tolist(), parents.tolist(), strict=True)]
         self.paths += new
         return torch.stack([self.logits(path) for path in new])
 
     def token_ids(self, choices):
         return 2 * choices + 1
+
+
+def grown(growth, toy, sampling=None):
+    """The tree that grows below token 5."""
+    uniforms = () if sampling is None else (sampling.uniforms(growth.nodes - 1),)
+    return growth.tree(5, growth.grow(toy, sampling, *uniforms))
+
+
+def grow_static(shape, toy, sampling=None):
+    return grown(StaticTree(shape, torch.device("cpu")), toy, sampling)
 
 
 def path_tokens(tree, node):
@@ -57,7 +67,7 @@ def path_tokens(tree, node):
 
 def test_a_static_tree_holds_the_drafts_best_tokens_after_each_path():
     toy = ToyExpander()
-    tree = grow_static(TREE, 5, toy)
+    tree = grow_static(TREE, toy)
     for node in range(1, len(TREE)):
         logprobs = toy.logits(path_tokens(tree, TREE.parents[node])).log_softmax(-1)
         best = int(logprobs.argsort(descending=True)[TREE.ranks[node]])
@@ -67,10 +77,11 @@ def test_a_static_tree_holds_the_drafts_best_tokens_after_each_path():
 
 
 def test_sampled_children_differ_come_with_their_distribution_and_follow_it():
-    toy, warp, generator = ToyExpander(), LogitsWarper(0.8, top_p=0.95), seeded_generator(3)
+    toy, warp = ToyExpander(), LogitsWarper(0.8, top_p=0.95)
+    sampling = ChildSampling(warp, 2 * VOCAB + 1, seeded_generator(3))
     first = torch.zeros(2 * VOCAB + 1)
     for _ in range(400):
-        tree = grow_static(TREE, 5, toy, (warp, generator, 2 * VOCAB + 1))
+        tree = grow_static(TREE, toy, sampling)
         first[tree.tokens[1]] += 1
         for node, q in tree.proposals.items():
             expected = torch.zeros(2 * VOCAB + 1, dtype=torch.float64)
@@ -85,14 +96,15 @@ def test_sampled_children_differ_come_with_their_distribution_and_follow_it():
 
 def test_where_the_mass_ends_fewer_children_are_drawn_and_their_descendants_are_left_out():
     shape = shape_from_choices([[0], [1], [2, 0], [2, 1]])
-    tree = grow_static(shape, 5, ToyExpander(), (LogitsWarper(1.0, top_k=2), seeded_generator(0), 2 * VOCAB + 1))
+    sampling = ChildSampling(LogitsWarper(1.0, top_k=2), 2 * VOCAB + 1, seeded_generator(0))
+    tree = grow_static(shape, ToyExpander(), sampling)
     assert len(tree) == 3 and tree.shape.parents == (-1, 0, 0) and set(tree.proposals) == {0}
 
 
 @pytest.mark.parametrize(("depth", "top_k", "nodes"), [(0, 3, 4), (2, 3, 8), (3, 2, 6), (7, 7, 60), (2, 1, 4)])
 def test_a_dynamic_tree_is_the_best_nodes_of_a_beam_and_hangs_together(depth, top_k, nodes):
     toy = ToyExpander(seed=depth)
-    tree = grow_dynamic(5, toy, depth, top_k, nodes)
+    tree = grown(DynamicTree(depth, top_k, nodes), toy)
     frontier, output = [((5,), 0.0)], {}
     for _ in range(depth + 1):  # a beam written out: all children of the top_k best paths of the level before
         level = {}
@@ -116,7 +128,7 @@ def test_the_references_defaults_are_seven_expansions_of_ten_and_sixty_nodes():
     toy = ToyExpander()
     add = toy.add
     toy.add = lambda tokens, parents: calls.append(len(tokens)) or add(tokens, parents)
-    tree = grow_dynamic(5, toy, 7, 7, 60)
+    tree = grown(DynamicTree(7, 7, 60), toy)
     assert calls == [7] * 7 and len(tree) == 60 and tree.shape.max_depth <= 8
     assert CPU_TREE.nodes == 8
 
@@ -252,7 +264,8 @@ def test_a_standalone_draft_stays_in_step_with_the_text(options, base):
         text = drafter.ids[: len(drafter.ids) - len(step.tokens)] if step.finish is None else None
         assert drafter.draft_model.cache.length <= len(drafter.ids) + 3
         assert text is None or step.draft_record.tokens
-    root = drafter.root(drafter.ids[-1])
+    with torch.inference_mode():
+        (root,) = drafter.root()
     with torch.inference_mode():
         expected = own(torch.tensor([drafter.ids])).logits[0, -1]
     torch.testing.assert_close(root, expected, atol=1e-4, rtol=1e-4)

@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 
-from decoding.accept import accept_lossless
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Drafter
 from decoding.generate import generate
@@ -17,6 +16,7 @@ from decoding.sampling import LogitsWarper, draw, draw_distinct
 from decoding.target import Target
 from decoding.tree import DraftTree, chain_shape, shape_from_choices
 from models.runtime.interface import ForwardOutput
+from tests.decoding.conftest import walk_trees
 
 ALARM = 1e-3
 N = 20_000
@@ -122,13 +122,13 @@ def counts_of_rule(rule, shape, warp, kind, seed=0):
 @pytest.mark.parametrize(("shape", "warp", "kind"), CASES)
 def test_every_rule_keeps_the_bases_distribution(shape, warp, kind):
     for seed in (0, 1):
-        counts, exact = counts_of_rule(accept_lossless, SHAPES[shape], WARPS[warp], kind, seed)
+        counts, exact = counts_of_rule(walk_trees, SHAPES[shape], WARPS[warp], kind, seed)
         assert p_value(counts, exact) > ALARM / TESTS
 
 
 def always_from_base_if_first_rejected(shape, tokens, probs_after, proposals, uniforms):
     """A wrong rule: after a rejection it draws from p itself, not from what is left of p."""
-    node, token = accept_lossless(shape, tokens, probs_after, proposals, uniforms)
+    node, token = walk_trees(shape, tokens, probs_after, proposals, uniforms)
     fresh = draw(probs_after(torch.zeros_like(node)), uniforms[:, 0])
     return node, torch.where(node == 0, fresh, token)
 
@@ -172,11 +172,15 @@ def test_the_same_test_catches_biased_rules(rule, kind):
 def test_distinct_draws_follow_sampling_without_replacement():
     probs = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
-    draws = torch.stack([draw_distinct(probs, 2, generator) for _ in range(3000)])
+
+    def uniforms(count):
+        return torch.rand(count, generator=generator, dtype=torch.float64)
+
+    draws = torch.stack([draw_distinct(probs, uniforms(2)) for _ in range(3000)])
     counts = torch.bincount(draws[:, 0] * 4 + draws[:, 1], minlength=16)
     exact = probs[:, None] * probs / (1 - probs[:, None])
     assert p_value(counts, exact.fill_diagonal_(0).flatten()) > ALARM / TESTS
-    assert sorted(draw_distinct(probs, 4, generator).tolist()) == [0, 1, 2]
+    assert sorted(draw_distinct(probs, uniforms(4)).tolist()) == [-1, 0, 1, 2]
 
 
 class ToyDrafter(Drafter):
@@ -195,7 +199,7 @@ class ToyDrafter(Drafter):
             q = self.draft[tokens[node]]
             if self.kind == "sampled":
                 proposals[node] = q
-                picked = draw_distinct(q, len(children), self.generator)
+                picked = draw_distinct(q, torch.rand(len(children), generator=self.generator, dtype=torch.float64))
             else:
                 picked = q.topk(len(children)).indices
             tokens |= dict(zip(children, picked.tolist(), strict=True))
@@ -245,7 +249,7 @@ def test_a_draft_equal_to_the_base_is_always_accepted():
     generator = torch.Generator().manual_seed(0)
     tokens, proposals = draft_batch(shape, probs, "sampled", generator, 500)
     uniforms = torch.rand(500, len(shape), generator=generator, dtype=torch.float64)
-    node, _ = accept_lossless(shape, tokens, lambda n: probs[tokens[torch.arange(500), n]], proposals, uniforms)
+    node, _ = walk_trees(shape, tokens, lambda n: probs[tokens[torch.arange(500), n]], proposals, uniforms)
     assert (node == 3).all()
 
 

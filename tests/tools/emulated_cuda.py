@@ -1,10 +1,13 @@
 """A CUDA device emulated on the CPU, to run code for GPUs where there is none.
 
 Tensors on `cuda:0` are wrappers around CPU tensors. As on a GPU, an operation on tensors of several devices raises,
-unless the others have no dimension. Kernel launches and host synchronizations are counted. Not emulated: memory,
-streams, graph capture (`models.runtime.graphs` runs the same computation without), and the rounding of kernels.
+unless the others have no dimension. Kernel launches and host synchronizations are counted. A graph is emulated by
+running its recorded operations again on the same storages; synchronizations during capture raise. Not emulated: memory,
+streams, and the rounding of kernels.
 """
 
+import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,6 +87,12 @@ class EmulatedCuda(TorchDispatchMode):
         super().__init__()
         self.launches, self.synchronizations = Counter[str](), Counter[str]()
         self.paused = self.to_host = False
+        self.capturing: EmulatedGraph | None = None
+
+    def synchronize(self, name: str) -> None:
+        if self.capturing is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        self.synchronizations[name] += 1
 
     def reset(self) -> None:
         self.launches.clear()
@@ -112,13 +121,19 @@ class EmulatedCuda(TorchDispatchMode):
         self._count(operation, args, kwargs, on_device, wanted)
         if wanted == "cuda":
             kwargs = {**kwargs, "device": "cpu"}
-        result = operation(*_map(_unwrap, args), **_map(_unwrap, kwargs))
+        result = self._computed(operation, _map(_unwrap, args), _map(_unwrap, kwargs), on_device)
         to_host = name == "_to_copy" and wanted == "cpu"
         if to_host or name == TO_HOST or not (on_device or wanted == "cuda"):
             return result
         if name == "copy_" and not isinstance(args[0], CudaTensor):
             return args[0]
         return return_and_correct_aliasing(operation, args, kwargs, _map(_wrap, result))
+
+    def _computed(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:
+        result = operation(*args, **kwargs)
+        if self.capturing is not None and not operation.is_view:
+            self.capturing.operations.append((operation, args, kwargs, result))
+        return result
 
     def _count(
         self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool, to: str | None
@@ -130,16 +145,17 @@ class EmulatedCuda(TorchDispatchMode):
             self.launches[name] += 1
         known = name == "repeat_interleave" and kwargs.get("output_size") is not None
         if name == TO_HOST or (name in SYNCHRONIZING and not known):
-            self.synchronizations[name] += 1
+            self.synchronize(name)
         if name in COPYING:
             source = args[1] if name == "copy_" else args[0]
             if isinstance(source, CudaTensor) and (to == "cpu" or not isinstance(args[0], CudaTensor)):
-                self.synchronizations["to the host"] += 1
-            elif not isinstance(source, CudaTensor) and source.dim():
-                self.synchronizations["from pageable memory"] += 1
+                self.synchronize("to the host")
+            elif not isinstance(source, CudaTensor) and source.dim() and not _is_pinned(source):
+                self.synchronize("from pageable memory")
         if name in INDEXING:
             masks = [each for each in args[1] if isinstance(each, torch.Tensor) and each.dtype == torch.bool]
-            self.synchronizations["boolean index"] += len(masks)
+            for _ in masks:
+                self.synchronize("boolean index")
 
 
 class _Functions(TorchFunctionMode):
@@ -166,10 +182,12 @@ class _Functions(TorchFunctionMode):
         if function in (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda):
             return self._move(first, function, args[1:], kwargs)
         if function is torch.Tensor.pin_memory:
-            return first
+            pinned = first.clone()
+            _pinned[id(pinned)] = weakref.ref(pinned)
+            return pinned
         if isinstance(first, CudaTensor):
             if function is torch.Tensor.tolist:
-                device.synchronizations["tolist"] += 1
+                device.synchronize("tolist")
                 return first.elem.tolist()
             if function is torch.Tensor.numpy:
                 raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy first.")
@@ -245,6 +263,65 @@ class _Generator(torch.Generator):
         super().__init__()
 
 
+class EmulatedGraph:
+    """In place of `torch.cuda.CUDAGraph`: the captured operations with their tensors."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def replay(self) -> None:
+        """Run all operations again; results are written where they were at the capture. Counts as one launch."""
+        device = _active()
+        device.launches["graph"] += 1
+        with torch.inference_mode(), torch.utils._python_dispatch._disable_current_modes():
+            for operation, args, kwargs, result in self.operations:
+                again = operation(*args, **kwargs)
+                for old, new in zip(_tensors(result), _tensors(again), strict=True):
+                    if old is not new and old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+
+
+class _Capture:
+    """In place of the context `torch.cuda.graph`."""
+
+    def __init__(self, graph: EmulatedGraph, pool: Any, stream: Any, capture_error_mode: str):
+        assert pool is not None and stream is not None and capture_error_mode == "thread_local"
+        self.graph = graph
+
+    def __enter__(self) -> None:
+        _active().capturing = self.graph
+
+    def __exit__(self, *_: object) -> None:
+        _active().capturing = None
+
+
+class _Stream:
+    def __init__(self, *_: Any): ...
+
+    def wait_stream(self, other: "_Stream") -> None: ...
+
+
+class _Event:
+    """Counts a wait for an event as a synchronization unless one came after it was recorded."""
+
+    def __init__(self, enable_timing: bool = False):
+        self.enable_timing = enable_timing
+
+    def record(self, *_: Any) -> None:
+        self.after = _active().synchronizations.total()
+        self.at = time.perf_counter()
+
+    def query(self) -> bool:
+        return _active().synchronizations.total() > self.after
+
+    def synchronize(self) -> None:
+        _active().synchronize("event")
+
+    def elapsed_time(self, end: "_Event") -> float:
+        assert self.enable_timing and end.query(), "the end has not been reached"
+        return (end.at - self.at) * 1e3
+
+
 class _NoDevice:
     """In place of the context `torch.cuda.device`."""
 
@@ -256,6 +333,13 @@ class _NoDevice:
 
 
 _devices: list[EmulatedCuda] = []
+_pinned: dict[int, weakref.ref[torch.Tensor]] = {}
+"""Tensors in pinned memory by id."""
+
+
+def _is_pinned(tensor: torch.Tensor) -> bool:
+    reference = _pinned.get(id(tensor))
+    return reference is not None and reference() is tensor
 
 
 def _active() -> EmulatedCuda:
@@ -304,7 +388,7 @@ def emulated_cuda() -> Iterator[EmulatedCuda]:
     device = EmulatedCuda()
 
     def synchronize(*_: Any) -> None:
-        device.synchronizations["synchronize"] += 1
+        device.synchronize("synchronize")
 
     with pytest.MonkeyPatch.context() as patch:
         cuda: dict[str, Any] = {
@@ -321,6 +405,14 @@ def emulated_cuda() -> Iterator[EmulatedCuda]:
             "max_memory_allocated": lambda *_: 0,
             "manual_seed_all": lambda *_: None,
             "_lazy_init": lambda: None,
+            "CUDAGraph": EmulatedGraph,
+            "graph": _Capture,
+            "graph_pool_handle": lambda: (0, 0),
+            "memory_reserved": lambda *_: 0,
+            "Stream": _Stream,
+            "stream": _NoDevice,
+            "current_stream": lambda *_: _Stream(),
+            "Event": _Event,
         }
         for name, value in cuda.items():
             patch.setattr(torch.cuda, name, value)

@@ -88,8 +88,8 @@ class Network:
 def runner_twice(runner: PackedRunner, hidden: torch.Tensor, aux: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The same by the fast runner, the second step over its cache."""
     cache = runner.new_cache()
-    out = runner(runner.fuse(hidden, aux), ids[:-1].tolist(), range(len(ids) - 1), cache)[-1:]
-    again = runner(out, ids[-1:].tolist(), [len(ids) - 1], cache)
+    out = runner(runner.fuse(hidden, aux), ids[:-1], torch.arange(len(ids) - 1), cache)[-1:]
+    again = runner(out, ids[-1:], torch.tensor([len(ids) - 1]), cache)
     return torch.cat([runner.logits(out), runner.logits(again)])
 
 

@@ -63,7 +63,7 @@ def test_what_a_graph_replays_equals_the_forward_on_the_rows_in_use(tmp_path, na
     """Without a GPU the same computation runs on the same buffers, only not captured."""
     slow_base, fast_base = pair_of_bases(tmp_path, name)
     slow, fast = Target(slow_base, 700), fast_target(fast_base, 700)
-    fast.forward.graphs = GraphedForward(fast.forward, capture=False)
+    fast.forward.graphs = GraphedForward(fast.forward)
     prompt = torch.randint(3, 300, (245,), generator=torch.Generator().manual_seed(2)).tolist()
     shape = shape_from_choices([[0, 0, 0], [0, 1], [1, 0], [1, 1]])
     fast.cache.reserve(fast.forward.heads.num_kv_heads, fast.forward.heads.dim, torch.float32, fast_base.device, 1)
@@ -83,11 +83,11 @@ def test_a_graph_keeps_the_rotations_it_was_made_with(tiny_base):
     """A target with a longer context makes the forward a longer table; graphs of the first still read the old one."""
     base = load_base(tiny_base)
     short, long = fast_target(base, 200), fast_target(base, 512)
-    short.forward.graphs = GraphedForward(short.forward, capture=False)
+    short.forward.graphs = GraphedForward(short.forward)
     for target in (short, long):
         target.prefill([5, 6, 7])
         target.forward_tree(DraftTree((8,)))
-    tables = [next(iter(target.cache.replays.values())).rotations for target in (short, long)]
+    tables = [next(iter(target.cache.replays.values())).keep for target in (short, long)]
     assert [len(table) for table in tables] == [256, 512]
     assert torch.equal(tables[0], tables[1][:256])
 
