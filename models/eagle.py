@@ -45,7 +45,7 @@ class SharedBaseModules(nn.Module):
     """Embeddings and LM head of the base, used but not stored. `embed_tokens`: the draft's own [V, H], or None."""
 
     runner: Any = None
-    """The runner that owns this draft's packed weights, once created (`decoding.drafters.eagle.packed_runner`)."""
+    """The runner that owns this draft's packed weights, once created (`decoding.drafters.runners.packed_runner`)."""
 
     def __init__(self, config: Any):
         super().__init__()

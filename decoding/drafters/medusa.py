@@ -49,7 +49,8 @@ class MedusaDrafter(Drafter):
         logits = self.heads(self.hidden, self.shape.max_depth).float()
         best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
         logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
-        ids, logprobs = torch.stack([self.heads.to_target(best.indices).double(), logprobs.double()]).tolist()
+        found = torch.stack([self.heads.to_target(best.indices), logprobs])  # float32 holds token ids exactly
+        ids, logprobs = found.tolist()
         return fill_shape(self.shape, token, ids, logprobs)
 
 

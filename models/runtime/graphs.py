@@ -94,7 +94,7 @@ class TreeRows:
 
 @cache
 def _pool(device: torch.device) -> tuple[int, int]:
-    """The memory pool of all graphs of a device. They may share it, as results are used before another replay."""
+    """The memory pool of all graphs of a device. They may share it, as results are copied before another replay."""
     return torch.cuda.graph_pool_handle()
 
 
@@ -119,14 +119,14 @@ class CapturedFunction:
 
     @torch.inference_mode()
     def __call__(self) -> Tensors:
-        """The results for what the buffers hold. The next call overwrites them."""
+        """The results for what the buffers hold, as new tensors: another graph may use the memory of a graph's own."""
         if self.device.type != "cuda":
             return self.compute(*self.buffers)
         with torch.cuda.device(self.device):
             if self.graph is None:
                 self._record()
             self.graph.replay()
-        return self.result
+            return tuple(None if result is None else result.clone() for result in self.result)
 
     def _record(self) -> None:
         """Warm up on a side stream of the device, as graph capture requires, then capture there. Cache rows are written
@@ -180,8 +180,7 @@ class GraphedForward:
             mask.fill_(True).tril_()
         else:
             mask.copy_(inputs.mask)
-        # cloned: drafters keep rows, and the next replay overwrites them
-        return ForwardOutput(*(None if result is None else result.clone() for result in replay()))
+        return ForwardOutput(*replay())
 
     def _function(self, cache: KVCache, n: int, bucket: int, layers: tuple[int, ...]) -> CapturedFunction:
         forward, device, selection = self.forward, cache.keys.device, Selection(layers)

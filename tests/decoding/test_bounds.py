@@ -2,7 +2,8 @@
 
 import pytest
 
-from decoding.drafters.eagle import GPU_TREE, DynamicTree
+from decoding.drafters.eagle import GPU_TREE
+from decoding.drafters.expansion import DynamicTree
 from decoding.drafters.ngram import NgramDrafter
 from speculoos.errors import BadInput
 

@@ -24,12 +24,12 @@ DRAFTERS = ("none", "ngram", "medusa", "eagle", "eagle3", "draft")
 LENGTH = 3
 TREES = {"eagle": {"tree": TREE}, "eagle3": {"depth": 2, "top_k": 2, "nodes": 6}, "draft": {"depth": 2}}
 LAUNCHES = {
-    "none": (11, 15),
-    "ngram": (11, 15),
-    "medusa": (31, 35),
-    "eagle": (20, 24),
-    "eagle3": (23, 27),
-    "draft": (14, 22),
+    "none": (11, 16),
+    "ngram": (11, 16),
+    "medusa": (29, 34),
+    "eagle": (21, 26),
+    "eagle3": (24, 29),
+    "draft": (15, 25),
 }
 """Launches of a greedy step, and of a sampled one. A graph is one launch; to move accepted rows takes five more."""
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
@@ -85,7 +85,7 @@ def test_graphs_draft_the_trees_of_a_cpu(
     family: str, sampling: dict[str, float], base_of: Callable[..., LoadedBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over several steps of one graph, with several tokens accepted in the first: a chain of the client's."""
-    monkeypatch.setattr("decoding.drafters.eagle.drafting_dtype", lambda draft: torch.float32)
+    monkeypatch.setattr("decoding.drafters.runners.drafting_dtype", lambda draft: torch.float32)
     folder = base_of(family).path
     chain = drafted(fast_target(load_base(folder), 200), "none", LENGTH + 3)
 

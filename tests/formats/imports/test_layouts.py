@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.drafters.eagle import PackedRunner
+from decoding.drafters.runners import PackedRunner
 from decoding.target import fast_target
 from formats.imports.eagle import MODELOPT_TWICE
 from formats.options import export_options as formats_of
