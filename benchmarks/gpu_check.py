@@ -12,19 +12,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+from torch.profiler import profile
 from torch.utils.benchmark import Timer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import decode
-from benchmarks.gpu_exactness import Bench, OutOfTime, agreement, exactness, graphs, tiny
+from benchmarks.gpu_exactness import Bench, OutOfTime, agreement, drafter_of, exactness, graphs, tiny
 from benchmarks.peers.common import peak_memory_mb
 from benchmarks.peers.generation_side import ours
 from benchmarks.report import conditions, finish, load_average, make_parser, replace_between, table_lines
@@ -35,7 +39,7 @@ from decoding.target import fast_target
 from evaluation.estimate import milliseconds
 from evaluation.questions import BUILT_IN
 from evaluation.ties import TIE, first_difference
-from models.base import pick_device, wrap_model
+from models.base import lease_name, pick_device, wrap_model
 from models.methods import train_config
 from models.runtime.precision import disable_tf32
 from speculoos.reporting import SilentReporter
@@ -43,6 +47,7 @@ from speculoos.settings import PROJECT_ROOT
 from tests.tiny import tiny_tokenizer
 from tests.tools.homes import write_answers
 from training.loop import train
+from training.processes import train_in_processes
 
 PAGE = PROJECT_ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- GPU figures: written by benchmarks/gpu_check.py -->", "<!-- end of GPU figures -->"
@@ -51,10 +56,20 @@ NO_GPU = "No GPU that torch can use is here; --dry-run tries every part on the p
 VERDICTS = {True: "yes", False: "**no**", None: "not judged"}
 SPEED_GOAL, BANDWIDTH_GOAL = 4.0, 0.8
 CONTEXT = 512  # tokens in the KV caches: the longest built-in question with its answer
-SHAPE = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "num_hidden_layers": 8}
+SHAPE = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384, "num_hidden_layers": 8}
 LLAMA_8B = SHAPE | {"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256}
 SMALL_SHAPE = SHAPE | {"hidden_size": 512, "intermediate_size": 128, "vocab_size": 320}
 WARM_UP_STEPS = 4
+CONTEXTS = (1024, 8192)
+STEPS_BEFORE = 4
+"""Steps, with the prefill, before one is counted: graphs are captured in the first."""
+STEP_GOALS = {"launches": 40, "waits": 2}
+CUDA_CALLS = {
+    "launches": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
+    + ("cudaMemcpyAsync", "cudaMemsetAsync"),
+    "waits": ("cudaStreamSynchronize", "cudaEventSynchronize"),
+}
+"""The device synchronizations of the profiler itself are not counted."""
 METHODS = {"eagle3": {"train_lm_head": False}, "medusa": {"medusa_num_heads": 2}}  # as in benchmarks.training
 
 
@@ -74,7 +89,8 @@ def race(bench: Bench, dtype: str) -> None:
 
 
 def large_shape(bench: Bench) -> None:
-    """Plain decoding with random layers of Llama-3-8B: bytes of weights read per second beside those of a copy."""
+    """Plain decoding with random layers of Llama-3-8B: bytes of weights, keys and values read per second beside those
+    of a copy, at 1k and 8k tokens of context."""
     moved = bandwidth(bench.device, bench.size(2048, 8))
     config = AutoConfig.for_model("llama", tie_word_embeddings=False, **(SMALL_SHAPE if bench.dry else LLAMA_8B))
     torch.manual_seed(0)
@@ -82,16 +98,43 @@ def large_shape(bench: Bench) -> None:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     base = wrap_model(model.to(bench.device), tiny_tokenizer(), "random")
     embeddings = base.embed_tokens.weight  # one row of it is read for a token, all of the other weights
-    read = sum(weight.nbytes for weight in model.parameters()) - embeddings.nbytes
-    target, tokens = fast_target(base, CONTEXT), bench.size(64, 8) + WARM_UP_STEPS
-    generation = GenerateConfig(max_tokens=tokens, eos_ids=frozenset())
-    steps = list(generate(target, make_drafter(target), list(range(100, 132)), generation))[1 + WARM_UP_STEPS :]
-    seconds = statistics.median(map(milliseconds, steps)) / 1e3
-    share = read / seconds / moved
-    name = f"{base.num_layers} layers of Llama-3-8B, bf16, plain: bytes of weights read beside memory bandwidth"
-    bench.claim(name, f"≥ {BANDWIDTH_GOAL:.0%}", f"{share:.0%}", None if bench.dry else share >= BANDWIDTH_GOAL)
-    bench.figures |= {"memory bandwidth, GB/s": round(moved / 1e9, 1), "GB of weights a token": round(read / 1e9, 3)}
-    bench.figures["ms a token"] = round(seconds * 1e3, 3)
+    weights = sum(weight.nbytes for weight in model.parameters()) - embeddings.nbytes
+    bench.figures |= {"memory bandwidth, GB/s": round(moved / 1e9, 1), "GB of weights a token": round(weights / 1e9, 3)}
+    for context in CONTEXTS:
+        prompt, tokens = list(range(3, 3 + bench.size(context, 32))), bench.size(64, 8) + WARM_UP_STEPS
+        target = fast_target(base, len(prompt) + tokens + 1)
+        generation = GenerateConfig(max_tokens=tokens, eos_ids=frozenset())
+        steps = list(generate(target, make_drafter(target), prompt, generation))[1 + WARM_UP_STEPS :]
+        seconds = statistics.median(map(milliseconds, steps)) / 1e3
+        keys = target.cache.keys[..., : len(prompt), :]
+        share = (weights + 2 * keys.numel() * keys.element_size()) / seconds / moved
+        bench.figures[f"{context} tokens of context: ms a token"] = round(seconds * 1e3, 3)
+        name = f"{base.num_layers} layers of Llama-3-8B, bf16, plain, {context} tokens of context: bytes read beside "
+        goal, holds = f"≥ {BANDWIDTH_GOAL:.0%}", None if bench.dry else share >= BANDWIDTH_GOAL
+        bench.claim(name + "memory bandwidth", goal, f"{share:.0%}", holds)
+
+
+def launches(bench: Bench) -> None:
+    """Launches and waits of a step of every drafter, greedy and sampled, counted by the profiler."""
+    target, (expected, *_), choices = tiny(bench, "llama", "float32")
+    most = Counter[str]()
+    for name, choice in choices.items():
+        for temperature in (0.0, 0.8):
+            config = GenerateConfig(max_tokens=48, temperature=temperature, seed=1, eos_ids=frozenset())
+            steps = generate(target, drafter_of(target, choice, expected), expected.prompt, config)
+            list(islice(steps, STEPS_BEFORE))
+            with profile() as profiler:
+                next(steps)
+            calls = {event.key: event.count for event in profiler.key_averages()}
+            found = {what: sum(calls.get(call, 0) for call in names) for what, names in CUDA_CALLS.items()}
+            most |= Counter(found)
+            bench.figures[f"{name}, temperature {temperature:g}"] = ", ".join(
+                f"{n} {what}" for what, n in found.items()
+            )
+            steps.close()
+    holds = None if bench.dry else all(most[what] <= goal for what, goal in STEP_GOALS.items())
+    goals, figure = (", ".join(f"{n} {what}" for what, n in part.items()) for part in (STEP_GOALS, most))
+    bench.claim("a step of every drafter launches and waits", f"≤ {goals}", figure, holds)
 
 
 def bandwidth(device: torch.device, mib: int) -> float:
@@ -119,6 +162,30 @@ def training(bench: Bench) -> None:
         bench.figures[f"{method}, tokens/s"] = round(speed, 1)
 
 
+def several_gpus(bench: Bench) -> None:
+    """EAGLE-3 training on all GPUs, DDP and FSDP2: the first loss of one process, and tokens per second."""
+    count, name = 0 if bench.dry else torch.cuda.device_count(), "the first loss of one process, DDP and FSDP2"
+    if count < 2:
+        bench.claim(name, "to 1e-3", "needs two GPUs", None)
+        return
+    data = write_answers(bench.scratch / "several", 64 * count, 384)
+    fixed = {"epochs": 0, "max_steps": 12, "max_length": 384, "batch_tokens": 8192 * count, "held_out": 0}
+    fixed |= {"cache_features_mb": 0, "eval_every": 0, "save_every": 0, "samples": 0, "train_lm_head": False}
+    config, first = train_config("eagle3", **fixed), {}
+    gpus = [lease_name(torch.device("cuda", index)) for index in range(count)]
+    for processes, sharding in ((1, "none"), (count, "none"), (count, "fsdp")):
+        bench.check_time()
+        reporter, steps = SilentReporter(), []
+        reporter.metrics = lambda _step, values, steps=steps: steps.append(values)
+        words, out = f"{processes} processes, {sharding}", bench.scratch / f"several-{processes}-{sharding}"
+        train_in_processes(processes, gpus[:processes], reporter, config, bench.starter, data, out, sharding=sharding)
+        first[words] = steps[0]["train/loss"]
+        speed = statistics.median(step["train/tokens_per_second"] for step in steps[2:])
+        bench.figures[f"{words}, tokens/s"] = round(speed, 1)
+    spread = max(first.values()) - min(first.values())
+    bench.claim(name, "to 1e-3", f"{spread:.1g}", spread <= 1e-3)
+
+
 def batches(bench: Bench) -> None:
     """fp32, tiny base: answers in batches, whose rows are freed and refilled, equal transformers up to a tie."""
     target, references, _ = tiny(bench, "llama", "float32")
@@ -131,15 +198,26 @@ def batches(bench: Bench) -> None:
     bench.claim("fp32, batched: the tokens of transformers.generate", "all, ties aside", figure, not wrong)
 
 
+def memory_mib(device: torch.device) -> int:
+    """MiB in use after a collection of garbage: of a GPU what torch has allocated, else of this process."""
+    gc.collect()
+    if device.type != "cuda":
+        return psutil.Process().memory_info().rss // 2**20
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(device) // 2**20
+
+
 Part = Callable[[Bench], None]
 PARTS: dict[str, Part] = {
     "exactness": exactness,
     "CUDA graphs": graphs,
     "agreement": agreement,
+    "launches": launches,
     "decoding in bf16": partial(race, dtype="bfloat16"),
     "large shape": large_shape,
     "decoding in fp32": partial(race, dtype="float32"),
     "training": training,
+    "several GPUs": several_gpus,
     "batched generation": batches,
 }
 
@@ -148,13 +226,12 @@ def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[dict[str, 
     """Run all parts, which add their claims to `bench`. `ran` in a report: not stopped or skipped at the deadline."""
     reports, cuda = [], bench.device.type == "cuda"
     for name, part in (parts or PARTS).items():
-        began, ran, bench.figures = time.monotonic(), True, {}
+        began, ran, bench.figures, before = time.monotonic(), True, {}, 0
         try:
             bench.check_time()
             disable_tf32(bench.device)
+            before = memory_mib(bench.device)
             if cuda:
-                gc.collect()
-                torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(bench.device)
             part(bench)
         except OutOfTime:
@@ -164,8 +241,8 @@ def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[dict[str, 
             bench.claim(f"{name} runs to its end", "no error", f"{type(error).__name__}: {line}", False)
         seconds = round(time.monotonic() - began, 1)
         peak = torch.cuda.max_memory_allocated(bench.device) // 2**20 if cuda else peak_memory_mb()
-        measured = {"seconds": seconds, "peak_mib": peak, "ran": ran, "figures": bench.figures}
-        reports.append({"name": name, **measured})
+        memory = {"mib_before": before, "peak_mib": peak, "mib_after": memory_mib(bench.device)}
+        reports.append({"name": name, "seconds": seconds, "ran": ran, "figures": bench.figures} | memory)
         print(f"{name}: {seconds} s{'' if ran else ', not run to its end'}", file=sys.stderr)
     return reports
 
@@ -182,7 +259,11 @@ def table(result: dict[str, Any]) -> str:
     """The result as Markdown: machine, claims, and further figures of each part."""
     machine, parts = result["machine"], result["parts"]
     claims = ([c["name"], c["goal"], c["figure"], VERDICTS[c["holds"]]] for c in result["claims"])
-    figures = [[part["name"], "seconds, peak MiB", f"{part['seconds']}, {part['peak_mib']}"] for part in parts]
+    figures = [
+        [part["name"], "seconds; MiB before, peak, after"]
+        + [f"{part['seconds']}; {part['mib_before']}, {part['peak_mib']}, {part['mib_after']}"]
+        for part in parts
+    ]
     figures += [[part["name"], name, one] for part in parts for name, one in part["figures"].items()]
     lines = [
         f"{result['date']}, {machine.get('gpu', 'no GPU')}, {machine['processor']}, Python {machine['python']}, torch "
