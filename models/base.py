@@ -1,5 +1,8 @@
 """Load a base model from a Hugging Face folder safely; its embeddings, LM head and hidden states for draft models."""
 
+import contextlib
+import io
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models import identity, untrusted, varlen
+from models import identity, quantization, untrusted, varlen
 from models.damage import UNSAVED, BaseChecksums, check_base
 from models.families import LogitRule, logit_rule
 from models.logits import Head, apply_logit_rule
@@ -184,9 +187,14 @@ def load_parts(
     torch_dtype = DTYPES.get(dtype, torch.float32 if torch_device.type == "cpu" else "auto")
     if known is not None:
         check_base(folder, known, checksum_cache)
-    untrusted.check_sizes(folder, untrusted.read_safe_config(folder), identity.tensors(folder))
+    safe_config = untrusted.read_safe_config(folder)
+    untrusted.check_sizes(folder, safe_config, identity.tensors(folder))
+    quantized = quantization.method_of(safe_config) if edit_config is None else ""
+    if quantized:
+        quantization.check_packages(safe_config, str(folder))
     with untrusted.sanitised_folder(folder) as clean:
-        model = _load_model(clean, folder, torch_dtype, edit_config).to(torch_device).eval().requires_grad_(False)
+        model = _load_model(clean, folder, torch_dtype, torch_device if quantized else None, edit_config)
+        model = (_prepared(model, torch_dtype) if quantized else model.to(torch_device)).eval().requires_grad_(False)
         tokenizer = read_tokenizer(clean, folder)
     if model.get_output_embeddings() is None:
         raise Unsupported(f"{folder}: {type(model).__name__} has no language-model head, so it cannot generate text.")
@@ -246,22 +254,32 @@ def decoding_dtype(name: str, device: str) -> str:
     return "float32" if pick_device(device).type == "cpu" else "bfloat16"
 
 
-def _load_model(clean: Path, folder: Path, dtype: torch.dtype | str, edit_config: Callable[[Any], Any] | None) -> Any:
+def _load_model(
+    clean: Path,
+    folder: Path,
+    dtype: torch.dtype | str,
+    device: torch.device | None,
+    edit_config: Callable[[Any], Any] | None,
+) -> Any:
+    """`device`: where a quantized model is loaded to; None for others."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    quiet = edit_config is not None or device is not None  # warnings of unused weights and missing layers, as intended
     try:
         config = None
         if edit_config is not None:
             config = edit_config(AutoConfig.from_pretrained(clean, trust_remote_code=False, local_files_only=True))
-        model, info = AutoModelForCausalLM.from_pretrained(
-            clean,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _quiet() if quiet else contextlib.nullcontext():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                clean,
+                config=config,
+                dtype=dtype,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                device_map=None if device is None else {"": device},
+                output_loading_info=True,
+            )
     except Exception as error:
         raise _load_error(error, clean, folder) from None
     if missing := sorted(info["missing_keys"]):
@@ -271,6 +289,62 @@ def _load_model(clean: Path, folder: Path, dtype: torch.dtype | str, edit_config
         )
     model.config._name_or_path = model.name_or_path = str(folder)
     return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the warnings of transformers."""
+    log = logging.getLogger("transformers")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _prepared(model: Any, dtype: torch.dtype | str) -> Any:
+    """A loaded quantized model, with weights de-quantized where they cannot be used as they are. Raises Unsupported if
+    its embeddings or LM head, which drafts read, are quantized."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    in_4bit = getattr(model, "is_loaded_in_4bit", False)
+    if getattr(model, "is_loaded_in_8bit", False) or (in_4bit and model.device.type == "cpu"):
+        model = model.dequantize()  # products of bitsandbytes that depend on the other rows or on their number
+        model = model.to(dtype if isinstance(dtype, torch.dtype) else model.dtype)
+    elif hasattr(quantizer, "compressor"):  # otherwise done by the model's first forward, but not by its backbone's
+        with contextlib.redirect_stderr(io.StringIO()):
+            quantizer.compressor.decompress_model(model)
+    drop_quantization(model.config)
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if not (head is None or is_plain(head)) or not _is_float(table.weight):
+        raise Unsupported(
+            f"{model.name_or_path}: its embeddings or LM head are quantized, and drafts need them in floating point; "
+            "quantize the model without them."
+        )
+    return model
+
+
+def drop_quantization(config: Any) -> None:
+    """So that configs made from a base's, such as a draft's, are not those of a quantized model."""
+    if hasattr(config, quantization.CONFIG):
+        delattr(config, quantization.CONFIG)
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether this is an `nn.Linear` that computes x · weightᵀ + bias with the weight it holds: no subclass, replaced
+    forward or quantized weight."""
+    return type(linear) is nn.Linear and "forward" not in vars(linear) and _is_float(linear.weight)
+
+
+def dense_weight(linear: nn.Module, like: torch.Tensor) -> torch.Tensor:
+    """The weight [out, in] of any linear layer, from its output for an identity matrix, in the dtype of `like`."""
+    rows = torch.eye(linear.in_features, dtype=like.dtype, device=like.device)
+    product = linear(rows) - linear(torch.zeros_like(rows[:1]))  # without the bias
+    return product.T.to(like.dtype).contiguous()
+
+
+def _is_float(weight: torch.Tensor) -> bool:
+    return weight.is_floating_point() and not type(weight).__module__.startswith("torchao")  # whose tensors say float
 
 
 def _load_error(error: Exception, clean: Path, folder: Path) -> SpeculoosError:

@@ -10,6 +10,7 @@ from models import identity
 from models.damage import UNSAVED, weights_sum
 from models.families import unsupported_reason
 from models.methods import METHODS
+from models.quantization import count_parameters, describe, method_of
 from models.untrusted import check_sizes, read_safe_config
 from speculoos.checksums import ChecksumCache, file_sha256
 
@@ -20,13 +21,13 @@ LICENSE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILIN
 def make_card(folder: str | Path, *, licence: str = "", cache: ChecksumCache = UNSAVED) -> dict[str, Any]:
     """Card of a Hugging Face folder. `licence` overrides the one in its README; `cache` caches the weights' checksum.
     Raises BadInput when the folder has no config or no safetensors, or they do not match; Unsupported when its weights
-    are quantized."""
+    are quantized in a format that does not load."""
     folder = Path(folder)
     config = read_safe_config(folder)
     text = config.get("text_config") or config
     entries = identity.tensors(folder)
     check_sizes(folder, config, entries)
-    parameters = sum(entry.count for entry in entries)
+    parameters = count_parameters(entries, config)
     template = identity.chat_template(folder)
     return {
         "architecture": (config.get("architectures") or [""])[0],
@@ -38,7 +39,8 @@ def make_card(folder: str | Path, *, licence: str = "", cache: ChecksumCache = U
         "kv_heads": first_set(text, "num_key_value_heads", "num_attention_heads", "n_head"),
         "vocabulary": text.get("vocab_size"),
         "tied_embeddings": bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
-        "dtype": _dtype(entries),
+        "dtype": _dtype([e for e in entries if e.dtype in identity.FLOATS] if method_of(config) else entries),
+        "quantization": describe(config),
         "max_length": first_set(text, "max_position_embeddings", "n_positions"),
         "chat_template": bool(template),
         "licence": licence or read_licence(folder),

@@ -79,8 +79,6 @@ def unsupported_reason(config: dict[str, Any]) -> str:
         return f"{kind} is an encoder-decoder model; only decoder-only models are supported."
     if any(map(has_recurrent_state, kinds)) or "ssm_cfg" in config or RECURRENT_LAYERS & layers:
         return f"{kind} keeps a recurrent state, which cannot be rolled back after a rejected draft token."
-    if config.get("quantization_config"):
-        return "Its weights are quantized; fetch the unquantized model or a GGUF file of it."
     if architecture.endswith("ForConditionalGeneration"):
         return f"{architecture} is not a text-only causal model; only those are supported."
     if architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from models import identity, trial
+from models import identity, quantization, trial
 from models.card import make_card
 from models.damage import UNSAVED
 from models.hub import NO_SAFETENSORS, check_space, download
@@ -114,8 +114,12 @@ def _from_hub(location: str, folder: Path, reporter: Reporter, token: str) -> di
 def _pickled(folder: Path, name: str) -> list[Path]:
     """Pickle files with the weights, when there are no safetensors and the config is valid."""
     with _naming(folder, name):
-        if pickled := identity.pickled_files(folder):
-            _check_config(folder, name)
+        pickled = identity.pickled_files(folder)
+        if pickled and (method := quantization.method_of(_check_config(folder, name))):
+            raise Unsupported(
+                f"{name}: its quantized weights ({method}) are pickles, which may run code; "
+                "save them as safetensors with `save_pretrained` of a current transformers."
+            )
         return pickled
 
 
@@ -139,7 +143,7 @@ def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Rep
 def check_folder(folder: Path, name: str, reporter: Reporter, cache: ChecksumCache = UNSAVED) -> dict[str, Any]:
     """Card of a folder, after loading the model on trial. Raises BadInput or Unsupported if it cannot be a base."""
     with _naming(folder, name):
-        _check_config(folder, name)
+        quantization.check_packages(_check_config(folder, name), name)
         if not identity.weight_files(folder):
             raise Unsupported(f"{name}: {NO_SAFETENSORS}")
         card = make_card(folder, cache=cache)
@@ -162,12 +166,14 @@ def _naming(folder: Path, name: str) -> Iterator[None]:
         raise BadInput(f"{name}: its files are not a valid model ({type(error).__name__}: {error}).") from None
 
 
-def _check_config(folder: Path, name: str) -> None:
+def _check_config(folder: Path, name: str) -> dict[str, Any]:
+    """The folder's config. Raises Unsupported for a model that cannot be a base."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, __version__
 
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise Unsupported(f"{name}: is an adapter (LoRA), not a whole model; merge it into its base first.")
-    model_type = read_safe_config(folder)["model_type"]
+    config = read_safe_config(folder)
+    model_type = config["model_type"]
     if model_type not in CONFIG_MAPPING:
         raise Unsupported(
             f"{name}: architecture {model_type!r} is unknown to transformers {__version__}, "
@@ -175,6 +181,7 @@ def _check_config(folder: Path, name: str) -> None:
         )
     if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise Unsupported(f"{name}: {model_type!r} models are not decoder-only text models, so they cannot be a base.")
+    return config
 
 
 def read_card(folder: str | Path) -> dict[str, Any]:

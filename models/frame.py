@@ -2,16 +2,14 @@
 another process computes the hidden states. Loaded from the same folder as the whole base."""
 
 import copy
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from models.base import LoadedBase, load_parts, wrap_model
+from models.base import LoadedBase, drop_quantization, load_parts, wrap_model
 from models.damage import UNSAVED, BaseChecksums
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import Unsupported
@@ -58,26 +56,14 @@ def load_head_only_base(
     configs: list[Any] = []
 
     def shallow(config: Any) -> Any:
+        drop_quantization(config)
         configs.append(config)
         return shallow_config(config)
 
-    with _quiet():
-        base = wrap_model(*load_parts(path, dtype, device, known, checksum_cache, shallow), Path(path))
+    base = wrap_model(*load_parts(path, dtype, device, known, checksum_cache, shallow), Path(path))
     return HeadOnlyBase(
         base.model, base.tokenizer, base.path, base.dtype, base.device, base.eos_ids, full_config=configs[0]
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the warnings of transformers about unused weights and missing layers, which are intended."""
-    log = logging.getLogger("transformers")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def shallow_config(config: Any, layers: Sequence[int] = ()) -> Any:

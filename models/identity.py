@@ -130,9 +130,12 @@ def write_index(folder: Path, target: Path) -> None:
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """Identity of a base: sha256 over (name, dtype, shape, bytes) of its tensors, sorted by name. It depends on values,
-    dtypes and names, but not on sharding, file names or header metadata."""
+    """Identity of a base: sha256 over (name, dtype, shape, bytes) of its tensors, sorted by name, and before them over
+    the quantization config of a quantized base, which says what they mean. It depends on values, dtypes and names, but
+    not on sharding, file names or header metadata."""
     digest = hashlib.sha256()
+    if quantized := read_json(Path(folder) / "config.json").get("quantization_config"):
+        digest.update(json.dumps(quantized, sort_keys=True).encode() + b"\n")
     for entry in tensors(folder):
         digest.update(json.dumps([entry.name, entry.dtype, list(entry.shape)]).encode() + b"\n")
         count = 0

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from models.base import LoadedBase, find_layers, load_base
+from models.base import LoadedBase, dense_weight, find_layers, is_plain, load_base
 from models.checkpoints import SPECULOOS_KEYS
 from models.frame import HeadOnlyBase, shallow_config
 from models.methods.standalone import StandaloneSizes
@@ -74,6 +74,8 @@ class StandaloneDraft(nn.Module):
         """A small model with the token ids of the base. Raises Unsupported when the tokenizers differ."""
         small = load_base(folder, dtype=str(base.dtype).removeprefix("torch."), device=str(base.device))
         check_same_tokens(small, base)
+        if any(hasattr(module, "in_features") and not is_plain(module) for module in small.model.modules()):
+            raise Unsupported(f"{folder}: the weights of this draft are quantized, so it cannot be trained.")
         if small.embed_tokens.weight.shape[0] != base.vocab_size:  # families pad the same tokenizer differently
             small.model.resize_token_embeddings(base.vocab_size, mean_resizing=False)
         return cls(small.model.requires_grad_(True))
@@ -148,13 +150,25 @@ def _layer_weights(model: Any, sources: list[int]) -> dict[str, Tensor]:
     prefix = next(name for name, module in model.named_modules() if module is layers) + "."
     number = {old: new for new, old in enumerate(sources)}
     state = {}
-    for name, value in model.state_dict().items():
+    for name, value in _dense_state(model).items():
         if name.startswith(prefix):
             old, rest = name[len(prefix) :].split(".", 1)
             if int(old) not in number:
                 continue
             name = f"{prefix}{number[int(old)]}.{rest}"
         state[name] = value.clone()
+    return state
+
+
+def _dense_state(model: Any) -> dict[str, Tensor]:
+    """The state dict, with de-quantized weights."""
+    state = model.state_dict()
+    quantized = ((name, m) for name, m in model.named_modules() if hasattr(m, "in_features") and not is_plain(m))
+    for name, linear in quantized:
+        own = [key for key in state if key.startswith(f"{name}.") and key != f"{name}.bias"]
+        for key in own:
+            del state[key]
+        state[f"{name}.weight"] = dense_weight(linear, model.get_input_embeddings().weight)
     return state
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from models import identity
+from models import identity, quantization
 from models.identity import TensorEntry
 from speculoos.errors import BadInput, Unsupported
 
@@ -28,7 +28,7 @@ UNSAFE_KEYS = frozenset(
     }
 )
 """Keys that make transformers run or fetch code, read other files, or change how it computes."""
-QUANTIZED_KEYS = ("quantization_config", "compression_config")
+QUANTIZED_KEYS = (quantization.CONFIG, "compression_config")
 QUANTIZED_TENSORS = (".qweight", ".qzeros", ".weight_packed", ".absmax")
 WIDTHS = (
     *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "d_ff"),
@@ -43,14 +43,16 @@ MEMORY_DISK = Path("/dev/shm")
 
 
 def read_safe_config(folder: str | Path) -> dict[str, Any]:
-    """config.json without unsafe keys. Raises BadInput for an invalid config, Unsupported for quantized weights."""
+    """config.json without unsafe keys. Raises BadInput for an invalid config, Unsupported for a quantized model of a
+    format that does not load."""
     path = Path(folder) / "config.json"
     config = identity.read_json(path)
     if not config:
         raise BadInput(f"{folder}: no config.json with a model_type, so this is not a Hugging Face model folder.")
     _check_types(config, path)
-    if quantized := _quantized(config):
-        raise _quantized_error(path, quantized)
+    quantization.check_format(config, path)
+    if nested := _quantized({key: value for key, value in config.items() if key != quantization.CONFIG}):
+        raise _quantized_error(path, nested)
     return without_unsafe_keys(config)
 
 
@@ -63,9 +65,9 @@ def without_unsafe_keys(value: Any) -> Any:
 
 def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[TensorEntry]) -> None:
     """Raise BadInput when config.json has larger sizes than the weights, for which transformers would allocate memory.
-    Raises Unsupported for tensors of a quantized model."""
+    Raises Unsupported for quantized tensors that config.json does not mention."""
     path = Path(folder) / "config.json"
-    if packed := next((entry for entry in tensors if entry.name.endswith(QUANTIZED_TENSORS)), None):
+    if not quantization.method_of(config) and (packed := next(filter(_is_quantized, tensors), None)):
         raise _quantized_error(path, packed.name)
     widest = max((size for entry in tensors for size in entry.shape), default=0)
     limits = {
@@ -104,7 +106,8 @@ def sanitised_folder(folder: str | Path, weights: bool = True) -> Iterator[Path]
 
 def _write_configs(folder: Path, clean: Path) -> None:
     if (folder / "config.json").exists():
-        (clean / "config.json").write_text(json.dumps(read_safe_config(folder)), encoding="utf-8")
+        config = quantization.loading_config(read_safe_config(folder))
+        (clean / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if template := identity.chat_template(folder):
         (clean / "chat_template.jinja").write_text(template, encoding="utf-8", errors="replace")
     for name in ("tokenizer_config.json", "generation_config.json"):
@@ -151,8 +154,14 @@ def _quantized(config: dict[str, Any]) -> str:
     return ""
 
 
-def _quantized_error(path: Path, method: str) -> Unsupported:
+def _is_quantized(entry: TensorEntry) -> bool:
+    """Whether a tensor is a quantized weight, by its name or dtype."""
+    odd = entry.name.endswith(".weight") and entry.dtype not in identity.FLOATS
+    return odd or entry.name.endswith(QUANTIZED_TENSORS)
+
+
+def _quantized_error(path: Path, name: str) -> Unsupported:
     return Unsupported(
-        f"{path}: its weights are quantized ({method}), which is not supported; "
-        "fetch the unquantized model, or a GGUF file of it, which is de-quantized."
+        f"{path}: its weights are quantized ({name}), and it has no quantization_config that says how; "
+        "fetch the model again, its unquantized original, or a GGUF file of it, which is de-quantized."
     )

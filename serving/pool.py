@@ -14,6 +14,7 @@ from typing import Any
 
 from models.checkpoints import read_config
 from models.identity import read_json, tensors
+from models.quantization import count_parameters
 from serving.catalog import ModelRef
 from serving.queueing import Heartbeat
 from speculoos.checksums import ChecksumCache
@@ -236,7 +237,7 @@ def _needed_bytes(folder: str, itemsize: int) -> int:
     if not any(Path(folder).glob("*.safetensors")):
         raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
     try:
-        weights = sum(tensor.count for tensor in tensors(folder)) * itemsize
+        weights = count_parameters(tensors(folder), read_json(Path(folder) / "config.json")) * itemsize
     except (BadInput, OSError) as error:  # the server's fault, not the client's
         raise Unavailable(f"{folder}: its weights cannot be read ({error}).") from None
     return weights + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)

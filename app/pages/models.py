@@ -11,6 +11,7 @@ from app import visitor
 from app.forms import SOURCES, fetch_request
 from app.links import model_link, on_event_open
 from app.views.checkpoint_rows import method_words
+from app.views.job_forms import JobForm
 from app.views.job_view import banner, job_line, progress
 from app.views.manage import SMALL, Manage, note_line
 from app.views.plan_view import PlanForm
@@ -33,6 +34,7 @@ from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.list_query import ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import live, pager, pick
 from app.widgets.problems import show_errors
+from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
 from ops.starter import ensure_starter
 from speculoos.settings import Settings
@@ -40,10 +42,18 @@ from tracking import listing, queries
 from tracking.db import writing
 from tracking.paging import page as page_of
 from tracking.tables import Base, Job
+from workers.jobs.requests import Quantize
 from workers.jobs.submit import submit
 
-SOURCE_WORDS = {"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"}
-STATE_BADGES = {"pending": ("Downloading", "info"), "failed": ("Download failed", "bad"), "ready": ("Ready", "good")}
+SOURCE_WORDS = {
+    **{"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"},
+    "quantized": "quantized here",
+}
+STATE_BADGES = {"pending": ("In progress", "info"), "failed": ("Failed", "bad"), "ready": ("Ready", "good")}
+QUANTIZE = (
+    "Makes a smaller model for serving, with rounded weights. It is another model: its responses differ, and its "
+    "drafts train on them. Here it is as fast as the original, because it computes with de-quantized weights."
+)
 HINTS = {
     "Hub id": ("owner/name", "Downloaded from the Hugging Face Hub; gated models need HF_TOKEN in the environment."),
     "Local folder": (
@@ -121,9 +131,13 @@ class ModelPanel:
         section("Supported draft methods")
         self.methods = block(elem_id="model-methods")
         self.plan = PlanForm(settings, chosen)
+        with closed_accordion("Quantize", elem_id="quantize", visible=False) as self.quantize:
+            block(tag("p", safe(QUANTIZE), class_="sp-lead"))
+            scheme = setting_control(Quantize.options()["scheme"], "quantize-scheme")
+            JobForm(settings, "quantize", "Quantize", {"base_id": chosen, "scheme": scheme}, Quantize, named=True)
         self.manage = Manage(settings, Base, "model", "model", chosen)
         self.live = [self.head, self.facts, self.methods]
-        self.outputs = [*self.live, *self.plan.outputs, *self.manage.outputs]
+        self.outputs = [*self.live, *self.plan.outputs, self.quantize, *self.manage.outputs]
 
     def live_view(self, session: Session, base: Base) -> list[Any]:
         job = session.get(Job, base.job_id) if base.job_id else None
@@ -135,7 +149,9 @@ class ModelPanel:
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         live = self.live_view(session, base) if base else [gr.skip()] * len(self.live)
-        return [*live, *self.plan.view(session, base, query), *self.manage.view(base)]
+        plain = base is not None and base.state == "ready" and not (base.card or {}).get("quantization")
+        quantize = gr.Accordion(visible=plain)
+        return [*live, *self.plan.view(session, base, query), quantize, *self.manage.view(base)]
 
 
 def card(base: Base) -> str:
@@ -150,7 +166,7 @@ def line(base: Base) -> str:
     """`LlamaForCausalLM · 135 M parameters · float32`."""
     card = base.card or {}
     parts = [card.get("architecture"), f"{count(card['parameters'])} parameters" if card.get("parameters") else ""]
-    return " · ".join(p for p in (*parts, card.get("dtype")) if p) or base.location
+    return " · ".join(p for p in (*parts, card.get("quantization") or card.get("dtype")) if p) or base.location
 
 
 def title(base: Base) -> str:
@@ -158,9 +174,9 @@ def title(base: Base) -> str:
 
 
 def state(base: Base, job: Job | None, waits_for: str) -> str:
-    """Progress or error of the download; "" for a ready model."""
+    """Progress or error of the job that makes the model; "" for a ready model."""
     if base.state == "ready" or job is None:
-        return "" if base.state == "ready" else notice("The download of this model failed. Add it again.", "bad")
+        return "" if base.state == "ready" else notice("This model could not be made. Add it again.", "bad")
     return progress(job) + banner(job, waits_for) + job_line(job)
 
 
@@ -199,6 +215,7 @@ def details(base: Base) -> str:
             ("Vocabulary", f"{card['vocabulary']:,}" if card.get("vocabulary") else ""),
             ("Maximum context", f"{card['max_length']:,} tokens" if card.get("max_length") else ""),
             ("Data type", card.get("dtype")),
+            ("Quantization", card.get("quantization")),
             ("Size on disk", size(card["size_bytes"]) if card.get("size_bytes") else ""),
             ("Memory needed", ", ".join(f"{size(v)} in {k}" for k, v in memory.items())),
             ("Chat template", {True: "yes", False: "none (not a chat model)"}.get(card.get("chat_template"))),

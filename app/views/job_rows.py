@@ -135,7 +135,7 @@ RESULT_TEXTS: dict[str, Callable[[Result], list[str]]] = {
     "matrix": lambda result: [_number(result, "cells", "{:,.0f} cells")],
     "export": _exported,
     "import_draft": lambda result: [method_words(str(result.get("method") or ""))],
-    "fetch_model": lambda result: ["added"],
+    **dict.fromkeys(("fetch_model", "quantize"), lambda result: ["added"]),
 }
 
 

@@ -1,18 +1,18 @@
 """`speculoos models`: base models and their checkpoints."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cli.commands.fields import EstimateOnly, show_estimate
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.commands.targets import base_id, remove_row
 from cli.console import Json, figures, finish, listed, table
 from ops.homes import columns, open_home
 from speculoos.errors import BadInput
 from tracking import changes, queries
 from tracking.db import reading, writing
-from workers.jobs.requests import FetchModel, ImportDraft
+from workers.jobs.requests import FetchModel, ImportDraft, Quantize
 
 app = listed("Base models and their checkpoints.")
 Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
@@ -60,6 +60,26 @@ def add(
         return show_estimate(settings, request, as_json)
     job = run_request(settings, request, name)
     return show(job.request["base_id"], as_json)
+
+
+@app.command()
+@request_options(Quantize)
+def quantize(
+    model: Annotated[str, typer.Argument(help="Base model: a name or id.")],
+    name: Annotated[str, typer.Option(help="Name of the new model.")] = "",
+    estimate: EstimateOnly = False,
+    as_json: Json = False,
+    **options: Any,
+) -> None:
+    """Make a new base model with quantized weights, rounded to nearest, which vLLM can serve."""
+    from cli.follow import run_request
+
+    settings = open_home()
+    request = Quantize(base_id=base_id(settings, model), **options)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    job = run_request(settings, request, name)
+    return show(job.request["quantized_id"], as_json)
 
 
 @app.command("add-draft")

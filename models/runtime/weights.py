@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.base import LoadedBase
+from models.base import LoadedBase, is_plain
 from models.families import IDENTITY_RULE
 from models.runtime.attention import layer_windows
 from models.runtime.layer import DecoderLayer, Heads, Norm, norm_of
@@ -31,8 +31,11 @@ def not_fast_reason(base: LoadedBase) -> str:
         return "its logit rule is not supported"
     if getattr(config, "qk_layernorm", False):
         return "its query and key layer norms are not supported"
-    if any(isinstance(m, nn.Linear | PackedLinear) and m.weight.is_meta for m in base.model.modules()):
+    linears = [module for module in base.model.modules() if hasattr(module, "in_features")]
+    if any(m.weight.is_meta for m in linears if isinstance(m, nn.Linear | PackedLinear)):
         return "its weights are not in memory"
+    if odd := next((m for m in linears if not isinstance(m, Linear) and not is_plain(m)), None):
+        return f"a linear layer ({type(odd).__name__}) does not use its weight as it is"
     return ""
 
 

@@ -57,7 +57,6 @@ def test_memory_is_weights_plus_cache() -> None:
             "How new applies final_logit_softcapping to its logits is unknown",
         ),
         ({"model_type": "bert", "architectures": ["BertModel"]}, "no language-model head"),
-        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "quantized"),
     ],
 )
 def test_an_unsupported_base_says_why(config: dict, reason: str) -> None:

@@ -30,6 +30,7 @@ from workers.jobs.requests import (
     ImportPrompts,
     Matrix,
     PlanRequest,
+    Quantize,
     ReplayRequest,
     Train,
     Tune,
@@ -90,6 +91,7 @@ def test_every_command_that_asks_for_a_job_estimates_it(
         f"models add-draft {where} --model tiny": ImportDraft(source="folder", location=where, base_id="base"),
         f"data import {file}": ImportPrompts(path=str(file), original_name=file.name),
         f"data import {file} --answered --model tiny": ImportAnswered(str(file), "base", file.name),
+        "models quantize tiny --scheme fp8": Quantize(base_id="base", scheme="fp8"),
         "data generate --prompts p --model tiny --max-tokens 100": ANSWERS,
         "train medusa --model tiny --data a --set max_steps=200": Train(
             method="medusa", base_id="base", dataset_id="answers", settings={"max_steps": 200}

@@ -15,10 +15,11 @@ from workers.jobs.generate_data import GenerateData, GenerateShard
 from workers.jobs.matrix import Matrix
 from workers.jobs.request import Request
 from workers.jobs.train import Train
-from workers.jobs.transfers import Export, FetchModel, ImportAnswered, ImportDraft, ImportPrompts
+from workers.jobs.transfers import Export, FetchModel, ImportAnswered, ImportDraft, ImportPrompts, Quantize
 
 KINDS: tuple[type[Request], ...] = (
     FetchModel,
+    Quantize,
     ImportDraft,
     ImportPrompts,
     ImportAnswered,

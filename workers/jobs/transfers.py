@@ -1,4 +1,5 @@
-"""Job kinds that read or write files: `fetch_model`, `import_draft`, `import_prompts`, `import_answered`, `export`."""
+"""Job kinds that read or write files: `fetch_model`, `quantize`, `import_draft`, `import_prompts`, `import_answered`,
+`export`."""
 
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal
@@ -7,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from formats import find_format
 from models.methods.settings import setting
-from speculoos.errors import Conflict
+from speculoos.errors import Conflict, Unsupported
 from speculoos.files import total_bytes
 from tracking import queries
 from tracking.names import STARTER
@@ -62,6 +63,47 @@ class FetchModel(FileRequest):
     def command(self, named: Namer) -> list[str]:
         location = [Operand(self.location)] if self.location else []
         return ["models", "add", *location, "--source", self.source]
+
+
+class Quantize(FileRequest):
+    """Makes a new base from `base_id`, on the CPU."""
+
+    kind: ClassVar[str] = "quantize"
+    title: ClassVar[str] = "Quantize"
+    work: ClassVar[str] = "workers.child.work.models:run_quantize"
+    output: ClassVar = ("quantized_id", Base)
+    rate: ClassVar[Rate] = Rate(bytes=5e7, loading=5.0)
+
+    base_id: str
+    scheme: Literal["fp8", "w8a8", "w8a16", "w4a16"] = setting(
+        "w4a16",
+        "Bits of weights and, in servers, of activations: fp8 and w8a8 for GPUs that multiply 8-bit numbers, w8a16 and "
+        "w4a16 (the smallest) for others.",
+    )
+    quantized_id: str = ""
+
+    def paths(self) -> list[str]:
+        return []
+
+    def check(self, session: Session) -> None:
+        base = sizes.require_row(session, Base, self.base_id)
+        if quantized := (base.card or {}).get("quantization"):
+            raise Unsupported(f"{base.name} is quantized already ({quantized}); choose the original model.")
+
+    def default_name(self, session: Session) -> str:
+        return f"{sizes.require_row(session, Base, self.base_id).name}-{self.scheme}"
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        base = sizes.require_row(session, Base, self.base_id)
+        return {"source": "quantized", "location": f"{base.name}, {self.scheme}"}
+
+    def need(self, session: Session) -> Need:
+        """The base is loaded, written with fewer bits, and loaded again."""
+        size = sizes.weights_bytes(sizes.require_row(session, Base, self.base_id))
+        return Need(work=2 * size, disk=size / 2, memory=1.5 * size + 5e8)
+
+    def command(self, named: Namer) -> list[str]:
+        return ["models", "quantize", Operand(named(self.base_id)), *option("scheme", self.scheme)]
 
 
 class ImportDraft(FileRequest):

@@ -1,4 +1,4 @@
-"""Jobs `fetch_model`, `import_draft` and `export`: the files of base models and drafts."""
+"""Jobs `fetch_model`, `quantize`, `import_draft` and `export`: the files of base models and drafts."""
 
 import shutil
 from pathlib import Path
@@ -9,13 +9,15 @@ from formats.facts import CardFacts
 from formats.imports.run import TargetBase, import_draft
 from formats.store import checkpoint_state, exports_folder, store_export
 from models import archive
-from models.base import load_base
-from models.fetch import fetch_base
+from models.base import DTYPES, load_base
+from models.card import make_card
+from models.fetch import CARD, fetch_base
+from speculoos.files import new_folder, write_json
 from tracking import queries
 from tracking.evaluations import measurements
 from tracking.tables import Base, Checkpoint
 from workers.child.context import JobContext
-from workers.jobs.requests import Export, FetchModel, ImportDraft
+from workers.jobs.requests import Export, FetchModel, ImportDraft, Quantize
 from workers.jobs.transfers import NO_PATH
 
 
@@ -32,6 +34,23 @@ def run_fetch_model(request: FetchModel, context: JobContext) -> dict[str, Any]:
     if is_path:
         context.files.delete_uploaded_input(request.location, location)
     return {"base_id": request.base_id, "path": str(path), "weights_sha256": checksums["weights_sha256"]}
+
+
+def run_quantize(request: Quantize, context: JobContext) -> dict[str, Any]:
+    """Write a base with quantized weights, and fill its row. The folder is renamed when it is complete."""
+    from models.quantize import quantize_folder
+
+    base = context.input_with_files(Base, request.base_id)
+    folder = context.settings.home / "models" / request.quantized_id
+    known, cache = context.base_checksums(base), context.checksum_cache
+    dtype = base.card["dtype"] if base.card["dtype"] in DTYPES else "float32"
+    with new_folder(folder, replace=True) as building:
+        quantize_folder(Path(base.path), building, request.scheme, dtype, context, known, cache)
+        card = make_card(building, licence=base.card.get("licence") or "")
+        write_json(building / CARD, card)
+    checksums = {key: card[key] for key in ("weights_sha256", "tokenizer_sha256")}
+    context.update_output(Base, request.quantized_id, state="ready", path=str(folder), card=card, **checksums)
+    return {"base_id": request.quantized_id, "path": str(folder), "bytes": card["size_bytes"], **checksums}
 
 
 def run_import_draft(request: ImportDraft, context: JobContext) -> dict[str, Any]:
