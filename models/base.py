@@ -1,7 +1,6 @@
 """Load a base model from a Hugging Face folder safely; its embeddings, LM head and hidden states for draft models."""
 
 import contextlib
-import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -312,8 +311,7 @@ def _prepared(model: Any, dtype: torch.dtype | str) -> Any:
         model = model.dequantize()  # products of bitsandbytes that depend on the other rows or on their number
         model = model.to(dtype if isinstance(dtype, torch.dtype) else model.dtype)
     elif hasattr(quantizer, "compressor"):  # otherwise done by the model's first forward, but not by its backbone's
-        with contextlib.redirect_stderr(io.StringIO()):
-            quantizer.compressor.decompress_model(model)
+        _decompress(model, quantizer.compressor)
     drop_quantization(model.config)
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if not (head is None or is_plain(head)) or not _is_float(table.weight):
@@ -322,6 +320,16 @@ def _prepared(model: Any, dtype: torch.dtype | str) -> Any:
             "quantize the model without them."
         )
     return model
+
+
+def _decompress(model: Any, compressor: Any) -> None:
+    """De-quantize the weights of a compressed-tensors model in place."""
+    from compressed_tensors.compressors.base import decompress_module
+    from compressed_tensors.quantization.utils import is_module_quantized
+
+    compressor.remove_decompression_hook(model)
+    for module in filter(is_module_quantized, model.modules()):
+        decompress_module(module)
 
 
 def drop_quantization(config: Any) -> None:

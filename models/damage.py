@@ -85,7 +85,7 @@ def _rows(shard: Path) -> int:
 
 def weights_sum(folder: Path, cache: ChecksumCache) -> str:
     """Cached `identity.weights_sha256`. Raises BadInput for files that cannot be read."""
-    files = [*identity.weight_files(folder), folder / "config.json"]
+    files = [*identity.weight_files(folder), *folder.glob("config.json")]
     return cache.remembered(f"weights:{folder.absolute()}", files, lambda: identity.weights_sha256(folder))
 
 

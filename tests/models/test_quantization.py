@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from models import identity, quantization
+from decoding.probe import probe
+from models import identity, quantization, quantize
 from models.base import is_plain, load_base
 from models.card import make_card
 from models.fetch import fetch_base
@@ -59,6 +60,27 @@ def test_a_base_quantized_here_is_another_base_with_rounded_weights(
     assert not_fast_reason(base) == "" and not hasattr(base.config, "quantization_config")
     assert torch.equal(load_head_only_base(folder).lm_head.weight, original.lm_head.weight)
     assert "quantization_config" not in StandaloneDraft.from_base(base, 2).to_json()
+
+
+def test_several_schemes_in_one_checkpoint_are_each_de_quantized_by_their_own(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
+
+    def mixed(model: torch.nn.Module, *_: object) -> None:
+        four, eight = preset_name_to_scheme("W4A16", ["re:.*mlp.*"]), preset_name_to_scheme("W8A8", ["re:.*attn.*"])
+        four.weights.group_size, groups = 32, {"four": four, "eight": eight}
+        apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
+        for module in model.modules():
+            if hasattr(module, "quantization_scheme"):
+                quantize._set_scales(module)
+
+    monkeypatch.setattr(quantize, "_quantize", mixed)
+    base, plain = load_base(quantized(tiny_base, tmp_path / "new", "")), load_base(tiny_base)
+    for part, error in (("mlp.up_proj", 0.25), ("self_attn.q_proj", 0.02)):
+        rounded, exact = (model.model.model.layers[1].get_submodule(part).weight for model in (base, plain))
+        assert 0 < (rounded - exact).abs().max() < error * exact.abs().max(), part
+    assert not_fast_reason(base) and probe(base) < 1e-4
 
 
 def test_sizes_that_no_group_divides_are_refused(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import pytest
 
+from app.pages.models import ModelPanel
 from speculoos.errors import Unsupported
 from speculoos.settings import Settings
 from tests.tools.homes import add_base
@@ -39,6 +41,10 @@ def test_a_quantized_base_answers_trains_and_is_named_by_exports(
     assert base.card["quantization"] == "compressed-tensors, 8 bits" and base.weights_sha256 != original
     with pytest.raises(Unsupported, match="tiny-w8a16 is quantized already"):
         submit(Quantize(base_id=base.id), settings=home)
+    with gr.Blocks(), db.reading(home) as session:
+        panel = ModelPanel(home, gr.Textbox())
+        shown = [panel.view(session, session.get_one(Base, each), {}) for each in (original, base.id)]
+        assert [values[panel.outputs.index(panel.quantize)].visible for values in shown] == [True, False]
 
     prompts = done(
         ImportPrompts(path=str(write_prompts(tmp_path / "p.jsonl"))), import_prompts.run, Dataset, "dataset_id"
