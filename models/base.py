@@ -281,6 +281,8 @@ def _load_model(
             )
     except Exception as error:
         raise _load_error(error, clean, folder) from None
+    if device is not None:
+        quantization.check_unused(info["unexpected_keys"], folder)
     if missing := sorted(info["missing_keys"]):
         raise BadInput(
             f"{folder}: its safetensors files lack {len(missing)} weights that config.json describes (first: "

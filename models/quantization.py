@@ -4,7 +4,7 @@ A quantized base computes with its stored weights and unquantized activations. R
 rounding differences between a step and a tree into other tokens, so its output could not be exact (docs/log.md)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ AUXILIARY = re.compile(
     r"(nested_)?(absmax|quant_map)|bitsandbytes__\w+"
 )
 """Last part of the names of tensors that belong to a quantized weight."""
+ACTIVATIONS = re.compile(r"(input|output|q|k|v)_\w+")
+"""Of these, those of quantized activations and of a quantized KV cache."""
 JSON_NAMES = {dict: "object", list: "array"}
 INTEGERS = ("I64", "I32", "I16", "I8", "U8")
 
@@ -49,9 +51,13 @@ def bits_of(config: Mapping[str, Any]) -> int:
     """Bits of a quantized weight, from config.json; 8 if it does not say."""
     quantized = config.get(CONFIG) or {}
     groups = [group for group in (quantized.get("config_groups") or {}).values() if isinstance(group, dict)]
-    found = [(group.get("weights") or {}).get("num_bits") for group in groups]
+    numbers = [
+        quantized.get("bits"),
+        quantized.get("w_bit"),
+        *((g.get("weights") or {}).get("num_bits") for g in groups),
+    ]
     four = quantized.get("load_in_4bit") or "int4" in str(quantized.get("quant_type", "")).lower()
-    return next((n for n in (quantized.get("bits"), *found) if isinstance(n, int) and n > 0), 4 if four else 8)
+    return next((n for n in numbers if isinstance(n, int) and n > 0), 4 if four else 8)
 
 
 def describe(config: Mapping[str, Any]) -> str:
@@ -110,10 +116,21 @@ def loading_config(config: dict[str, Any]) -> dict[str, Any]:
         quantized |= {"quant_method": "compressed-tensors", "format": "float-quantized"}
         quantized["ignore"] = [_pattern(str(name)) for name in quantized.get("ignore") or ()]
     groups = {name: _weights_only(group) for name, group in (quantized.get("config_groups") or {}).items()}
-    keys = ("quant_method", "format", "ignore", "quantization_status")
-    kept = {key: quantized[key] for key in keys if key in quantized}
-    kept |= {"config_groups": groups, "quantization_status": "compressed"}
-    return {**config, CONFIG: {**kept, "dequantize": len(groups) == 1}}  # transformers would use one group for all
+    kept = {
+        key: quantized[key] for key in ("quant_method", "format", "ignore", "quantization_status") if key in quantized
+    }
+    one = len(groups) == 1  # transformers would use one group for all
+    return {**config, CONFIG: {"quantization_status": "compressed", **kept, "config_groups": groups, "dequantize": one}}
+
+
+def check_unused(names: Iterable[str], folder: Path) -> None:
+    """Raise Unsupported when tensors that belong to quantized weights are among `names`, those that were not loaded."""
+    last = {name: name.rpartition(".")[2] for name in names}
+    if lost := sorted(n for n, part in last.items() if AUXILIARY.fullmatch(part) and not ACTIVATIONS.fullmatch(part)):
+        raise Unsupported(
+            f"{folder}: transformers does not use {len(lost)} tensors of its quantized weights (first: {lost[0]}), so "
+            "they would be wrong; quantize the model in another way."
+        )
 
 
 def _weights_only(group: Any) -> Any:

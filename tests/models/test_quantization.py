@@ -124,6 +124,11 @@ def test_fp8_checkpoints_of_other_tools_load(tiny_base: Path, tmp_path: Path) ->
         expected = foreign(folder, config, block, **more)
         base = load_base(folder)
         assert torch.allclose(base.layers[0].mlp.up_proj.weight, expected, rtol=1e-6) and not_fast_reason(base) == ""
+        foreign(
+            other := hostile.copy(tiny_base, tmp_path / f"{name}-lost"), config, block, pre_quant_scale=torch.ones(1)
+        )
+        with pytest.raises(Unsupported, match=r"does not use 28 tensors .*layers\.0.*pre_quant_scale"):
+            load_base(other)
         before = identity.weights_sha256(folder)
         hostile.put(folder, "config.json", quantization_config={**config, "note": "another meaning"})
         assert identity.weights_sha256(folder) != before == make_card_sum(folder, config)
