@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from models.base import LoadedBase, drop_quantization, load_parts, wrap_model
+from models.base import LoadedBase, load_parts, wrap_model
 from models.damage import UNSAVED, BaseChecksums
+from models.dequantize import drop_quantization
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import Unsupported
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from models.base import LoadedBase, dense_weight, find_layers, is_plain, load_base
+from models.base import LoadedBase, find_layers, load_base
 from models.checkpoints import SPECULOOS_KEYS
+from models.dequantize import dense_weight, is_plain
 from models.frame import HeadOnlyBase, shallow_config
 from models.methods.standalone import StandaloneSizes
 from models.untrusted import without_unsafe_keys

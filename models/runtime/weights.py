@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.base import LoadedBase, is_plain
+from models.base import LoadedBase
+from models.dequantize import is_plain
 from models.families import IDENTITY_RULE
 from models.runtime.attention import layer_windows
 from models.runtime.layer import DecoderLayer, Heads, Norm, norm_of

@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from decoding.probe import probe
 from models import identity, quantization, quantize
-from models.base import is_plain, load_base
+from models.base import load_base
 from models.card import make_card
+from models.dequantize import is_plain
 from models.fetch import fetch_base
 from models.frame import load_head_only_base
 from models.identity import TensorEntry
