@@ -19,9 +19,8 @@ def made_here(source, folder):
 
 
 def made_by_transformers(source, folder):
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    config = TorchAoConfig(Int8WeightOnlyConfig(version=2))
+    torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed; it slows every import down")
+    config = TorchAoConfig(torchao.Int8WeightOnlyConfig(version=2))
     AutoModelForCausalLM.from_pretrained(source, quantization_config=config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
 

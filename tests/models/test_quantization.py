@@ -146,10 +146,9 @@ def make_card_sum(folder: Path, config: dict) -> str:
 @pytest.fixture(scope="module")
 def torchao_base(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of transformers with torchao's int8 weights, which torchao multiplies on a CPU."""
-    from torchao.quantization import Int8WeightOnlyConfig
-
+    torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed; it slows every import down")
     folder = tmp_path_factory.mktemp("torchao")
-    config = TorchAoConfig(Int8WeightOnlyConfig(version=2))
+    config = TorchAoConfig(torchao.Int8WeightOnlyConfig(version=2))
     AutoModelForCausalLM.from_pretrained(tiny_base, quantization_config=config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
