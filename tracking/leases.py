@@ -3,6 +3,9 @@
 
 A holder is `job:<id>` or `run:<id>`. A running job or run keeps its lease regardless of the clock; other leases expire
 unless renewed.
+
+A job that waits reserves the devices it could use, unless an older job (by its place in the queue) has done so: later
+jobs and runs do not take them. So a job for several GPUs gets them although jobs for one GPU keep arriving.
 """
 
 import logging
@@ -30,26 +33,30 @@ MAX_DURATION = timedelta(hours=1)
 
 
 def acquire(session: Session, device: str, holder: str, seconds: float, attempt: int = 0) -> bool:
-    """Acquire a free or expired lease, or keep one's own. False if another holder has it."""
-    insert = UPSERT[session.get_bind().dialect.name]
-    session.execute(insert(DeviceLease).values(device=device).on_conflict_do_nothing())
-    free = or_(DeviceLease.holder.in_(["", holder]), ~_held())
+    """Acquire a free or expired lease, or keep one's own. False if another holder has it or an older job waits for
+    it."""
+    _insert_missing(session, [device])
     values = {"holder": holder, "attempt": attempt, "until": now() + timedelta(seconds=seconds)}
-    return _update(session, DeviceLease.device == device, free, **values)
+    return _update(session, DeviceLease.device == device, _available(session, holder), **values)
 
 
 def acquire_some(
     session: Session, devices: Sequence[str], count: int, holder: str, seconds: float, attempt: int = 0
 ) -> list[str]:
-    """Acquire the leases of the first `count` free ones of `devices`, all or none; returns these devices, or []."""
-    acquired: list[str] = []
-    for device in devices:
-        if len(acquired) < count and acquire(session, device, holder, seconds, attempt):
-            acquired.append(device)
-    if len(acquired) < count:
-        release(session, holder, attempt)
+    """Acquire the leases of the first `count` available ones of `devices`, all or none; returns these devices. If there
+    are not enough, reserves `devices` for the job `holder` and returns []."""
+    _insert_missing(session, devices)
+    wanted = DeviceLease.device.in_(devices)
+    _lock(session, wanted)
+    available = set(session.scalars(select(DeviceLease.device).where(wanted, _available(session, holder))))
+    chosen = [device for device in devices if device in available][:count]
+    if len(chosen) < count:
+        _update(session, wanted, ~_reserved(session, holder), reserved_for=holder)
         return []
-    return acquired
+    values = {"holder": holder, "attempt": attempt, "until": now() + timedelta(seconds=seconds)}
+    _update(session, DeviceLease.device.in_(chosen), **values)
+    _update(session, DeviceLease.reserved_for == holder, reserved_for="")
+    return chosen
 
 
 def renew(session: Session, device: str, holder: str, seconds: float, attempt: int = 0) -> None:
@@ -60,7 +67,10 @@ def renew(session: Session, device: str, holder: str, seconds: float, attempt: i
 
 
 def release(session: Session, holder: str, attempt: int | None = None) -> None:
-    """Release all leases of `holder`, or only those of one attempt. No error if there are none."""
+    """Release all reservations and leases of `holder`, or only the leases of one attempt. No error if there are
+    none."""
+    _lock(session, or_(DeviceLease.holder == holder, DeviceLease.reserved_for == holder))
+    _update(session, DeviceLease.reserved_for == holder, reserved_for="")
     own = [DeviceLease.holder == holder]
     if attempt is not None:
         own.append(DeviceLease.attempt == attempt)
@@ -80,6 +90,27 @@ def holder_name(session: Session, device: str) -> str:
     return "a measurement" if name else ""
 
 
+def older_waiting(session: Session, devices: Sequence[str], holder: str) -> list[str]:
+    """Names of the jobs older than `holder` for which some of the devices are reserved."""
+    reserved = select(DeviceLease.reserved_for).where(DeviceLease.device.in_(devices), _reserved(session, holder))
+    ids = [first.removeprefix("job:") for first in session.scalars(reserved)]
+    return list(session.scalars(select(Job.name).where(Job.id.in_(ids)).order_by(Job.queued_at)))
+
+
+def _available(session: Session, holder: str) -> ColumnElement[bool]:
+    """`holder` may acquire the lease, or has it."""
+    return or_(DeviceLease.holder == holder, and_(~_held(), ~_reserved(session, holder)))
+
+
+def _reserved(session: Session, holder: str) -> ColumnElement[bool]:
+    """The device is reserved for a job that is older than `holder`; for any job if `holder` is not a job."""
+    reserved = [literal("job:") + Job.id == DeviceLease.reserved_for, Job.state == JobState.RUNNING]
+    if own := session.get(Job, holder.removeprefix("job:")):
+        same_time = and_(Job.queued_at == own.queued_at, Job.id < own.id)
+        reserved.append(or_(Job.queued_at < own.queued_at, same_time))
+    return exists().where(*reserved)
+
+
 def _held() -> ColumnElement[bool]:
     """The holder's own row is RUNNING, or the lease has not expired."""
     job = exists().where(
@@ -90,6 +121,17 @@ def _held() -> ColumnElement[bool]:
     run = exists().where(literal("run:") + Run.id == DeviceLease.holder, Run.state == "RUNNING")
     valid = DeviceLease.until.between(now(), now() + MAX_DURATION)
     return and_(DeviceLease.until.is_not(None), or_(job, run, valid))
+
+
+def _insert_missing(session: Session, devices: Sequence[str]) -> None:
+    insert = UPSERT[session.get_bind().dialect.name]
+    for device in sorted(devices):
+        session.execute(insert(DeviceLease).values(device=device).on_conflict_do_nothing())
+
+
+def _lock(session: Session, condition: ColumnElement[bool]) -> None:
+    """Lock rows in a fixed order, so that transactions never wait for each other in a circle."""
+    session.execute(select(DeviceLease.device).where(condition).order_by(DeviceLease.device).with_for_update()).all()
 
 
 def _update(session: Session, *conditions: object, **values: object) -> bool:

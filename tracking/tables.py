@@ -278,6 +278,7 @@ class DeviceLease(Table):
 
     device: Mapped[str] = mapped_column(String(64), primary_key=True)
     holder: Mapped[str] = mapped_column(String(64), default="")  # "job:<id>", "run:<id>" or ""
+    reserved_for: Mapped[str] = mapped_column(String(64), default="")  # oldest waiting job, as "job:<id>", or ""
     attempt: Mapped[int] = mapped_column(default=0)
     until: Mapped[datetime | None]
 

@@ -83,6 +83,44 @@ def test_one_of_many_gets_the_device(database: Settings) -> None:
         assert session.get_one(DeviceLease, "cpu").holder == got[0]
 
 
+def test_a_job_for_two_devices_gets_them_before_younger_jobs(database: Settings, make_job: Callable[..., Job]) -> None:
+    wide, other, young = (make_job(name, state="RUNNING", attempt=1) for name in ("wide", "other", "young"))
+
+    def some(job: Job, count: int = 1, devices: str = "ab") -> list[str]:
+        return leases.acquire_some(session, list(devices), count, f"job:{job.id}", 60, 1)
+
+    with db.writing(database) as session:
+        assert some(other) == ["a"] and some(wide, 2) == [], "all or none"
+        assert some(young) == [] and not leases.acquire(session, "b", "run:1", 60), "b is reserved for wide"
+        assert some(young, devices="abc") == ["c"], "nobody waits for c"
+        leases.release(session, f"job:{young.id}")
+        assert leases.older_waiting(session, ["a", "b", "c"], f"job:{young.id}") == ["wide"]
+        assert leases.older_waiting(session, ["a", "b", "c"], f"job:{wide.id}") == []
+        leases.release(session, f"job:{other.id}")
+        assert some(young) == [] and some(wide, 2) == ["a", "b"]
+        leases.release(session, f"job:{wide.id}")
+        assert some(young, 2) == ["a", "b"], "the reservation is over"
+        assert some(wide, 2) == []
+        session.get_one(Job, wide.id).state = "INTERRUPTED"  # killed while it waits
+        session.flush()
+        leases.release(session, f"job:{young.id}")
+        assert some(young) == ["a"]
+
+
+def test_an_older_job_takes_over_the_reservation_of_a_younger_one(
+    database: Settings, make_job: Callable[..., Job]
+) -> None:
+    old, young = (f"job:{make_job(name, state='RUNNING', attempt=1).id}" for name in ("old", "young"))
+    with db.writing(database) as session:
+        assert leases.acquire(session, "a", "run:1", 60)
+        for holder in (young, old, young):
+            assert leases.acquire_some(session, ["a"], 1, holder, 60, 1) == []
+        assert session.get_one(DeviceLease, "a", populate_existing=True).reserved_for == old
+        leases.release(session, "run:1")
+        assert leases.acquire_some(session, ["a"], 1, young, 60, 1) == []
+        assert leases.acquire_some(session, ["a"], 1, old, 60, 1) == ["a"]
+
+
 def test_a_holder_is_named_in_words(database: Settings, make_job: Callable[..., Job]) -> None:
     job = make_job("Train heads")
     acquire(database, f"job:{job.id}")

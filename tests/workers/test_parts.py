@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from speculoos import machine
 from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
 from speculoos.redaction import cut_to_words, known_secrets, redact
 from speculoos.settings import Settings, load
+from tests.tools import fake_gpus
 from tests.workers.conftest import wait_until
 from tracking import db, jobs, leases, processes, reports
 from tracking.tables import Base, Job, now
@@ -253,19 +253,21 @@ def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
 
 def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number depends on the process: CUDA_VISIBLE_DEVICES and containers change it."""
-    for name, value in {
-        "is_available": lambda: True,
-        "device_count": lambda: 4,
-        "get_device_name": lambda device: "a GPU",
-        "get_device_properties": lambda device: SimpleNamespace(uuid=f"0000-{device.index}"),
-    }.items():
+    for name, value in fake_gpus.functions(4).items():
         monkeypatch.setattr(torch.cuda, name, value)
-    context.settings = replace(context.settings, device="cuda:1")
+    keys = [
+        machine.device_key(name, context.settings.home) for name in (fake_gpus.uuid(3), fake_gpus.uuid(1), "cuda:3")
+    ]
     with context:
+        with context.session() as session:
+            leases.acquire(session, keys[0], "run:1", 60)
+        assert take_device(context) == "cuda:2", "any free one; the inference server uses the first"
+        with context.session() as session:
+            leases.release(session, "run:1")
+        context.settings = replace(context.settings, device="cuda:1")
         assert take_device(context, "cuda:3") == "cuda:3"
         assert take_device(context) == "cuda:1"
         with context.session() as session:
-            keys = [machine.device_key(name, context.settings.home) for name in ("GPU-0000-3", "GPU-0000-1", "cuda:3")]
             assert [bool(leases.holder(session, key)) for key in keys] == [True, True, False]
 
 

@@ -242,26 +242,29 @@ class JobContext:
             raise JobFailed(first.error_code, message, first.hint or "A retry runs only the failed ones again.")
 
     def acquire_devices(self, candidates: Sequence[str], count: int = 1) -> list[str]:
-        """Wait for the leases of `count` of the devices, all at once, and renew them until this process ends; returns
-        the devices. Raises Cancelled on a stop."""
+        """Wait for the leases of `count` of the devices, preferably the first, all at once, and renew them until this
+        process ends; returns the devices. Raises Cancelled on a stop."""
         names = {machine.device_key(name, self.settings.home): name for name in candidates}
         own = f"job:{self.job_id}", self.timing.lease_seconds, self.attempt
         while True:
             with self.session() as session:
                 if acquired := leases.acquire_some(session, list(names), count, *own):
                     break
-                holders = [(name, leases.holder_name(session, key)) for key, name in names.items()]
-            held = [f"{holder} holds {name}" for name, holder in holders if holder]
+                reasons = [f"{job} is next" for job in leases.older_waiting(session, list(names), own[0])]
+                holders = {name: leases.holder_name(session, key) for key, name in names.items()}
+            held = ", ".join(filter(None, dict.fromkeys(holders.values())))
+            if held:
+                reasons.append(f"{held} holds {candidates[0]}" if len(names) == 1 else f"GPUs are held by {held}")
             note = f"Waits for {count} GPUs: " if count > 1 else "Waits: "
             with self._lock:  # the planned total stays
-                progress_note = f"{note}{', '.join(held)}."[:200]
+                progress_note = f"{note}{', '.join(reasons)}."[:200]
                 self._report.progress = {"done": 0, "progress_note": progress_note, "eta_seconds": None}
             check_stop(self)
             time.sleep(self.timing.poll_seconds)
 
         def renew() -> None:
             with self.session() as session:
-                for key in acquired:
+                for key in sorted(acquired):  # as acquire_some locks them
                     leases.renew(session, key, *own)
 
         self.on_beat = renew

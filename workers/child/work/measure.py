@@ -51,18 +51,22 @@ def take_device(context: JobContext, name: str = "auto") -> str:
 
 
 def take_devices(context: JobContext, name: str = "auto", processes: int = 1) -> list[torch.device]:
-    """Take the leases of one GPU for each process, or of the CPU for all. Several GPUs are any of this machine's."""
-    device = pick_device(context.settings.device if name == "auto" else name)
+    """Take the leases of one GPU for each process, or of the CPU for all. Unless `name` is that of one GPU, these are
+    any free ones, the last first: the inference server uses the first."""
+    name = context.settings.device if name == "auto" else name
+    device = pick_device(name)
     candidates = [device]
-    if device.type == "cuda" and processes > 1:
-        candidates = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    if device.type == "cuda" and (processes > 1 or name in ("auto", "cuda")):
+        candidates = [torch.device("cuda", number) for number in reversed(range(torch.cuda.device_count()))]
     count = processes if device.type == "cuda" else 1
     if count > len(candidates):
         raise BadInput(f"processes: this machine has {len(candidates)} GPUs, got {count}; use fewer processes.")
     names = {lease_name(candidate): candidate for candidate in candidates}
     devices = [names[leased] for leased in context.acquire_devices(list(names), count)]
-    for each in devices if device.type == "cuda" else ():
-        context.log(f"Uses {each}, {torch.cuda.get_device_name(each)} ({lease_name(each)}).")
+    if device.type == "cuda":
+        torch.cuda.set_device(devices[0])  # else libraries would use memory of the first GPU
+        for each in devices:
+            context.log(f"Uses {each}, {torch.cuda.get_device_name(each)} ({lease_name(each)}).")
     lower_priority(device.type)
     return devices
 

@@ -1,0 +1,80 @@
+"""Eight workers on eight GPUs that exist only by their UUIDs, with jobs that hold them."""
+
+from pathlib import Path
+
+import pytest
+
+from speculoos import machine
+from tests.tools import fake_gpus
+from tests.workers.conftest import Bench, wait_until
+from tests.workers.gpu_work import COUNT, EVERYONE, HoldGpus
+from tracking import db, jobs, leases
+from tracking.tables import DeviceLease, Job
+from workers.celery_app import publish
+
+pytestmark = pytest.mark.integration
+FORKED = True
+
+
+def submit(bench: Bench, folder: Path, name: str, gpus: int = 1, **fields: object) -> Job:
+    """A job whose end is the file `name` in `folder`."""
+    request = HoldGpus(folder=str(folder), end=name, gpus=gpus, **fields).to_json()
+    with db.writing(bench.settings) as session:
+        job = jobs.create(session, kind="hold_gpus", queue="gpu", request=request, name=name)
+    publish(bench.settings, [job])
+    return job
+
+
+def held(folder: Path) -> dict[str, list[str]]:
+    """The GPUs that each job got, in the order in which they began."""
+    notes = folder / "notes"
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    return {name: gpus for name, *gpus in map(str.split, lines)}
+
+
+def leased(bench: Bench) -> set[tuple[str, str]]:
+    """Who holds and who waits for the devices."""
+    with db.reading(bench.settings) as session:
+        return {(lease.holder, lease.reserved_for) for lease in session.query(DeviceLease)}
+
+
+def test_eight_workers_share_eight_gpus_with_a_training_on_four_and_a_chat(bench: Bench, tmp_path: Path) -> None:
+    bench.environment |= {"SPECULOOS_WORK_MODULES": "tests.workers.gpu_work", "SPECULOOS_POLL_SECONDS": "0.3"}
+    for _ in range(COUNT):
+        bench.worker("gpu")
+    everything = {fake_gpus.uuid(number) for number in range(COUNT)}
+
+    def begun(*names: str) -> None:
+        wait_until(lambda: set(names) <= held(tmp_path).keys(), 120, f"{names}", bench.output)
+
+    def waits(job: Job, reason: str) -> None:
+        bench.wait_for(job.id, lambda row: reason in row.progress_note, reason)
+
+    with leases.exclusive_device(bench.settings, fake_gpus.uuid(0), "chat"):
+        shards = {f"shard-{number}": submit(bench, tmp_path, f"shard-{number}") for number in range(COUNT)}
+        wait_until(lambda: len(held(tmp_path)) == COUNT - 1, 120, "seven shards", bench.output)
+        (last,) = shards.keys() - held(tmp_path).keys()
+        waits(shards[last], "Waits: GPUs are held by")
+    begun(last)
+    assert {gpu for gpus in held(tmp_path).values() for gpu in gpus} == everything, "eight at once, one each"
+
+    training = submit(bench, tmp_path, "training", gpus=4)
+    later = [submit(bench, tmp_path, f"later-{number}") for number in range(2)]
+    (tmp_path / last).touch()  # its GPU is the inference server's, the last one that jobs take
+    waits(training, "Waits for 4 GPUs")
+    with leases.exclusive_device(bench.settings, fake_gpus.uuid(0), "chat"), db.reading(bench.settings) as session:
+        key = machine.device_key(fake_gpus.uuid(0), bench.settings.home)
+        assert not leases.holder(session, key), "a chat does not take what a job waits for"
+    first, second, third = [name for name in shards if name != last][:3]
+    for name, younger in zip((first, second), later, strict=True):
+        (tmp_path / name).touch()
+        waits(younger, "training is next")
+    (tmp_path / third).touch()
+    begun("training")
+    assert list(held(tmp_path))[COUNT:] == ["training"], "before jobs that came later"
+    freed = {gpu for name in (last, first, second, third) for gpu in held(tmp_path)[name]}
+    assert set(held(tmp_path)["training"]) == freed
+    (tmp_path / EVERYONE).touch()
+    for job in (*shards.values(), training, *later):
+        assert bench.wait(job.id, "SUCCEEDED").attempt == 1
+    wait_until(lambda: leased(bench) == {("", "")}, 60, "the end of all leases")
