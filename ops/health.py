@@ -179,7 +179,10 @@ def _memory(settings: Settings) -> str:
 def _device(settings: Settings) -> str:
     import torch
 
-    cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    from models.base import lease_name
+
+    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    cuda = [f"{torch.cuda.get_device_name(device)} ({lease_name(device)})" for device in devices]
     if settings.device.startswith("cuda") and not cuda:
         raise Unavailable(f"SPECULOOS_DEVICE is {settings.device}, but torch sees no CUDA device.", "Set it to auto.")
     if cuda and settings.device != "cpu":

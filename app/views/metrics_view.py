@@ -21,13 +21,22 @@ TITLES = {
     "tokens_per_second": "Tokens per second",
     "memory_mb": "Memory (MB)",
     "grad_norm": "Gradient norm",
+    "gpu_utilization": "GPU utilization",
+    "gpu_memory_gb": "GPU memory (GB)",
+    "gpu_temperature": "GPU temperature (°C)",
 }
-UNITS = {"tokens_per_second": "tokens/s", "memory_mb": "MB", "tau": "tokens per verification"}
+UNITS = {
+    "tokens_per_second": "tokens/s",
+    "memory_mb": "MB",
+    "tau": "tokens per verification",
+    "gpu_memory_gb": "GB",
+    "gpu_temperature": "°C",
+}
 SPLITS = {"train": "training", "eval": "held out", "val": "held out", "generate": "responses"}
 FIRST = ("loss", "top1", "accuracy", "acceptance", "tau")
 AXES = {"tokens": "train/tokens", "time": "train/minutes"}
 """Metrics used as x axes of other charts; they have no chart of their own."""
-SHARES = ("top1", "accuracy", "acceptance", "coverage")
+SHARES = ("top1", "accuracy", "acceptance", "coverage", "gpu_utilization")
 
 
 def chart_of(name: str) -> tuple[str, str]:
@@ -35,6 +44,9 @@ def chart_of(name: str) -> tuple[str, str]:
 
     Numbered series have a chart per split; otherwise the splits share one.
     """
+    if name.startswith("gpu/"):  # speculoos.gpus.metrics
+        _, what, gpu = name.split("/")
+        return f"gpu_{what}", gpu
     split, slash, rest = name.rpartition("/")
     match = NUMBERED.match(rest if slash else name)
     what, of, number = match["what"], match["of"], match["number"]

@@ -1,4 +1,4 @@
-"""Status strip on top of every page: the running job, the processes, the disk. Reads rows only."""
+"""Status strip on top of every page: the running job, the processes, GPUs, the disk. Reads rows only."""
 
 import shutil
 import time
@@ -16,9 +16,10 @@ from app.widgets.formatting import duration, size
 from app.widgets.text import safe, tag
 from speculoos import resources
 from speculoos.errors import SpeculoosError
+from speculoos.gpus import Gpu, short_uuid
 from speculoos.settings import Settings
 from tracking.db import reading
-from tracking.processes import FRESH
+from tracking.processes import FRESH, alive
 from tracking.tables import Job, Preference, now
 
 LOW_DISK = 2 * 10**9
@@ -33,7 +34,7 @@ def render(settings: Settings) -> str:
     """The whole strip as HTML; shows the error if the database cannot be read."""
     try:
         with reading(settings) as session:
-            parts = job_chip(session) + process_dot(heartbeat_ages(session))
+            parts = job_chip(session) + process_dot(heartbeat_ages(session)) + gpu_chips(session)
     except SpeculoosError as error:
         parts = tag("span", safe(error), class_="sp-chip sp-bad")
     strip = tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label="Workbench")
@@ -83,6 +84,26 @@ def process_dot(silences: Mapping[str, float]) -> str:
         words, tone = f"{len(silences)} processes alive" if len(silences) > 1 else f"{name} alive", "good"
     dot = tag("span", "", class_=f"sp-dot sp-{tone}", aria_hidden="true")
     return tag("a", dot + safe(words), href="/settings", class_="sp-chip", title=", ".join(silences))
+
+
+def gpu_chips(session: Session) -> str:
+    """Each GPU as measured by the workers of its machine: `GPU-5d3b1c2e 87% · 40.1 GB of 80.0 GB · 61 °C`."""
+    workers = sorted(alive(session, "worker-gpu"), key=lambda row: row.updated_at)
+    measured = {gpu["uuid"]: Gpu(**gpu) for row in workers for gpu in row.value.get("gpus", ())}
+    chips = [
+        tag("span", safe(gpu_words(gpu)), class_="sp-chip", title=f"{gpu.name} {gpu.uuid}")
+        for _, gpu in sorted(measured.items())
+    ]
+    return "".join(chips)
+
+
+def gpu_words(gpu: Gpu) -> str:
+    values = (
+        f"{gpu.utilization:.0%}" if gpu.utilization is not None else "",
+        f"{size(gpu.memory_used)} of {size(gpu.memory_total)}" if gpu.memory_used is not None else "",
+        f"{gpu.temperature} °C" if gpu.temperature is not None else "",
+    )
+    return f"{short_uuid(gpu.uuid)} {' · '.join(filter(None, values))}"
 
 
 def disk_chip(home: Path) -> str:

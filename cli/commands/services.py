@@ -69,7 +69,9 @@ def worker(
     queue: Annotated[
         str, typer.Option(help="gpu (generation, training, evaluation; default) or io (imports, downloads).")
     ] = "",
-    count: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    count: Annotated[
+        int, typer.Option(min=0, help="Worker processes; default one for each GPU for gpu, 1 for io.")
+    ] = 0,
     device: Annotated[
         str, typer.Option(help="cpu, cuda or cuda:N; several, comma-separated, are distributed over the workers.")
     ] = "",
@@ -80,6 +82,7 @@ def worker(
     On another machine REDIS_URL and DATABASE_URL must be those of the pages, and SPECULOOS_STORE the store for files,
     unless the home folder is shared.
     """
+    from cli.launch.programs import gpu_workers
     from cli.launch.workers import check_worker_setup, run
 
     queue = queue or name or QUEUES[0]
@@ -88,4 +91,7 @@ def worker(
     settings = load()
     check_worker_setup(settings)
     os.environ["SPECULOOS_HOME"] = str(settings.home)
-    return run(queue, count, threads or None, [part.strip() for part in device.split(",") if part.strip()])
+    devices = [part.strip() for part in device.split(",") if part.strip()]
+    if queue == "gpu" and not count:
+        count = len(devices) or gpu_workers(settings)
+    return run(queue, count or 1, threads or None, devices)

@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speculoos.errors import Unavailable
+from speculoos.gpus import visible_gpus
 from speculoos.settings import Settings
 
 BROKER, WEB, INFERENCE, RECONCILER = "broker", "web", "inference", "reconciler"
@@ -24,8 +25,16 @@ class Program:
 
 
 def programs(settings: Settings, names: tuple[str, ...] = ALL_PROGRAMS) -> list[Program]:
-    """The programs `names`, without the broker when REDIS_URL is another server."""
-    return [_program(settings, name) for name in names if name != BROKER or settings.embedded_broker]
+    """The programs `names`, without the broker when REDIS_URL is another server. WORKER_GPU has a worker for each GPU:
+    `worker-gpu`, `worker-gpu-2` and so on."""
+    made = [_program(settings, name) for name in names if name != BROKER or settings.embedded_broker]
+    more = range(2, gpu_workers(settings) + 1) if WORKER_GPU in names else ()
+    return made + [replace(_program(settings, WORKER_GPU), name=f"{WORKER_GPU}-{number}") for number in more]
+
+
+def gpu_workers(settings: Settings) -> int:
+    """Workers of the gpu queue on this machine: one for each GPU that the settings allow, at least one."""
+    return max(1, len(visible_gpus())) if settings.device in ("auto", "cuda") else 1
 
 
 def _program(settings: Settings, name: str) -> Program:

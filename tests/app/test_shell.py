@@ -13,9 +13,11 @@ from app.views import shell, status_bar
 from app.widgets import elements, formatting
 from app.widgets.text import safe, safe_with_code, tag
 from speculoos.settings import Settings, load
+from tests.tools import fake_gpus
 from tracking import processes
 from tracking.db import upgrade, writing
 from tracking.tables import Job, Preference, now
+from workers.supervise.worker import worker_status
 
 NASTY = [
     "<img src=x onerror=alert(1)>",
@@ -164,6 +166,21 @@ def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:
         rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
         processes.beat(rows, "worker-gpu")
     assert "worker-gpu alive" in status_bar.render(home)
+
+
+def test_the_strip_shows_each_gpu_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpus.install_in_nvml(monkeypatch, 2)
+    assert worker_status(home, "io") == {}
+    old = now() - timedelta(seconds=95)
+    with writing(home) as rows:
+        processes.beat(rows, "worker-gpu", **worker_status(home, "gpu"))
+        status = worker_status(home, "gpu")
+        rows.add(Preference(key="process:worker-gpu@x:1", value=status, updated_at=now()))
+        lost = {"gpus": [{**status["gpus"][0], "uuid": "GPU-dead"}]}
+        rows.add(Preference(key="process:worker-gpu@y:1", value=lost, updated_at=old))
+    html = status_bar.render(home)
+    assert html.count("GPU-5d3b1c20 0% · 0 B of 80.0 GB · 50 °C") == 1
+    assert html.count("GPU-5d3b1c21 10% · 1.0 GB of 80.0 GB<") == 1 and "GPU-dead" not in html
 
 
 def test_the_strip_says_when_the_database_is_not_there(tmp_path: Path) -> None:

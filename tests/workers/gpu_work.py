@@ -52,4 +52,4 @@ if __name__ in os.environ.get("SPECULOOS_WORK_MODULES", ""):
     from tests.tools import fake_gpus
 
     register(HoldGpus)
-    fake_gpus.install(COUNT)
+    fake_gpus.install_in_torch(COUNT)

@@ -253,7 +253,8 @@ def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
 
 def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number depends on the process: CUDA_VISIBLE_DEVICES and containers change it."""
-    for name, value in fake_gpus.functions(4).items():
+    fake_gpus.install_in_nvml(monkeypatch, 4)
+    for name, value in fake_gpus.torch_functions(4).items():
         monkeypatch.setattr(torch.cuda, name, value)
     keys = [
         machine.device_key(name, context.settings.home) for name in (fake_gpus.uuid(3), fake_gpus.uuid(1), "cuda:3")
@@ -269,6 +270,15 @@ def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypa
         assert take_device(context) == "cuda:1"
         with context.session() as session:
             assert [bool(leases.holder(session, key)) for key in keys] == [True, True, False]
+        context.metrics(1, {"train/loss": 2.0})
+    with context.session() as session:
+        found = reports.metrics(session, context.job_id)
+    assert found == {
+        "train/loss": [(1, 2.0)],
+        "gpu/utilization/GPU-5d3b1c21": [(1, 0.1)],
+        "gpu/memory_gb/GPU-5d3b1c21": [(1, 1.0)],
+        "gpu/temperature/GPU-5d3b1c21": [(1, 51.0)],
+    }
 
 
 def test_several_gpus_are_leased_all_or_none(context: JobContext) -> None:

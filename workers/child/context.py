@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from models.archive import WEIGHTS
 from models.damage import BaseChecksums
-from speculoos import machine
+from speculoos import gpus, machine
 from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.errors import BadInput, Fenced, JobFailed, NotFound, SpeculoosError, Unavailable
 from speculoos.files import total_bytes
@@ -52,6 +52,7 @@ class JobContext:
         self.timing, self._parent = timing, parent
         self.files = JobFiles(settings, self)
         self._secrets = known_secrets(settings)
+        self._devices: list[str] = []  # leased
         self._lock, self._write_lock = threading.Lock(), threading.Lock()
         self._report = reports.JobReport()
         self._eta = Eta()
@@ -79,6 +80,7 @@ class JobContext:
             self._report.progress = values
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
+        values = {**values, **gpus.metrics(self._devices)}
         with self._lock:
             self._report.metrics |= {(name, int(step)): float(value) for name, value in values.items()}
         self.on_metrics(int(step), values)
@@ -267,8 +269,8 @@ class JobContext:
                 for key in sorted(acquired):  # as acquire_some locks them
                     leases.renew(session, key, *own)
 
-        self.on_beat = renew
-        return [names[key] for key in acquired]
+        self.on_beat, self._devices = renew, [names[key] for key in acquired]
+        return self._devices
 
     def dataset_folder(self, dataset_id: str) -> Path:
         """home/datasets/<id>: shared by all attempts, as shards are written atomically."""

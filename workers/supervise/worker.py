@@ -7,10 +7,12 @@ import argparse
 import os
 import signal
 import sys
+from dataclasses import asdict
+from typing import Any
 
 from celery.signals import setup_logging, worker_ready, worker_shutting_down
 
-from speculoos import logs, machine, resources
+from speculoos import gpus, logs, machine, resources
 from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
 from tracking import processes
@@ -40,7 +42,7 @@ def main() -> int:
     hostname = f"{queue}-{os.getpid()}@{machine.machine_key(settings.home)}"
     try:
         with processes.heartbeats_during(
-            settings, f"worker-{queue}", lambda: worker_status(settings), queue=queue, concurrency=count
+            settings, f"worker-{queue}", lambda: worker_status(settings, queue), queue=queue, concurrency=count
         ):
             app.Worker(
                 pool_cls="threads", concurrency=count, queues=[queue], hostname=hostname, loglevel="INFO", **QUIET
@@ -50,10 +52,11 @@ def main() -> int:
     return 0
 
 
-def worker_status(settings: Settings) -> dict[str, str]:
-    """Status of this worker for the pages: why it starts no jobs, if disk space or memory is short."""
+def worker_status(settings: Settings, queue: str) -> dict[str, Any]:
+    """Status of this worker for the pages: why it starts no jobs, if disk space or memory is short; the GPUs."""
     shortage = resources.resource_monitor(settings).shortage()
-    return {"paused": shortage.note + "."} if shortage else {}
+    paused = {"paused": shortage.note + "."} if shortage else {}
+    return {**paused, "gpus": [asdict(gpu) for gpu in gpus.measure()]} if queue == "gpu" else paused
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cli.launch import supervision
-from cli.launch.programs import ALL_PROGRAMS, Program, programs
+from cli.launch.programs import ALL_PROGRAMS, Program, gpu_workers, programs
 from cli.launch.supervision import (
     STOP_SECONDS,
     ProcessSupervisor,
@@ -22,6 +23,7 @@ from cli.launch.supervision import (
 from speculoos.errors import Unavailable
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
+from tests.tools import fake_gpus
 
 pytestmark = pytest.mark.integration
 
@@ -155,6 +157,17 @@ def test_stop_times_of_all_groups_fit_into_the_promise(settings: Settings) -> No
     assert sum(by_start_order.values()) + 1 < STOP_SECONDS
     start_orders = {p.name: p.start_order for p in programs(settings)}
     assert start_orders["worker-gpu"] > start_orders["web"] > start_orders["broker"]
+
+
+def test_each_gpu_has_a_worker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(settings, device="auto")
+    assert [p.name for p in programs(settings, ("worker-gpu",))] == ["worker-gpu"]
+    fake_gpus.install_in_nvml(monkeypatch, 3)
+    names = ["worker-io", "worker-gpu", "worker-gpu-2", "worker-gpu-3"]
+    assert [p.name for p in programs(settings, ("worker-io", "worker-gpu"))] == names
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    assert gpu_workers(settings) == 2
+    assert gpu_workers(replace(settings, device="cuda:1")) == gpu_workers(replace(settings, device="cpu")) == 1
 
 
 def test_the_broker_opens_no_port_and_is_left_out_for_another_server(
