@@ -14,6 +14,8 @@ from workers.jobs.requests import register
 
 COUNT = 8
 EVERYONE = "everyone"
+WORK = {"SPECULOOS_WORK_MODULES": __name__}
+"""Environment of the workers."""
 
 
 class HoldGpus(Request):
@@ -39,7 +41,7 @@ def run(request: HoldGpus, context: JobContext) -> dict[str, Any]:
         for name in names:  # fails if another process is on it
             fcntl.flock(held.enter_context((folder / name).open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
         with (folder / "notes").open("a") as notes:
-            notes.write(f"{request.end} {' '.join(names)}\n")
+            notes.write(f"{request.end} {time.monotonic()} {' '.join(names)}\n")
         context.progress(0, 1, "steps", "holds")
         until = time.monotonic() + request.seconds
         while time.monotonic() < until and not any((folder / name).exists() for name in (request.end, EVERYONE)):

@@ -7,7 +7,7 @@ import pytest
 from speculoos import machine
 from tests.tools import fake_gpus
 from tests.workers.conftest import Bench, wait_until
-from tests.workers.gpu_work import COUNT, EVERYONE, HoldGpus
+from tests.workers.gpu_work import COUNT, EVERYONE, WORK, HoldGpus
 from tracking import db, jobs, leases
 from tracking.tables import DeviceLease, Job
 from workers.celery_app import publish
@@ -25,11 +25,15 @@ def submit(bench: Bench, folder: Path, name: str, gpus: int = 1, **fields: objec
     return job
 
 
+def notes(folder: Path) -> list[list[str]]:
+    """Name, time and GPUs of each attempt that got them."""
+    file = folder / "notes"
+    return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def held(folder: Path) -> dict[str, list[str]]:
     """The GPUs that each job got, in the order in which they began."""
-    notes = folder / "notes"
-    lines = notes.read_text().splitlines() if notes.exists() else []
-    return {name: gpus for name, *gpus in map(str.split, lines)}
+    return {name: gpus for name, _, *gpus in notes(folder)}
 
 
 def leased(bench: Bench) -> set[tuple[str, str]]:
@@ -39,7 +43,7 @@ def leased(bench: Bench) -> set[tuple[str, str]]:
 
 
 def test_eight_workers_share_eight_gpus_with_a_training_on_four_and_a_chat(bench: Bench, tmp_path: Path) -> None:
-    bench.environment |= {"SPECULOOS_WORK_MODULES": "tests.workers.gpu_work", "SPECULOOS_POLL_SECONDS": "0.3"}
+    bench.environment |= WORK | {"SPECULOOS_POLL_SECONDS": "0.3"}
     for _ in range(COUNT):
         bench.worker("gpu")
     everything = {fake_gpus.uuid(number) for number in range(COUNT)}
