@@ -73,6 +73,7 @@ class EagleDraft(SharedBaseModules):
     """The EAGLE-1 network. `forward` returns features; `logits` turns features into logits."""
 
     method: ClassVar[str] = "eagle"
+    _no_split_modules: ClassVar[list[str]] = ["EagleLayer"]
     layers_wanted: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, config: EagleConfig):

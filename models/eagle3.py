@@ -110,6 +110,7 @@ class Eagle3Draft(SharedBaseModules):
     """The EAGLE-3 network, with the interface of EAGLE-1: `fuse`, `forward`, `logits`, `to_target`."""
 
     method: ClassVar[str] = "eagle3"
+    _no_split_modules: ClassVar[list[str]] = ["Eagle3Layer", "EagleLayer"]
 
     def __init__(self, config: Eagle3Config):
         super().__init__(config)

@@ -63,6 +63,7 @@ class MedusaHeads(nn.Module):
     logit rule is applied to the output of every head."""
 
     method: ClassVar[str] = "medusa"
+    _no_split_modules: ClassVar[list[str]] = ["ResBlock"]
 
     def __init__(self, config: MedusaConfig, base: Any):
         super().__init__()

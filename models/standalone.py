@@ -40,6 +40,7 @@ class StandaloneDraft(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
+        self._no_split_modules = model._no_split_modules
         self._as_base: LoadedBase | None = None
 
     @classmethod

@@ -36,7 +36,7 @@ from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, 
 from training.method import make_method
 from training.samples import can_be_sampled, sample
 from training.setup import lr_factor, make_accelerator, nonfinite_loss_error, prepare, translate_errors
-from training.sharding import full_tensor, full_tensors, mixed_with_plain_tensors, unsharded
+from training.sharding import full_tensor, full_tensors, mixed_with_plain_tensors
 from training.stream import FeatureStore, Stream, feature_bytes
 
 SAMPLING_SHARE = 0.1  # maximum share of the training time spent on sample generations
@@ -249,9 +249,8 @@ class Trainer:
             return None
         self.wrapped.eval()
         count = len(self.held_out)
-        with unsharded(self.method):
-            batches = (self.held_out.features(i, range(i + 1, count)) for i in range(count))
-            acceptance = measure_acceptance(self.method, batches)
+        batches = (self.held_out.features(i, range(i + 1, count)) for i in range(count))
+        acceptance = measure_acceptance(self.method, batches)
         tensors = self._draft_tensors()
         improved = acceptance.tau > (self.best["tau"] or 0.0)
         if improved:

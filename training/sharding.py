@@ -1,9 +1,10 @@
 """FSDP2: every process holds a shard of each parameter, gradient and optimizer moment of the draft.
 
-The loop calls torch's `fully_shard` itself, with the whole method as one group, and accelerate sees plain data-parallel
-processes: so the same code runs on GPUs and over gloo. Parameters are gathered for each forward and resharded after its
-backward, which reduces the gradients of every micro-batch, since deferring that would require full gradients in memory.
-Files hold full tensors. Functions marked "collective" must be called by all processes.
+The loop calls torch's `fully_shard` itself and accelerate sees plain data-parallel processes: so the same code runs on
+GPUs and over gloo. Each decoder layer is a group: its parameters are gathered for its forward and again for its
+backward. All others (embeddings, fusion, heads) are one group, gathered for the whole forward and backward. The
+gradients of every micro-batch are reduced, since deferring that would require full gradients in memory. Files hold full
+tensors. Functions marked "collective" must be called by all processes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,26 +32,26 @@ def mixed_with_plain_tensors(sharded: bool) -> Iterator[None]:
         yield
 
 
+def decoder_layers(draft: nn.Module) -> list[nn.Module]:
+    """The layers that are sharded by themselves: modules of the classes that the network names in `_no_split_modules`,
+    the default of accelerate's `--fsdp_transformer_layer_cls_to_wrap`."""
+    names = getattr(draft, "_no_split_modules", None) or ()
+    return [module for module in draft.modules() if type(module).__name__ in names]
+
+
 def shard(method: nn.Module, device: torch.device) -> None:
-    """Collective: broadcast the first process's parameters and buffers, and shard the parameters in place."""
+    """Collective: broadcast the first process's parameters and buffers, and shard the parameters in place. Then
+    `forward` and `drafted` are collective."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     for tensor in [*method.parameters(), *method.buffers()]:
         dist.broadcast(tensor.detach(), 0)
-    fully_shard(method, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
-
-
-@contextmanager
-def unsharded(method: nn.Module) -> Iterator[None]:
-    """Collective: full parameters inside the context, for calls other than `forward`. `state_dict` reshards them."""
-    sharded = hasattr(method, "unshard")
-    if sharded:
-        method.unshard()
-    yield
-    if sharded:
-        method.reshard()
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for module in (*decoder_layers(method.draft), method):
+        fully_shard(module, mesh=mesh)
+    register_fsdp_forward_method(method, "drafted")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -8,12 +8,18 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from models.base import load_base
 from speculoos.errors import BadInput, Cancelled, ProcessLost
 from tests.training.test_loop import Notebook, config
 from training.loop import train
+from training.method import make_method
 from training.processes import train_in_processes
+from training.sharding import shard
 
 pytestmark = pytest.mark.integration
 SAME = {"max_steps": 4, "eval_every": 2, "save_every": 2}
@@ -57,6 +63,21 @@ def test_two_processes_equal_one_with_accumulation(sharding, tiny_base, dataset,
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-6)
     assert result.step == 4 and not ranks()
+
+
+@pytest.mark.parametrize(
+    ("method", "layers"),
+    [("eagle", "EagleLayer"), ("eagle3", "Eagle3Layer"), ("medusa", "ResBlock"), ("draft", "LlamaDecoderLayer")],
+)
+def test_each_decoder_layer_is_sharded_by_itself(method, layers, tiny_base):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        made = make_method(config(method), load_base(tiny_base), ())
+        shard(made, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+    groups = {type(module).__name__.removeprefix("FSDP") for module in made.modules() if isinstance(module, FSDPModule)}
+    assert groups == {layers, type(made).__name__.removeprefix("FSDP")}
 
 
 def test_a_stopped_run_ends_at_one_step_and_resumes(tiny_base, dataset, tmp_path):
