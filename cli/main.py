@@ -63,6 +63,7 @@ COMMANDS = (
     backup.verify,
     services.serve,
     services.worker,
+    services.train_node,
     backup.backup,
     backup.restore,
     backup.cleanup,

@@ -1,4 +1,4 @@
-"""`speculoos up`, `doctor`, `login-link`, `serve` and `worker`."""
+"""`speculoos up`, `doctor`, `login-link`, `serve`, `worker` and `train-node`."""
 
 import os
 import sys
@@ -95,3 +95,17 @@ def worker(
     if queue == "gpu" and not count:
         count = len(devices) or gpu_workers(settings)
     return run(queue, count or 1, threads or None, devices)
+
+
+def train_node(
+    endpoint: Annotated[str, typer.Argument(metavar="HOST:PORT", help="--rdzv-endpoint of the training.")],
+) -> None:
+    """Run this machine's share of trainings on several machines (`train --nodes`), until stopped.
+
+    The first machine has a worker, all others this command. All need the same home folder at the same path and the same
+    database. The port accepts anyone who can reach it: use it within a private network.
+    """
+    if not endpoint.rpartition(":")[2].isdecimal():
+        raise BadInput(f"Expected host:port, got {endpoint!r}.")
+    os.environ["SPECULOOS_HOME"] = str(load().home)
+    os.execv(sys.executable, [sys.executable, "-m", "workers.child.node", endpoint])

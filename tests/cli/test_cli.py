@@ -122,6 +122,7 @@ def test_the_help_of_train_lists_recipes_and_the_settings_of_a_method(capsys: py
         (["evaluate", "--model", "nothing"], "There is no model 'nothing'"),
         (["export", "nothing"], "There is no checkpoint 'nothing'"),
         (["verify", "nothing"], "There is no model, checkpoint or data set 'nothing'"),
+        (["train-node", "head"], "Expected host:port, got 'head'"),
         (["worker", "cpu"], "There is no queue 'cpu'"),
         (["models", "add", "x", "--source", "web"], "expected one of hub"),
     ],
@@ -133,7 +134,7 @@ def test_every_error_is_one_sentence_and_an_object(
     plain = capsys.readouterr()
     assert says in plain.err and plain.out == ""
     assert len(plain.err.strip().splitlines()) == 1 and "Traceback" not in plain.err
-    if words[0] != "worker":
+    if words[0] not in ("worker", "train-node"):
         assert main([*words, "--json"]) in (1, 2)
         found, err = last_json(capsys)
         assert says in found["error"]["message"] and found["error"]["code"] and says in err

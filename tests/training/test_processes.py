@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,11 +15,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from models.base import load_base
-from speculoos.errors import BadInput, Cancelled, ProcessLost
+from speculoos.errors import BadInput, Cancelled, ProcessLost, Unavailable
+from tests.tools.ports import free_ports
 from tests.training.test_loop import Notebook, config
+from training import processes
 from training.loop import train
 from training.method import make_method
-from training.processes import train_in_processes
+from training.processes import Rendezvous, join_training, train_in_processes
 from training.sharding import shard
 
 pytestmark = pytest.mark.integration
@@ -63,6 +66,32 @@ def test_two_processes_equal_one_with_accumulation(sharding, tiny_base, dataset,
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-6)
     assert result.step == 4 and not ranks()
+
+
+def test_two_nodes_equal_one_process_with_accumulation(tiny_base, dataset, tmp_path, monkeypatch):
+    """The second node joins over the loopback; its process is started by a launcher of its own."""
+    alone, together = Notebook(), Notebook()
+    train(config(**SAME, accumulate=2), tiny_base, dataset, tmp_path / "one", None, alone)
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    monkeypatch.setattr(processes, "CONNECT_SECONDS", 1)
+    with pytest.raises(Unavailable, match="No training waits at 127.0.0.1"):
+        join_training(endpoint, lambda *_: ())
+    asked = []
+
+    def join():
+        while not asked:  # until the first node listens
+            with suppress(Unavailable):
+                join_training(endpoint, lambda *given: asked.append(given) or ())
+
+    second = threading.Thread(target=join)
+    second.start()
+    rendezvous = Rendezvous(2, endpoint, job="the job")
+    where = (tiny_base, dataset, tmp_path / "two")
+    result = train_in_processes(1, (), together, config(**SAME), *where, rendezvous=rendezvous)
+    second.join()
+    assert asked == [(1, "the job")] and result.step == 4
+    for name in ("train/loss", "train/grad_norm", "eval/tau", "train/tokens"):
+        assert together.curve(name) == pytest.approx(alone.curve(name), rel=1e-5), name
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from workers.jobs.submit import submit
 SETTINGS = {"epochs": 0.0, "batch_tokens": 256, "eval_every": 20, "max_length": 64, "base_dtype": "float32"}
 
 
-def submit_training(bench: Bench, tiny_base: Path, steps: int, save_every: int) -> Job:
+def submit_training(bench: Bench, tiny_base: Path, steps: int, save_every: int, **fields: object) -> Job:
     """A Medusa training of `steps` steps on two dozen short conversations."""
     folder = bench.settings.home / "datasets" / "talk"
     folder.mkdir(parents=True)
@@ -29,7 +29,7 @@ def submit_training(bench: Bench, tiny_base: Path, steps: int, save_every: int) 
         data = Dataset(name="talk", kind="conversations", path=str(folder), rows=len(rows), state="ready")
         session.add_all([base, data])
     settings = {**SETTINGS, "max_steps": steps, "save_every": save_every}
-    request = Train(method="medusa", base_id=base.id, dataset_id=data.id, settings=settings)
+    request = Train(method="medusa", base_id=base.id, dataset_id=data.id, settings=settings, **fields)
     return submit(request, name="heads", settings=bench.settings)
 
 

@@ -42,6 +42,10 @@ class Train(Request):
     settings: dict[str, Any] = {}
     recipe: str = setting("", "Recipe with the initial settings: a name or a file.")
     processes: int = setting(1, "Processes that train together, one per GPU; a step takes one batch from each.", 1, 64)
+    nodes: int = setting(1, "Machines that train together, each with that many processes; needs rdzv_endpoint.", 1, 64)
+    rdzv_endpoint: str = setting(
+        "", "host:port of the first machine, whose worker runs the job; `speculoos train-node` joins there."
+    )
     sharding: Literal["none", "fsdp"] = setting(
         "none", "none: every process holds the whole draft (DDP). fsdp: each holds a shard of it and its optimizer."
     )
@@ -52,6 +56,11 @@ class Train(Request):
     def dataset_ids(self) -> list[str]:
         """All data sets, without duplicates."""
         return list(dict.fromkeys([self.dataset_id, *self.more_dataset_ids]))
+
+    @property
+    def all_processes(self) -> int:
+        """Processes of all nodes."""
+        return self.processes * self.nodes
 
     @property
     def config(self) -> TrainConfig:
@@ -66,8 +75,13 @@ class Train(Request):
         return [str(path)] if path else []
 
     def check_options(self) -> None:
-        if self.sharding != "none" and self.processes == 1:
+        if self.sharding != "none" and self.all_processes == 1:
             raise BadInput(f"Sharding: {self.sharding} needs 2 or more processes, got 1; set processes too.")
+        host, _, port = self.rdzv_endpoint.rpartition(":")
+        if self.nodes > 1 and not (host and port.isdecimal()):
+            raise BadInput(
+                f"rdzv_endpoint: {self.nodes} nodes need host:port of the first, got {self.rdzv_endpoint!r}."
+            )
 
     def check_settings(self, settings: Settings) -> None:
         find_server(settings, self.config)
@@ -108,7 +122,7 @@ class Train(Request):
         sets = [sizes.require_row(session, Dataset, row_id) for row_id in self.dataset_ids]
         config = fit_length(self.config, self.settings, base)
         # Each step has a batch of every process.
-        config = config.model_copy(update={"accumulate": config.accumulate * self.processes})
+        config = config.model_copy(update={"accumulate": config.accumulate * self.all_processes})
         card = base.card or {}
         vocabulary = card.get("vocabulary") or 0
         if hasattr(config, "draft_vocab_size"):  # at most; a coverage is counted by the training

@@ -40,7 +40,7 @@ echo "speculoos $*" >>"$CALLS"
 case $1 in
 doctor) echo '{"parts": {"broker": {"ok": true}, "reconciler": {"ok": true}, "worker-io": {"ok": true},
 "worker-gpu": {"ok": true}}}' | tr -d '\\n'; exit 1 ;;
-worker) trap 'echo "worker $3 stopped" >>"$CALLS"; exit 0' TERM
+worker|train-node) trap 'echo "worker $3 stopped" >>"$CALLS"; exit 0' TERM
     cp "$SPECULOOS_HOME/settings.toml" "$SEEN.$3"
     while sleep 0.1; do :; done ;;
 *) trap 'echo "command stopped" >>"$CALLS"; exit 9' TERM
@@ -156,7 +156,7 @@ def test_every_variable_of_the_header_is_read_with_the_default_it_names() -> Non
     header, _, body = SCRIPT.read_text().partition("\nset -u\n")
     named = dict(re.findall(r"(?:^#| ) {2,}([A-Z_]+)=(\S*)", header, re.MULTILINE))
     named["PYTHON"] = "python"
-    assert len(named) == 14
+    assert len(named) == 15
     for name, default in named.items():
         assert re.search(rf"\b{name}=\$\{{{name}:-", body), name
         assert not default or f"{name}=${{{name}:-{default}}}" in body, (name, default)
@@ -216,6 +216,19 @@ def test_a_signal_stops_everything(allocation: Allocation, number: int) -> None:
     assert "command stopped" in allocation.calls
     assert not any("rm -rf" in call for call in allocation.calls), "after scancel no step can be started"
     check_all_stopped(allocation)
+
+
+def test_a_training_on_several_nodes_has_a_worker_on_the_first(allocation: Allocation) -> None:
+    nodes = {"NODES": " ".join(NODES), "SERVE_NODES": "0", "IO_WORKERS": "0", "RDZV_PORT": "29400"}
+    status, said = allocation.run("train", "medusa", **nodes)
+    assert status == 2 and "unset SPECULOOS_STORE" in said
+    (allocation.folder / "home").mkdir()
+    nodes |= {"SPECULOOS_STORE": "", "SPECULOOS_HOME": str(allocation.folder / "home"), "TENTHS": "1"}
+    status, said = allocation.run("train", "medusa", **nodes)
+    assert status == 0, said
+    assert "speculoos worker --queue gpu" in allocation.calls, "one worker for each GPU, of the first node only"
+    assert allocation.calls.count(f"speculoos train-node {NODES[0]}:29400") == 2
+    assert f"speculoos train medusa --nodes 3 --rdzv-endpoint {NODES[0]}:29400" in allocation.calls
 
 
 def test_an_endpoint_that_ends_at_once_ends_it_all_before_a_worker_is_started(allocation: Allocation) -> None:

@@ -16,7 +16,7 @@ from models.methods.recipes import config_for
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.prefetcher import StatesLocation
 from training.loop import train
-from training.processes import train_in_processes
+from training.processes import Rendezvous, train_in_processes
 from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_trainer_state
 from workers.child.context import JobContext
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
@@ -58,11 +58,14 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, tracked, last_step):
         arguments = (config, base.path, paths, folder, resume)
         options = {"info": info, "known": hashes, "states_location": states, "checksum_cache": context.checksum_cache}
-        if request.processes == 1:
+        if request.all_processes == 1:
             result = train(*arguments, context, **options)
         else:
             gpus = [lease_name(device) for device in devices if device.type == "cuda"]
             options["sharding"] = request.sharding
+            if request.nodes > 1:
+                job = context.job_id, context.attempt
+                options["rendezvous"] = Rendezvous(request.nodes, request.rdzv_endpoint, job)
             result = train_in_processes(request.processes, gpus, context, *arguments, **options)
     note = "" if config.hidden_states else TUNING_NOTE
     context.progress(result.step, result.step, "steps", note)  # also if the attempt resumed at the last step
