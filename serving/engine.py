@@ -37,7 +37,7 @@ PRELOADED = (
 )
 """Modules imported at startup, so that the first request does not wait for them. Model code of the starter's family
 (Llama) only; other families are imported when loaded."""
-IDLE_SECONDS = 30.0
+IDLE_SECONDS, RELEASE_SECONDS = 30.0, 2.0
 SLOWEST_FLOPS = 2e9  # lowest speed of a forward in FLOPS; a slower device counts as stuck
 STEP_ROWS = 256
 ACCEPTANCE_OPTIONS = ("acceptance", "epsilon", "alpha")
@@ -78,10 +78,14 @@ class Engine:
         self.queue = DeviceQueue(self.device, limit=limit, on_begin=on_begin, on_panic=panics, **queue_limits)
         self.heartbeat = self.queue.heartbeat
         budget = default_budget(self.device) if budget is None else budget
-        self.pool = ModelPool(self.device, self.dtype, budget, self.heartbeat, ChecksumCache.of(settings))
+        self.pool = ModelPool(
+            self.device, self.dtype, budget, self.heartbeat, ChecksumCache.of(settings), self._reserved_memory
+        )
         self.baselines = PlainBaselines()
         self.prompts = Prompts(metrics.prompt.observe, metrics.prompts_failed.inc, on_panic=panics, **queue_limits)
         self.queue.submit(UPKEEP, lambda _: self._import())
+        self._room_made = threading.Event()  # cleared while the queue has a `_make_room`
+        self._room_made.set()
         self.closing = False
         self._add_gauges()
 
@@ -192,6 +196,27 @@ class Engine:
         if job := leases.job_on(self.settings, self.lease_name):
             log.info("Unloading models: %s holds %s", job, self.device)
             self.queue.submit(UPKEEP, lambda _: self.pool.clear())
+
+    def _reserved_memory(self) -> tuple[str, int]:
+        return leases.reserved_memory(self.settings, self.lease_name)
+
+    def release_memory(self) -> dict[str, Any]:
+        """Unload models for the job that waits for memory of this GPU, as soon as no request runs. `released`: whether
+        that has happened within RELEASE_SECONDS; `bytes`: of device memory in use by models. Raises Unavailable."""
+        if self.failure:
+            raise Unavailable(self.failure)
+        if self._reserved_memory()[1]:
+            if self._room_made.is_set():
+                self._room_made.clear()
+                self.queue.submit(UPKEEP, lambda _: self._make_room())
+            self._room_made.wait(RELEASE_SECONDS)
+        return {"device": self.lease_name, "bytes": self.pool.device_bytes, "released": self._room_made.is_set()}
+
+    def _make_room(self) -> None:
+        try:
+            self.pool.make_room()
+        finally:
+            self._room_made.set()
 
     def _set_threads(self) -> None:
         """Half of the CPU threads while a job holds the CPU. Two programs that each use every core wait for each other

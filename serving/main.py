@@ -2,7 +2,7 @@
 
 GET /healthz · GET /readyz · GET /metrics
 GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/completions
-POST /v1/runs/{id}[/cancel]
+POST /v1/runs/{id}[/cancel] · POST /v1/release_memory
 """
 
 import gc
@@ -147,6 +147,10 @@ def _add_api(app: FastAPI, settings: Settings, engine: Engine, live: LiveRuns) -
     @app.post("/v1/runs/{run_id}/cancel", status_code=202)
     def cancel(run_id: str) -> dict[str, Any]:
         return {"id": run_id, "cancelled": live.cancel(run_id)}
+
+    @app.post("/v1/release_memory")
+    def release_memory() -> dict[str, Any]:
+        return engine.release_memory()
 
 
 def main() -> int:

@@ -2,23 +2,27 @@
 
 A base model is loaded at its first use together with its target (KV cache and forward) and owns its drafts. When the
 memory budget would be exceeded, the least recently used model is unloaded first. A changed sha256 forces a reload.
+
+A GPU is shared with jobs. A job stores the memory it needs in the GPU's lease; models are loaded into what it and
+other programs leave, and unloaded while it waits for memory (`ModelPool.make_room`).
 """
 
 import gc
 import json
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from models.checkpoints import read_config
-from models.identity import read_json, tensors
-from models.quantization import count_parameters
+from models.memory import ModelBytes, gigabytes, model_bytes
 from serving.catalog import ModelRef
 from serving.queueing import Heartbeat
 from speculoos.checksums import ChecksumCache
-from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
+from speculoos.errors import SpeculoosError, Unavailable, Unsupported
 from speculoos.resources import available_memory
 
 log = logging.getLogger(__name__)
@@ -29,24 +33,36 @@ MAX_CONTEXT = 8192  # maximum KV cache length in tokens; shorter for base models
 
 @dataclass
 class PooledDraft:
-    """A loaded draft network and its drafters by options (as JSON), which keep the cache of their last text."""
+    """A loaded draft network and its drafters by options (as JSON), which keep the cache of their last text.
+    `planned`: bytes according to its files and config."""
 
     network: Any
-    nbytes: int
+    planned: ModelBytes
     drafters: "OrderedDict[str, Any]" = field(default_factory=OrderedDict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, and of the caches and CUDA graphs of its drafters."""
+        caches = sum(drafter.nbytes() for drafter in list(self.drafters.values()))
+        return self.planned.weights + max(self.planned.cache, caches)
 
 
 @dataclass
 class PooledBase:
     """A loaded base model as `target`, which holds the `models.base.LoadedBase`, with its drafts. `drafts` by the
     checkpoint's (path, sha256), least recently used first. `no_drafting_reason`: why it does not support drafting, or
-    "". `nbytes`: of its weights and KV cache, from its files and config."""
+    "". `planned`: bytes according to its files and config."""
 
     key: tuple[str, str]
     target: Any
-    nbytes: int
+    planned: ModelBytes
     no_drafting_reason: str = ""
     drafts: "OrderedDict[tuple[str, str], PooledDraft]" = field(default_factory=OrderedDict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, the KV cache and the CUDA graphs."""
+        return self.planned.weights + max(self.planned.cache, self.target.cache.nbytes())
 
     def clear_caches(self) -> None:
         """Clear the KV cache and all drafter state."""
@@ -93,7 +109,8 @@ class PooledModel:
 
 
 class ModelPool:
-    """Loaded models on `device` (cpu, cuda:0) within `budget` bytes; one base model is always allowed."""
+    """Loaded models on `device` (cpu, cuda:0) within `budget` bytes; one base model is always allowed, if the GPU has
+    the memory. `reserved`: the job that holds the device, and the bytes of it that models must not use."""
 
     def __init__(
         self,
@@ -102,10 +119,11 @@ class ModelPool:
         budget: int,
         heartbeat: Heartbeat | None = None,
         checksum_cache: ChecksumCache | None = None,
+        reserved: Callable[[], tuple[str, int]] = lambda: ("", 0),
     ):
         self.device, self.dtype, self.budget = device, dtype, budget
         self.heartbeat, self.checksum_cache = heartbeat or Heartbeat(), checksum_cache or ChecksumCache()
-        self.itemsize = 4 if dtype == "float32" else 2
+        self.itemsize, self._reserved = 4 if dtype == "float32" else 2, reserved
         self._bases: OrderedDict[tuple[str, str], PooledBase] = OrderedDict()
 
     def get(self, ref: ModelRef) -> PooledModel:
@@ -127,6 +145,17 @@ class ModelPool:
         bases = list(self._bases.values())
         return sum(base.nbytes + sum(draft.nbytes for draft in list(base.drafts.values())) for base in bases)
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of GPU memory that this process holds for tensors, those of unused blocks included; 0 on a CPU."""
+        import torch
+
+        return torch.cuda.memory_reserved(self.device) if self.on_gpu else 0
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
     def __len__(self) -> int:
         return len(self._bases)
 
@@ -134,6 +163,16 @@ class ModelPool:
         """Unload all models and free their memory."""
         self._bases.clear()
         _free(self.device)
+
+    def make_room(self) -> None:
+        """Unload models, least recently used first, until the GPU has the free memory that a waiting job needs."""
+        import torch
+
+        _, needed = self._reserved()
+        _free(self.device)
+        while self._bases and torch.cuda.mem_get_info(self.device)[0] < needed:
+            self._bases.popitem(last=False)
+            _free(self.device)
 
     def reset_base(self, ref: ModelRef) -> None:
         """Recover from a panic in Rust code: drop partial state, reload the tokenizer, whose locks may be held."""
@@ -157,10 +196,10 @@ class ModelPool:
         stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
             check_base(ref.base_path, ref.base_known, self.checksum_cache)  # before other models are unloaded
-        needed = _needed_bytes(ref.base_path, self.itemsize)
-        self._evict(needed, keep=None)
+        planned = model_bytes(ref.base_path, self.itemsize, MAX_CONTEXT)
+        self._evict(ref.base_name, sum(planned), keep=None)
         log.info("Loading base %s", ref.base_name)
-        with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, needed)):
+        with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, sum(planned))):
             loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
             loaded.sha256 = ref.base_sha256
             no_drafting_reason = ""
@@ -169,7 +208,7 @@ class ModelPool:
             except Unsupported as error:
                 no_drafting_reason = str(error)
             target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
-        self._bases[ref.base_key] = PooledBase(ref.base_key, target, needed, no_drafting_reason)
+        self._bases[ref.base_key] = PooledBase(ref.base_key, target, planned, no_drafting_reason)
         return self._bases[ref.base_key]
 
     def _draft(self, base: PooledBase, ref: ModelRef) -> PooledDraft:
@@ -180,18 +219,20 @@ class ModelPool:
             _refresh_config(draft, ref.checkpoint_path)
             base.drafts.move_to_end(ref.draft_key)
             return draft
-        needed = _needed_bytes(ref.checkpoint_path, self.itemsize)
-        self._evict(needed, keep=base)
+        planned = model_bytes(ref.checkpoint_path, self.itemsize, MAX_CONTEXT)
+        self._evict(ref.name, sum(planned), keep=base)
         log.info("Loading draft %s", ref.name)
-        with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):
+        with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, sum(planned))):
             sha256s = (ref.base_sha256, ref.checkpoint_sha256)
             network = load_draft(ref.checkpoint_path, base.target.base, *sha256s, checksum_cache=self.checksum_cache)
-        base.drafts[ref.draft_key] = PooledDraft(network, needed)
+        base.drafts[ref.draft_key] = PooledDraft(network, planned)
         return base.drafts[ref.draft_key]
 
-    def _evict(self, needed: int, keep: PooledBase | None) -> None:
-        """Unload other base models, then drafts of `keep`, until `needed` more bytes fit; least recently used first."""
-        while self._bases and self.nbytes + needed > self.budget:
+    def _evict(self, name: str, needed: int, keep: PooledBase | None) -> None:
+        """Unload other base models, then drafts of `keep`, until `needed` more bytes fit; least recently used first.
+        Raises Unavailable if they do not fit on the GPU even then."""
+        job, reserved = self._reserved() if self.on_gpu else ("", 0)
+        while self._bases and self.nbytes + needed > min(self.budget, self._available(reserved)):
             if other := next((b for b in self._bases.values() if b is not keep), None):
                 del self._bases[other.key]
             elif keep and keep.drafts:
@@ -199,6 +240,21 @@ class ModelPool:
             else:
                 break
             _free(self.device)
+        if (free := self._available(reserved) - self.nbytes) < needed:
+            user = f"the job “{job}” has reserved {gigabytes(reserved)}" if job else "other programs use the rest"
+            raise Unavailable(
+                f"{name} needs {gigabytes(needed)} of memory on {self.device}, {gigabytes(max(free, 0))} are left and "
+                f"{user}; wait until that ends, or choose a smaller model."
+            )
+
+    def _available(self, reserved: int) -> float:
+        """Bytes that all models may use: what other programs and `reserved` leave of a GPU; unlimited on a CPU."""
+        if not self.on_gpu:
+            return inf
+        import torch
+
+        free, total = torch.cuda.mem_get_info(self.device)
+        return min(free + self.device_bytes, total - reserved)
 
 
 def _drop_outdated(models: OrderedDict[tuple[str, str], Any], path: str, key: tuple[str, str] | None) -> None:
@@ -230,28 +286,6 @@ def default_budget(device: str) -> int:
 
         return int(torch.cuda.get_device_properties(device).total_memory * 0.7)
     return available_memory()[1] // 2
-
-
-def _needed_bytes(folder: str, itemsize: int) -> int:
-    """Bytes of a model's weights and of the KV cache that the first generation allocates."""
-    if not any(Path(folder).glob("*.safetensors")):
-        raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
-    try:
-        weights = count_parameters(tensors(folder), read_json(Path(folder) / "config.json")) * itemsize
-    except (BadInput, OSError) as error:  # the server's fault, not the client's
-        raise Unavailable(f"{folder}: its weights cannot be read ({error}).") from None
-    return weights + cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
-
-
-def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
-    """Bytes of a KV cache of `length` tokens, from a model's config.json; 0 if the config has no sizes."""
-    config = config.get("text_config") or config
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    dim = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
-    if not (layers and heads and dim):
-        return 0
-    kv_heads = config.get("num_key_value_heads") or heads
-    return 2 * layers * kv_heads * dim * min(length, config.get("max_position_embeddings") or length) * itemsize
 
 
 def _free(device: str) -> None:

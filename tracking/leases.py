@@ -66,6 +66,12 @@ def renew(session: Session, device: str, holder: str, seconds: float, attempt: i
         raise Fenced(f"{holder} no longer holds {device}.")
 
 
+def reserve_memory(session: Session, device: str, holder: str, nbytes: int, attempt: int = 0) -> None:
+    """Store the bytes of a GPU that the inference server must not use while `holder` has its lease."""
+    own = (DeviceLease.device == device, DeviceLease.holder == holder, DeviceLease.attempt == attempt)
+    _update(session, *own, memory=nbytes)
+
+
 def release(session: Session, holder: str, attempt: int | None = None) -> None:
     """Release all reservations and leases of `holder`, or only the leases of one attempt. No error if there are
     none."""
@@ -74,7 +80,7 @@ def release(session: Session, holder: str, attempt: int | None = None) -> None:
     own = [DeviceLease.holder == holder]
     if attempt is not None:
         own.append(DeviceLease.attempt == attempt)
-    _update(session, *own, holder="", until=None, attempt=0)
+    _update(session, *own, holder="", until=None, attempt=0, memory=0)
 
 
 def holder(session: Session, device: str) -> str:
@@ -154,6 +160,14 @@ def job_on(settings: Settings, device: str) -> str:
     name = machine.device_key(device, settings.home)
     with reading(settings) as session:
         return holder_name(session, name) if holder(session, name).startswith("job:") else ""
+
+
+def reserved_memory(settings: Settings, device: str) -> tuple[str, int]:
+    """Name of the job that holds the device, and the bytes that it has reserved; ("", 0) without a job."""
+    if not (job := job_on(settings, device)):
+        return "", 0
+    with reading(settings) as session:
+        return job, session.get_one(DeviceLease, machine.device_key(device, settings.home)).memory
 
 
 @contextmanager

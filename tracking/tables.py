@@ -281,6 +281,8 @@ class DeviceLease(Table):
     reserved_for: Mapped[str] = mapped_column(String(64), default="")  # oldest waiting job, as "job:<id>", or ""
     attempt: Mapped[int] = mapped_column(default=0)
     until: Mapped[datetime | None]
+    memory: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Bytes of a GPU that the inference server leaves to the job that holds it."""
 
 
 class Preference(Table):

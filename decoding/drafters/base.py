@@ -59,6 +59,10 @@ class Drafter:
     """Kind of its steps in the trace; the origin of the base model's tokens is target or plain."""
     layers: Sequence[int] = ()  # 0-based layers of the base model whose outputs it needs as features
 
+    def nbytes(self) -> int:
+        """Bytes of its KV cache and CUDA graphs."""
+        return 0
+
     def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int | None:
         """Number of leading prompt tokens whose features it does not need again; None: all."""
         return None

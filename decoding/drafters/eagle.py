@@ -59,6 +59,9 @@ class EagleDrafter(Drafter):
         self.last = torch.empty(0)  # the draft's output [1, H] after the sequence, the root of the next tree
         self.sampling: ChildSampling | None = None
 
+    def nbytes(self) -> int:
+        return self.cache.nbytes()
+
     def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int:
         """One less than the common prefix with the present sequence: its last feature must be computed again."""
         computed = len(self.shifted_ids) - sum(map(len, self.pending))  # later rows are predictions of the last tree

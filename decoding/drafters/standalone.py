@@ -33,6 +33,9 @@ class StandaloneDrafter(Drafter):
         self.ids: list[int] = []
         self.synced = 0  # number of leading tokens that the draft's cache and the sequence have in common
 
+    def nbytes(self) -> int:
+        return self.draft_model.cache.nbytes()
+
     def prefill(self, start: PrefillContext) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
         self.ids = [*start.prompt_ids, start.token]

@@ -138,9 +138,9 @@ class KVCache:
         self.lengths[sequence], self.staged[sequence] = length, 0
 
     def nbytes(self) -> int:
-        """Bytes of storage and of its CUDA graphs; 0 before the first write."""
+        """Bytes of storage and of its CUDA graphs; 0 before the first write. Any thread may call it."""
         stored = 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
-        return stored + sum(replay.nbytes for replay in self.replays.values())
+        return stored + sum(replay.nbytes for replay in list(self.replays.values()))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless lengths are valid, nothing is staged and all committed rows are finite."""

@@ -11,11 +11,15 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from models.base import load_base
 from models.checkpoints import WEIGHTS, update_draft_config
+from models.memory import cache_bytes
+from models.runtime.graphs import MAX_GRAPHS, GraphedForward
 from serving.catalog import ModelRef
-from serving.pool import MAX_CONTEXT, ModelPool, PooledModel, cache_bytes, default_budget
+from serving.pool import MAX_CONTEXT, ModelPool, PooledModel, default_budget
 from speculoos.checksums import file_sha256
-from speculoos.errors import NotFound, Unsupported
+from speculoos.errors import NotFound, Unavailable, Unsupported
 from tests.tiny import make_tiny_base
+from tests.tools.emulated_cuda import emulated_cuda
+from tests.tools.gpu_memory import GpuMemory
 
 MEGABYTE = 2**20
 
@@ -104,6 +108,35 @@ def test_bytes_are_those_of_weights_and_cache(tmp_path: Path) -> None:
     weights = sum(weight.nbytes for weight in load_base(folder).model.parameters())
     assert warm.nbytes == pytest.approx(weights + target.cache.nbytes(), rel=0.2)
     assert cache_bytes(vars(target.base.config), MAX_CONTEXT, 4) == target.cache.nbytes()
+
+
+def test_models_are_loaded_into_what_is_left_of_a_gpu(
+    refs: dict[str, ModelRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other base is unloaded first. CUDA graphs count; what a job has reserved is left to it."""
+    monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (False, MAX_GRAPHS))
+    job: list[Any] = ["", 0]
+    with emulated_cuda():
+        warm = ModelPool("cuda:0", "float32", 2**40, reserved=lambda: tuple(job))
+        memory = GpuMemory(2**40, used=lambda: warm.nbytes)
+        memory.install(monkeypatch)
+        loaded = warm.get(refs["cycle"])
+        planned = warm.nbytes
+        speak(loaded, drafter="none")
+        graphs = sum(graph.nbytes for graph in loaded.target.cache.replays.values())
+        assert warm.nbytes == planned + graphs > planned
+        memory.total = planned + 1000
+        warm.get(refs["cycle2"])
+        assert warm.is_loaded(refs["cycle2"]) and not warm.is_loaded(refs["cycle"]) and warm.nbytes == planned
+        memory.others = 2000
+        with pytest.raises(Unavailable, match=r"cycle needs .* GB of memory on cuda:0, .* other programs use the rest"):
+            warm.get(refs["cycle"])
+        memory.others, job[:] = 0, ["my job", 2000]
+        with pytest.raises(Unavailable, match="my job” has reserved"):
+            warm.get(refs["cycle"])
+        assert len(warm) == 0
+        job[:] = ["my job", 1000]
+        assert warm.get(refs["cycle"]).target.base.device.type == "cuda"
 
 
 def test_clear_lets_everything_go(refs: dict[str, ModelRef]) -> None:

@@ -79,6 +79,11 @@ class JobContext:
         with self._lock:
             self._report.progress = values
 
+    def wait_note(self, note: str) -> None:
+        """Show why the work waits; the planned total stays."""
+        with self._lock:
+            self._report.progress = {"done": 0, "progress_note": note[:200], "eta_seconds": None}
+
     def metrics(self, step: int, values: dict[str, float]) -> None:
         values = {**values, **gpus.metrics(self._devices)}
         with self._lock:

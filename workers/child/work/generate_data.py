@@ -33,6 +33,7 @@ from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
 from workers.jobs.generate_data import SHARD_ROWS
 from workers.jobs.requests import GenerateData, GenerateShard
+from workers.jobs.sizes import PROMPT_TOKENS
 
 Reports = Mapping[str, Mapping[str, Any]]
 PREVIEW_ROWS = 20
@@ -235,11 +236,15 @@ def _answer(
     from corpus.generate_local import generate_local, generation_dtype
     from models.base import load_base
     from training.hidden_states.states_store import StatesStore
+    from workers.child.gpu_memory import model_memory, wait_for_memory
     from workers.child.work.measure import take_device
 
     row = context.input_with_files(Base, request.base_id)
     device = take_device(context)
-    base = load_base(row.path, generation_dtype(device), device, context.base_checksums(row), context.checksum_cache)
+    dtype = generation_dtype(device)
+    tokens = 2 * (PROMPT_TOKENS + request.max_tokens)  # the cache grows by doubling
+    wait_for_memory(context, [device], lambda: model_memory([row.path], dtype, tokens, request.batch_size))
+    base = load_base(row.path, dtype, device, context.base_checksums(row), context.checksum_cache)
     states = None
     if store := request.hidden_states_store:
         folder_of_states = context.settings.hidden_states_folder / store

@@ -19,6 +19,7 @@ from speculoos.other_work import lower_priority
 from tracking import evaluations, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, now
 from workers.child.context import JobContext
+from workers.child.gpu_memory import model_memory, wait_for_memory
 from workers.child.work.evaluate import request_questions
 from workers.jobs.requests import PlanRequest, ReplayRequest, Tune
 
@@ -40,6 +41,8 @@ def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtyp
     row = context.input_with_files(Checkpoint, checkpoint_id) if checkpoint_id else None
     device = take_device(context)
     dtype = decoding_dtype(dtype or context.settings.dtype, device)
+    paths = [each.path for each in (base_row, row) if each]
+    wait_for_memory(context, [device], lambda: model_memory(paths, dtype))
     base = load_base(base_row.path, dtype, device, context.base_checksums(base_row), context.checksum_cache)
     draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.checksum_cache) if row else None
     return LoadedModels(device, dtype, base, draft, row)

@@ -13,12 +13,14 @@ from formats.refusals import no_server_reason
 from models.base import decoding_dtype, lease_name, load_base
 from models.checkpoints import load_draft, update_draft_config
 from models.methods.recipes import config_for
+from tracking import db
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.prefetcher import StatesLocation
 from training.loop import train
 from training.processes import Rendezvous, train_in_processes
 from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_trainer_state
 from workers.child.context import JobContext
+from workers.child.gpu_memory import wait_for_memory
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
 from workers.child.trackers import tracking_metrics
 from workers.child.work.measure import take_devices, tuning_figures
@@ -50,6 +52,7 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     if reason := no_server_reason(request.method, base.path):
         context.log(reason, "warning")
     devices = take_devices(context, config.device, request.processes)
+    wait_for_memory(context, devices, lambda: process_memory(request, context))
     config = config.model_copy(update={"device": str(devices[0])})
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in datasets)}
     hashes, paths = context.base_checksums(base), [data.path for data in datasets]
@@ -80,6 +83,12 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
         shutil.rmtree(path, ignore_errors=True)
     delete_uploaded_checkpoints(context, request.checkpoint_id)
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.metrics}
+
+
+def process_memory(request: Train, context: JobContext) -> float:
+    """Estimated bytes of memory of each process."""
+    with db.reading(context.settings) as session:
+        return request.need(session).memory / request.processes
 
 
 def initial_draft(request: Train, context: JobContext) -> dict[str, str]:
