@@ -182,6 +182,8 @@ def load_parts(
     if not (folder / "config.json").is_file():
         raise NotFound(f"{folder}: no config.json, so this is not a folder of a Hugging Face model.")
     torch_device = pick_device(device)
+    if torch_device.type == "cuda":
+        _choose_kernels()
     if dtype not in (*DTYPES, "auto"):
         raise BadInput(f"Data type {dtype!r} is not known; use {', '.join(DTYPES)} or auto.")
     torch_dtype = DTYPES.get(dtype, torch.float32 if torch_device.type == "cpu" else "auto")
@@ -233,6 +235,14 @@ def pick_device(name: str) -> torch.device:
 def lease_name(device: torch.device) -> str:
     """The device's name in leases: `cpu`, or the UUID of a GPU, whose number depends on CUDA_VISIBLE_DEVICES."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else device.type
+
+
+def _choose_kernels() -> None:
+    """For this process: attention without cuDNN, which builds a plan for every new shape (tens of milliseconds), and
+    products without Triton, which needs a C compiler and Python's headers (pytorch/pytorch#196977: rotary embeddings of
+    transformers fail without)."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.python_native.triton.enabled = False
 
 
 def has_bfloat16(device: torch.device) -> bool:
