@@ -200,12 +200,13 @@ class Engine:
     def _reserved_memory(self) -> tuple[str, int]:
         return leases.reserved_memory(self.settings, self.lease_name)
 
-    def release_memory(self) -> dict[str, Any]:
-        """Unload models for the job that waits for memory of this GPU, as soon as no request runs. `released`: whether
-        that has happened within RELEASE_SECONDS; `bytes`: of device memory in use by models. Raises Unavailable."""
+    def release_memory(self, devices: Sequence[str]) -> dict[str, Any]:
+        """Unload models for a job that waits for memory of `devices` (`models.base.lease_name`), as soon as no request
+        runs. `released`: whether that has happened within RELEASE_SECONDS; `bytes`: of device memory in use by models.
+        Raises Unavailable."""
         if self.failure:
             raise Unavailable(self.failure)
-        if self._reserved_memory()[1]:
+        if self.device != "cpu" and self.lease_name in devices:
             if self._room_made.is_set():
                 self._room_made.clear()
                 self.queue.submit(UPKEEP, lambda _: self._make_room())

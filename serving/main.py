@@ -12,13 +12,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 if __name__ == "__main__":
     gc.disable()  # until it serves: what imports create stays
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Body, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -149,8 +149,8 @@ def _add_api(app: FastAPI, settings: Settings, engine: Engine, live: LiveRuns) -
         return {"id": run_id, "cancelled": live.cancel(run_id)}
 
     @app.post("/v1/release_memory")
-    def release_memory() -> dict[str, Any]:
-        return engine.release_memory()
+    def release_memory(devices: Annotated[list[str], Body(embed=True)]) -> dict[str, Any]:
+        return engine.release_memory(devices)
 
 
 def main() -> int:

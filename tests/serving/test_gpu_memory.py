@@ -37,6 +37,7 @@ def gpu(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuMemory]:
     memory = GpuMemory(10 * GB, GB, lambda: 4 * GB if len(pool) else 0)
     memory.install(monkeypatch)
     monkeypatch.setattr(pool, "device", "cuda:0")
+    monkeypatch.setattr(served.engine, "device", "cuda:0")
     monkeypatch.setattr(served.engine, "lease_name", UUID)
     monkeypatch.setattr(engine_module, "RELEASE_SECONDS", 0.1)
     yield memory

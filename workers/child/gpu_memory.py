@@ -40,17 +40,20 @@ def wait_for_memory(context: JobContext, devices: Iterable[str | torch.device], 
     nbytes = estimate()
     needed = {name: int(min(nbytes, LARGEST_SHARE * _memory(device)[1])) for name, device in gpus.items()}
     _reserve(context, needed)
-    with httpx.Client(trust_env=False, timeout=REQUEST_SECONDS) as client:
+    waited = False
+    with _server_client(context.settings) as client:
         while True:
-            server = _release_memory(client, context.settings)
+            server = _release_memory(client, list(gpus))
             memory = {name: _memory(device) for name, device in gpus.items()}
             lacking = [_lack(name, needed[name], memory[name][0], server) for name in gpus]
             if not any(lacking):
                 break
+            waited = True
             context.wait_note(f"Waits for {', and '.join(filter(None, lacking))}.")
             check_stop(context)
             time.sleep(context.timing.poll_seconds)
-    context.wait_note("")
+    if waited:
+        context.wait_note("")
     # The memory of other programs is not the server's either.
     others = {name: total - free - _used_by_models(server, name) for name, (free, total) in memory.items()}
     _reserve(context, {name: needed[name] + max(others[name], 0) for name in gpus})
@@ -68,12 +71,16 @@ def _reserve(context: JobContext, nbytes: dict[str, int]) -> None:
             leases.reserve_memory(session, key, f"job:{context.job_id}", count, context.attempt)
 
 
-def _release_memory(client: httpx.Client, settings: Settings) -> dict[str, Any]:
-    """Request that the server unloads idle models; returns its response, {} without a server that works."""
+def _server_client(settings: Settings) -> httpx.Client:
+    """A client without proxies, which could not reach the server and would receive the token."""
     headers = {"Authorization": f"Bearer {settings.inference_token}"}
+    return httpx.Client(base_url=settings.inference_url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False)
+
+
+def _release_memory(server: httpx.Client, devices: list[str]) -> dict[str, Any]:
+    """Request that the server unloads idle models; returns its response, {} without a server that works."""
     try:
-        response = client.post(f"{settings.inference_url}/v1/release_memory", headers=headers).raise_for_status()
-        return response.json()
+        return server.post("/v1/release_memory", json={"devices": devices}).raise_for_status().json()
     except (httpx.HTTPError, ValueError):
         return {}
 
