@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,33 @@ import torch
 from corpus.shards import read_rows
 from models import trial
 from models.base import load_tokenizer, read_eos_ids
+from models.memory import model_bytes
 from speculoos.errors import BadInput, Cancelled
 from speculoos.settings import Settings, load
 from tests.corpus.labelling_server import LabellingServer
 from tests.models import hostile
 from tests.models.gguf_file import write_gguf
 from tests.tools.damage import cut, flip
-from tracking import db, jobs, reports
+from tracking import db, jobs, leases, reports
 from tracking.shards import ShardPlan
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
 from training.resume_points import save_resume_point
+from workers.child import gpu_memory
 from workers.child.context import JobContext
-from workers.child.work import generate_data, import_prompts, models
+from workers.child.work import generate_data, import_prompts, measure, models, train
 from workers.child.work.train import resume_from
-from workers.jobs.requests import KINDS, FetchModel, GenerateData, GenerateShard, ImportAnswered, ImportPrompts, Request
+from workers.jobs.requests import (
+    KINDS,
+    Evaluate,
+    FetchModel,
+    GenerateData,
+    GenerateShard,
+    ImportAnswered,
+    ImportPrompts,
+    Request,
+    Train,
+)
 from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
@@ -115,6 +127,32 @@ def test_answered_conversations_become_data_that_can_be_trained_on(
     with pytest.raises(BadInput, match="another tokenizer"):
         load_conversations(data.path, tokenizer, 64, tokenizer_sha256="0" * 64)
     assert (Path(data.path) / "preview.json").is_file()
+
+
+def test_jobs_on_a_gpu_wait_for_their_memory_before_they_load(
+    begin: Begin, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
+    estimates = []
+
+    def wait(context: JobContext, devices: Iterable[object], estimate: Callable[[], float]) -> None:
+        estimates.append(estimate())
+        assert [str(device) for device in devices] == ["cpu"]
+        raise Cancelled("Stopped while it waited.")
+
+    for module in (gpu_memory, measure, train):
+        monkeypatch.setattr(module, "wait_for_memory", wait)
+    generation = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
+    training = Train(base_id=base.id, dataset_id=prompts.id, method="medusa")
+    for ask in (generation, Evaluate(base_id=base.id, drafting={"drafter": "ngram"}), training):
+        request, context = begin(ask)
+        with pytest.raises(Cancelled, match="while it waited"):
+            request.run(context)
+        with context.session() as session:
+            leases.release(session, f"job:{context.job_id}")
+    weights, cache = model_bytes(tiny_base, 4, gpu_memory.CACHE_TOKENS)
+    assert estimates[1] == gpu_memory.MARGIN * (weights + cache) + gpu_memory.CONTEXT_BYTES
+    assert gpu_memory.CONTEXT_BYTES < estimates[0] < estimates[1] and estimates[2] > weights > 10_000
 
 
 def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
