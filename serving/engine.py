@@ -37,7 +37,7 @@ PRELOADED = (
 )
 """Modules imported at startup, so that the first request does not wait for them. Model code of the starter's family
 (Llama) only; other families are imported when loaded."""
-IDLE_SECONDS, RELEASE_SECONDS = 30.0, 2.0
+IDLE_SECONDS = 30.0
 SLOWEST_FLOPS = 2e9  # lowest speed of a forward in FLOPS; a slower device counts as stuck
 STEP_ROWS = 256
 ACCEPTANCE_OPTIONS = ("acceptance", "epsilon", "alpha")
@@ -84,9 +84,7 @@ class Engine:
         self.baselines = PlainBaselines()
         self.prompts = Prompts(metrics.prompt.observe, metrics.prompts_failed.inc, on_panic=panics, **queue_limits)
         self.queue.submit(UPKEEP, lambda _: self._import())
-        self._room_made = threading.Event()  # cleared while the queue has a `_make_room`
-        self._room_made.set()
-        self.closing = False
+        self.closing = self._making_room = False
         self._add_gauges()
 
     def close(self, timeout: float = 2.0) -> None:
@@ -202,22 +200,22 @@ class Engine:
 
     def release_memory(self, devices: Sequence[str]) -> dict[str, Any]:
         """Unload models for a job that waits for memory of `devices` (`models.base.lease_name`), as soon as no request
-        runs. `released`: whether that has happened within RELEASE_SECONDS; `bytes`: of device memory in use by models.
-        Raises Unavailable."""
+        runs. Returns `bytes` of device memory in use by models, `planned`: more bytes that they will need, `loading`:
+        whether another model is being loaded. Raises Unavailable."""
         if self.failure:
             raise Unavailable(self.failure)
-        if self.device != "cpu" and self.lease_name in devices:
-            if self._room_made.is_set():
-                self._room_made.clear()
-                self.queue.submit(UPKEEP, lambda _: self._make_room())
-            self._room_made.wait(RELEASE_SECONDS)
-        return {"device": self.lease_name, "bytes": self.pool.device_bytes, "released": self._room_made.is_set()}
+        if self.device != "cpu" and self.lease_name in devices and not self._making_room:
+            self._making_room = True
+            self.queue.submit(UPKEEP, lambda _: self._make_room())
+        pool = self.pool
+        state = {"bytes": pool.device_bytes, "planned": pool.planned_bytes, "loading": pool.loading}
+        return {"device": self.lease_name, **state}
 
     def _make_room(self) -> None:
         try:
             self.pool.make_room()
         finally:
-            self._room_made.set()
+            self._making_room = False
 
     def _set_threads(self) -> None:
         """Half of the CPU threads while a job holds the CPU. Two programs that each use every core wait for each other

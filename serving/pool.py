@@ -125,15 +125,21 @@ class ModelPool:
         self.heartbeat, self.checksum_cache = heartbeat or Heartbeat(), checksum_cache or ChecksumCache()
         self.itemsize, self._reserved = 4 if dtype == "float32" else 2, reserved
         self._bases: OrderedDict[tuple[str, str], PooledBase] = OrderedDict()
+        self.loading = False
+        """Whether a model is being loaded, perhaps beside a reservation made since. Any thread may read it."""
 
     def get(self, ref: ModelRef) -> PooledModel:
         """The models of `ref`, loaded if necessary. Raises NotFound, Unsupported or Unavailable."""
         _drop_outdated(self._bases, ref.base_path, ref.base_key)
         for base in self._bases.values():
             _drop_outdated(base.drafts, ref.checkpoint_path, ref.draft_key)
-        base = self._bases.get(ref.base_key) or self._load_base(ref)
-        self._bases.move_to_end(ref.base_key)
-        return PooledModel(base, self._draft(base, ref) if ref.draft_key else None)
+        self.loading = not self.is_loaded(ref)
+        try:
+            base = self._bases.get(ref.base_key) or self._load_base(ref)
+            self._bases.move_to_end(ref.base_key)
+            return PooledModel(base, self._draft(base, ref) if ref.draft_key else None)
+        finally:
+            self.loading = False
 
     def is_loaded(self, ref: ModelRef) -> bool:
         base = self._bases.get(ref.base_key)
@@ -153,6 +159,11 @@ class ModelPool:
         return torch.cuda.memory_reserved(self.device) if self.on_gpu else 0
 
     @property
+    def planned_bytes(self) -> int:
+        """Bytes that the loaded models will need in addition: a KV cache is allocated by the first generation."""
+        return max(self.nbytes - self.device_bytes, 0)
+
+    @property
     def on_gpu(self) -> bool:
         return self.device.startswith("cuda")
 
@@ -170,7 +181,7 @@ class ModelPool:
 
         _, needed = self._reserved()
         _free(self.device)
-        while self._bases and torch.cuda.mem_get_info(self.device)[0] < needed:
+        while self._bases and torch.cuda.mem_get_info(self.device)[0] - self.planned_bytes < needed:
             self._bases.popitem(last=False)
             _free(self.device)
 

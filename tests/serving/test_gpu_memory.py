@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from serving import engine as engine_module
 from speculoos import machine
 from speculoos.errors import Cancelled
 from tests.serving.conftest import Served, until
@@ -39,7 +38,6 @@ def gpu(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuMemory]:
     monkeypatch.setattr(pool, "device", "cuda:0")
     monkeypatch.setattr(served.engine, "device", "cuda:0")
     monkeypatch.setattr(served.engine, "lease_name", UUID)
-    monkeypatch.setattr(engine_module, "RELEASE_SECONDS", 0.1)
     yield memory
 
 
@@ -88,8 +86,20 @@ def test_a_job_waits_for_the_memory_that_chat_uses(served: Served, gpu: GpuMemor
     assert message.startswith("cycle needs ") and "the job “my training” has reserved 7.0 GB" in message
 
 
-def test_a_model_stays_beside_a_job_that_has_enough(served: Served, gpu: GpuMemory, context: JobContext) -> None:
-    wait_for_memory(context, [GPU], lambda: 5 * GB)
+def test_a_model_stays_beside_a_job_that_has_enough(
+    served: Served, gpu: GpuMemory, context: JobContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job does not wait for a long answer, but for a model that the server is loading."""
+    answered = threading.Event()
+    served.engine.queue.submit("chat", lambda _: answered.wait(60))
+    monkeypatch.setattr(served.engine.pool, "loading", True)
+    waiting = threading.Thread(target=wait_for_memory, args=(context, [GPU], lambda: 5 * GB))
+    waiting.start()
+    until(lambda: note(context).endswith("(5.0 GB are free, chat uses 4.0 GB, chat loads a model)."))
+    monkeypatch.setattr(served.engine.pool, "loading", False)
+    waiting.join(60)
+    assert not waiting.is_alive() and not answered.is_set()
+    answered.set()
     assert len(served.engine.pool) and reserved(context) == 6 * GB
     with writing(served.settings) as session:
         leases.release(session, f"job:{context.job_id}")

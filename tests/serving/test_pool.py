@@ -117,11 +117,19 @@ def test_models_are_loaded_into_what_is_left_of_a_gpu(
     monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (False, MAX_GRAPHS))
     job: list[Any] = ["", 0]
     with emulated_cuda():
-        warm = ModelPool("cuda:0", "float32", 2**40, reserved=lambda: tuple(job))
+
+        def reserved() -> tuple[str, int]:
+            assert warm.loading, "a job that asks now waits for the end of it"
+            return job[0], job[1]
+
+        warm = ModelPool("cuda:0", "float32", 2**40, reserved=reserved)
         memory = GpuMemory(2**40, used=lambda: warm.nbytes)
         memory.install(monkeypatch)
         loaded = warm.get(refs["cycle"])
         planned = warm.nbytes
+        memory.used = lambda: 1000
+        assert warm.planned_bytes == planned - 1000 and not warm.loading
+        memory.used = lambda: warm.nbytes
         speak(loaded, drafter="none")
         graphs = sum(graph.nbytes for graph in loaded.target.cache.replays.values())
         assert warm.nbytes == planned + graphs > planned

@@ -6,7 +6,7 @@ Meanwhile the server unloads idle models. Nothing happens on a CPU.
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import torch
@@ -38,30 +38,60 @@ def wait_for_memory(context: JobContext, devices: Iterable[str | torch.device], 
     if not gpus:
         return
     nbytes = estimate()
-    needed = {name: int(min(nbytes, LARGEST_SHARE * _memory(device)[1])) for name, device in gpus.items()}
+    needed = {
+        name: int(min(nbytes, LARGEST_SHARE * torch.cuda.mem_get_info(device)[1])) for name, device in gpus.items()
+    }
     _reserve(context, needed)
-    waited = False
     with _server_client(context.settings) as client:
-        while True:
+
+        def measure() -> dict[str, GpuUse]:
             server = _release_memory(client, list(gpus))
-            memory = {name: _memory(device) for name, device in gpus.items()}
-            lacking = [_lack(name, needed[name], memory[name][0], server) for name in gpus]
-            if not any(lacking):
-                break
+            return {name: GpuUse.of(name, device, server) for name, device in gpus.items()}
+
+        uses, waited = measure(), False
+        while lacks := [lack for name, use in uses.items() if (lack := use.lack(name, needed[name]))]:
             waited = True
-            context.wait_note(f"Waits for {', and '.join(filter(None, lacking))}.")
+            context.wait_note(f"Waits for {', and '.join(lacks)}.")
             check_stop(context)
             time.sleep(context.timing.poll_seconds)
-    if waited:
-        context.wait_note("")
+            uses = measure()
+        if waited:
+            context.wait_note("")
+        uses = measure()  # again: models may have been unloaded between the server's response and the measurement
     # The memory of other programs is not the server's either.
-    others = {name: total - free - _used_by_models(server, name) for name, (free, total) in memory.items()}
-    _reserve(context, {name: needed[name] + max(others[name], 0) for name in gpus})
+    _reserve(context, {name: needed[name] + use.others for name, use in uses.items()})
 
 
-def _memory(device: torch.device) -> tuple[int, int]:
-    """(free, total) bytes of a GPU."""
-    return torch.cuda.mem_get_info(device)
+class GpuUse(NamedTuple):
+    """Bytes of a GPU: in all, free, and used by models of the server, with what these will need for their caches.
+    `loading`: whether the server is loading another model."""
+
+    total: int
+    free: int
+    models: int = 0
+    loading: bool = False
+
+    @classmethod
+    def of(cls, name: str, device: torch.device, server: dict[str, Any]) -> "GpuUse":
+        """`server`: response of `_release_memory`, which may be about another GPU."""
+        free, total = torch.cuda.mem_get_info(device)
+        if server.get("device") != name:
+            return cls(total, free)
+        planned = server["planned"]
+        return cls(total, max(free - planned, 0), server["bytes"] + planned, server["loading"])
+
+    @property
+    def others(self) -> int:
+        """Bytes used by other programs."""
+        return max(self.total - self.free - self.models, 0)
+
+    def lack(self, name: str, needed: int) -> str:
+        """What the GPU lacks, or ""."""
+        if self.free >= needed and not self.loading:
+            return ""
+        chat = f", chat uses {gigabytes(self.models)}" if self.models else ""
+        loading = ", chat loads a model" if self.loading else ""
+        return f"{gigabytes(needed)} of GPU memory on {name} ({gigabytes(self.free)} are free{chat}{loading})"
 
 
 def _reserve(context: JobContext, nbytes: dict[str, int]) -> None:
@@ -83,17 +113,3 @@ def _release_memory(server: httpx.Client, devices: list[str]) -> dict[str, Any]:
         return server.post("/v1/release_memory", json={"devices": devices}).raise_for_status().json()
     except (httpx.HTTPError, ValueError):
         return {}
-
-
-def _used_by_models(server: dict[str, Any], name: str) -> int:
-    return server["bytes"] if server.get("device") == name else 0
-
-
-def _lack(name: str, needed: int, free: int, server: dict[str, Any]) -> str:
-    """What the GPU lacks, or "". A server that has not answered yet may be loading a model."""
-    loading = server.get("device") == name and not server["released"]
-    if free >= needed and not loading:
-        return ""
-    used = _used_by_models(server, name)
-    chat = f", chat uses {gigabytes(used)}" if used else ""
-    return f"{gigabytes(needed)} of GPU memory on {name} ({gigabytes(free)} are free{chat})"
