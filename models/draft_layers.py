@@ -1,4 +1,5 @@
-"""The decoder layer of EAGLE drafts, and two attention backends; `models.runtime.cache.CacheBackend` is a third.
+"""The decoder layer of EAGLE drafts, and causal attention without a cache; other attention backends are
+`models.chain_attention.ChainBackend` and `models.runtime.cache.CacheBackend`.
 
 Tensor names are those of Llama in transformers, so that exports need no renaming. Shapes: B batch, n positions, H
 hidden size, h heads, k key/value heads, d head size."""
@@ -85,47 +86,6 @@ class CausalBackend:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-
-
-class ChainBackend:
-    """Training-time test (Li et al. 2025, EAGLE-3): step 0 is causal; at step j position t attends to the step-0 keys
-    of positions 0…t and to its own keys of steps 1…j, exactly like a chain drafted from t. Example, t = 2 at step 2:
-    keys k0[0], k0[1], k0[2], k1[2], k2[2] at positions 0, 1, 2, 3, 4. `index` [B, m]: positions of the queries, in
-    order; None: all. Later steps hold only those."""
-
-    def __init__(self, index: Tensor | None = None) -> None:
-        self._index = index
-        self._bias: Tensor | None = None
-        self._steps: dict[int, list[tuple[Tensor, Tensor]]] = {}
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        steps = self._steps.setdefault(layer, [])
-        steps.append((k, v))
-        if len(steps) == 1:
-            mask = None if self._index is None else self._visible(k.shape[2])
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        scale, (first_k, first_v) = q.shape[-1] ** -0.5, steps[0]
-        n = first_k.shape[2]
-        scores = (q * scale @ first_k.transpose(-1, -2)).add_(self._later_bias(q, n))
-        own = torch.stack([(q * later_k).sum(-1) * scale for later_k, _ in steps[1:]], -1)
-        weights = torch.cat([scores, own], -1).softmax(-1)
-        out = weights[..., :n] @ first_v
-        for i, (_, later_v) in enumerate(steps[1:]):
-            out = out + weights[..., n + i, None] * later_v
-        return out
-
-    def _visible(self, n: int) -> Tensor:
-        """Causal mask, bool [B, 1, m, n], of the queries at `index`."""
-        return torch.arange(n, device=self._index.device) <= self._index[:, None, :, None]
-
-    def _later_bias(self, q: Tensor, n: int) -> Tensor:
-        """Causal mask as 0 or −∞, added to the scores of the step-0 keys at every later step."""
-        if self._bias is None:
-            visible = causal_mask(n, n, q.device) if self._index is None else self._visible(n)
-            self._bias = q.new_zeros(visible.shape).masked_fill_(~visible, float("-inf"))
-        return self._bias
 
 
 class Attention(nn.Module):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.draft_layers import ChainBackend
+from models.chain_attention import ChainBackend
 from models.eagle import EagleDraft
 from models.methods.eagle import MEASURED_DEPTH
 from models.methods.settings import TrainConfig

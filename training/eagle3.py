@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from models.base import aux_layers
-from models.draft_layers import ChainBackend
+from models.chain_attention import ChainBackend
 from models.eagle3 import Eagle3Draft
 from models.logits import Head
 from models.methods.settings import TrainConfig

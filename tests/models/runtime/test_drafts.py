@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.base import load_base
-from models.draft_layers import ChainBackend
+from models.chain_attention import ChainBackend
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.runtime.cache import CacheBackend, KVCache
