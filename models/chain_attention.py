@@ -68,24 +68,23 @@ class _ChainAttention(Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, chunks: list[_Chunk], *kv: Tensor) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
-            (k, *own_k), (v, *own_v) = kv[: len(kv) // 2], kv[len(kv) // 2 :]
-            grouped = q.unflatten(1, (k.shape[1], -1))
-            out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-            own = _own_scores(grouped, own_k)
-            lse = own.logsumexp(-1)  # −∞ at step 0
-            for chunk in chunks:
-                scores = _scores(_rows(grouped, chunk), k, chunk)
-                top = scores.amax(-1)
-                weights = torch.softmax(scores, -1, out=scores)
-                first_lse = (top - weights.amax(-1).log()).view_as(lse[..., chunk.queries])
-                lse[..., chunk.queries] = total = torch.logaddexp(first_lse, lse[..., chunk.queries])
-                values = (weights.to(v.dtype) @ v[:, :, : chunk.end]).view_as(grouped[..., chunk.queries, :])
-                values = values * (first_lse - total).exp_()[..., None]
-                own_weights = (own[..., chunk.queries, :] - total[..., None]).exp_()
-                for i, each in enumerate(own_v):
-                    values.addcmul_(own_weights[..., i, None], each[:, :, None, chunk.queries])
-                out[:, :, chunk.queries] = values.flatten(1, 2)
+        (k, *own_k), (v, *own_v) = kv[: len(kv) // 2], kv[len(kv) // 2 :]
+        grouped = q.unflatten(1, (k.shape[1], -1))
+        out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        own = _own_scores(grouped, own_k)
+        lse = own.logsumexp(-1)  # −∞ at step 0
+        for chunk in chunks:
+            scores = _scores(_rows(grouped, chunk), k, chunk)
+            top = scores.amax(-1)
+            weights = torch.softmax(scores, -1, out=scores)
+            first_lse = (top - weights.amax(-1).log()).view_as(lse[..., chunk.queries])
+            lse[..., chunk.queries] = total = torch.logaddexp(first_lse, lse[..., chunk.queries])
+            values = (weights.to(v.dtype) @ v[:, :, : chunk.end]).view_as(grouped[..., chunk.queries, :])
+            values = values * (first_lse - total).exp_()[..., None]
+            own_weights = (own[..., chunk.queries, :] - total[..., None]).exp_()
+            for i, each in enumerate(own_v):
+                values.addcmul_(own_weights[..., i, None], each[:, :, None, chunk.queries])
+            out[:, :, chunk.queries] = values.flatten(1, 2)
         ctx.save_for_backward(q, out, lse, own, *kv)
         ctx.chunks = chunks
         return out

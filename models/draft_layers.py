@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 SCALED = ("linear", "llama3", "yarn")
 """Scaling types that depend on the config only; others change with the sequence length."""
@@ -130,12 +131,19 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(wide, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if not torch.is_grad_enabled():
+            return self._down(gate, up)
+        # The two elementwise products take as much memory as `gate` and `up`; the backward computes them again.
+        return checkpoint(self._down, gate, up, use_reentrant=False, preserve_rng_state=False)
+
+    def _down(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.down_proj(F.silu(gate) * up)
 
 
 def take_positions(x: Tensor, index: Tensor | None) -> Tensor:
     """x [B, n, C] at index [B, m] → [B, m, C]; None: x itself."""
-    return x if index is None else x.take_along_dim(index[..., None], 1)
+    return x if index is None else x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def rotary(positions: Tensor, config: LayerConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

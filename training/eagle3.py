@@ -99,7 +99,7 @@ class Eagle3Method(nn.Module):
         labels = features["labels"][row, position]
         table, column = (None, position) if self.multi_layer else pad_positions_by_row(row, position, len(hidden))
         backend, x = ChainBackend(table), self._fused(features)
-        xs, target_indices, counted_by_step = [], [], []
+        outputs, target_indices, counted_by_step = [], [], []
         flat_index = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
         for j in range(self.steps):
             tokens, positions = next_tokens(features["input_ids"], j)
@@ -107,13 +107,14 @@ class Eagle3Method(nn.Module):
                 tokens, positions = tokens.gather(1, table), positions.gather(1, table)
             x = self.draft(x, tokens, positions, backend, None if j else table)
             counted, target_position = self._targets(features, j)
-            xs.append(self.draft.lm_head_input(x[row[counted], column[counted]]))
+            outputs.append(x[row[counted], column[counted]])
             target_indices.append(flat_index[row[counted], target_position])
             counted_by_step.append(counted)
         targets, inverse = torch.cat(target_indices).unique(return_inverse=True)
-        scale = torch.ones(self.steps, device=row.device) if scale is None else scale
+        x, scale = torch.cat(outputs), torch.ones(self.steps, device=row.device) if scale is None else scale
+        del outputs
         loss, loss_sums, step_hits = unrolled_loss(
-            xs,
+            self.draft.lm_head_input(x),
             self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias),
             hidden.flatten(0, 1)[targets],
             self._head,

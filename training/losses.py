@@ -49,12 +49,14 @@ def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: st
 
 
 def unrolled_loss(
-    xs: list[Tensor], head: Head, target: Tensor, target_head: Head, target_indices: list[Tensor], scale: Tensor
+    x: Tensor, head: Head, target: Tensor, target_head: Head, target_indices: list[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Soft cross-entropy of several unrolled steps: (scalar Σ_j scale[j]·loss_sums[j], loss_sums [T] without gradient,
-    hits by step). xs[j] [N_j, H] are the rows of step j, target_indices[j] [N_j] ascending indices into the shared
-    targets [S, H'], whose distributions are computed once; weights of head [V, H], target_head [V, H']."""
-    starts = [0, *accumulate(map(len, xs))]
+    hits by step). x [Σ N_j, H] holds the rows of one step after the other, target_indices[j] [N_j] ascending indices
+    into the shared targets [S, H'], whose distributions are computed once; weights of head [V, H], target_head
+    [V, H']."""
+    counts = [len(indices) for indices in target_indices]
+    starts = [0, *accumulate(counts)]
 
     def parts() -> Iterator[_Part]:
         teacher_of = _Logits(target, target_head)
@@ -67,8 +69,8 @@ def unrolled_loss(
                 target_rows, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
                 yield _Part(j, rows, top_ids[target_rows], _distribution_loss, p, target_rows)
 
-    loss, loss_sums, hits = _ChunkedLoss.apply(torch.cat(xs), head.weight, head.bias, head, parts(), scale)
-    return loss, loss_sums, list(hits.split([len(x) for x in xs]))
+    loss, loss_sums, hits = _ChunkedLoss.apply(x, head.weight, head.bias, head, parts(), scale)
+    return loss, loss_sums, list(hits.split(counts))
 
 
 class _Part(NamedTuple):

@@ -1,0 +1,86 @@
+"""Peak memory of a computation of any size, without allocating it: floats are meta tensors, integers are real.
+
+Integers are computed, since indices determine shapes; what is written to them from floats (hits) is left out."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, is_autocast_enabled
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+class _RMSNorm(Function):
+    """Memory of the fused RMSNorm of GPUs, which keeps its input and one number per row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1]))
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+class _AsOnAGpu(TorchFunctionMode):
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor:
+            kwargs.pop("device", None)
+        elif func is F.rms_norm:
+            return _RMSNorm.apply(args[0], kwargs["weight"])
+        return func(*args, **kwargs)
+
+
+class MetaMemory(TorchDispatchMode):
+    """`peak`: maximum bytes of the float tensors created inside this context that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._composite = _AsOnAGpu()
+        self._autocast = patch("torch.is_autocast_enabled", lambda _device: is_autocast_enabled("cpu"))
+        self.live = self.peak = 0
+
+    def __enter__(self) -> "MetaMemory":
+        self._composite.__enter__()
+        self._autocast.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._autocast.stop()
+        self._composite.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(tensor.is_meta for tensor in given):
+            target = args[0] if func.__name__.split(".")[0].endswith("_") else None
+            if isinstance(target, Tensor) and not target.is_meta:
+                return target
+            args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+            if "device" in kwargs:
+                kwargs["device"] = torch.device("meta")
+        out = func(*args, **kwargs)
+        known = {tensor.untyped_storage()._cdata for tensor in given}
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in known:
+                self._count(tensor)
+        return out
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._free, storage.nbytes())
+
+    def _free(self, size: int) -> None:
+        self.live -= size
