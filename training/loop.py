@@ -103,8 +103,13 @@ class Trainer:
         self.is_main = self.accelerator.is_main_process
         device = self.accelerator.device
         enable_tf32(device)
-        load = load_head_only_base if config.hidden_states else load_base
-        self.base = base = load(base_path, dtype=training_dtype(config.base_dtype, device), device=str(device))
+        load, dtype = (
+            load_head_only_base if config.hidden_states else load_base,
+            training_dtype(config.base_dtype, device),
+        )
+        self.base = base = load(base_path, dtype=dtype, device=str(device))
+        if config.base_dtype == "default":  # stored as what it was, since it depends on the machine
+            self.config = config = config.model_copy(update={"base_dtype": dtype})
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
         if config.max_length > base.max_length:
             if "max_length" in config.model_fields_set:
@@ -141,6 +146,7 @@ class Trainer:
         self.reporter.log(
             f"{self.data.sentence()} {len(self.held_out.conversations)} conversations held out, "
             f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
+            f"base in {str(self.base.dtype).removeprefix('torch.')}, "
             f"{self.total_steps or 'any number of'} steps of {self.config.batch_tokens} tokens"
             + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
             + (f" {note}" if note else "")

@@ -33,7 +33,7 @@ def make_accelerator(config: TrainConfig) -> Any:
 
 
 def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
-    """AdamW (or SGD); no weight decay for biases and norms. Fused on a CPU: one pass over the weights, not ten."""
+    """AdamW (or SGD); no weight decay for biases and norms. Fused: one pass over the weights, not ten."""
     parameters = [p for p in method.parameters() if p.requires_grad]
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay)
@@ -41,7 +41,7 @@ def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    fused = all(p.device.type == "cpu" for p in parameters) or None
+    fused = all(p.device.type in ("cpu", "cuda") for p in parameters) or None
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=fused)
 

@@ -19,6 +19,11 @@ def figures(estimate: Estimate) -> str:
         [
             ("Time", time, f"from {estimate.basis}"),
             *([("Steps", f"{estimate.steps:,}", estimate.step_note)] if estimate.steps else []),
+            *(
+                [("GPU memory", size(estimate.gpu_memory), f"of {size(estimate.gpu_bytes)}")]
+                if estimate.gpu_bytes
+                else []
+            ),
             ("Memory", size(estimate.memory), f"{size(estimate.free_memory)} free now"),
             ("Disk", size(estimate.disk), f"{size(estimate.free_disk)} free now"),
         ]

@@ -24,12 +24,14 @@ def show_estimate(settings: Settings, request: Request, as_json: bool) -> None:
 
     guess = check_and_estimate(settings, request)
     amounts = {"seconds": guess.seconds, "disk_bytes": guess.disk, "memory_bytes": guess.memory}
+    amounts |= {"gpu_memory_bytes": guess.gpu_memory} if guess.gpu_bytes else {}
     result = {"kind": request.kind, "steps": guess.steps, "rests_on": guess.basis, "warnings": guess.warnings}
     result |= {name: None if amount is None else round(amount) for name, amount in amounts.items()}
     shown = {
         "time": f"about {timedelta(seconds=round(guess.seconds))}" if guess.seconds is not None else "unknown",
         "steps": f"{guess.steps:,} {guess.step_note}" if guess.steps else "",
         "disk": f"{guess.disk / 1e6:,.1f} MB",
+        "GPU memory": f"{guess.gpu_memory / 1e9:,.1f} GB of {guess.gpu_bytes / 1e9:,.1f}" if guess.gpu_bytes else "",
         "memory": f"{guess.memory / 1e6:,.0f} MB",
         "based on": guess.basis,
     }

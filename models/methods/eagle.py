@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from models.methods.record import DraftSize, Method
+from models.methods.record import BaseShape, DraftSize, Method
 from models.methods.settings import TrainConfig, setting
 
 MEASURED_DEPTH = 4
@@ -19,10 +19,19 @@ class EagleSettings(TrainConfig):
     eagle_noise: float = setting(0.1, "Width of the uniform noise on features, times 512 / length.", 0, 10)
 
 
-def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    """Decoder layers of 12 · H² and the 2H × H input product; the base's LM head is used, not trained."""
-    parameters = (12 * config.eagle_num_layers + 2) * hidden * hidden
-    return DraftSize(parameters, parameters + hidden * vocabulary, passes_per_evaluation=MEASURED_DEPTH)
+def size(base: BaseShape, config: Any) -> DraftSize:
+    """Decoder layers and the 2H × H input product; the base's LM head is used, not trained."""
+    hidden, layers = base.hidden, config.eagle_num_layers
+    parameters, head = layers * base.layer_parameters(hidden) + 2 * hidden * hidden, hidden * base.vocabulary
+    return DraftSize(
+        parameters,
+        parameters + head,
+        passes_per_evaluation=MEASURED_DEPTH,
+        activations=layers * (base.layer_activations + hidden) + 5 * hidden,
+        norms=layers * 2 * hidden,
+        working=3 * base.feedforward_width,
+        frozen=head,
+    )
 
 
 METHOD = Method(

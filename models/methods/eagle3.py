@@ -3,7 +3,7 @@
 from typing import Any
 
 from models.methods.eagle import DRAFTING
-from models.methods.record import DraftSize, Method
+from models.methods.record import BaseShape, DraftSize, Method
 from models.methods.settings import DraftVocabularyConfig, setting
 
 
@@ -23,12 +23,24 @@ class Eagle3Settings(DraftVocabularyConfig):
     )
 
 
-def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    """A layer of 12 · H² with a 2H-wide attention input, the 3H × H fusion and an output matrix, used in each unrolled
-    step. Stores four hidden states of the base: the three fused layers and the last."""
-    output = hidden * (config.draft_vocab_size or vocabulary)
-    parameters = 19 * hidden * hidden + output
-    return DraftSize(parameters, parameters + output, config.ttt_steps, 4, config.ttt_steps)
+def size(base: BaseShape, config: Any) -> DraftSize:
+    """A layer with a 2H-wide attention input, the 3H × H fusion and an output matrix, used in each unrolled step.
+    Stores four hidden states of the base: the three fused layers and the last."""
+    hidden, steps = base.hidden, config.ttt_steps
+    output = hidden * (config.draft_vocab_size or base.vocabulary)
+    parameters = base.layer_parameters(2 * hidden) + 3 * hidden * hidden + output
+    # Besides the layer's: the embeddings, the concatenated input, the head's input and its gradient.
+    per_step = base.layer_activations + 5 * hidden
+    return DraftSize(
+        parameters,
+        parameters + output,
+        steps,
+        4,
+        steps,
+        activations=steps * per_step + 6 * hidden,
+        norms=steps * 3 * hidden,
+        working=3 * base.feedforward_width,
+    )
 
 
 METHOD = Method(

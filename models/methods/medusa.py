@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from models.methods.record import DraftSize, Method
+from models.methods.record import BaseShape, DraftSize, Method
 from models.methods.settings import DraftVocabularyConfig, setting
 
 
@@ -23,13 +23,19 @@ class MedusaSettings(DraftVocabularyConfig):
     )
 
 
-def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
+def size(base: BaseShape, config: Any) -> DraftSize:
     """Blocks of each head and, unless the base's is shared, an output matrix."""
-    heads, output = config.medusa_num_heads, hidden * (config.draft_vocab_size or vocabulary)
-    blocks = heads * config.medusa_num_layers * (hidden * hidden + hidden)
-    if config.medusa_tie_lm_head:
-        return DraftSize(blocks, blocks + heads * output)
-    return DraftSize(blocks + heads * output, blocks + (heads + 1) * output)
+    hidden, heads, layers = base.hidden, config.medusa_num_heads, config.medusa_num_layers
+    output = hidden * (config.draft_vocab_size or base.vocabulary)
+    blocks, matrices = heads * layers * (hidden * hidden + hidden), 0 if config.medusa_tie_lm_head else heads
+    return DraftSize(
+        blocks + matrices * output,
+        blocks + heads * output + (output if matrices else 0),
+        activations=(1 + heads * (2 * layers + 1)) * hidden,
+        working=4 * hidden,
+        logits=1.25,
+        frozen=0 if matrices else output,
+    )
 
 
 METHOD = Method(

@@ -113,8 +113,10 @@ class TrainConfig(BaseModel):
     mixed_precision: Literal["no", "bf16", "fp16"] = setting(
         "no", "Precision of the draft's arithmetic: no (fp32), bf16 or, on a GPU, fp16.", label="Draft precision"
     )
-    base_dtype: Literal["float32", "bfloat16", "float16", "auto"] = setting(
-        "float32", "Precision of the base; auto: bfloat16 where supported.", label="Base precision"
+    base_dtype: Literal["default", "float32", "bfloat16", "float16", "auto"] = setting(
+        "default",
+        "Precision of the base; default: bfloat16 on a GPU that has it, else float32; auto: bfloat16 on CPUs too.",
+        label="Base precision",
     )
     save_dtype: Literal["float32", "bfloat16", "float16"] = setting(
         "float32", "Precision of the stored weights.", label="Checkpoint precision"

@@ -1,10 +1,10 @@
 """A standalone draft: a small model with the base's vocabulary (Leviathan et al. 2023)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from models.methods.record import DraftSize, Method
+from models.methods.record import BaseShape, DraftSize, Method
 from models.methods.settings import TrainConfig, setting
 from speculoos.errors import BadInput
 
@@ -95,12 +95,32 @@ def check_card(card: Mapping[str, Any], config: Any) -> None:
         standalone_sizes(config, StandaloneSizes(layers, hidden, 0, heads, kv_heads))
 
 
-def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    """Decoder layers of attention (4 · H²) and MLP (3 · H · I, else 8 · H²), and the vocabulary matrix."""
-    width = config.draft_hidden_size or hidden
-    mlp = 3 * width * config.draft_intermediate_size or 8 * width * width
-    parameters = config.draft_num_layers * (4 * width * width + mlp) + width * vocabulary
-    return DraftSize(parameters, parameters)
+def size(base: BaseShape, config: Any) -> DraftSize:
+    """Decoder layers of the base's proportions (with all experts, if it has some), embeddings and LM head."""
+    width = config.draft_hidden_size or base.hidden
+    share = width / base.hidden if base.hidden else 0.0
+    shape = replace(
+        base,
+        hidden=width,
+        feedforward_width=config.draft_intermediate_size or share * base.feedforward_width,
+        query_width=share * base.query_width,
+        key_width=share * base.key_width,
+    )
+    layers = config.draft_num_layers
+    own_layers = (base.parameters - base.vocabulary_parameters) / base.layers if base.layers else 0.0
+    per_layer = own_layers if shape == base and own_layers > 0 else shape.layer_parameters(width)
+    parameters = layers * per_layer + shape.vocabulary_parameters
+    # transformers keeps the products of the MLP, and its RMSNorm both of its own.
+    layer = shape.layer_activations + 2 * shape.feedforward_width + 3 * width
+    recomputed = config.gradient_checkpointing
+    return DraftSize(
+        parameters,
+        parameters,
+        activations=layers * (width if recomputed else layer) + 6 * width,
+        working=1.5 * shape.feedforward_width + (layer if recomputed else 0),
+        logits=1.25 if config.draft_loss == "ce" else 6.0,
+        frozen=0 if config.draft_loss == "ce" else base.hidden * base.vocabulary,
+    )
 
 
 METHOD = Method(

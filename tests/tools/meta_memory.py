@@ -31,11 +31,15 @@ class _RMSNorm(Function):
 
 
 class _AsOnAGpu(TorchFunctionMode):
+    def __init__(self, fused_norms: bool) -> None:
+        super().__init__()
+        self._fused_norms = fused_norms
+
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor:
             kwargs.pop("device", None)
-        elif func is F.rms_norm:
+        elif func is F.rms_norm and self._fused_norms:
             return _RMSNorm.apply(args[0], kwargs["weight"])
         return func(*args, **kwargs)
 
@@ -43,9 +47,9 @@ class _AsOnAGpu(TorchFunctionMode):
 class MetaMemory(TorchDispatchMode):
     """`peak`: maximum bytes of the float tensors created inside this context that were alive at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, fused_norms: bool = True) -> None:
         super().__init__()
-        self._composite = _AsOnAGpu()
+        self._composite = _AsOnAGpu(fused_norms)
         self._autocast = patch("torch.is_autocast_enabled", lambda _device: is_autocast_enabled("cpu"))
         self.live = self.peak = 0
 
@@ -72,7 +76,7 @@ class MetaMemory(TorchDispatchMode):
         out = func(*args, **kwargs)
         known = {tensor.untyped_storage()._cdata for tensor in given}
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in known:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in known:
                 self._count(tensor)
         return out
 

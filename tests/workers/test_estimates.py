@@ -10,6 +10,7 @@ from sqlalchemy import select
 from cli.main import main
 from models.methods import METHODS, train_config
 from models.methods.recipes import config_for, load_recipe
+from models.methods.record import BaseShape
 from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
@@ -294,7 +295,7 @@ def test_what_a_training_measures_counts(asked: Settings) -> None:
 
     with writing(asked) as session:
         session.get_one(Dataset, "answers").report = {"tokens": 600, "answer_tokens": 500}
-    draft = METHODS["eagle"].size(64, 1000, config_for("eagle", "", {}))
+    draft = METHODS["eagle"].size(BaseShape.from_card(CARD), config_for("eagle", "", {}))
     at_the_end, nothing = work("eagle", eval_every=0), work("eagle", eval_every=0, held_out=0.0)
     assert at_the_end - nothing == pytest.approx(60 * 2 * draft.active_parameters * 4)
     assert work("eagle", eval_every=1) - at_the_end == pytest.approx(10 * (at_the_end - nothing))

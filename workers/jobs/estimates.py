@@ -8,6 +8,7 @@ of the machine does.
 """
 
 import json
+import math
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -46,6 +47,27 @@ class Estimate(Need):
     basis: str = ""
     free_disk: float = 0.0
     free_memory: float = 0.0
+    gpu_bytes: float = 0.0  # memory of a GPU of this machine; 0 without one
+    total_memory: float = math.inf
+
+    @property
+    def gpu_memory(self) -> float:
+        """Bytes that a training needs on each GPU; 0 without one, and for other jobs."""
+        return self.training_memory.device_memory("cuda") if self.training_memory and self.gpu_bytes else 0.0
+
+    @property
+    def refusal(self) -> str:
+        """Why a training cannot run on the device that it would use by default, and what to change; "" if it can."""
+        training = self.training_memory
+        if training is None or training.config.device != "auto":
+            return ""
+        device, limit = ("cuda", self.gpu_bytes) if self.gpu_bytes else ("cpu", self.total_memory)
+        if (need := training.device_memory(device)) <= limit:
+            return ""
+        where = "on each GPU, which has" if self.gpu_bytes else "of memory, and this machine has"
+        option = training.option_that_fits(device, limit)
+        advice = f"it would fit with {option}" if option else "choose a smaller base model"
+        return f"This training needs about {need / 1e9:,.1f} GB {where} {limit / 1e9:,.1f} GB; {advice}."
 
     @property
     def warnings(self) -> list[str]:
@@ -106,9 +128,14 @@ def _estimate(request: Request, need: Need, pace: Pace | None, home: Path) -> Es
     if need.minutes:
         limit = need.minutes * 60 + _fixed_seconds(request, need.fixed_bytes, home)
         seconds = min(seconds or need.minutes * 60, limit)
-    disk, memory = shutil.disk_usage(nearest_existing(home)).free, psutil.virtual_memory().available
     basis = pace.basis if pace else UNMEASURED if need.work else UNKNOWN
-    return Estimate(**vars(need), seconds=seconds, basis=basis, free_disk=disk, free_memory=memory)
+    memory, probed = psutil.virtual_memory(), _probe_values(home)
+    free = {"free_disk": shutil.disk_usage(nearest_existing(home)).free, "free_memory": memory.available}
+    if training := need.training_memory:
+        free["gpu_bytes"] = 0.0 if training.config.device == "cpu" else probed.get("gpu_bytes", 0.0)
+        free["total_memory"] = memory.total if probed else math.inf  # unknown: the job may run on another machine
+        need = replace(need, memory=training.main_memory("cuda" if free["gpu_bytes"] else "cpu"))
+    return Estimate(**vars(need), seconds=seconds, basis=basis, **free)
 
 
 def _pace(session: Session, request: Request, home: Path, fixed_bytes: float) -> Pace | None:
@@ -143,14 +170,23 @@ def _seconds(job: Job) -> float:
 def _probe(home: Path) -> tuple[dict[str, float], str]:
     """The probe of a home (`models.runtime.speed`) or defaults, and its description: operations per second with packed
     weights (`inference_flops`) and trainable ones (`training_flops`), and `bytes_read` per second."""
+    values = _probe_values(home)
     try:
-        values = json.loads((home / PROBE).read_text(encoding="utf-8"))
         flops, memory = values["operations_per_second"], values["bytes_per_second"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except KeyError:
         defaults = {"inference_flops": OPERATIONS, "bytes_read": MEMORY, "training_flops": OPERATIONS}
         return defaults, "default values, before the first measurement"
     training = values.get("learned_operations_per_second", flops)  # not in older files
     return {"inference_flops": flops, "bytes_read": memory, "training_flops": training}, "a short probe of this machine"
+
+
+def _probe_values(home: Path) -> dict[str, float]:
+    """The content of the probe's file; {} without a readable one."""
+    try:
+        values = json.loads((home / PROBE).read_text(encoding="utf-8"))
+        return {name: float(value) for name, value in values.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _fixed_seconds(request: Request, fixed_bytes: float, home: Path) -> float:

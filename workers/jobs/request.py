@@ -19,6 +19,7 @@ from models.methods.settings import Setting, settings_error, settings_of
 from speculoos.files import total_bytes
 from speculoos.settings import Settings
 from tracking.tables import Base, Checkpoint, Dataset, Table
+from workers.jobs.training_memory import Forecast
 from workers.jobs.words import changed_options, joined, option
 
 INPUTS: dict[str, type[Table]] = {"base_id": Base, "checkpoint_id": Checkpoint, "dataset_id": Dataset}
@@ -37,6 +38,7 @@ class Need:
     steps: int = 0
     step_note: str = ""  # of a training: tokens per step and evaluation interval
     fixed_bytes: float = 0.0  # bytes of weights that a training reads regardless of its length, in its tuning
+    training_memory: Forecast | None = None  # `memory` is that of a training on a CPU
 
 
 @dataclass(frozen=True)

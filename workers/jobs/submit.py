@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from speculoos.errors import Conflict, NotFound
+from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings, load
 from tracking import db, jobs, queries, shards, stored
 from tracking.names import KIND_NAMES, check_free_name, check_name, find_named, free_name, release_name, to_allowed_name
@@ -133,7 +133,10 @@ def check_and_estimate(settings: Settings, request: Request) -> Estimate:
     with db.reading(settings) as session:
         _find_inputs(session, request)
         request.check(session)
-        return estimate(session, request, settings.home)
+        estimated = estimate(session, request, settings.home)
+    if estimated.refusal:
+        raise BadInput(estimated.refusal)
+    return estimated
 
 
 def _deliver(settings: Settings, request: Request) -> None:

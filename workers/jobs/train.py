@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from models.methods import METHODS
 from models.methods.recipes import config_for
+from models.methods.record import BaseShape
 from models.methods.settings import FROM_STORE, TrainConfig, max_length_error, setting
 from speculoos.errors import BadInput, Conflict, Unsupported
 from speculoos.settings import HiddenStatesServer, Settings
@@ -17,12 +18,14 @@ from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.jobs import sizes
 from workers.jobs.evaluate import Tune
 from workers.jobs.request import Namer, Need, Rate, Request
+from workers.jobs.training_memory import Forecast, base_dtype
 from workers.jobs.words import changed_options, option, pairs
 
 STEP_OPERATIONS = 1000  # cost of clipping and updating one parameter (memory-bound) as operations
 FIXED_OPERATIONS = 2e9
 """Fixed cost of an optimizer step as operations (20 ms at `estimates.OPERATIONS`). Without it and
 `sizes.FORWARD_OPERATIONS`, estimates for tiny bases are half of the actual time."""
+LONGEST_ROW = 4  # expected length of the longest conversation of a batch, in mean lengths
 TUNING_QUESTIONS = 6
 """Questions that a trained draft's tree is tuned with: the last of the built-in set; evaluations use its first."""
 
@@ -128,13 +131,14 @@ class Train(Request):
         if hasattr(config, "draft_vocab_size"):  # at most; a coverage is counted by the training
             vocabulary = min(config.draft_vocab_size or vocabulary, vocabulary)
             config = config.model_copy(update={"draft_vocab_size": vocabulary, "draft_vocab_coverage": 0.0})
-        draft = METHODS[config.method].size(sizes.hidden(base), card.get("vocabulary") or 0, config)
+        draft = METHODS[config.method].size(BaseShape.from_card(card), config)
         counts = [sizes.expected_rows(session, data) for data in sets]
         read_tokens = (min(sizes.total_tokens(d, n), n * config.max_length) for d, n in zip(sets, counts, strict=True))
         count, stored = sum(counts), sum(read_tokens)
         config = config.for_tokens(stored)
         tokens = sizes.trained_tokens(config, stored)
-        features = stored * draft.features * sizes.hidden(base) * (4 if config.base_dtype == "float32" else 2)
+        number = 4 if base_dtype(config, "cpu") == "float32" else 2
+        features = stored * draft.features * sizes.hidden(base) * number
         in_memory = min(config.cache_features_mb * 2**20, features)
         on_disk = min(config.cache_disk_gb * 1e9, features - in_memory)
         cached = (in_memory + on_disk) / features if features else 0.0
@@ -150,14 +154,19 @@ class Train(Request):
             forwards + uses * draft.active_parameters + steps * (STEP_OPERATIONS * draft.parameters + FIXED_OPERATIONS)
         )
         states = draft.parameters * 12 * config.keep_last
-        logits = 4 * 3 * min(config.batch_tokens, 1024) * vocabulary
-        frame_bytes = 2 * 4 * (card.get("vocabulary") or 0) * sizes.hidden(base)  # embeddings and LM head
-        base_bytes = frame_bytes if remote else sizes.weights_bytes(base)
-        memory = in_memory + self.processes * (base_bytes * 1.1 + draft.parameters * 16 + logits + 4e8)
+        memory = Forecast(
+            BaseShape.from_card(card),
+            config.model_copy(update={"accumulate": self.config.accumulate}),
+            self.processes,
+            self.sharding,
+            LONGEST_ROW * stored / max(count, 1),
+            in_memory,
+        )
         disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
         fixed = 0.0 if remote else Tune(base_id=base.id, checkpoint_id="").need(session).work
         interval = f"evaluated every {config.eval_every:,}" if config.eval_every else "evaluated at the end"
-        limits = {"work": work if count else 0.0, "disk": disk, "memory": memory, "minutes": config.max_minutes or None}
+        limits = {"work": work if count else 0.0, "disk": disk, "minutes": config.max_minutes or None}
+        limits |= {"memory": memory.main_memory("cpu"), "training_memory": memory}
         return Need(**limits, steps=steps, step_note=f"of {config.step_tokens:,} tokens, {interval}", fixed_bytes=fixed)
 
     def command(self, named: Namer) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from decoding.drafters.base import Drafter
 from decoding.tree import DraftTree, chain_shape
 from models.logits import Head
-from models.methods.record import DraftSize, Method
+from models.methods.record import BaseShape, DraftSize, Method
 from models.methods.settings import TrainConfig, setting
 from training.losses import hard_loss
 from training.medusa import medusa_labels
@@ -90,8 +90,8 @@ def make(target: Any, draft: BigramDraft, options: dict[str, Any]) -> BigramDraf
     return BigramDrafter(draft, options.get("depth", 2))
 
 
-def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    parameters = 2 * vocabulary * config.bigram_rank
+def size(base: BaseShape, config: Any) -> DraftSize:
+    parameters = 2 * base.vocabulary * config.bigram_rank
     return DraftSize(parameters, parameters)
 
 

@@ -13,6 +13,7 @@ from formats.refusals import no_server_reason
 from models.base import decoding_dtype, lease_name, load_base
 from models.checkpoints import load_draft, update_draft_config
 from models.methods.recipes import config_for
+from models.methods.settings import TrainConfig
 from tracking import db
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.prefetcher import StatesLocation
@@ -47,8 +48,8 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     download_checkpoints(context, request.checkpoint_id, folder.parent)
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
-    if resume and config.batch_tokens is None:  # earlier versions had other defaults
-        config = config.model_copy(update={"batch_tokens": read_trainer_state(resume)["config"]["batch_tokens"]})
+    if resume:  # earlier versions, or another machine, had other defaults
+        config = with_stored_defaults(config, read_trainer_state(resume)["config"])
     if reason := no_server_reason(request.method, base.path):
         context.log(reason, "warning")
     devices = take_devices(context, config.device, request.processes)
@@ -86,9 +87,16 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
 
 
 def process_memory(request: Train, context: JobContext) -> float:
-    """Estimated bytes of memory of each process."""
+    """Forecast of the bytes of GPU memory of each process."""
     with db.reading(context.settings) as session:
-        return request.need(session).memory / request.processes
+        return request.need(session).training_memory.device_memory("cuda")
+
+
+def with_stored_defaults(config: TrainConfig, stored: dict[str, Any]) -> TrainConfig:
+    """The config with the stored values of defaults that depend on the data or the machine."""
+    defaults = {"batch_tokens": None, "base_dtype": "default"}
+    update = {name: stored[name] for name, default in defaults.items() if getattr(config, name) == default}
+    return config.model_copy(update=update)
 
 
 def initial_draft(request: Train, context: JobContext) -> dict[str, str]:
