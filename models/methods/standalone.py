@@ -117,7 +117,7 @@ def size(base: BaseShape, config: Any) -> DraftSize:
         parameters,
         parameters,
         activations=layers * (width if recomputed else layer) + 6 * width,
-        working=1.5 * shape.feedforward_width + (layer if recomputed else 0),
+        working=layer + 0.5 * shape.feedforward_width if recomputed else 1.5 * shape.feedforward_width,
         logits=1.25 if config.draft_loss == "ce" else 6.0,
         frozen=0 if config.draft_loss == "ce" else base.hidden * base.vocabulary,
     )

@@ -4,6 +4,8 @@ Integers are computed, since indices determine shapes; what is written to them f
 
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +16,39 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from models.base import LoadedBase
+from models.draft_layers import base_layer_config
+from models.eagle3 import Eagle3Config, Eagle3Draft, ScaledLinear
+from models.methods import train_config
+from training.eagle3 import Eagle3Method
+from training.medusa import medusa_labels
+
+
+def eagle3_peak(sizes: dict[str, int], length: int, steps: int, vocabulary: int) -> int:
+    """Peak bytes of an fp32 EAGLE-3 step on a GPU, beside weights and gradients: forward, loss and backward of one row
+    of `length` tokens with a bfloat16 Llama of these `sizes` and a draft vocabulary."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes), dtype=torch.bfloat16).requires_grad_(False)
+        base = LoadedBase(model, None, Path(), torch.bfloat16, torch.device("meta"), frozenset())
+        vocabularies = {"vocab_size": base.vocab_size, "draft_vocab_size": vocabulary}
+        config = Eagle3Config(**{**asdict(base_layer_config(base)), **vocabularies, "aux_layers": (0, 1, 2)})
+        draft = Eagle3Draft(config).attach(base)
+        draft.fc = ScaledLinear(torch.ones(3 * base.hidden_size), base.hidden_size)
+    draft.d2t = torch.zeros(vocabulary, dtype=torch.int64)
+    method = Eagle3Method(train_config("eagle3", ttt_steps=steps), base, draft)
+    for parameter in method.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    ids, mask = torch.zeros(1, length, dtype=torch.long), torch.arange(length)[None] > 0
+    labels = medusa_labels(ids, mask, steps)
+    row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
+    with MetaMemory() as memory:
+        hidden = torch.empty(1, length, base.hidden_size, dtype=torch.bfloat16, device="meta")
+        features = {"aux": torch.cat([hidden] * 3, -1), "hidden": hidden, "input_ids": ids, "labels": labels}
+        features |= {"row": row, "position": position, "in_vocab": torch.ones_like(mask)}
+        method(features, 0, torch.ones(steps)).loss.backward()
+    return memory.peak
 
 
 class _RMSNorm(Function):
