@@ -21,13 +21,14 @@ from models.logits import Head, apply_logit_rule_, logit_rule_derivative
 from models.runtime.argmax import argmax
 from models.runtime.linear import product
 
-CHUNK_FLOATS = 12 << 20  # logits per chunk. Fewer rows make the matrix products less efficient.
+CHUNK_FLOATS, CUDA_CHUNK_FLOATS = 12 << 20, 32 << 20
+"""Logits per chunk on a CPU and on a GPU. Fewer rows make the matrix products less efficient."""
 BLOCK_FLOATS = 3 << 19  # logits per block on a CPU, so that they stay in its cache between two matrix products
 
 
 def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy of head(x) [N, V] against labels [N], summed: (scalar, hits bool [N]); x [N, H]."""
-    chunks = _chunks(len(x), len(head.weight))
+    chunks = _chunks(len(x), head.weight)
     parts = (_Part(0, rows, labels[rows], _label_loss, labels[rows]) for rows in chunks)
     loss, _, hits = _ChunkedLoss.apply(x, head.weight, head.bias, head, parts, torch.ones(1, device=x.device))
     return loss, hits
@@ -40,7 +41,7 @@ def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: st
 
     def parts() -> Iterator[_Part]:
         teacher_of = _Logits(target, target_head)
-        for rows in _chunks(len(x), len(head.weight)):
+        for rows in _chunks(len(x), head.weight):
             teacher = teacher_of(rows)
             yield _Part(0, rows, argmax(teacher), DISTANCES[kind], teacher)
 
@@ -60,7 +61,7 @@ def unrolled_loss(
 
     def parts() -> Iterator[_Part]:
         teacher_of = _Logits(target, target_head)
-        for part in _chunks(len(target), len(head.weight)):
+        for part in _chunks(len(target), head.weight):
             teacher = teacher_of(part)
             top_ids, p = argmax(teacher), torch.softmax(teacher, -1, out=teacher)
             chunk_bounds = torch.tensor([part.start, part.stop], device=target.device)
@@ -118,7 +119,7 @@ class _Logits:
     def __init__(self, x: Tensor, head: Head):
         self.x, self.head, self.weight = x, head, (weight := head.weight)
         self.unbuffered = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
-        rows = 0 if self.unbuffered else min(_chunk_rows(len(weight)), len(x))
+        rows = 0 if self.unbuffered else min(_chunk_rows(weight), len(x))
         self.buffer = torch.empty(rows, len(weight), device=weight.device)
 
     def __call__(self, part: slice) -> Tensor:
@@ -226,10 +227,12 @@ class _Gradients:
         return tuple(None if part is None else part.mul_(grad.to(part.dtype)) for part in gradients)
 
 
-def _chunk_rows(vocabulary: int) -> int:
-    return max(CHUNK_FLOATS // max(vocabulary, 1), 16)
+def _chunk_rows(weight: Tensor) -> int:
+    """Rows per chunk of a head with this weight [V, H]."""
+    floats = CUDA_CHUNK_FLOATS if weight.is_cuda else CHUNK_FLOATS
+    return max(floats // max(len(weight), 1), 16)
 
 
-def _chunks(rows: int, vocabulary: int) -> list[slice]:
-    size = _chunk_rows(vocabulary)
+def _chunks(rows: int, weight: Tensor) -> list[slice]:
+    size = _chunk_rows(weight)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]

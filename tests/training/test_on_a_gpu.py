@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from models.base import training_dtype
 from tests.tools.emulated_cuda import emulated_cuda
 from tests.training.test_loop import METHODS, Notebook, config
 from training.loop import train
@@ -20,3 +22,12 @@ def test_a_step_of_every_method(method: str, tiny_base: Path, dataset: Path, tmp
     assert device.launches["mm"]
     assert on_gpu.curve() == pytest.approx(on_cpu.curve(), rel=1e-3)
     assert on_gpu.curve("eval/tau") == pytest.approx(on_cpu.curve("eval/tau"), rel=0.05)
+
+
+def test_the_default_precision_is_bfloat16_where_a_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    with emulated_cuda():
+        assert training_dtype("default", gpu) == training_dtype("auto", gpu) == "bfloat16"
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+        assert (training_dtype("default", gpu), training_dtype("auto", gpu)) == ("float32", "float16")
+    assert training_dtype("default", cpu) == "float32" and training_dtype("float16", gpu) == "float16"

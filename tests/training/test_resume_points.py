@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from models.methods import train_config
 from speculoos.checksums import CHECKSUM_FILE
 from tests.tools.damage import cut, flip
 from tests.training.test_loop import Notebook, config
@@ -20,6 +21,7 @@ from training.resume_points import (
     latest_undamaged_resume_point,
     resume_point_damage,
 )
+from workers.child.work.train import with_stored_defaults
 
 SETTINGS = {"max_steps": 8, "eval_every": 4, "save_every": 2, "keep_last": 3}
 
@@ -118,3 +120,12 @@ def test_a_single_state_may_be_named(states):
     assert latest_undamaged_resume_point([None, states.parent / "nothing", states], pytest.fail) == latest_resume_point(
         states
     )
+
+
+def test_defaults_that_depend_on_data_or_machine_are_taken_from_the_state():
+    """An older version trained with a float32 base on a GPU too."""
+    stored = {"batch_tokens": 512, "base_dtype": "float32"}
+    resumed = with_stored_defaults(train_config("eagle"), stored)
+    assert (resumed.batch_tokens, resumed.base_dtype) == (512, "float32")
+    chosen = train_config("eagle", batch_tokens=64, base_dtype="bfloat16")
+    assert with_stored_defaults(chosen, stored) == chosen

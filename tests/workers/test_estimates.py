@@ -11,6 +11,7 @@ from cli.main import main
 from models.methods import METHODS, train_config
 from models.methods.recipes import config_for, load_recipe
 from models.methods.record import BaseShape
+from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
@@ -364,3 +365,26 @@ def test_a_step_of_the_smallest_base_takes_time_too(both: Settings, kind: str) -
     with writing(both) as session:
         session.get_one(Base, "small").card = SMALLER | {"parameters": 100}
     assert guess(both, KINDS[kind]("small")).seconds > START_SECONDS["gpu"] + 1
+
+
+def test_a_training_larger_than_the_device_is_refused_with_what_fits(asked: Settings) -> None:
+    """On the GPU of the probe, or in the memory of a probed machine without one; not on a device that was chosen."""
+    large = CARD | {"parameters": 8e9, "hidden_size": 4096, "layers": 32, "heads": 32, "vocabulary": 128_256}
+    with writing(asked) as session:
+        session.get_one(Base, "base").card = large
+    request = Train("eagle3", "base", "answers", {"draft_vocab_size": 32_000, "base_dtype": "float32"})
+    assert guess(asked, request).gpu_memory == 0 and not guess(asked, request).refusal  # not probed yet
+    speeds = {"operations_per_second": 1e12, "bytes_per_second": 1e12}
+    (asked.home / PROBE).write_text(json.dumps(speeds | {"gpu_bytes": 40e9}))
+    found = guess(asked, request)
+    assert found.gpu_memory > 40e9 and found.memory < 5e9
+    with pytest.raises(
+        BadInput, match=r"about 4\d\.\d GB on each GPU, which has 40\.0 GB; it would fit with base_dtype=b"
+    ):
+        submit(request, settings=asked)
+    assert not guess(asked, request.changed(settings={**request.settings, "base_dtype": "default"})).refusal
+    assert not guess(asked, request.changed(settings={**request.settings, "device": "cuda"})).refusal
+    (asked.home / PROBE).write_text(json.dumps(speeds))
+    with writing(asked) as session:
+        session.get_one(Base, "base").card = large | {"parameters": 1e15}
+    assert "this machine has" in guess(asked, request).refusal

@@ -95,7 +95,8 @@ def process_memory(request: Train, context: JobContext) -> float:
 def with_stored_defaults(config: TrainConfig, stored: dict[str, Any]) -> TrainConfig:
     """The config with the stored values of defaults that depend on the data or the machine."""
     defaults = {"batch_tokens": None, "base_dtype": "default"}
-    update = {name: stored[name] for name, default in defaults.items() if getattr(config, name) == default}
+    unset = [name for name, default in defaults.items() if getattr(config, name) == default]
+    update = {name: stored[name] for name in unset if name in stored}
     return config.model_copy(update=update)
 
 
