@@ -263,9 +263,7 @@ class JobContext:
             if held:
                 reasons.append(f"{held} holds {candidates[0]}" if len(names) == 1 else f"GPUs are held by {held}")
             note = f"Waits for {count} GPUs: " if count > 1 else "Waits: "
-            with self._lock:  # the planned total stays
-                progress_note = f"{note}{', '.join(reasons)}."[:200]
-                self._report.progress = {"done": 0, "progress_note": progress_note, "eta_seconds": None}
+            self.wait_note(f"{note}{', '.join(reasons)}.")
             check_stop(self)
             time.sleep(self.timing.poll_seconds)
 
