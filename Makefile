@@ -1,6 +1,6 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
-# DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks), GPU_OUT (the file of the figures of `make gpu-check`).
+# DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks), GPU_OUT (the file of the figures of `make gpu-check`), PEERS (environments of other libraries, for the same).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
@@ -9,6 +9,7 @@ DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
 GPU_OUT ?= gpu.json
+PEERS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -60,7 +61,7 @@ bench: install ## speed beside transformers, and whether the output is the same,
 	$(BIN)/python -m benchmarks.exactness --questions $(QUESTIONS)
 
 gpu-check: install ## exactness and speed on an NVIDIA GPU, in ten minutes; figures go into GPU_OUT and docs/benchmarks.md
-	$(BIN)/python -m benchmarks.gpu_check --json $(GPU_OUT)
+	$(BIN)/python -m benchmarks.gpu_check --json $(GPU_OUT) $(PEERS)
 
 pictures: install ## the pictures of README and docs, in some minutes
 	@$(BIN)/python -m tests.tools.browser

@@ -29,6 +29,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import decode
 from benchmarks.gpu_exactness import Bench, OutOfTime, agreement, drafter_of, exactness, graphs, tiny
+from benchmarks.gpu_peers import NAMES, add_options, peers
 from benchmarks.peers.common import peak_memory_mb
 from benchmarks.peers.generation_side import ours
 from benchmarks.report import conditions, finish, load_average, make_parser, replace_between, table_lines
@@ -219,6 +220,7 @@ PARTS: dict[str, Part] = {
     "training": training,
     "several GPUs": several_gpus,
     "batched generation": batches,
+    "other libraries": peers,
 }
 
 
@@ -281,6 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="parts that would begin later are not run")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the processor")
+    add_options(parser)
     args = parser.parse_args(arguments)
     disable_progress_bar()
     if not args.dry_run and not torch.cuda.is_available():
@@ -289,7 +292,8 @@ def main(arguments: list[str] | None = None) -> int:
     device = pick_device("cpu" if args.dry_run else f"cuda:{torch.cuda.current_device()}")
     began, load = time.monotonic(), load_average()
     with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run)
+        environments = {name: folder for name in NAMES if (folder := getattr(args, name))}
+        bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run, environments)
         reports = check(bench)
     seconds = time.monotonic() - began
     claim_in_time(bench, reports, seconds, args.minutes)

@@ -66,6 +66,8 @@ class Bench:
     scratch: Path
     deadline: float
     dry: bool = False
+    environments: dict[str, Path] = field(default_factory=dict)
+    """Virtual environments of compared libraries by name."""
     claims: list[Claim] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 

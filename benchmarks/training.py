@@ -115,24 +115,24 @@ def peers(args: argparse.Namespace, method: str) -> list[Contender]:
 
 @contextmanager
 def training_sides(
-    contenders: Sequence[Contender], method: str, plan: BenchmarkPlan
+    contenders: Sequence[Contender], method: str, plan: BenchmarkPlan, device: str = "cpu"
 ) -> Iterator[tuple[list[Side], dict[str, str]]]:
     """`report.started` with the plan in a file."""
     with tempfile.TemporaryDirectory() as folder:
         rows = [{"ids": row.token_ids.tolist(), "mask": row.mask.int().tolist()} for row in plan.rows]
         file = Path(folder) / "plan.json"
         file.write_text(json.dumps({"rows": rows, "steps": plan.steps, "settings": SETTINGS}))
-        options = {"method": method, "base": str(starter_path()), "plan": str(file)}
+        options = {"method": method, "base": str(starter_path()), "plan": str(file), "device": device}
         with started(contenders, {**options, "threads": torch.get_num_threads()}) as running:
             yield running
 
 
-def race(args: argparse.Namespace, method: str, plan: BenchmarkPlan) -> dict[str, Any]:
+def race(args: argparse.Namespace, method: str, plan: BenchmarkPlan, device: str = "cpu") -> dict[str, Any]:
     """Run all rounds of one method; returns figures of each contender, and comparisons."""
     contenders = [ours(OURS), *peers(args, method), ours(OURS_FP32, "float32")]
     contenders += [ours(BEFORE, tree=args.before.resolve())] if args.before else []
     rounds: list[dict[str, dict[str, Any]]] = []
-    with training_sides(contenders, method, plan) as (sides, failed):
+    with training_sides(contenders, method, plan, device) as (sides, failed):
         if own := failed.keys() - PEERS.keys():
             raise Unavailable("; ".join(failed[name] for name in own))
         for number in range(min(WARM_UP_ROUNDS + args.rounds, len(plan.steps))):

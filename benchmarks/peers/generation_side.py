@@ -83,7 +83,8 @@ def batched(base: Any, prompts: list[list[int]], options: Json) -> Callable[[Jso
 
 
 def make(options: Json) -> tuple[Json, Callable[[Json], Json]]:
-    prompts, base = json.loads(Path(options["prompts"]).read_text()), load_base(options["model"], options["dtype"])
+    prompts = json.loads(Path(options["prompts"]).read_text())
+    base = load_base(options["model"], options["dtype"], options.get("device", "cpu"))
     run = (decoding if options["engine"] == "decoding" else batched)(base, prompts, options)
 
     def answer(command: Json) -> Json:

@@ -1,5 +1,5 @@
-"""A contender of the training benchmarks: this project, nvidia-modelopt or speculators (option `side`), on a CPU. Runs
-in the environment of its library, so each side imports its own.
+"""A contender of the training benchmarks: this project, nvidia-modelopt or speculators (option `side`), on the option
+`device`. Runs in the environment of its library, so each side imports its own.
 
 The option `plan` is a JSON file with `rows` ({"ids", "mask"}), `steps` (lists of row indices) and `settings`. Commands:
 {"step": 3, "lr": 0.001} → {"loss", "seconds"}; {"save": FOLDER} → {}. A step includes the frozen base
@@ -48,13 +48,13 @@ def ours(options: Json, settings: Json, rows: Rows) -> PeerTrainer:
         ttt_decay=settings["ttt_decay"],
         train_lm_head=False,
     )
-    base = load_base(options["base"], dtype=options["base_dtype"])
+    base = load_base(options["base"], dtype=options["base_dtype"], device=options["device"])
     tensors = [(torch.tensor(row["ids"]), torch.tensor(row["mask"], dtype=torch.bool)) for row in rows]
     method = make_method(config, base, [TokenizedConversation("", ids, mask, "") for ids, mask in tensors]).train()
     pack_supported(base, head=False)
 
     def loss(rows: Rows) -> torch.Tensor:
-        ids, answer, real = padded(rows)
+        ids, answer, real = padded(rows, options["device"])
         features = method.features(Batch(ids, answer, real.sum(1)))
         scale = torch.tensor(method.weights) / method.counts(features).clamp(min=1)
         return method(features, scale=scale).loss
@@ -96,10 +96,10 @@ def modelopt(options: Json, settings: Json, _rows: Rows) -> PeerTrainer:
     prefix = "eagle_module." if eagle else "medusa_heads."
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and prefix.rstrip(".") in name)
-    model.train()
+    model.to(options["device"]).train()
 
     def loss(rows: Rows) -> torch.Tensor:
-        ids, answer, real = padded(rows)
+        ids, answer, real = padded(rows, options["device"])
         if eagle:
             model._cached_attn_blk_masks.clear()
             mask = read_in_answer(answer)
@@ -129,6 +129,7 @@ def speculators(options: Json, settings: Json, _rows: Rows) -> PeerTrainer:
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(options["base"], dtype=torch.float32).eval().requires_grad_(False)
+    base.to(device := torch.device(options["device"]))
     longest = base.config.max_position_embeddings
     draft = Eagle3DraftModel.from_training_args(
         create_transformer_layer_config(options["base"], 1, "llama", None, longest, [0]),
@@ -137,7 +138,8 @@ def speculators(options: Json, settings: Json, _rows: Rows) -> PeerTrainer:
         norm_before_residual=False,
         ttt_steps=settings["ttt_steps"],
         draft_attn_impl="eager",
-    ).train()
+    )
+    draft.to(device).train()
     losses = {"ttt_steps": settings["ttt_steps"], "ttt_step_loss_decay": settings["ttt_decay"]}
     losses["loss_config"] = resolve_loss_config("kl_div", "eager")
 
@@ -153,16 +155,17 @@ def speculators(options: Json, settings: Json, _rows: Rows) -> PeerTrainer:
         return torch.cat([out.hidden_states[i] for i in draft.target_layer_ids], -1), last[0]
 
     def loss(rows: Rows) -> torch.Tensor:
-        ids, answer, real = padded(rows)
+        ids, answer, real = padded(rows, device)
         (aux, last), counted, parts = hidden(ids), read_in_answer(answer), []
         for i, n in enumerate(real.sum(1).tolist()):
             part = {"input_ids": ids[i, :n], "hidden_states": aux[i, :n], "verifier_last_hidden_states": last[i, :n]}
-            part |= {"loss_mask": counted[i, :n], "lengths": torch.tensor([n]), "position_ids": torch.arange(n)}
+            part |= {"loss_mask": counted[i, :n], "position_ids": torch.arange(n, device=device)}
+            part["lengths"] = torch.tensor([n], device=device)
             parts.append(shift_batch(part))
         names = ("input_ids", "hidden_states", "verifier_last_hidden_states", "loss_mask", "position_ids")
         packed = {name: torch.cat([part[name] for part in parts])[None] for name in names}
         lengths = torch.cat([part["lengths"] for part in parts])
-        documents = torch.arange(len(rows)).repeat_interleave(lengths)[None]
+        documents = torch.arange(len(rows), device=device).repeat_interleave(lengths)[None]
         return draft(**packed, document_ids=documents, **losses)[1]
 
     def weights() -> Tensors:
@@ -172,7 +175,7 @@ def speculators(options: Json, settings: Json, _rows: Rows) -> PeerTrainer:
     return PeerTrainer(("speculators", "transformers"), draft, loss, weights)
 
 
-def padded(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def padded(rows: Rows, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Token ids (int64), answer mask and attention mask (bool), all [B, longest], right-padded with id 0."""
     width = max(len(row["ids"]) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
@@ -182,7 +185,7 @@ def padded(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ids[number, :length] = torch.tensor(row["ids"])
         answer[number, :length] = torch.tensor(row["mask"], dtype=torch.bool)
         real[number, :length] = True
-    return ids, answer, real
+    return ids.to(device), answer.to(device), real.to(device)
 
 
 def read_in_answer(answer: torch.Tensor) -> torch.Tensor:
