@@ -8,7 +8,6 @@ import warnings
 from contextlib import suppress
 from importlib import import_module
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 if __name__ == "__main__":
     gc.disable()  # until it serves: what imports and pages create stays, and searching it takes a second
 

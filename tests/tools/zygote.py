@@ -35,7 +35,7 @@ IMPORTED = (
     *("transformers.models.llama.modeling_llama", "celery.app.amqp", "celery.apps.worker", "celery.concurrency.thread"),
     *("celery.worker.components", "celery.fixups.django", "kombu.transport.redis", "redis", "sqlalchemy.orm"),
     *("sqlalchemy.dialects.sqlite", "alembic.config", "pydantic", "psutil", "httpx", "typer", "rich.progress"),
-    *("prometheus_client", "fastapi", "gradio", "jinja2", "openai", "orjson"),
+    *("prometheus_client", "fastapi", "app", "jinja2", "openai", "orjson"),
     *("uvicorn.protocols.http.auto", "uvicorn.lifespan.on", "tracking.db", "tracking.jobs", "tracking.reports"),
 )
 """Of the project only what reads no environment when it is imported."""

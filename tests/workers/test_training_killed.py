@@ -12,6 +12,7 @@ from tests.workers.training_bench import Watch, submit_training
 from tracking import db, reports
 from tracking.tables import Checkpoint
 
+FORKED = True
 pytestmark = pytest.mark.integration
 
 STEPS = 60

@@ -1,6 +1,7 @@
 """What the training drills share: a small data set, a training job on a tiny base, and a watch over its processes."""
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -66,10 +67,10 @@ class Watch:
         """Others are remembered once they are old enough to have become what they are."""
         try:
             process = psutil.Process(pid)
-            command = process.cmdline()
-            mine = "workers.child.main" in command and self.job_id in command
+            log = os.readlink(f"/proc/{pid}/fd/1")  # also a forked process is found by it
+            mine = os.path.basename(log).startswith(self.job_id) and os.getsid(pid) == pid
             if not mine and now - process.create_time() > 1:
                 self._others.add(pid)
             return mine and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
+        except (psutil.Error, OSError):
             return False
