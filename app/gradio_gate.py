@@ -11,6 +11,7 @@ after the page is displayed, which would flash the wrong theme.
 
 import json
 import logging
+import re
 import secrets
 from collections.abc import Collection
 from typing import Any
@@ -31,6 +32,13 @@ READ = frozenset({f"{API}/upload_progress", f"{API}/app_id", "/theme.css", "/fav
 """Paths that are passed on unchanged; a page polls `app_id` while its server is down."""
 BUNDLED = ("/assets/", "/static/")
 """Gradio's own scripts and fonts."""
+TRACKER = "/assets/statustracker-"
+FRAMES = re.compile(
+    rb"[\w$]+\(\(\)=>\([\w$]+\(\),\(\)=>\{[\w$]+\([\w$]+,!0\)\}\)\);"  # starts the animation of a loading page
+    rb"|(?<=/1e3\)),[\w$]+&&[\w$]+\(\)(?=\}\)\})"  # repeats the count of an event's seconds
+)
+"""The script of Gradio's status of events, and what requests frames in it. Both go on when their elements are removed:
+every open tab would compute a frame 60 times a second."""
 LONGEST = 200
 """Maximum length of such a path in bytes; a longer one would make the file system raise an error."""
 UNANSWERABLE = "The request cannot be read or answered. Reload the page."
@@ -68,7 +76,7 @@ class GradioGate:
         path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
         reads, posts = scope["method"] in ("GET", "HEAD"), scope["method"] == "POST"
         if reads and (path in READ or path.startswith(BUNDLED) and len(path.encode()) <= LONGEST):
-            await self.app(scope, receive, send)
+            await (self._tracker if path.startswith(TRACKER) else self.app)(scope, receive, send)
         elif reads and path.startswith(FILE) and self.uploads.is_own(session_of(scope), path.removeprefix(FILE)):
             await self.app(scope, receive, _as_attachment(send))
         else:
@@ -110,6 +118,13 @@ class GradioGate:
             for path in json.loads(response.body):
                 self.uploads.claim(session, path)
         return response
+
+    async def _tracker(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Blanks in place of FRAMES keep the script's length and its `etag`."""
+        headers = [(k, v) for k, v in scope["headers"] if k.lower() not in (b"accept-encoding", b"range")]
+        response = await whole_response(self.app, {**scope, "headers": headers}, receive)
+        response.body = FRAMES.sub(lambda found: b" " * len(found[0]), response.body)
+        await response(scope, receive, send)
 
     async def _page(self, scope: dict[str, Any], receive: Any) -> Response:
         headers = [(name, value) for name, value in scope["headers"] if name.lower() in ADDRESS_HEADERS]

@@ -49,7 +49,8 @@ def job_chip(session: Session) -> str:
     if running is None:
         return tag("a", safe("No job is running" + more), href="/jobs", class_="sp-chip")
     words = f"{running.name} · {job_progress(running)}{more}"
-    return tag("a", tag("span", "", class_="sp-pulse") + safe(words), href=f"/jobs?id={running.id}", class_="sp-chip")
+    dot = tag("span", "", class_="sp-dot sp-running")
+    return tag("a", dot + safe(words), href=f"/jobs?id={running.id}", class_="sp-chip")
 
 
 def job_progress(job: Job) -> str:

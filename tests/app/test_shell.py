@@ -4,10 +4,12 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
+import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
 from app import theme
+from app.gradio_gate import FRAMES
 from app.main import PAGES, make_app, make_pages
 from app.views import shell, status_bar
 from app.widgets import elements, formatting
@@ -64,6 +66,13 @@ def test_modules_import_what_is_served_beside_them(client: TestClient) -> None:
             assert client.get(address.replace(name, imported)).status_code == 200, (name, imported)
     reached = set(re.findall(r'"\./([\w.]+)"', "".join((theme.STATIC / name).read_text() for name in theme.modules())))
     assert reached <= set(theme.modules())
+
+
+def test_nothing_requests_frames_in_the_script_of_gradio_s_status(client: TestClient) -> None:
+    [script] = Path(gr.__file__).parent.glob("templates/frontend/assets/statustracker-*.js")
+    answer = client.get(f"/assets/{script.name}")
+    assert len(FRAMES.findall(script.read_bytes())) == 2 and not FRAMES.search(answer.content)
+    assert len(answer.content) == script.stat().st_size
 
 
 def test_the_head_names_nothing_outside() -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.furnished import wait_drawn
+from tests.browser.furnished import Furnished, wait_drawn
 from tests.browser.workbench import Workbench
 from tracking.db import writing
 from tracking.tables import Job, now
@@ -17,6 +17,11 @@ HIDE = """(hidden) => {
   Object.defineProperty(document, 'hidden', {configurable: true, get: () => hidden});
   document.dispatchEvent(new Event('visibilitychange'));
 }"""
+COUNT_FRAMES = """
+  const request = window.requestAnimationFrame;
+  window.framesRequested = 1;
+  window.requestAnimationFrame = (callback) => { window.framesRequested += 1; return request(callback); };
+"""
 
 
 def ended_jobs(bench: Workbench, count: int, prefix: str) -> list[str]:
@@ -79,6 +84,16 @@ def test_idle_pages_call_no_handler_and_ask_ever_less_often(page: Page, workbenc
     for opened in pages.values():
         with opened.expect_request("**/api/changes*"):
             opened.evaluate(HIDE, False)
+
+
+def test_an_idle_page_requests_no_frames(page: Page, furnished: Furnished) -> None:
+    opened = page.context.new_page()
+    opened.add_init_script(COUNT_FRAMES)  # scripts keep the function that they find when they are loaded
+    opened.goto(furnished.bench.url + furnished.things["an evaluation"])
+    wait_drawn(opened)
+    none = "() => { const count = framesRequested; framesRequested = 0; return count === 0; }"
+    opened.wait_for_function(none, polling=500, timeout=20_000)
+    assert opened.evaluate("document.getAnimations().map((each) => each.animationName)") == []
 
 
 def test_a_page_of_a_long_list_keeps_its_numbers_while_the_list_grows(
