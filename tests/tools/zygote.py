@@ -1,11 +1,13 @@
 """Processes of the project that begin in a moment: each is forked from one that has imported the libraries they need,
-which takes seconds. A worker's children are forked the same way; they end with their worker as real ones do.
+which takes seconds. A worker's children are forked the same way; they end with their worker as real ones do. Limited
+children of forked processes are forked too. The processes of a test run, of all xdist workers, share one zygote.
 
 Otherwise each is what `python -m MODULE` starts: a process of its own, killed and waited for by its pid. Only its first
 environment, which others see in /proc, is not its own, so what is found by that is tested with real processes.
 """
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import gc
@@ -19,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
+
+from speculoos import limited
 
 CLONE = Path(__file__).resolve().parents[2]
 WORKER, CHILD = "workers.supervise.worker", "workers.child.main"
@@ -44,6 +49,8 @@ OWN_ENVIRONMENT = ("HF_", "TRANSFORMERS_", "OMP_", "PYTHON", "LD_", "TORCH_", "A
 READ_LATER = ("PYTHONUNBUFFERED", "HF_TOKEN")
 """Those of them that make no difference to what was imported."""
 PR_SET_PDEATHSIG = 1
+ADDRESS = [f"speculoos-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"]
+"""Where the zygote of this test run listens; in forked processes too."""
 
 
 Popen = subprocess.Popen[bytes]
@@ -81,21 +88,22 @@ class Forked:
 class Forker:
     """The side that asks. Processes that are asked for one after the other are told of in this order."""
 
-    def __init__(self, channel: socket.socket, pid: int):
-        self._channel, self.pid = channel, pid
+    def __init__(self, channel: socket.socket):
+        self._channel = channel
         self._lock, self._begun, self._running = threading.Lock(), threading.Condition(), {}
         self._answers: list[int] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(
-        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], out: int, leads: bool
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], out: int, leads: bool, *passed: int
     ) -> Forked:
-        """`python -m module …` with both outputs in the file `out`; where it `leads`, in a session of its own."""
+        """`python -m module …` with both outputs in the file `out`; where it `leads`, in a session of its own. It has
+        the files `passed` too, at most one."""
         asked = {"module": module, "arguments": list(arguments), "environment": dict(environment), "leads": leads}
-        asked["folder"] = os.getcwd()
+        asked |= {"folder": os.getcwd(), "passed": passed}
         sys.audit("tests.zygote", module)
         with self._lock:
-            socket.send_fds(self._channel, [json.dumps(asked).encode()], [out])
+            socket.send_fds(self._channel, [json.dumps(asked).encode()], [out, *passed])
             with self._begun:
                 assert self._begun.wait_for(lambda: self._answers, 60), "nothing is forked any more"
                 return self._running[self._answers.pop()]
@@ -114,14 +122,20 @@ class Forker:
 
 @functools.cache
 def zygote() -> Forker:
-    """The one of this test process, which has all libraries imported."""
-    ours, theirs = _channel()
-    environment = _environment()
-    command = [sys.executable, "-m", "tests.tools.zygote", str(theirs.fileno())]
-    process = subprocess.Popen(command, env=environment, cwd=CLONE, pass_fds=[theirs.fileno()])
-    theirs.close()
-    atexit.register(process.kill)
-    return Forker(ours, process.pid)
+    """The one of this test run, which has all libraries imported. It ends with the last process that asks."""
+    address = f"\0{ADDRESS[0]}"
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    while channel.connect_ex(address):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+                listener.listen()
+            except OSError:  # another process just did
+                time.sleep(0.01)
+                continue
+            command = [sys.executable, "-m", "tests.tools.zygote", ADDRESS[0], str(listener.fileno())]
+            subprocess.Popen(command, env=_environment(), cwd=CLONE, pass_fds=[listener.fileno()])
+    return Forker(channel)
 
 
 def begin(
@@ -168,16 +182,22 @@ class Asked:
     environment: dict[str, str]
     leads: bool
     folder: str
-    out: int
+    passed: Sequence[int]
+    files: Sequence[int]
 
     def begin(self) -> None:
         """As a process of its own: session, files, environment."""
         if self.leads:
             os.setsid()
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, file in enumerate((nothing, self.out, self.out)):
+        out, *others = self.files
+        for number, file in enumerate((nothing, out, out)):
             os.dup2(file, number)
-        os.closerange(3, 1024)
+        kept = 2
+        for number, file in zip(self.passed, others, strict=True):
+            os.dup2(file, number)
+            os.closerange(3, kept := number)
+        os.closerange(kept + 1, 1024)
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.environment)
@@ -191,6 +211,7 @@ class Asked:
             if self.module == WORKER and not _fork_its_children():
                 return
             os.execv = _go_on_as
+            limited.subprocess = SimpleNamespace(Popen=_limited, DEVNULL=subprocess.DEVNULL)
             sys.argv[1:] = self.arguments
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
         except SystemExit as end:
@@ -212,32 +233,58 @@ def _go_on_as(_program: str, command: list[str]) -> None:
     sys.exit()
 
 
-def serve(channel: socket.socket) -> Asked | None:
+def serve(*asking: socket.socket) -> Asked | None:
     """Fork what is asked for, and tell how it ended, until nobody asks any more. In a forked process, what it is."""
-    ends: dict[int, int] = {}
+    sockets = {each.fileno(): each for each in asking}
+    ends: dict[int, tuple[int, socket.socket]] = {}
     poll = select.poll()
-    poll.register(channel, select.POLLIN)
+    for file in sockets:
+        poll.register(file, select.POLLIN)
     while True:
         for file, _ in poll.poll():
             if file in ends:
-                pid = ends.pop(file)
+                pid, channel = ends.pop(file)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 poll.unregister(file)
                 os.close(file)
-                channel.send(json.dumps(["ended", pid, status]).encode())
+                with contextlib.suppress(OSError):  # nobody asks there any more
+                    channel.send(json.dumps(["ended", pid, status]).encode())
                 continue
-            said, files, _, _ = socket.recv_fds(channel, 2**20, 1)
+            channel = sockets[file]
+            if channel.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                accepted = channel.accept()[0]
+                sockets[accepted.fileno()] = accepted
+                poll.register(accepted, select.POLLIN)
+                continue
+            try:
+                said, files, _, _ = socket.recv_fds(channel, 2**20, 2)
+            except ConnectionResetError:  # it was killed
+                said = b""
             if not said:
-                return None
-            asked = Asked(**json.loads(said), out=files[0])
+                poll.unregister(file)
+                sockets.pop(file).close()
+                if all(each in asking for each in sockets.values()):
+                    return None
+                continue
+            asked = Asked(**json.loads(said), files=files)
             if not (pid := os.fork()):
+                for each in sockets.values():
+                    each.close()
                 asked.begin()
                 return asked
-            os.close(files[0])
+            for each in files:
+                os.close(each)
             end = os.pidfd_open(pid)
-            ends[end] = pid
+            ends[end] = pid, channel
             poll.register(end, select.POLLIN)
             channel.send(json.dumps(["began", pid, 0]).encode())
+
+
+def _limited(command: list[str], cwd: Path, env: dict[str, str], stdin: int, pass_fds: list[int]) -> Forked | Popen:
+    """For `speculoos.limited` in a forked process: as subprocess.Popen."""
+    if "serving.prompt_work" in command or not _fits(env):  # it refuses to run beside torch
+        return subprocess.Popen(command, cwd=cwd, env=env, stdin=stdin, pass_fds=pass_fds)
+    return zygote().start(command[2], command[3:], env, 2, False, *pass_fds)
 
 
 def _fork_its_children() -> bool:
@@ -254,7 +301,7 @@ def _fork_its_children() -> bool:
     from workers.child.context import SUPERVISOR_PID
     from workers.supervise import attempt
 
-    forker = Forker(ours, pid)
+    forker = Forker(ours)
 
     def popen(command: list[str], stdin: int, stdout: Any, stderr: Any, env: dict[str, str], **more: bool) -> Forked:
         assert command[:3] == [sys.executable, "-m", CHILD] and stdout is stderr and more == {"start_new_session": True}
@@ -272,7 +319,8 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # what is never looked at again stays shared
-    if asked := serve(socket.socket(fileno=int(sys.argv[1]))):
+    ADDRESS[0] = sys.argv[1]
+    if asked := serve(socket.socket(fileno=int(sys.argv[2]))):
         asked.run()
 
 
