@@ -5,9 +5,11 @@ the answers of `keep` and `stop_requested`; any rank sends the error that ends i
 ends, the launcher ends the others, and the job's next attempt resumes from the last saved state.
 
 Several machines (nodes): the first one calls `train_in_processes` with a Rendezvous and serves a TCPStore at its
-endpoint; the others call `join_training`, which gets the arguments from there. Paths must be the same on all nodes.
+endpoint; the others call `join_training`, which gets the arguments from there, signed with a secret of the home that
+all nodes share.
 """
 
+import hmac
 import multiprocessing
 import os
 import pickle
@@ -31,7 +33,8 @@ import torch.distributed as dist
 from models.base import pick_device
 from models.damage import UNSAVED, check_base
 from models.methods.settings import TrainConfig
-from speculoos.errors import Cancelled, Conflict, ProcessLost, SpeculoosError, Unavailable
+from speculoos.errors import BadInput, Cancelled, Conflict, ProcessLost, SpeculoosError, Unavailable
+from speculoos.files import read_inference_token
 from speculoos.limited import die_with_parent
 from speculoos.redaction import RedactingStream, known_secrets
 from speculoos.reporting import Reporter, SilentReporter, check_stop
@@ -48,6 +51,7 @@ CONNECT_SECONDS = 5
 JOIN_SECONDS = 600
 """Seconds that a node which has joined waits for the others."""
 POLL_SECONDS = 0.5
+SIGNATURE_BYTES = 32
 LOST_NODE = "The connection to another node of the training was lost."
 TRAINING, JOINED, ALIVE = "training", "joined", "alive"
 """Keys of the rendezvous' store."""
@@ -91,7 +95,8 @@ def train_in_processes(
     if rendezvous is None:
         return _run_node(launch, gpus, reporter)[0]
     store = _open_store(rendezvous.endpoint, is_first_node=True)
-    store.set(TRAINING, pickle.dumps(launch))
+    payload = pickle.dumps(launch)
+    store.set(TRAINING, _signature(payload) + payload)
     while missing := rendezvous.nodes - 1 - store.add(JOINED, 0):
         reporter.progress(
             0, None, "steps", f"Waits for {missing} more node{'s' * (missing > 1)} at {rendezvous.endpoint}."
@@ -103,15 +108,23 @@ def train_in_processes(
 
 def join_training(endpoint: str, take_gpus: Callable[[int, Any], Sequence[str]]) -> None:
     """Run the processes of one more node of the training at `endpoint`. `take_gpus(processes, job)` returns UUIDs, or
-    nothing for the CPU. Raises Unavailable if no training waits there, Conflict if it has all nodes, and the errors of
-    `train_in_processes`."""
+    nothing for the CPU. Raises Unavailable if no training waits there, BadInput if it is of another home, Conflict if
+    it has all nodes, and the errors of `train_in_processes`."""
     store = _open_store(endpoint, is_first_node=False)
-    launch: Launch = pickle.loads(store.get(TRAINING))
+    message = store.get(TRAINING)
+    signature, payload = message[:SIGNATURE_BYTES], message[SIGNATURE_BYTES:]
+    if not hmac.compare_digest(signature, _signature(payload)):  # a pickle of a stranger could run code
+        raise BadInput(f"The training at {endpoint} is of another home; all machines need the same home folder.")
+    launch: Launch = pickle.loads(payload)
     gpus = take_gpus(launch.processes, launch.rendezvous.job)
     node = store.add(JOINED, 1)
     if node >= launch.rendezvous.nodes:
         raise Conflict(f"The training at {endpoint} has all of its {launch.rendezvous.nodes} nodes already.")
     _run_node(launch, gpus, SilentReporter(), node)
+
+
+def _signature(payload: bytes) -> bytes:
+    return hmac.digest(read_inference_token(load()).encode(), payload, "sha256")
 
 
 def _open_store(endpoint: str, is_first_node: bool) -> dist.TCPStore:

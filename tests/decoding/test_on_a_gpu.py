@@ -10,7 +10,7 @@ import torch
 from corpus.batch import BatchAnswer, answer_all
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.drafters.base import ClientDrafter
+from decoding.drafters.base import ClientDrafter, Drafter
 from decoding.generate import generate
 from decoding.target import Target, fast_target
 from models.base import LoadedBase, load_base
@@ -36,17 +36,21 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
 
 
 @pytest.fixture
-def cuda() -> Iterator[EmulatedCuda]:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedCuda]:
+    monkeypatch.setattr("models.runtime.graphs.WARM_UPS", 1)  # they compute the same
     with emulated_cuda() as device:
         yield device
 
 
-def drafted(target: Target, name: str, length: int = LENGTH, **config: object) -> list[int]:
-    """The tokens of a generation with a small tree."""
-    target.rewind(0)
+def drafter_of(target: Target, name: str) -> Drafter:
+    """A drafter with a small tree."""
     draft = None if name in ("none", "ngram") else made(name, target.base)
-    options = TREES.get(name, {}) | {"drafter": name}
-    return tokens_of(run(target, make_drafter(target, draft, options), PROMPT, max_tokens=length, **config))
+    return make_drafter(target, draft, TREES.get(name, {}) | {"drafter": name})
+
+
+def tokens(target: Target, drafter: Drafter, length: int = LENGTH, **config: object) -> list[int]:
+    target.rewind(0)
+    return tokens_of(run(target, drafter, PROMPT, max_tokens=length, **config))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -55,10 +59,11 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(
 ) -> None:
     target = fast_target(load_base(base_of(family).path, device="cuda"), 200)
     assert target.base.device.type == "cuda"
-    plain = drafted(target, "none")
+    plain = tokens(target, drafter_of(target, "none"))
     for name in DRAFTERS[1:]:
-        assert drafted(target, name) == plain, name
-        assert len(drafted(target, name, **SAMPLED)) == LENGTH, name
+        drafter = drafter_of(target, name)
+        assert tokens(target, drafter) == plain, name
+        assert len(tokens(target, drafter, 2, **SAMPLED)) == 2, name
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
@@ -87,7 +92,8 @@ def test_graphs_draft_the_trees_of_a_cpu(
     """Over several steps of one graph, with several tokens accepted in the first: a chain of the client's."""
     monkeypatch.setattr("decoding.drafters.runners.drafting_dtype", lambda draft: torch.float32)
     folder = base_of(family).path
-    chain = drafted(fast_target(load_base(folder), 200), "none", LENGTH + 3)
+    target = fast_target(load_base(folder), 200)
+    chain = tokens(target, make_drafter(target), LENGTH + 3)
 
     def trees(name: str, device: str) -> list[tuple[object, object]]:
         base = load_base(folder, device=device)
@@ -106,7 +112,7 @@ def test_graphs_draft_the_trees_of_a_cpu(
 
 def test_typical_acceptance(base_of: Callable[..., LoadedBase], cuda: EmulatedCuda) -> None:
     target = fast_target(load_base(base_of("llama").path, device="cuda"), 200)
-    assert len(drafted(target, "medusa", acceptance="typical", **SAMPLED)) == LENGTH
+    assert len(tokens(target, drafter_of(target, "medusa"), acceptance="typical", **SAMPLED)) == LENGTH
 
 
 @pytest.mark.parametrize("family", ["llama", "generic"])

@@ -37,7 +37,7 @@ def test_every_part_runs_dry_and_its_output_is_exact(tmp_path: Path, capsys: pyt
     judged = [name for name, found in holds.items() if found is not None]
     assert all(holds[name] for name in judged)
     assert sum(name.startswith("fp32") for name in judged) == 8 + 1 and sum(n.startswith("bf16") for n in judged) == 8
-    assert sum(found is None for found in holds.values()) == 8, "speed, capture, launches and more GPUs are not judged"
+    assert sum(found is None for found in holds.values()) == 7, "speed, capture, launches and more GPUs are not judged"
     assert all(name in said for name in holds)
     assert gpu_check.PAGE.read_text(encoding="utf-8") == page, "a dry run writes no page"
 

@@ -1,6 +1,7 @@
 """Trainings in two processes: equal to one, stopped together, ended by any process that fails or is killed."""
 
 import os
+import pickle
 import signal
 import threading
 from contextlib import suppress
@@ -70,6 +71,7 @@ def test_two_processes_equal_one_with_accumulation(sharding, tiny_base, dataset,
 
 def test_two_nodes_equal_one_process_with_accumulation(tiny_base, dataset, tmp_path, monkeypatch):
     """The second node joins over the loopback; its process is started by a launcher of its own."""
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "home"))
     alone, together = Notebook(), Notebook()
     train(config(**SAME, accumulate=2), tiny_base, dataset, tmp_path / "one", None, alone)
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
@@ -92,6 +94,15 @@ def test_two_nodes_equal_one_process_with_accumulation(tiny_base, dataset, tmp_p
     assert asked == [(1, "the job")] and result.step == 4
     for name in ("train/loss", "train/grad_norm", "eval/tau", "train/tokens"):
         assert together.curve(name) == pytest.approx(alone.curve(name), rel=1e-5), name
+
+
+def test_a_training_that_the_home_has_not_signed_is_not_unpickled(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path))
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    store = processes._open_store(endpoint, is_first_node=True)
+    store.set(processes.TRAINING, bytes(processes.SIGNATURE_BYTES) + pickle.dumps(print))
+    with pytest.raises(BadInput, match="of another home"):
+        join_training(endpoint, lambda *_: ())
 
 
 @pytest.mark.parametrize(
