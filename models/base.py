@@ -242,7 +242,8 @@ def _choose_kernels() -> None:
     products without Triton, which needs a C compiler and Python's headers (pytorch/pytorch#196977: rotary embeddings of
     transformers fail without)."""
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.python_native.triton.enabled = False
+    if native := getattr(torch.backends, "python_native", None):  # a module of 2.13 that may be renamed
+        native.triton.enabled = False
 
 
 def has_bfloat16(device: torch.device) -> bool:
