@@ -103,10 +103,8 @@ class Trainer:
         self.is_main = self.accelerator.is_main_process
         device = self.accelerator.device
         enable_tf32(device)
-        load, dtype = (
-            load_head_only_base if config.hidden_states else load_base,
-            training_dtype(config.base_dtype, device),
-        )
+        load = load_head_only_base if config.hidden_states else load_base
+        dtype = training_dtype(config.base_dtype, device)
         self.base = base = load(base_path, dtype=dtype, device=str(device))
         if config.base_dtype == "default":  # stored as what it was, since it depends on the machine
             self.config = config = config.model_copy(update={"base_dtype": dtype})

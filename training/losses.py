@@ -18,11 +18,10 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from models.logits import Head, apply_logit_rule_, logit_rule_derivative
+from models.methods.record import LOSS_CHUNK_FLOATS
 from models.runtime.argmax import argmax
 from models.runtime.linear import product
 
-CHUNK_FLOATS, CUDA_CHUNK_FLOATS = 12 << 20, 32 << 20
-"""Logits per chunk on a CPU and on a GPU. Fewer rows make the matrix products less efficient."""
 BLOCK_FLOATS = 3 << 19  # logits per block on a CPU, so that they stay in its cache between two matrix products
 
 
@@ -229,8 +228,7 @@ class _Gradients:
 
 def _chunk_rows(weight: Tensor) -> int:
     """Rows per chunk of a head with this weight [V, H]."""
-    floats = CUDA_CHUNK_FLOATS if weight.is_cuda else CHUNK_FLOATS
-    return max(floats // max(len(weight), 1), 16)
+    return max(LOSS_CHUNK_FLOATS["cuda" if weight.is_cuda else "cpu"] // max(len(weight), 1), 16)
 
 
 def _chunks(rows: int, weight: Tensor) -> list[slice]:

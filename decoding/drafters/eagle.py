@@ -19,20 +19,18 @@ from decoding.drafters.base import (
     MAX_TUNING_DEPTH,
     WIDEST_TREE,
     ChildSampling,
-    Drafter,
     PrefillContext,
     TuningSpace,
     check_ranks,
     is_fast,
 )
-from decoding.drafters.expansion import DynamicTree, Grown, StaticTree, TreeMask
+from decoding.drafters.expansion import DynamicTree, Grown, StaticTree, TreeDrafter, TreeMask
 from decoding.drafters.runners import EagleRunner, ModuleRunner, PackedRunner, packed_runner
 from decoding.target import MAX_PREFILL_TOKENS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from models.base import LoadedBase
-from models.draft_layers import causal_mask
 from models.runtime.cache import upload
-from models.runtime.graphs import CapturedFunction, TreeRows, bucket_of, captured
+from models.runtime.graphs import CapturedFunction, bucket_of, captured, padded_rows
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import Unsupported
 
@@ -41,7 +39,7 @@ CPU_TREE = DynamicTree(depth=3, top_k=3, nodes=8)
 """For a CPU, where a forward of eight nodes costs little more than a forward of one."""
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(TreeDrafter):
     """`tree`: static or dynamic. `sample`: children of a static shape are sampled if the generation samples."""
 
     def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, base: LoadedBase, sample: bool = False):
@@ -57,7 +55,6 @@ class EagleDrafter(Drafter):
         self.pending: list[torch.Tensor] = []
         """Features of tokens whose rows are not computed yet; with graphs also of the last token."""
         self.last = torch.empty(0)  # the draft's output [1, H] after the sequence, the root of the next tree
-        self.sampling: ChildSampling | None = None
 
     def nbytes(self) -> int:
         return self.cache.nbytes()
@@ -83,15 +80,10 @@ class EagleDrafter(Drafter):
     def propose(self, token: int) -> DraftTree:
         if isinstance(self.tree, TreeShape) and len(self.tree) == 1:
             return DraftTree((token,))
-        uniforms = () if self.sampling is None else (self.sampling.uniforms(self.growth.nodes - 1),)
-        if self.graphed:
-            return self.growth.tree(token, self._grow_captured(*uniforms))
-        uniforms = (upload(numbers, self.device) for numbers in uniforms)
-        return self.growth.tree(token, self.growth.grow(self.expander(), self.sampling, *uniforms))
+        return self.grown_tree(token)
 
     @torch.inference_mode()
     def expander(self) -> "EagleExpander":
-        """An empty tree after the sequence, outside of graphs."""
         if self.pending:
             last = self.pending[-1][-1:]
             self._compute_pending()
@@ -105,10 +97,11 @@ class EagleDrafter(Drafter):
         positions = torch.full((len(ids),), length - 1 + level, device=ids.device)
         return self.draft(features, ids, positions, self.cache, F.pad(visible, (length, 0), value=True))
 
-    def _grow_captured(self, *uniforms: torch.Tensor) -> Grown:
-        """Compute the pending rows and grow the tree in one graph."""
+    def grow_captured(self, *uniforms: torch.Tensor) -> Grown:
+        """Also computes the pending rows."""
         most = self.growth.max_depth + 2  # an accepted path with its root, and the last token again
-        self._compute_pending(leave=most)
+        if sum(map(len, self.pending)) > most:
+            self._compute_pending(leave=most)
         features, length, rows = torch.cat(self.pending), len(self.shifted_ids), most + self.growth.rows
         start = length - len(features)
         self.cache.crop(start)
@@ -128,22 +121,17 @@ class EagleDrafter(Drafter):
         draft, cache, rotations = self.draft, self.cache, self.draft.rotations.for_length(bucket)
 
         def compute(features: torch.Tensor, ids: torch.Tensor, at: torch.Tensor, *uniforms: torch.Tensor) -> Grown:
-            start, count = at[:1], at[1:]
-            rows = start + torch.arange(most, device=ids.device)  # those after `count` are overwritten by the tree
-            view = TreeRows(cache, bucket, start, draft.layout).view(rows, causal_mask(most, most, ids.device))
-            out = draft.compute(features, ids, rotations[rows], view)
-            length = start + count
-            tree = TreeRows(cache, bucket, length, draft.layout)
+            positions, view, tree = padded_rows(cache, bucket, at, most, draft.layout)
+            out = draft.compute(features, ids, rotations[positions], view)
 
             def run(x: torch.Tensor, ids: torch.Tensor, level: int, visible: torch.Tensor) -> torch.Tensor:
-                positions = (length - 1 + level).expand(len(ids))
+                positions = (tree.length - 1 + level).expand(len(ids))
                 return draft.compute(x, ids, rotations[positions], tree.view(positions, visible))
 
-            return self.growth.grow(EagleExpander(draft, out.index_select(0, count - 1), run), sampling, *uniforms)
+            return self.growth.grow(EagleExpander(draft, out.index_select(0, at[1:] - 1), run), sampling, *uniforms)
 
-        integers = torch.zeros(most + 2, dtype=torch.int64, device=self.device)
-        buffers = [features.new_zeros(most, features.shape[1]), integers[:most], integers[most:]]
-        return CapturedFunction(compute, [*buffers, *(u.to(self.device) for u in uniforms)], rotations)
+        pending = features.new_zeros(most, features.shape[1])
+        return CapturedFunction(compute, [pending, *self.buffers(most, *uniforms)], rotations)
 
     @torch.inference_mode()
     def _compute_pending(self, leave: int = 0) -> None:

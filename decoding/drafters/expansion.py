@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from decoding.drafters.base import ChildSampling
+from decoding.drafters.base import ChildSampling, Drafter
 from decoding.sampling import draw_distinct
 from decoding.tree import DraftTree, TreeShape
 from models.methods import trees
@@ -113,6 +113,36 @@ class StaticTree:
         tokens, logprobs = zip(*nodes.values(), strict=True)
         rows = () if proposals is None else zip(self._parents, proposals, strict=True)
         return DraftTree(tokens, shape, logprobs, {new[n]: q for n, q in rows if n in new})
+
+
+class TreeDrafter(Drafter):
+    """A drafter that grows trees level by level: on a GPU a whole tree in one CUDA graph if `graphed`."""
+
+    growth: "StaticTree | DynamicTree"
+    device: torch.device
+    graphed: bool
+    sampling: ChildSampling | None = None
+
+    def expander(self) -> Expander:
+        """An empty tree after the sequence, outside of graphs."""
+        raise NotImplementedError
+
+    def grow_captured(self, *uniforms: torch.Tensor) -> Grown:
+        """Grow the tree in one graph; `uniforms`: as `StaticTree.grow` takes them, on the CPU."""
+        raise NotImplementedError
+
+    def grown_tree(self, token: int) -> DraftTree:
+        """The tree that grows below the root `token`."""
+        uniforms = () if self.sampling is None else (self.sampling.uniforms(self.growth.nodes - 1),)
+        if self.graphed:
+            return self.growth.tree(token, self.grow_captured(*uniforms))
+        uniforms = (upload(numbers, self.device) for numbers in uniforms)
+        return self.growth.tree(token, self.growth.grow(self.expander(), self.sampling, *uniforms))
+
+    def buffers(self, most: int, *uniforms: torch.Tensor) -> list[torch.Tensor]:
+        """Buffers of a graph: token ids [most], first row and number of rows [2], random numbers."""
+        integers = torch.zeros(most + 2, dtype=torch.int64, device=self.device)
+        return [integers[:most], integers[most:], *(numbers.to(self.device) for numbers in uniforms)]
 
 
 class _Level:

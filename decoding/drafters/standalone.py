@@ -5,18 +5,16 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import MAX_TUNING_DEPTH, ChildSampling, Drafter, PrefillContext, TuningSpace, is_fast
-from decoding.drafters.expansion import Grown, StaticTree, TreeMask
+from decoding.drafters.base import MAX_TUNING_DEPTH, ChildSampling, PrefillContext, TuningSpace, is_fast
+from decoding.drafters.expansion import Grown, StaticTree, TreeDrafter, TreeMask
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
-from models.draft_layers import causal_mask
 from models.runtime.attention import CacheView
-from models.runtime.cache import upload
-from models.runtime.graphs import CapturedFunction, TreeRows, bucket_of, captured
+from models.runtime.graphs import CapturedFunction, TreeRows, bucket_of, captured, padded_rows
 from models.runtime.interface import ForwardOutput, Inputs
 
 
-class StandaloneDrafter(Drafter):
+class StandaloneDrafter(TreeDrafter):
     """Fills a static shape (a chain by default) level by level; on a GPU in one CUDA graph. If the generation samples,
     so does the drafter; with `sample=False` it proposes its best tokens, which is also lossless, but fewer are accepted
     at high temperature."""
@@ -28,8 +26,8 @@ class StandaloneDrafter(Drafter):
         self.draft_model, self.vocab_size, self.sample = draft_model, vocab_size, sample
         self.device = draft_model.base.device
         self.growth = StaticTree(shape, self.device)
+        self._most = self.growth.max_depth + 1  # rows that a graph computes before the tree: an accepted path, its end
         self.graphed = self.device.type == "cuda" and is_fast(draft_model)
-        self.sampling: ChildSampling | None = None
         self.ids: list[int] = []
         self.synced = 0  # number of leading tokens that the draft's cache and the sequence have in common
 
@@ -49,14 +47,13 @@ class StandaloneDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
-        most = self.growth.max_depth + 1 if self.graphed else 0
-        if self.growth.nodes == 1 or len(self.ids) + most + self.growth.nodes > self.draft_model.max_length:
+        padding = self._most if self.graphed else 0
+        if self.growth.nodes == 1 or len(self.ids) + padding + self.growth.nodes > self.draft_model.max_length:
             return DraftTree((token,))  # the draft's context is full, so plain decoding continues
-        uniforms = () if self.sampling is None else (self.sampling.uniforms(self.growth.nodes - 1),)
-        if self.graphed:
-            return self.growth.tree(token, self._grow_captured(most, *uniforms))
-        uniforms = (upload(numbers, self.device) for numbers in uniforms)
-        return self.growth.tree(token, self.growth.grow(self, self.sampling, *uniforms))
+        return self.grown_tree(token)
+
+    def expander(self) -> "StandaloneDrafter":
+        return self
 
     def _missing(self) -> list[int]:
         """The tokens that the draft's cache lacks, at least the last. Mutates the draft: drops what differs."""
@@ -87,9 +84,9 @@ class StandaloneDrafter(Drafter):
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         return choices
 
-    def _grow_captured(self, most: int, *uniforms: torch.Tensor) -> Grown:
-        """Compute the missing rows and grow the tree in one graph."""
-        model, missing = self.draft_model, self._missing()
+    def grow_captured(self, *uniforms: torch.Tensor) -> Grown:
+        """Also computes the missing rows."""
+        model, missing, most = self.draft_model, self._missing(), self._most
         if len(missing) > most:
             model.extend(missing[:-most], last_only=True)
         last, start = missing[-most:], len(model.ids)
@@ -114,16 +111,11 @@ class StandaloneDrafter(Drafter):
             return forward.compute(Inputs(ids, positions, 0, (len(ids),)), rotations[positions], view).logits
 
         def compute(ids: torch.Tensor, at: torch.Tensor, *uniforms: torch.Tensor) -> Grown:
-            start, count = at[:1], at[1:]
-            rows = start + torch.arange(most, device=ids.device)  # those after `count` are overwritten by the tree
-            view = TreeRows(cache, bucket, start, forward.layout).view(rows, causal_mask(most, most, ids.device))
-            root = run(ids, rows, view).index_select(0, count - 1)
-            expander = _Expander(root, run, TreeRows(cache, bucket, start + count, forward.layout))
-            return self.growth.grow(expander, sampling, *uniforms)
+            positions, view, tree = padded_rows(cache, bucket, at, most, forward.layout)
+            root = run(ids, positions, view).index_select(0, at[1:] - 1)
+            return self.growth.grow(_Expander(root, run, tree), sampling, *uniforms)
 
-        integers = torch.zeros(most + 2, dtype=torch.int64, device=self.device)
-        buffers = [integers[:most], integers[most:], *(numbers.to(self.device) for numbers in uniforms)]
-        return CapturedFunction(compute, buffers, rotations)
+        return CapturedFunction(compute, self.buffers(most, *uniforms), rotations)
 
 
 class _Expander:

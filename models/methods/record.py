@@ -8,6 +8,9 @@ from typing import Any
 
 from models.methods.settings import TrainConfig
 
+LOSS_CHUNK_FLOATS = {"cpu": 12 << 20, "cuda": 32 << 20}
+"""Logits per chunk of a loss, by device. Fewer rows make the matrix products less efficient."""
+
 
 @dataclass(frozen=True)
 class BaseShape:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from models.draft_layers import causal_mask
 from models.runtime.attention import Biases, additive_mask, attend
 from models.runtime.cache import KVCache
 from models.runtime.interface import ForwardOutput, Inputs, Selection
@@ -90,6 +91,17 @@ class TreeRows:
         rows = self.length + torch.arange(len(self.positions), device=positions.device)
         biases = bucket_biases(self.length, rows, self.positions, visible, self.bucket, self.layout)
         return BucketView(self.cache, rows[len(rows) - len(positions) :], self.bucket, biases)
+
+
+def padded_rows(
+    cache: KVCache, bucket: int, at: torch.Tensor, most: int, layout: MaskLayout
+) -> tuple[torch.Tensor, BucketView, TreeRows]:
+    """Within a graph, `most` causal rows from row at[0], of which at[1] are real (`at` int64 [2]): their positions and
+    view, and the rows of the tree after the real ones, which overwrite the others."""
+    start, count = at[:1], at[1:]
+    positions = start + torch.arange(most, device=at.device)
+    view = TreeRows(cache, bucket, start, layout).view(positions, causal_mask(most, most, at.device))
+    return positions, view, TreeRows(cache, bucket, start + count, layout)
 
 
 @cache
@@ -184,8 +196,8 @@ class GraphedForward:
 
     def _function(self, cache: KVCache, n: int, bucket: int, layers: tuple[int, ...]) -> CapturedFunction:
         forward, device, selection = self.forward, cache.keys.device, Selection(layers)
+        # Kept alive: the graph reads this table even after a longer context made the forward compute a new one.
         rotations = forward.rotations.for_length(cache.max_length)
-        """Kept alive: the graph reads this table even after a longer context made the forward compute a new one."""
 
         def compute(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, *rest: torch.Tensor) -> Tensors:
             mask, length = rest

@@ -195,7 +195,7 @@ def test_torchao_weights_stay_int8_and_a_draft_of_their_layers_is_dense(torchao_
 def test_what_cannot_be_loaded_is_one_sentence_that_names_what_is_missing(
     config: object, kind: type[SpeculoosError], sentence: str, tiny_base: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
+    monkeypatch.setattr(quantization, "find_spec", lambda name: None)  # as if no package were installed
     folder = hostile.copy(tiny_base, tmp_path / "base")
     hostile.put(folder, "config.json", quantization_config=config)
     with pytest.raises(kind, match=sentence):

@@ -12,6 +12,7 @@ from models.eagle3 import Eagle3Draft
 from models.families import IDENTITY_RULE, LogitRule
 from models.logits import Head
 from models.methods import train_config
+from models.methods.record import LOSS_CHUNK_FLOATS
 from training.batches import collate
 from training.eagle import EagleMethod
 from training.eagle3 import Eagle3Method, pad_positions_by_row
@@ -74,7 +75,7 @@ def literal(base, product):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("trained_head", [True, False])
 def test_chunked_cross_entropy_equals_torchs(trained_head, rule, monkeypatch):
-    monkeypatch.setattr("training.losses.CHUNK_FLOATS", 20 * 50)  # chunks of 20 rows
+    monkeypatch.setitem(LOSS_CHUNK_FLOATS, "cpu", 20 * 50)  # chunks of 20 rows
     x, labels = torch.randn(70, 8, requires_grad=True), torch.randint(0, 50, (70,))
     w, b = torch.randn(50, 8, requires_grad=trained_head), torch.randn(50, requires_grad=trained_head)
     total, hits = hard_loss(x, Head(w, b, rule), labels)
@@ -90,7 +91,7 @@ def test_chunked_cross_entropy_equals_torchs(trained_head, rule, monkeypatch):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl"])
 def test_chunked_distances_equal_their_definitions(kind, rule, monkeypatch):
-    monkeypatch.setattr("training.losses.CHUNK_FLOATS", 16 * 50)
+    monkeypatch.setitem(LOSS_CHUNK_FLOATS, "cpu", 16 * 50)
     x, target = torch.randn(37, 8, requires_grad=True), torch.randn(37, 6)
     w, v = Head(torch.randn(50, 8, requires_grad=True), None, rule), Head(torch.randn(50, 6), torch.randn(50), rule)
     total, hits = soft_loss(x, w, target, v, kind)
@@ -118,7 +119,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_are_never_whole(dtype, monkeypatch):
     """The largest matrix made is one chunk, whatever the number of rows."""
-    monkeypatch.setattr("training.losses.CHUNK_FLOATS", 1 << 12)
+    monkeypatch.setitem(LOSS_CHUNK_FLOATS, "cpu", 1 << 12)
     x, target = torch.randn(500, 4, requires_grad=True), torch.randn(500, 4)
     weight, other = (Head(torch.randn(64, 4).to(dtype), torch.randn(64).to(dtype), LogitRule(0.3)) for _ in range(2))
     with Largest() as largest:

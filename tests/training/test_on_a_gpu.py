@@ -28,6 +28,7 @@ def test_the_default_precision_is_bfloat16_where_a_gpu_has_it(monkeypatch: pytes
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     with emulated_cuda():
         assert training_dtype("default", gpu) == training_dtype("auto", gpu) == "bfloat16"
+        # A GPU that only emulates bfloat16: torch says yes unless emulation is excluded.
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
         assert (training_dtype("default", gpu), training_dtype("auto", gpu)) == ("float32", "float16")
     assert training_dtype("default", cpu) == "float32" and training_dtype("float16", gpu) == "float16"

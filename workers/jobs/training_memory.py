@@ -12,10 +12,9 @@ from itertools import accumulate
 from typing import Any
 
 from models.methods import METHODS
-from models.methods.record import BaseShape, DraftSize
+from models.methods.record import LOSS_CHUNK_FLOATS, BaseShape, DraftSize
 from models.methods.settings import TrainConfig
 
-CHUNK_FLOATS = {"cpu": 12 << 20, "cuda": 32 << 20}  # logits per chunk of a loss, as in `training.losses`
 RUNTIME_BYTES = {"cpu": 4.5e8, "cuda": 1.0e9}
 """Libraries of a process on a CPU, or CUDA's context and workspaces on a GPU."""
 FRAGMENTATION = {"cpu": 1.0, "cuda": 1.05}
@@ -96,7 +95,7 @@ class Forecast:
         base, config = self.base, self.config
         tokens = max(config.batch_tokens, min(self.longest, config.max_length))
         half = HALF_ACTIVATIONS if config.mixed_precision != "no" else 1.0
-        logits = 4 * draft.logits * min(CHUNK_FLOATS[device] / tokens, base.vocabulary)
+        logits = 4 * draft.logits * min(LOSS_CHUNK_FLOATS[device] / tokens, base.vocabulary)
         kept = draft.activations + (draft.norms if device == "cpu" else 0.0)
         activations = half * 4 * kept + max(logits, half * 4 * draft.working)
         forward = size * (2 * base.feedforward_width + base.query_width + 10 * base.hidden)
