@@ -113,15 +113,14 @@ def test_a_cancelled_run_stops_between_steps_and_keeps_what_it_said(served: Serv
 
 
 def test_a_waiting_run_is_cancelled_at_once_and_never_starts(served: Served) -> None:
-    first, second = make_run(served, "cycle", max_tokens=8000), make_run(served)
-    post(served, first)
-    post(served, second)
-    assert post(served, f"{second}/cancel").json()["cancelled"] is True
-    assert look(served, second).state == "CANCELLED"
-    post(served, f"{first}/cancel")
-    ended(served, first)
+    answered, run_id = threading.Event(), make_run(served)
+    served.engine.queue.submit("chat", lambda _: answered.wait(60))
+    post(served, run_id)
+    assert post(served, f"{run_id}/cancel").json()["cancelled"] is True
+    assert look(served, run_id).state == "CANCELLED"
+    answered.set()
     served.wait_idle()
-    assert steps(served, second) == []
+    assert steps(served, run_id) == []
 
 
 def test_posting_a_run_twice_generates_it_once(served: Served) -> None:
