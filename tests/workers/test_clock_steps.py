@@ -57,7 +57,7 @@ def test_a_job_goes_on_while_the_clock_is_stepped_to_and_fro(bench: Bench, tmp_p
     for ahead in (1, 3600, -3600, 86_400 * 2):
         clock.step(ahead)
         assert further(bench, job, 15).attempt == 1, f"the clock {ahead} s ahead ended a live job"
-        wait_until(lambda a=ahead: abs(beat_ahead(bench) - a) < 60, 4, "a beat before the next was due", bench.output)
+        wait_until(lambda a=ahead: abs(beat_ahead(bench) - a) < 60, 60, "a beat by the changed clock", bench.output)
     done = bench.wait(job.id, "SUCCEEDED")
     assert done.attempt == 1
     assert steps(tmp_path / "w") == list(range(150))
