@@ -12,6 +12,7 @@ from formats import OWN, find_format
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
 from formats.plan import ExportPlan, write_tensors
+from formats.quantized import round_draft
 from formats.readme import readme
 from formats.report import REPORT, Check, ExportReport
 from formats.servers import Format
@@ -45,7 +46,7 @@ def build_export(
         if format_name == OWN:
             plan = ExportPlan(copies=tuple(archive_files(checkpoint.path)))
         else:
-            plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
+            plan = record.plan(checkpoint, base, facts)
         _write(plan, building, reporter)
         report = validate(building, record, checkpoint, base, facts, reporter)
         if not report.passed and not force:
@@ -139,12 +140,13 @@ def _compared(
 
     reporter.log("Rebuilding the draft from the export, as its server does, and comparing logits …")
     try:
-        reader = record.load("reader", checkpoint.method)(folder, checkpoint)
-        proof = compare_drafts(load_draft(checkpoint.path, base), reader, base, reporter)
+        reader, draft = record.load("reader", checkpoint.method)(folder, checkpoint), load_draft(checkpoint.path, base)
+        rounded = [round_draft(draft, folder / "model.safetensors", record.scheme)] if record.scheme else []
+        proof = compare_drafts(draft, reader, base, reporter)
     except (ValueError, KeyError, RuntimeError, OSError, BadInput) as error:
         text = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
         return [Check("logits", False, f"the export cannot be read ({text[:300].rstrip('.')})")], {}
-    return proof.checks(), proof.figures()
+    return [*rounded, *proof.checks()], proof.figures()
 
 
 def _same_base(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Check:

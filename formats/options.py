@@ -29,10 +29,13 @@ class FormatOption:
 
 
 def export_options(checkpoint: str | Path, base: str | Path) -> list[FormatOption]:
-    """Every format, for the folders of a checkpoint and its base. Raises the errors of CheckpointFiles.read."""
+    """Every format, for the folders of a checkpoint and its base; 8-bit formats only if their server supports the
+    checkpoint. Raises the errors of CheckpointFiles.read."""
     draft = CheckpointFiles.read(checkpoint, base)
     choices = []
     for record in FORMATS.values():
+        if record.scheme and FORMATS[record.unquantized].reason(draft):
+            continue  # for the same reason
         reason = record.reason(draft)
         size = 0 if reason else _bytes(record, draft)
         choices.append(FormatOption(record.name, record.title, record.servers(draft.method), not reason, reason, size))
@@ -42,4 +45,4 @@ def export_options(checkpoint: str | Path, base: str | Path) -> list[FormatOptio
 def _bytes(record: Format, draft: CheckpointFiles) -> int:
     if record.name == OWN:
         return (draft.path / WEIGHTS).stat().st_size
-    return record.load("writer", draft.method)(draft, None, CardFacts("", "")).size
+    return record.plan(draft, None, CardFacts("", "")).size

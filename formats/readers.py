@@ -5,6 +5,7 @@ A reader is called with the export's folder and its checkpoint. An EAGLE reader 
 Medusa reader `logits` and `target_ids`; a standalone draft is a transformers model. Shapes: n positions, H hidden size,
 V vocabulary of the base model, V' columns of the draft."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formats.checkpoint import CheckpointFiles
+from models.dequantize import finish_loading
 from models.identity import read_json
+from models.quantization import CONFIG, loading_config
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Weights:
-    """The tensors of a file by name, floating-point types as float32; `used` are the names that were read."""
+    """The tensors of a file by name, floating-point types as float32; `used` are the names that were read. With the
+    `quantization_config` of compressed-tensors, linear layers that it does not ignore have 8-bit weights and a scale
+    per output channel. Activations are not quantized here."""
 
-    def __init__(self, path: Path):
-        self.path, self.tensors = path, load_file(path)
+    def __init__(self, path: Path, quantization_config: Mapping[str, Any] | None = None):
+        self.path, self.tensors, self.quantization = path, load_file(path), quantization_config
         self.used: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
@@ -38,7 +43,18 @@ class Weights:
 
     def linear(self, x: Tensor, name: str, bias: Tensor | None = None) -> Tensor:
         """x [..., in] times the matrix `name` [out, in] → [..., out]."""
-        return F.linear(x, self[name], bias)
+        weight, layer = self[name], name.removesuffix(".weight")
+        if self.quantization and not self._ignored(layer):
+            weight = weight.float() * self[f"{layer}.weight_scale"]
+        elif self.tensors[name].element_size() == 1:
+            raise ValueError(f"config.json: quantization_config: {layer} is stored in 8 bits, but not quantized.")
+        return F.linear(x, weight, bias)
+
+    def _ignored(self, layer: str) -> bool:
+        """As in vLLM and SGLang: the names of layers, or patterns after `re:`, of the server's modules."""
+        module = layer if layer == "lm_head" else f"model.{layer}"
+        names = self.quantization["ignore"] if self.quantization else ()
+        return any(re.match(name[3:], module) if name.startswith("re:") else name == module for name in names)
 
     @property
     def unused(self) -> list[str]:
@@ -220,7 +236,8 @@ def eagle3_trtllm(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
 
 
 def _open(folder: Path) -> tuple[dict[str, Any], Weights]:
-    return read_json(folder / "config.json"), Weights(folder / "model.safetensors")
+    config = read_json(folder / "config.json")
+    return config, Weights(folder / "model.safetensors", config.get(CONFIG))
 
 
 def _default_layers(checkpoint: CheckpointFiles) -> tuple[int, int, int]:
@@ -312,13 +329,16 @@ def _medusa_repository(config: Mapping[str, Any], folder: Path, checkpoint: Chec
 
 
 def draft_huggingface(folder: Path, checkpoint: CheckpointFiles) -> Any:
-    """AutoModelForCausalLM.from_pretrained in float32. Raises ValueError for missing or unexpected weights."""
-    from transformers import AutoModelForCausalLM
+    """AutoModelForCausalLM.from_pretrained in float32, without quantized activations. Raises ValueError for missing or
+    unexpected weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
-    )
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if quantized := loading_config(read_json(folder / "config.json")).get(CONFIG):
+        config.quantization_config = quantized
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+    model, info = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, **options)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(map(str, info[kind])):
             raise ValueError(f"model.safetensors: {kind.replace('_', ' ')}: {names[0]}.")
-    return model.eval()
+    return (finish_loading(model, torch.float32) if quantized else model).eval()

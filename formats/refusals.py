@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from formats.checkpoint import CheckpointFiles
+from formats.quantized import LAYERS
 from models.identity import tensors
 from speculoos.errors import SpeculoosError
 
@@ -148,6 +149,15 @@ def unbiased_shared_head(server: str, checkpoint: CheckpointFiles) -> str:
     """Medusa: shared heads are exported as copies of the base model's matrix, without its bias."""
     if checkpoint.config.get("medusa_tie_lm_head") and has_biased_head(checkpoint.base_tensors):
         return f"The heads share the base model's lm_head, which has a bias; a Medusa head of {server} has none."
+    return ""
+
+
+def llama_layers(server: str, checkpoint: CheckpointFiles) -> str:
+    """Standalone drafts in 8 bits: every matrix is a projection of attention or MLP, an embedding or the lm_head."""
+    for name, entry in checkpoint.tensors.items():
+        known = LAYERS.fullmatch(name) or name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        if len(entry.shape) > 1 and not known:
+            return f"8-bit exports support layers like Llama's only, and the draft has a matrix {name}."
     return ""
 
 

@@ -155,6 +155,11 @@ def huggingface(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> s
     return f"{fenced_code_block(program, 'python')}\n{_each(servers, checkpoint, facts, folder)}"
 
 
+def draft_model(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
+    """The servers that read an 8-bit standalone draft."""
+    return _each({"vLLM": vllm, "SGLang": sglang}, checkpoint, facts, folder)
+
+
 def modelopt(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """The servers that read ModelOpt's exports; ModelOpt itself is not a server."""
     return _each({"TensorRT-LLM": trtllm, "SGLang": sglang}, checkpoint, facts, folder)

@@ -3,12 +3,14 @@ writers and readers are imported when they are needed."""
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from formats import serve
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
+from formats.plan import ExportPlan
+from formats.quantized import quantized_plan
 from formats.refusals import (
     EAGLE,
     EAGLE3,
@@ -19,6 +21,7 @@ from formats.refusals import (
     Refusal,
     ascending_layers,
     known_only,
+    llama_layers,
     one_layer,
     plain_eagle,
     residual_before_norm,
@@ -53,6 +56,13 @@ class Format:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     default_reason: str = ""
     server: str = ""
+    scheme: str = ""
+    """Scheme of formats.quantized in which linear layers are stored; "" for the draft's own precision."""
+
+    @property
+    def unquantized(self) -> str:
+        """The name of the format that an 8-bit format is made from, else its own."""
+        return self.name.partition("-")[0]
 
     def layout(self, method: str) -> Layout | None:
         """The layout of drafts of `method`; None if the method is not supported."""
@@ -76,8 +86,15 @@ class Format:
 
         - `writer`: (CheckpointFiles, LoadedBase, CardFacts) → formats.plan.ExportPlan;
         - `reader`: (folder, CheckpointFiles) → the draft network as the server builds it (formats.readers).
+
+        An 8-bit format has those of the format it is named after.
         """
-        return getattr(importlib.import_module(f"formats.{part}s"), f"{method}_{self.name}")
+        return getattr(importlib.import_module(f"formats.{part}s"), f"{method}_{self.unquantized}")
+
+    def plan(self, checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
+        """What the writer of the checkpoint's method plans, with quantized layers in an 8-bit format."""
+        plan = self.load("writer", checkpoint.method)(checkpoint, base, facts)
+        return quantized_plan(plan, self.scheme) if self.scheme else plan
 
 
 OWN = Format("own", "Speculoos", {ANY: Layout("Speculoos")}, serve.speculoos)
@@ -211,4 +228,41 @@ HUGGINGFACE = Format(
 )
 """A standalone draft as a Hugging Face folder: `assistant_model` in transformers, a draft model in the servers."""
 
-ALL = (OWN, VLLM, SPECULATORS, SGLANG, TRTLLM, MEDUSA_REPOSITORY, MODELOPT, HUGGINGFACE)
+PRECISIONS = {"fp8": ("FP8", "fp8"), "int8": ("int8", "w8a8")}
+"""{ending of a format's name: (ending of its title, scheme)}."""
+
+
+def _quantized(record: Format, layouts: Mapping[str, Layout], **changes: Any) -> list[Format]:
+    """The 8-bit formats of a record."""
+    reasons = {
+        "medusa": f"{record.title} does not quantize the layers of Medusa heads; use the format {record.name}.",
+        **record.unsupported,
+    }
+    return [
+        replace(
+            record,
+            **{"name": f"{record.name}-{ending}", "title": f"{record.title}, {precision}", "scheme": scheme},
+            **{"layouts": layouts, "server": record.title, "unsupported": reasons, **changes},
+        )
+        for ending, (precision, scheme) in PRECISIONS.items()
+    ]
+
+
+EAGLES = ("eagle", "eagle3")
+STANDALONE = {"draft": Layout("vLLM 0.29 to 0.33, SGLang 0.5, as a draft model", (llama_layers,))}
+ALL = (
+    OWN,
+    *(VLLM, *_quantized(VLLM, {method: VLLM.layouts[method] for method in EAGLES})),
+    SPECULATORS,
+    *(SGLANG, *_quantized(SGLANG, {method: SGLANG.layouts[method] for method in EAGLES})),
+    TRTLLM,
+    MEDUSA_REPOSITORY,
+    MODELOPT,
+    *(HUGGINGFACE, *_quantized(HUGGINGFACE, STANDALONE, serve=serve.draft_model, unsupported={})),
+)
+"""All formats. vLLM and SGLang read `quantization_config` in the config.json of a draft, whatever the base model has.
+
+Sources: vllm/model_executor/models/{llama_eagle,llama_eagle3,utils}.py (get_draft_quant_config),
+v1/spec_decode/draft_model.py, layers/quantization/compressed_tensors/; sglang/srt/configs/model_config.py
+(_verify_quantization), layers/quantization/compressed_tensors/.
+"""

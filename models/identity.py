@@ -34,7 +34,10 @@ READ_FILES = (
 """Files besides the weights that loading a model reads; transformers sees no others."""
 FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """{safetensors name: usual name} of the floating-point types, widest first."""
-SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "BOOL": 1, "U8": 1, "I8": 1}
+SIZES = {
+    **{"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "BOOL": 1, "U8": 1, "I8": 1},
+    "F8_E4M3": 1,
+}
 """{safetensors type: bytes per element}."""
 MAX_JSON = 64 << 20
 CHUNK = 1 << 22

@@ -214,7 +214,8 @@ def step(number: int, title: str, text: str) -> None:
 
 def method_note(method: str) -> str:
     """Trade-offs of the method, and the servers that support its drafts."""
-    servers = [record.servers(method) for record in FORMATS.values() if record.name != OWN and record.layout(method)]
+    formats = [record for record in FORMATS.values() if record.name != OWN and not record.scheme]
+    servers = [record.servers(method) for record in formats if record.layout(method)]
     served = f" Can be exported for {'; '.join(servers)}." if servers else ""
     return tag("p", safe(METHODS[method].about + served), class_="sp-lead")
 

@@ -11,6 +11,7 @@ from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.target import Target
+from formats import find_format
 from formats.export import build_export
 from formats.imports.run import Conversion
 from formats.imports.work import convert
@@ -36,7 +37,7 @@ def test_an_export_comes_back_whole(kind, base, checkpoint, tmp_path):
     folder = checkpoint(kind)
     config, said = read_config(folder), drafted(folder, base)
     for option in export_options(folder, base.path):
-        if not option.possible or option.name == "own":
+        if not option.possible or option.name == "own" or find_format(option.name).scheme:  # 8 bits are not imported
             continue
         stored = load_file(folder / "model.safetensors")
         build_export(folder, base, option.name, tmp_path / option.name)
