@@ -13,7 +13,7 @@ from app.widgets.elements import badge, facts, notice
 from app.widgets.formatting import size
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
-from formats import OWN
+from formats import FORMATS, OWN
 from formats.options import FormatOption, export_options
 from formats.store import StoredExport, checkpoint_state, exports_folder, stored_exports
 from speculoos.errors import SpeculoosError, Unsupported
@@ -54,8 +54,9 @@ def exports_in_store(jobs: dict[str, Job], source: str) -> dict[str, StoredExpor
 
 
 def summary(formats: Sequence[FormatOption], exports: Container[str]) -> str:
-    """Overview: which servers can load the checkpoint, and for which an export is validated."""
-    others = [option for option in formats if option.name != OWN]
+    """Overview: which servers can load the checkpoint, and for which an export is validated; without 8-bit formats,
+    whose servers are the same."""
+    others = [option for option in formats if option.name != OWN and not FORMATS[option.name].scheme]
     validated = [option.servers for option in others if option.possible and option.name in exports]
     available = [option.servers for option in others if option.possible and option.name not in exports]
     refused = [option.title for option in others if not option.possible]
