@@ -1,9 +1,9 @@
-"""A CUDA device emulated on the CPU, to run code for GPUs where there is none.
+"""CUDA devices emulated on the CPU, to run code for GPUs where there is none.
 
 Tensors on `cuda:0` are wrappers around CPU tensors. As on a GPU, an operation on tensors of several devices raises,
-unless the others have no dimension. Kernel launches and host synchronizations are counted. A graph is emulated by
-running its recorded operations again on the same storages; synchronizations during capture raise. Not emulated: memory,
-streams, and the rounding of kernels.
+unless the others are on the CPU and have no dimension. Kernel launches and host synchronizations are counted. A graph
+is emulated by running its recorded operations again on the same storages; synchronizations during capture raise. Not
+emulated: memory, streams, and the rounding of kernels.
 """
 
 import time
@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -41,14 +41,14 @@ COPYING = ("copy_", "_to_copy")
 
 
 class CudaTensor(torch.Tensor):
-    """A tensor that says it is on `cuda:0`; `elem` has its values. For torch's C++ code, such as the autograd engine,
-    it is on the CPU: a build for CPUs could not work with another device."""
+    """A tensor that says it is on `cuda:0`, or another GPU; `elem` has its values. For torch's C++ code, such as the
+    autograd engine, it is on the CPU: a build for CPUs could not work with another device."""
 
     elem: torch.Tensor
     device, is_cuda = CUDA, True  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, elem: torch.Tensor) -> "CudaTensor":
+    def __new__(cls, elem: torch.Tensor, device: torch.device = CUDA) -> "CudaTensor":
         with torch.inference_mode(False):  # a view of a tensor from outside of inference mode
             made = torch.Tensor._make_wrapper_subclass(
                 cls,
@@ -59,19 +59,22 @@ class CudaTensor(torch.Tensor):
                 layout=elem.layout,
                 device=elem.device,
             )
-        made.elem = elem
+        made.elem, made.device = elem, device
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"CudaTensor({self.elem})"
 
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
+    def data_ptr(self) -> int:
+        return self.elem.data_ptr()
+
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
         """Makes `Module.to` swap a parameter's tensor, so that tied weights stay tied, as on a GPU."""
-        return ["elem"], None
+        return ["elem"], self.device
 
     @staticmethod
-    def __tensor_unflatten__(tensors: dict[str, torch.Tensor], _: None, *__: Any) -> "CudaTensor":
-        return CudaTensor(tensors["elem"])
+    def __tensor_unflatten__(tensors: dict[str, torch.Tensor], device: torch.device, *_: Any) -> "CudaTensor":
+        return CudaTensor(tensors["elem"], device)
 
     @classmethod
     def __torch_dispatch__(
@@ -81,7 +84,7 @@ class CudaTensor(torch.Tensor):
 
 
 class EmulatedCuda(TorchDispatchMode):
-    """Runs operations on `cuda:0`. `launches` and `synchronizations` count them by name."""
+    """Runs operations on `cuda:0` and other GPUs. `launches` and `synchronizations` count them by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,12 +115,13 @@ class EmulatedCuda(TorchDispatchMode):
                 return decomposed
         name = operation.overloadpacket.__name__
         tensors = list(_tensors((args, kwargs)))
-        on_device = any(isinstance(tensor, CudaTensor) for tensor in tensors)
-        wanted = kwargs.get("device")
-        wanted = None if wanted is None else torch.device(wanted).type
+        owner = next((tensor.device for tensor in tensors if isinstance(tensor, CudaTensor)), None)
+        on_device, asked = owner is not None, kwargs.get("device")
+        wanted = None if asked is None else torch.device(asked).type
+        place = _numbered(asked) if wanted == "cuda" else owner
         if on_device and wanted == "cpu" and not self.to_host:  # C++ code, for which the tensor is on the CPU
             wanted = "cuda"
-        _check(name, operation, tensors, args, on_device)
+        _check(name, operation, tensors, args, owner)
         self._count(operation, args, kwargs, on_device, wanted)
         if wanted == "cuda":
             kwargs = {**kwargs, "device": "cpu"}
@@ -127,7 +131,7 @@ class EmulatedCuda(TorchDispatchMode):
             return result
         if name == "copy_" and not isinstance(args[0], CudaTensor):
             return args[0]
-        return return_and_correct_aliasing(operation, args, kwargs, _map(_wrap, result))
+        return return_and_correct_aliasing(operation, args, kwargs, _map(partial(_wrap, place), result))
 
     def _computed(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:
         result = operation(*args, **kwargs)
@@ -172,7 +176,7 @@ class _Functions(TorchFunctionMode):
         if function in (torch.tensor, torch.as_tensor) and _is_cuda(kwargs.get("device")):
             if isinstance(args[0], CudaTensor):
                 return args[0]
-            return function(*args, **{**kwargs, "device": "cpu"}).to(CUDA)
+            return function(*args, **{**kwargs, "device": "cpu"}).to(_numbered(kwargs["device"]))
         first = args[0] if args else None
         generator = kwargs.get("generator")
         if generator is not None and getattr(generator, "on_cuda", False) != (
@@ -192,7 +196,7 @@ class _Functions(TorchFunctionMode):
             if function is torch.Tensor.numpy:
                 raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy first.")
             if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
-                args = (first, self._index(args[1]), *args[2:])
+                args = (first, self._index(args[1], first.device), *args[2:])
             if function in FUSED and not device.paused:
                 device.launches[function.__name__] += 1
                 with device_paused(device):
@@ -203,25 +207,25 @@ class _Functions(TorchFunctionMode):
         """`to`, `cpu` and `cuda`. A tensor that is on the device already is not copied to it."""
         given = [*args, *kwargs.values()]
         devices = [each.device if isinstance(each, torch.Tensor) else each for each in given]
-        devices = [torch.device(each) for each in devices if isinstance(each, str | torch.device)]
+        devices = [_numbered(each) for each in devices if isinstance(each, str | torch.device)]
         default = {torch.Tensor.cpu: torch.device("cpu"), torch.Tensor.cuda: CUDA}.get(function, tensor.device)
         target = devices[0] if devices else default
         dtypes = [each.dtype if isinstance(each, torch.Tensor) else each for each in given]
         dtype = next((each for each in dtypes if isinstance(each, torch.dtype)), tensor.dtype)
-        if target.type == tensor.device.type:
+        if target == tensor.device:
             return torch.Tensor.to(tensor, dtype, copy=kwargs.get("copy", False))
         self.device.to_host = target.type == "cpu"
         try:
-            return torch.ops.aten._to_copy(tensor, dtype=dtype, device=CUDA if target.type == "cuda" else target)
+            return torch.ops.aten._to_copy(tensor, dtype=dtype, device=target)
         finally:
             self.device.to_host = False
 
-    def _index(self, index: Any) -> Any:
+    def _index(self, index: Any, device: torch.device) -> Any:
         """The index with lists and tensors of the host on the device, as CUDA copies them."""
         if isinstance(index, tuple):
-            return tuple(map(self._index, index))
+            return tuple(self._index(part, device) for part in index)
         if isinstance(index, list) or (isinstance(index, torch.Tensor) and not isinstance(index, CudaTensor)):
-            return torch.as_tensor(index).to(CUDA)
+            return torch.as_tensor(index).to(device)
         return index
 
 
@@ -235,10 +239,14 @@ def device_paused(device: EmulatedCuda) -> Iterator[None]:
         device.paused = False
 
 
-def _check(name: str, operation: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], on_device: bool) -> None:
-    """Raise RuntimeError for tensors of several devices, as CUDA does."""
-    if not on_device or name in COPYING:
+def _check(
+    name: str, operation: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], owner: torch.device | None
+) -> None:
+    """Raise RuntimeError for tensors of several devices, as CUDA does. `owner`: the GPU of the first one on a GPU."""
+    if owner is None or name in COPYING:
         return
+    if gpus := {str(t.device) for t in tensors if isinstance(t, CudaTensor)} - {str(owner)}:
+        raise RuntimeError(f"{operation}: expected all tensors on the same device, found {owner} and {gpus}")
     if name in INDEXING:
         if not isinstance(args[0], CudaTensor):
             raise RuntimeError(f"{operation}: indices should be on the same device as the indexed tensor (cpu)")
@@ -378,13 +386,18 @@ def _unwrap(value: Any) -> Any:
     return value.elem if isinstance(value, CudaTensor) else value
 
 
-def _wrap(value: Any) -> Any:
-    return CudaTensor(value) if isinstance(value, torch.Tensor) and not isinstance(value, CudaTensor) else value
+def _wrap(device: torch.device, value: Any) -> Any:
+    return CudaTensor(value, device) if isinstance(value, torch.Tensor) and not isinstance(value, CudaTensor) else value
+
+
+def _numbered(device: Any) -> torch.device:
+    """`cuda` is `cuda:0`."""
+    return CUDA if torch.device(device) == torch.device("cuda") else torch.device(device)
 
 
 @contextmanager
-def emulated_cuda() -> Iterator[EmulatedCuda]:
-    """Within the context, `cuda` and `cuda:0` are the emulated device."""
+def emulated_cuda(count: int = 1) -> Iterator[EmulatedCuda]:
+    """Within the context, `cuda` and `cuda:0` are an emulated device, and `cuda:1` another if `count` is 2."""
     device = EmulatedCuda()
 
     def synchronize(*_: Any) -> None:
@@ -393,7 +406,7 @@ def emulated_cuda() -> Iterator[EmulatedCuda]:
     with pytest.MonkeyPatch.context() as patch:
         cuda: dict[str, Any] = {
             "is_available": lambda: True,
-            "device_count": lambda: 1,
+            "device_count": lambda: count,
             "current_device": lambda: 0,
             "device": _NoDevice,
             "set_device": lambda *_: None,
@@ -417,6 +430,8 @@ def emulated_cuda() -> Iterator[EmulatedCuda]:
         for name, value in cuda.items():
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch, "Generator", _Generator)
+        patch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # other threads are not emulated
+        patch.setattr("transformers.modeling_utils.caching_allocator_warmup", lambda *_: None)
         _devices.append(device)
         try:
             with _Functions(device), device:
