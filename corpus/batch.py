@@ -77,7 +77,7 @@ class _Batch:
 
     def __init__(self, base: LoadedBase, forward: Forward, size: int, top_p: float, keep_hidden: bool):
         self.base, self.forward, self.top_p, self.keep_hidden = base, forward, top_p, keep_hidden
-        self.cache = KVCache.for_batch(base.num_layers, base.max_length, size)
+        self.cache = KVCache.for_batch(base.num_layers, base.max_length, size, base.layer_devices)
         self.answers: list[BatchAnswer] = []
 
     def admit(self, new: Sequence[BatchAnswer]) -> list[BatchAnswer]:

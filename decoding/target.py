@@ -29,7 +29,7 @@ class Target:
         self.base = base
         self.max_length = min(max_length, usable_length(base))
         self.forward = forward or TransformersForward(base)
-        self.cache = KVCache(base.num_layers, self.max_length)
+        self.cache = KVCache(base.num_layers, self.max_length, layer_devices=base.layer_devices)
         self.notice = ""  # one sentence why this target is slower than possible, or ""
         self.ids: list[int] = []  # token ids in the cache, in order
 

@@ -47,7 +47,7 @@ class RepeatedBatch:
     def __init__(self, base: LoadedBase, text: Sequence[int], batch: int, rows: int, forward: Forward | None = None):
         self.base, self.text, self.forward = base, list(text), forward or fastest_forward(base)
         layers = len(getattr(self.forward, "layers", ())) or base.num_layers
-        self.cache = KVCache.for_batch(layers, 2 * len(text) + rows, batch)
+        self.cache = KVCache.for_batch(layers, 2 * len(text) + rows, batch, base.layer_devices)
         for _ in range(batch):
             first = self.cache.admit(1)
             self.forward(Inputs.batch([self.text], [0], base.device, first), self.cache, Selection(last_only=True))

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from models import identity, quantization, untrusted, varlen
+from models import identity, placement, quantization, untrusted, varlen
 from models.damage import UNSAVED, BaseChecksums, check_base
 from models.dequantize import finish_loading
 from models.families import LogitRule, logit_rule
 from models.logits import Head, apply_logit_rule
+from models.placement import find_layers as find_layers
 from models.tokenizer import first_line, read_tokenizer, token_ids
 from models.tokenizer import load_tokenizer as load_tokenizer
 from models.tokenizer import read_eos_ids as read_eos_ids
@@ -44,6 +45,8 @@ class LoadedBase:
     """End-of-sequence ids of the generation config, the config and the tokenizer."""
     forward: Any = None
     """The fast forward of this base, once it owns the weights (`models.runtime.forward.fastest_forward`)."""
+    layer_devices: tuple[torch.device, ...] = ()
+    """The device of each layer, if they are divided among several GPUs. Everything else is on `device`."""
 
     @property
     def config(self) -> Any:
@@ -110,7 +113,7 @@ class LoadedBase:
             return self._forward_rows(input_ids, lengths, layers)
         with capture_layers(self.model, layers) as captured:
             out = self.backbone(input_ids=input_ids, use_cache=False)
-        return out.last_hidden_state, tuple(captured)
+        return out.last_hidden_state, tuple(values.to(self.device) for values in captured)
 
     def _forward_rows(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, layers: Sequence[int]
@@ -138,15 +141,6 @@ def capture_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[list[tor
             handle.remove()
 
 
-def find_layers(model: nn.Module) -> nn.ModuleList:
-    """The decoder layers: the outermost ModuleList with `num_hidden_layers` members. Raises Unsupported."""
-    count = model.config.num_hidden_layers
-    for module in model.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise Unsupported(f"{type(model).__name__}: no list of {count} decoder layers was found in this model.")
-
-
 def aux_layers(num_layers: int) -> tuple[int, int, int]:
     """Ids (0-based) of the low, middle and high layers whose outputs EAGLE-3 fuses: [1, n // 2 - 1, n - 4], clamped.
     The reference captures the *inputs* of layers 2, n // 2 and n - 3, which are these outputs."""
@@ -162,9 +156,10 @@ def load_base(
     checksum_cache: ChecksumCache = UNSAVED,
 ) -> LoadedBase:
     """Load a local Hugging Face folder: safetensors only, no code from the folder, no network. `dtype`: float32,
-    bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda, cuda:N or auto.
-    `known`: checksums that the files must match; `checksum_cache` caches those of files. Raises NotFound, BadInput,
-    Unsupported, Unavailable or Damaged."""
+    bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda, cuda:N, auto, or
+    several GPUs, such as cuda:0,cuda:1, among which the layers are divided (`models.placement`). `known`: checksums
+    that the files must match; `checksum_cache` caches those of files. Raises NotFound, BadInput, Unsupported,
+    Unavailable or Damaged."""
     return wrap_model(*load_parts(path, dtype, device, known, checksum_cache), Path(path))
 
 
@@ -181,8 +176,8 @@ def load_parts(
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise NotFound(f"{folder}: no config.json, so this is not a folder of a Hugging Face model.")
-    torch_device = pick_device(device)
-    if torch_device.type == "cuda":
+    devices = pick_devices(device)
+    if (torch_device := devices[0]).type == "cuda":
         _choose_kernels()
     if dtype not in (*DTYPES, "auto"):
         raise BadInput(f"Data type {dtype!r} is not known; use {', '.join(DTYPES)} or auto.")
@@ -195,10 +190,9 @@ def load_parts(
     if quantized:
         quantization.check_packages(safe_config, str(folder))
     with untrusted.sanitised_folder(folder) as clean:
-        model = _load_model(clean, folder, torch_dtype, torch_device if quantized else None, edit_config)
-        model = (
-            (finish_loading(model, torch_dtype) if quantized else model.to(torch_device)).eval().requires_grad_(False)
-        )
+        placed = quantized or torch_device.type != "cpu"  # each tensor is read to its device
+        model = _load_model(clean, folder, torch_dtype, devices if placed else None, edit_config)
+        model = (finish_loading(model, torch_dtype) if quantized else model).eval().requires_grad_(False)
         tokenizer = read_tokenizer(clean, folder)
     if model.get_output_embeddings() is None:
         raise Unsupported(f"{folder}: {type(model).__name__} has no language-model head, so it cannot generate text.")
@@ -211,7 +205,9 @@ def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> LoadedBase:
     path = Path(path or model.name_or_path)
     holders = (model.generation_config, model.config, tokenizer)
     eos_ids = token_ids(getattr(holder, "eos_token_id", None) for holder in holders)
-    return LoadedBase(model, tokenizer, path, model.dtype, model.device, eos_ids)
+    return LoadedBase(
+        model, tokenizer, path, model.dtype, model.device, eos_ids, layer_devices=placement.layer_devices(model)
+    )
 
 
 def pick_device(name: str) -> torch.device:
@@ -230,6 +226,14 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def pick_devices(name: str) -> list[torch.device]:
+    """As `pick_device`; several GPUs are separated by commas."""
+    devices = [pick_device(part.strip()) for part in name.split(",")]
+    if len(devices) > 1 and (len(set(devices)) < len(devices) or any(device.type != "cuda" for device in devices)):
+        raise BadInput(f"Device {name!r}: several devices must be different GPUs, such as cuda:0,cuda:1.")
+    return devices
 
 
 def lease_name(device: torch.device) -> str:
@@ -266,24 +270,26 @@ def decoding_dtype(name: str, device: str) -> str:
     """Dtype of a base for generation and evaluation; auto: float32 on a CPU, bfloat16 on a GPU."""
     if name != "auto":
         return name
-    return "float32" if pick_device(device).type == "cpu" else "bfloat16"
+    return "float32" if pick_devices(device)[0].type == "cpu" else "bfloat16"
 
 
 def _load_model(
     clean: Path,
     folder: Path,
     dtype: torch.dtype | str,
-    device: torch.device | None,
+    devices: Sequence[torch.device] | None,
     edit_config: Callable[[Any], Any] | None,
 ) -> Any:
-    """`device`: where a quantized model is loaded to; None for others."""
+    """`devices`: where to load the model to; None: a CPU."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    quiet = edit_config is not None or device is not None  # warnings of unused weights and missing layers, as intended
     try:
-        config = None
+        config = AutoConfig.from_pretrained(clean, trust_remote_code=False, local_files_only=True)
         if edit_config is not None:
-            config = edit_config(AutoConfig.from_pretrained(clean, trust_remote_code=False, local_files_only=True))
+            config = edit_config(config)
+        quantized = hasattr(config, quantization.CONFIG)
+        quiet = quantized or edit_config is not None  # warnings of unused weights and missing layers, as intended
+        device_map = placement.device_map(config, devices) if devices else None
         with _quiet() if quiet else contextlib.nullcontext():
             model, info = AutoModelForCausalLM.from_pretrained(
                 clean,
@@ -292,12 +298,14 @@ def _load_model(
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,
-                device_map=None if device is None else {"": device},
+                device_map=device_map,
                 output_loading_info=True,
             )
     except Exception as error:
         raise _load_error(error, clean, folder) from None
-    if device is not None:
+    if devices and len(devices) > 1:
+        placement.drop_root_hook(model)
+    if quantized:
         quantization.check_unused(info["unexpected_keys"], folder)
     if missing := sorted(info["missing_keys"]):
         raise BadInput(

@@ -46,9 +46,12 @@ def drop_quantization(config: Any) -> None:
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether this is an `nn.Linear` that computes x · weightᵀ + bias with the weight it holds: no subclass, replaced
-    forward or quantized weight."""
-    return type(linear) is nn.Linear and "forward" not in vars(linear) and _is_float(linear.weight)
+    """Whether this is an `nn.Linear` that computes x · weightᵀ + bias with the weight it holds: no subclass, quantized
+    weight or replaced forward, except by a hook of accelerate (`models.placement`)."""
+    own = vars(linear)
+    replaced = own.get("_old_forward", own.get("forward"))
+    is_own = replaced is None or getattr(replaced, "__func__", None) is nn.Linear.forward
+    return type(linear) is nn.Linear and is_own and _is_float(linear.weight)
 
 
 def dense_weight(linear: nn.Module, like: torch.Tensor) -> torch.Tensor:

@@ -112,7 +112,7 @@ class StandaloneDraft(nn.Module):
     def as_base(self, base: LoadedBase) -> LoadedBase:
         """This draft as a LoadedBase with the base's tokenizer; always the same object, so that it is packed once."""
         if self._as_base is None:
-            self._as_base = replace(base, model=self.model, forward=None)
+            self._as_base = replace(base, model=self.model, forward=None, layer_devices=())
         return self._as_base
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -105,7 +105,8 @@ class Trainer:
         enable_tf32(device)
         load = load_head_only_base if config.hidden_states else load_base
         dtype = training_dtype(config.base_dtype, device)
-        self.base = base = load(base_path, dtype=dtype, device=str(device))
+        divided = "," in config.device and not config.hidden_states  # the base among several GPUs
+        self.base = base = load(base_path, dtype=dtype, device=config.device if divided else str(device))
         if config.base_dtype == "default":  # stored as what it was, since it depends on the machine
             self.config = config = config.model_copy(update={"base_dtype": dtype})
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from models.base import pick_device
+from models.base import pick_devices
 from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
 from speculoos.faults import disk_full, out_of_memory
@@ -23,7 +23,7 @@ def make_accelerator(config: TrainConfig) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    device = pick_device(config.device)
+    device = pick_devices(config.device)[0]
     if config.mixed_precision == "fp16" and device.type == "cpu":
         raise BadInput("mixed_precision: fp16 needs a GPU (accelerate would silently use fp32); choose bf16 or no.")
     if device.type == "cuda" and "LOCAL_RANK" not in os.environ:

@@ -4,8 +4,9 @@ Rows [0, length) of a sequence are committed. A forward writes more rows after t
 `commit` keeps some of those and drops the rest. Sliding windows are masks, never evictions, so `crop` can undo any
 commit. Sequences are added to a batch (`admit`) and removed from it (`remove`); each has its own length."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,15 +27,21 @@ def upload(values: Any, device: torch.device) -> torch.Tensor:
 
 class KVCache:
     """Keys and values [L, batch, heads, rows, head_dim]. Storage is allocated at the first write: `max_length` rows,
-    or, if it `grows`, twice the rows needed, repeatedly."""
+    or, if it `grows`, twice the rows needed, repeatedly. With `layer_devices`, the device of each layer, `keys` and
+    `values` are lists of layers [batch, heads, rows, head_dim]."""
 
-    def __init__(self, num_layers: int, max_length: int, grows: bool = False):
+    def __init__(
+        self, num_layers: int, max_length: int, grows: bool = False, layer_devices: Sequence[torch.device] = ()
+    ):
         """An empty cache of one sequence."""
+        self.layer_devices = layer_devices
+        self._storages: list[torch.Tensor] = []
+        """All tensors of keys and values, one of each for every device."""
         self.num_layers, self.max_length, self.grows = num_layers, max_length, grows
         self.batch = 1
         """Maximum number of sequences."""
-        self.keys: torch.Tensor | None = None
-        self.values: torch.Tensor | None = None
+        self.keys: Any = None
+        self.values: Any = None
         self.lengths = [0]
         """Committed rows of each sequence."""
         self.staged = [0]
@@ -42,9 +49,11 @@ class KVCache:
         """CUDA graphs recorded on this storage (`models.runtime.graphs`), least recently used first."""
 
     @classmethod
-    def for_batch(cls, num_layers: int, max_length: int, batch: int) -> "KVCache":
+    def for_batch(
+        cls, num_layers: int, max_length: int, batch: int, layer_devices: Sequence[torch.device] = ()
+    ) -> "KVCache":
         """A growing cache for up to `batch` sequences, without sequences."""
-        cache = cls(num_layers, max_length, grows=True)
+        cache = cls(num_layers, max_length, True, layer_devices)
         cache.batch, cache.lengths, cache.staged = batch, [], []
         return cache
 
@@ -55,7 +64,7 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Allocated rows per sequence."""
-        return 0 if self.keys is None else self.keys.shape[3]
+        return self._storages[0].shape[3] if self._storages else 0
 
     @property
     def free_rows(self) -> int:
@@ -66,12 +75,13 @@ class KVCache:
         """Write rows [1, heads, n, dim] of a layer after the committed ones of the only sequence; returns views of all
         rows in use. Mutates storage beyond `length` only; lengths do not change until `stage`."""
         self.reserve(keys.shape[1], keys.shape[3], keys.dtype, keys.device, keys.shape[2])
-        if keys.shape[1::2] != self.keys.shape[2::2]:
+        if keys.shape[1::2] != self._storages[0].shape[2::2]:
             raise Unsupported("This model's layers differ in number or size of key heads; one cache cannot hold them.")
         start, end = self.length, self.length + keys.shape[2]
-        self.keys[layer, :1, :, start:end] = keys
-        self.values[layer, :1, :, start:end] = values
-        return self.keys[layer, :1, :, :end], self.values[layer, :1, :, :end]
+        stored = self.keys[layer][:1, :, :end], self.values[layer][:1, :, :end]
+        stored[0][:, :, start:] = keys
+        stored[1][:, :, start:] = values
+        return stored
 
     def reserve(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, *counts: int, first: int = 0
@@ -81,10 +91,11 @@ class KVCache:
         needed = max(length + count for length, count in zip(self.lengths[first:], counts, strict=False))
         if needed > self.max_length:
             raise Unavailable(f"The cache holds {self.max_length} tokens, but {needed} are needed; use a shorter text.")
-        if self.keys is None:
+        if not self._storages:
             self._allocate(heads, dim, dtype, device, max(2 * needed, INITIAL_ROWS) if self.grows else self.max_length)
         elif needed > self.capacity:
-            self._allocate(self.keys.shape[2], self.keys.shape[4], self.keys.dtype, device, 2 * needed)
+            stored = self._storages[0]
+            self._allocate(stored.shape[2], stored.shape[4], stored.dtype, device, 2 * needed)
 
     def admit(self, count: int) -> int:
         """Add `count` empty sequences; returns the index of the first. Mutates `lengths`."""
@@ -102,14 +113,14 @@ class KVCache:
         if sequence == last:
             return
         self.lengths[sequence], self.staged[sequence] = length, 0
-        for storage in (self.keys, self.values):
+        for storage in self._storages:
             storage[:, sequence, :, :length] = storage[:, last, :, :length]
 
     @torch.inference_mode()
     def copy(self, source: int, sequence: int, length: int) -> None:
         """Copy the first `length` rows of `source` to an empty sequence. Mutates its rows and length."""
         assert not self.lengths[sequence] and length <= self.lengths[source], (sequence, source, length)
-        for storage in (self.keys, self.values):
+        for storage in self._storages:
             storage[:, sequence, :, :length] = storage[:, source, :, :length]
         self.lengths[sequence] = length
 
@@ -139,7 +150,7 @@ class KVCache:
 
     def nbytes(self) -> int:
         """Bytes of storage and of its CUDA graphs; 0 before the first write. Any thread may call it."""
-        stored = 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+        stored = sum(storage.nbytes for storage in self._storages)
         return stored + sum(replay.nbytes for replay in list(self.replays.values()))
 
     def check_integrity(self) -> None:
@@ -147,7 +158,7 @@ class KVCache:
         assert len(self.lengths) <= self.batch and not any(self.staged), (self.lengths, self.staged)
         for sequence, length in enumerate(self.lengths):
             assert 0 <= length <= self.max_length, self.lengths
-            for storage in () if self.keys is None else (self.keys, self.values):
+            for storage in self._storages:
                 assert storage[:, sequence, :, :length].isfinite().all(), sequence
 
     def _move(self, sequence: int, rows: list[int]) -> None:
@@ -155,25 +166,29 @@ class KVCache:
         if moved is None:
             return
         start = self.lengths[sequence]
-        source = upload([start + row for row in rows[moved:]], self.keys.device)
-        for storage in (self.keys, self.values):
+        source = upload([start + row for row in rows[moved:]], self._storages[0].device)
+        for storage in self._storages:
             own = storage[:, sequence]
-            own[:, :, start + moved : start + len(rows)] = own.index_select(2, source)
+            own[:, :, start + moved : start + len(rows)] = own.index_select(2, source.to(storage.device))
 
     def _allocate(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, rows: int) -> None:
         # Unused rows must be finite where they are multiplied by 0: in graphs, and next to longer sequences.
         make = torch.empty if device.type == "cpu" and self.batch == 1 else torch.zeros
-        shape, used = (self.num_layers, self.batch, heads, min(rows, self.max_length), dim), max(self.lengths)
+        shape, used = (self.batch, heads, min(rows, self.max_length), dim), max(self.lengths)
+        layers = Counter(self.layer_devices) or {device: self.num_layers}  # a device has consecutive layers
         try:
-            storage = [make(shape, dtype=dtype, device=device) for _ in range(2)]
+            new = [make((n, *shape), dtype=dtype, device=each) for _ in range(2) for each, n in layers.items()]
         except (RuntimeError, MemoryError):
             raise Unavailable(
-                f"Not enough memory for a cache of {self.batch} × {shape[3]} tokens; use a smaller one."
+                f"Not enough memory for a cache of {self.batch} × {shape[2]} tokens; use a smaller one."
             ) from None
-        for new, old in zip(storage, (self.keys, self.values), strict=True):
-            if old is not None:
-                new[:, :, :, :used] = old[:, :, :, :used]
-        self.keys, self.values = storage
+        for storage, old in zip(new, self._storages, strict=False):
+            storage[:, :, :, :used] = old[:, :, :, :used]
+        self._storages = new
+        if len(layers) == 1:
+            self.keys, self.values = new
+        else:
+            self.keys, self.values = ([*chain(*part)] for part in (new[: len(layers)], new[len(layers) :]))
         self.replays.clear()
 
 

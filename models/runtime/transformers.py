@@ -42,7 +42,8 @@ class TransformersForward:
                 )
         finally:
             hook.remove()
-        features = torch.cat([layout.real(c) for c in captured], dim=-1) if captured else None
+        device = self.base.device
+        features = torch.cat([layout.real(c.to(device)) for c in captured], dim=-1) if captured else None
         logits = out.logits[:, -1] if selection.last_only else layout.real(out.logits)
         return ForwardOutput(logits, layout.real(final[0]), features)
 
@@ -107,9 +108,11 @@ class _Padded:
         gathered left-padded."""
         cache, (_, heads, _, dim) = self.cache, keys.shape
         cache.reserve(heads, dim, keys.dtype, keys.device, *self.inputs.counts, first=self.inputs.first)
+        indices = self._owners, self.inputs.positions, self._real, self._sequences, self._rows
+        owners, positions, real, sequences, columns = (index.to(keys.device) for index in indices)
         for storage, new in ((cache.keys[layer], keys), (cache.values[layer], values)):
-            storage[self._owners, :, self.inputs.positions] = new.transpose(1, 2)[self._real]
-        rows = self._sequences[:, None], slice(None), self._rows
+            storage[owners, :, positions] = new.transpose(1, 2)[real]
+        rows = sequences[:, None], slice(None), columns
         return cache.keys[layer][rows].transpose(1, 2), cache.values[layer][rows].transpose(1, 2)
 
 

@@ -23,6 +23,8 @@ FAST_ROPE = ("default", "linear", "llama3", "yarn")
 def not_fast_reason(base: LoadedBase) -> str:
     """Why the fast forward does not support this base, in a few words; "" if it does."""
     config = base.config
+    if base.layer_devices:
+        return "its layers are on several GPUs"
     if config.model_type not in FAST_FAMILIES:
         return f"the family {config.model_type} has no fast forward"
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

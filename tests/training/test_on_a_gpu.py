@@ -24,6 +24,16 @@ def test_a_step_of_every_method(method: str, tiny_base: Path, dataset: Path, tmp
     assert on_gpu.curve("eval/tau") == pytest.approx(on_cpu.curve("eval/tau"), rel=0.05)
 
 
+def test_a_base_that_is_divided_among_two_gpus(tiny_base: Path, dataset: Path, tmp_path: Path) -> None:
+    on_cpu, divided = Notebook(), Notebook()
+    short = {"max_steps": 1, "eval_every": 0, "base_dtype": "float32"}
+    train(config("eagle3", **short), tiny_base, dataset, tmp_path / "cpu", reporter=on_cpu)
+    with emulated_cuda(2):
+        settings = config("eagle3", **short, device="cuda:0,cuda:1")
+        train(settings, tiny_base, dataset, tmp_path / "divided", reporter=divided)
+    assert divided.curve() == pytest.approx(on_cpu.curve(), rel=1e-3) and divided.curve()
+
+
 def test_the_default_precision_is_bfloat16_where_a_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     with emulated_cuda():

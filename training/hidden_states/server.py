@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from models.base import LoadedBase, load_base, pick_device, training_dtype
+from models.base import LoadedBase, load_base, pick_devices, training_dtype
 from models.damage import UNSAVED, BaseChecksums, weights_sum
 from models.families import unsupported_reason
 from models.logits import check_logits
@@ -246,9 +246,9 @@ def load_served_base(
     folder: str | Path, dtype: str, device: str, known: BaseChecksums | None = None, cache: ChecksumCache = UNSAVED
 ) -> tuple[LoadedBase, str]:
     """The base model, checked and packed as for training, and the sha256 of its weights."""
-    torch_device = pick_device(device)
+    torch_device = pick_devices(device)[0]
     enable_tf32(torch_device)
-    base = load_base(folder, training_dtype(dtype, torch_device), str(torch_device), known, cache)
+    base = load_base(folder, training_dtype(dtype, torch_device), device, known, cache)
     if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"Cannot train a draft for {folder}: {reason}")
     check_logits(base)
