@@ -46,7 +46,8 @@ def table_settings(method: str, remote: bool) -> TrainConfig:
 
 def table() -> str:
     """GB of each GPU by model and method."""
-    lines = ["| base model | method | 1 × 80 GB | 8 × 80 GB | 8 × 80 GB, `fsdp` | base on a server |", "|---" * 6 + "|"]
+    heads = "| base model | method | 1 × 80 GB | 8 × 80 GB | 8 × 80 GB, `fsdp` | base divided | base on a server |"
+    lines = [heads, "|---" * 7 + "|"]
     for name, card in SHAPES.items():
         for method in METHODS:
             variants = ((False, 1, "none"), (False, 8, "none"), (False, 8, "fsdp"), (True, 1, "none"))
@@ -54,13 +55,15 @@ def table() -> str:
                 Forecast(BaseShape.from_card(card), table_settings(method, remote), processes, sharding)
                 for remote, processes, sharding in variants
             ]
-            cells = [cell(each.device_memory("cuda")) for each in forecasts]
+            forecasts.insert(3, forecasts[0].divided(LIMIT, 8))
+            cells = [cell(each.device_memory("cuda"), each.gpus) for each in forecasts]
             lines.append(f"| {name} | `{method}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def cell(needed: float) -> str:
-    return f"{needed / 1e9:.0f}" if needed <= LIMIT else f"{needed / 1e9:.0f}, too large"
+def cell(needed: float, gpus: int) -> str:
+    on = f" on each of {gpus}" if gpus > 1 else ""
+    return f"{needed / 1e9:.0f}{on}" if needed <= LIMIT else f"{needed / 1e9:.0f}, too large"
 
 
 def measure(method: str) -> None:

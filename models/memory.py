@@ -28,6 +28,16 @@ def model_bytes(folder: str | Path, itemsize: int, tokens: int) -> ModelBytes:
     return ModelBytes(weights, cache_bytes(config, tokens, itemsize))
 
 
+def divided_bytes(folder: str | Path, size: float, gpus: int) -> float:
+    """Bytes on one GPU of a base of `size` bytes that is divided among several: its share, and up to a layer more
+    (`models.placement.divide`)."""
+    if gpus == 1:
+        return size
+    config = read_json(Path(folder) / "config.json")
+    layers = (config.get("text_config") or config).get("num_hidden_layers") or gpus
+    return size / gpus + size / layers
+
+
 def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
     """Bytes of a KV cache of `length` tokens, from a model's config.json; 0 if the config has no sizes."""
     config = config.get("text_config") or config

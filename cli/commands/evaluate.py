@@ -1,6 +1,5 @@
 """`speculoos evaluate`: acceptance and speed on prompts, of a draft in this process or of an endpoint."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ import typer
 
 from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.commands.generate import CheckpointOption, Draft
-from cli.commands.targets import dataset, load_target, resolve
+from cli.commands.targets import DeviceOption, dataset, leased_devices, load_target, resolve
 from cli.console import Json, figures, finish, say
 from models.methods import trees
 from ops.homes import open_home
@@ -18,7 +17,6 @@ from speculoos.reporting import ConsoleReporter
 from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.db import reading
-from tracking.leases import exclusive_device
 from tracking.tables import Evaluation
 from workers.jobs.evaluate import Evaluate, check_sampling
 from workers.jobs.words import parse_settings
@@ -32,7 +30,7 @@ def evaluate(
     checkpoint: CheckpointOption = "",
     questions: Annotated[str, typer.Option(help="Prompt file, or a data set's name; default the built-in set.")] = "",
     draft: Draft = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
+    device: DeviceOption = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
     **options: Any,
@@ -59,7 +57,6 @@ def evaluate(
 
     from evaluation.acceptance import AcceptanceSampling
     from evaluation.acceptance import evaluate as run
-    from models.base import lease_name
 
     settings = replace(settings, dtype=request.dtype or settings.dtype)
     ref = resolve(settings, model, checkpoint)
@@ -67,7 +64,7 @@ def evaluate(
     base, loaded = load_target(settings, ref, device or settings.device)
     sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
     choices = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
-    with exclusive_device(settings, lease_name(base.device), f"evaluate-{os.getpid()}") as sharing:
+    with leased_devices(settings, base, "evaluate") as sharing:
         measured = run(base, loaded, rows, ConsoleReporter(), **choices)  # with the device lease, so that jobs wait
     if sharing.shared_with:
         say(f"The device was shared with {sharing.shared_with}: speeds are too low, and the speedup is not exact.")

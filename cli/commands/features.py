@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.targets import is_folder, resolve
+from cli.commands.targets import DeviceOption, is_folder, resolve
 from cli.console import say
 from ops.homes import open_home
 from speculoos.checksums import ChecksumCache
@@ -23,7 +23,7 @@ def serve(
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16, or auto: bfloat16 if the hardware supports it.")
     ] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
+    device: DeviceOption = "",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a request, including padding.")] = 65_536,
 ) -> None:

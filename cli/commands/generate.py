@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.targets import load_target, resolve
+from cli.commands.targets import DeviceOption, load_target, resolve
 from cli.console import Json, finish, say
 from models.methods import trees
 from ops.homes import open_home
@@ -34,7 +34,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; the same seed gives the same tokens.")] = None,
     acceptance: Annotated[str, typer.Option(help="Acceptance rule: exact, or typical (lossy).")] = "exact",
     draft: Draft = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
+    device: DeviceOption = "",
     trace: Annotated[Path | None, typer.Option(help="File for the trace: one JSON record per step.")] = None,
     as_json: Json = False,
 ) -> None:

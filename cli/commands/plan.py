@@ -1,7 +1,6 @@
 """`speculoos plan`: predicts from the cost of steps which drafting is faster on a machine."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,13 +8,12 @@ import typer
 
 from cli.commands.evaluate import load_questions, served
 from cli.commands.fields import EstimateOnly, request_options, show_estimate
-from cli.commands.targets import load_target, resolve
+from cli.commands.targets import DeviceOption, leased_devices, load_target, resolve
 from cli.console import Json, finish, say, table
 from ops.homes import open_home
 from speculoos.errors import BadInput
 from speculoos.files import write_json
 from speculoos.reporting import ConsoleReporter
-from tracking.leases import exclusive_device
 from workers.jobs.requests import PlanRequest
 
 
@@ -29,7 +27,7 @@ def plan(
     questions: Annotated[str, typer.Option(help="Prompt file, or a data set's name; default the built-in set.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Measurements per cost.")] = 5,
     keep: Annotated[Path | None, typer.Option(help="File to write the measured costs to, for --machine.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
+    device: DeviceOption = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
     **options: Any,
@@ -61,13 +59,12 @@ def _measure_plan(
 ) -> dict[str, Any]:
     """The plan of a model of this home, with the device lease, so that jobs wait. `prompts`: (set, limit)."""
     from evaluation.planner import plan as predict
-    from models.base import lease_name
 
     settings = open_home()
     ref = resolve(settings, model)
     rows = load_questions(settings, *prompts)
     base, draft = load_target(settings, ref, device or settings.device)
-    with exclusive_device(settings, lease_name(base.device), f"plan-{os.getpid()}") as sharing:
+    with leased_devices(settings, base, "plan") as sharing:
         result = predict(base, draft, rows, ConsoleReporter(), costs=costs, curves=curves, options=choices)
     if sharing.shared_with and costs is None:
         say(f"The device was shared with {sharing.shared_with}: the costs are those of a busy machine.")

@@ -8,7 +8,7 @@ import typer
 
 from cli.commands.evaluate import served
 from cli.commands.fields import EstimateOnly, request_options, show_estimate
-from cli.commands.targets import dataset, is_folder, load_target, resolve
+from cli.commands.targets import DeviceOption, dataset, is_folder, load_target, resolve
 from cli.console import Json, figures, finish, say
 from ops.homes import open_home
 from speculoos.errors import BadInput, NotFound
@@ -19,7 +19,6 @@ from workers.jobs.requests import ReplayRequest
 from workers.jobs.words import parse_settings
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate drafts on recorded responses.")
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")]
 NGRAM = "ngram"
 PRINTED = (
     "mean_accepted_length",
@@ -47,7 +46,7 @@ def run_draft(
     raw: Annotated[bool, typer.Option("--raw", help="Prompts are text to complete, not chat messages.")] = False,
     machine: Annotated[Path | None, typer.Option(help="File with costs of the target machine.")] = None,
     keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Store the result as an evaluation.")] = True,
-    device: Device = "",
+    device: DeviceOption = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
     **options: Any,

@@ -1,10 +1,13 @@
 """Models, checkpoints and data sets of commands: rows of this home, or folders on disk; deletes rows."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from sqlalchemy.orm import Session
 
 from cli.console import finish
@@ -16,7 +19,13 @@ from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import changes, queries
 from tracking.db import reading, writing
+from tracking.leases import DeviceSharing, exclusive_device
 from tracking.stored import RowFiles
+
+DeviceOption = Annotated[
+    str,
+    typer.Option(help="cpu, cuda, cuda:N, or GPUs that share the base: cuda:0,cuda:1; default SPECULOOS_DEVICE."),
+]
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,22 @@ def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, A
     if not ref.checkpoint_path:
         return base, None
     return base, load_draft(ref.checkpoint_path, base, ref.base_sha256, ref.checkpoint_sha256, checksum_cache)
+
+
+@contextmanager
+def leased_devices(settings: Settings, base: Any, name: str) -> Iterator[DeviceSharing]:
+    """Hold the leases of the base's devices, so that jobs wait; yields who shared one of them."""
+    from models.base import lease_name
+
+    devices = dict.fromkeys([base.device, *base.layer_devices])
+    sharing, parts = DeviceSharing(), []
+    with ExitStack() as stack:
+        for number, device in enumerate(devices):
+            own = f"{name}-{os.getpid()}-{number}"
+            parts.append(stack.enter_context(exclusive_device(settings, lease_name(device), own)))
+        yield sharing
+    for part in parts:
+        sharing.add(part.shared_with)
 
 
 def remove_row(find: Callable[[Session], Any], force: bool, as_json: bool) -> None:

@@ -109,7 +109,9 @@ class TrainConfig(BaseModel):
     )
     seed: int = setting(0, "Random seed of the held-out split, the data order and all sampling.", 0, 2**31 - 1)
     # precision and device
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
+    device: str = setting(
+        "auto", "auto, cpu, cuda or cuda:N; auto and cuda divide a base larger than a GPU among several."
+    )
     mixed_precision: Literal["no", "bf16", "fp16"] = setting(
         "no", "Precision of the draft's arithmetic: no (fp32), bf16 or, on a GPU, fp16.", label="Draft precision"
     )

@@ -42,10 +42,14 @@ def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = PROBE
 def measure(device: torch.device) -> dict[str, float]:
     """`operations_per_second` of matrix products of many rows in the precision of generation, `bytes_per_second` of
     weights read for a few rows; `learned_`: the same in float32, with the backward pass and without packing. The best
-    of TIMES, since other processes only slow it down. `gpu_bytes`: memory of the GPU, if `device` is one."""
+    of TIMES, since other processes only slow it down. `gpu_bytes`: memory of the GPU, if `device` is one, and `gpus`:
+    their number."""
     dtype = torch.bfloat16 if device.type == "cuda" or has_bfloat16(device) else torch.float32
-    memory = {"gpu_bytes": torch.cuda.get_device_properties(device).total_memory} if device.type == "cuda" else {}
-    return {**_packed(device, dtype), **_training(device), **memory}
+    found: dict[str, float] = {**_packed(device, dtype), **_training(device)}
+    if device.type == "cuda":
+        found["gpu_bytes"] = torch.cuda.get_device_properties(device).total_memory
+        found["gpus"] = torch.cuda.device_count()
+    return found
 
 
 @torch.inference_mode()

@@ -23,7 +23,9 @@ def torch_functions(count: int) -> dict[str, Any]:
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "get_device_name": lambda device: "a GPU",
-        "get_device_properties": lambda device: SimpleNamespace(uuid=uuid(device.index).removeprefix("GPU-")),
+        "get_device_properties": lambda device: SimpleNamespace(
+            uuid=uuid(device.index).removeprefix("GPU-"), total_memory=80 * 10**9
+        ),
     }
 
 

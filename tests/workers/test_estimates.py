@@ -384,6 +384,10 @@ def test_a_training_larger_than_the_device_is_refused_with_what_fits(asked: Sett
         submit(request, settings=asked)
     assert not guess(asked, request.changed(settings={**request.settings, "base_dtype": "default"})).refusal
     assert not guess(asked, request.changed(settings={**request.settings, "device": "cuda"})).refusal
+    (asked.home / PROBE).write_text(json.dumps(speeds | {"gpu_bytes": 40e9, "gpus": 4}))
+    divided = guess(asked, request)
+    assert divided.training_memory.gpus == 2 and divided.gpu_memory < 40e9 and not divided.refusal
+    assert guess(asked, request.changed(processes=2)).refusal, "each process on a GPU of its own"
     (asked.home / PROBE).write_text(json.dumps(speeds))
     with writing(asked) as session:
         session.get_one(Base, "base").card = large | {"parameters": 1e15}

@@ -24,6 +24,7 @@ from tracking import db, jobs, leases, processes, reports
 from tracking.tables import Base, Job, now
 from workers import identity
 from workers.child.context import EXIT_FENCED, Eta, JobContext
+from workers.child.work import measure
 from workers.child.work.measure import take_device
 from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint, last_line
 from workers.supervise.reconcile import LeaseMonitor, interrupt_lost, jobs_without_message
@@ -279,6 +280,29 @@ def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypa
         "gpu/memory_gb/GPU-5d3b1c21": [(1, 1.0)],
         "gpu/temperature/GPU-5d3b1c21": [(1, 51.0)],
     }
+
+
+def test_a_job_takes_as_many_gpus_as_its_base_needs(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in fake_gpus.torch_functions(4).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    waited = []
+    monkeypatch.setattr(measure, "wait_for_memory", lambda _, devices, estimate: waited.append((*devices, estimate())))
+
+    def memory(gpus: int, tokens: int = 10) -> float:
+        return (140e9 + tokens * 1e9) / gpus
+
+    with context:
+        assert take_device(context, memory=memory) == "cuda:3,cuda:2,cuda:1"
+        assert waited == [(*(torch.device("cuda", number) for number in (3, 2, 1)), 50e9)]
+        with context.session() as session:
+            leases.release(session, f"job:{context.job_id}")
+        assert take_device(context, memory=lambda gpus, tokens=10: 9e9 * tokens) == "cuda:3,cuda:2,cuda:1,cuda:0"
+        with pytest.raises(
+            BadInput, match=r"about 140\.0 GB on the GPU that this job may use, which has only 80\.0 GB"
+        ):
+            take_device(context, "cuda:1", memory)
+        with pytest.raises(BadInput, match=r"about 350\.0 GB on each of the 4 GPUs"):
+            take_device(context, memory=lambda gpus, tokens=0: 1400e9 / gpus)
 
 
 def test_several_gpus_are_leased_all_or_none(context: JobContext) -> None:

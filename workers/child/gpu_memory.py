@@ -5,15 +5,16 @@ Meanwhile the server unloads idle models. Nothing happens on a CPU.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import httpx
 import torch
 
 from models.base import lease_name
-from models.memory import gigabytes, model_bytes
+from models.memory import divided_bytes, gigabytes, model_bytes
 from speculoos import machine
+from speculoos.errors import BadInput
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
 from tracking import leases
@@ -25,10 +26,31 @@ CACHE_TOKENS = 8192
 REQUEST_SECONDS = 30.0
 
 
-def model_memory(folders: Iterable[str], dtype: str, tokens: int = CACHE_TOKENS, sequences: int = 1) -> float:
-    """Bytes of GPU memory to run the models in `folders`, each with the KV caches of `sequences` of `tokens` tokens."""
+def model_memory(
+    folders: Sequence[str], dtype: str, tokens: int = CACHE_TOKENS, sequences: int = 1, gpus: int = 1
+) -> float:
+    """Bytes of GPU memory to run the models in `folders`, each with the KV caches of `sequences` of `tokens` tokens.
+    With several `gpus`: bytes on each, if the first model is divided among them."""
     sizes = [model_bytes(folder, 4 if dtype == "float32" else 2, tokens) for folder in folders]
-    return MARGIN * sum(size.weights + sequences * size.cache for size in sizes) + CONTEXT_BYTES
+    base, *drafts = (size.weights + sequences * size.cache for size in sizes)
+    return MARGIN * sum([divided_bytes(folders[0], base, gpus), *drafts]) + CONTEXT_BYTES
+
+
+def gpus_needed(memory: Callable[..., float], sizes: Sequence[int]) -> int:
+    """The fewest GPUs among which a base must be divided. `memory`: as `model_memory`, with its first arguments set;
+    `sizes`: bytes of the GPUs that the job may use. Raises BadInput if the weights do not fit all of them."""
+    available, smallest = len(sizes), min(sizes)
+    counts = range(1, available + 1)
+    fitting = next((count for count in counts if memory(gpus=count) <= LARGEST_SHARE * smallest), 0)
+    if not fitting and (least := memory(gpus=available, tokens=0)) > MARGIN * smallest:
+        where = f"each of the {available} GPUs" if available > 1 else "the GPU"
+        raise BadInput(
+            f"The weights need about {gigabytes(least)} on {where} that this job may use, which has only "
+            f"{gigabytes(smallest)}.",
+            "Use precision bfloat16, a quantized copy of the base, a server with more GPUs as endpoint, or all GPUs of "
+            "this machine (SPECULOOS_DEVICE auto) if only one is used.",
+        )
+    return fitting or available
 
 
 def wait_for_memory(context: JobContext, devices: Iterable[str | torch.device], estimate: Callable[[], float]) -> None:

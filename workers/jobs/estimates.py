@@ -134,7 +134,11 @@ def _estimate(request: Request, need: Need, pace: Pace | None, home: Path) -> Es
     if training := need.training_memory:
         free["gpu_bytes"] = 0.0 if training.config.device == "cpu" else probed.get("gpu_bytes", 0.0)
         free["total_memory"] = memory.total if probed else math.inf  # unknown: the job may run on another machine
-        need = replace(need, memory=training.main_memory("cuda" if free["gpu_bytes"] else "cpu"))
+        if free["gpu_bytes"] and training.config.device == "auto" and request.all_processes == 1:
+            training = training.divided(free["gpu_bytes"], int(probed.get("gpus", 1)))
+        need = replace(
+            need, training_memory=training, memory=training.main_memory("cuda" if free["gpu_bytes"] else "cpu")
+        )
     return Estimate(**vars(need), seconds=seconds, basis=basis, **free)
 
 

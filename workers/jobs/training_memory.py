@@ -49,12 +49,16 @@ class Forecast:
     sharding: str = "none"
     longest: float = math.inf
     cached: float = 0.0
+    gpus: int = 1
+    """GPUs among which a process divides the base. The draft is on the first."""
 
     def of_process(self, device: str) -> TrainingMemory:
         """Peak of one process on `device` (cpu or cuda), without cached hidden states."""
         base, config, draft = self.base, self.config, METHODS[self.config.method].size(self.base, self.config)
         size = 4 if base_dtype(config, device) == "float32" else 2
         weights = size * (base.vocabulary_parameters if config.hidden_states else base.parameters)
+        if self.gpus > 1:
+            weights = weights / self.gpus + weights / max(base.layers, self.gpus)  # up to a layer more
         if size < 4:
             weights += 4 * draft.frozen  # the losses multiply by an LM head in fp32
         step = self._step(draft, device, size) * FRAGMENTATION[device] + RUNTIME_BYTES[device]
@@ -67,6 +71,14 @@ class Forecast:
     def device_memory(self, device: str) -> float:
         """Bytes of the device's own memory: of each GPU, or main memory."""
         return self.main_memory("cpu") if device == "cpu" else self.of_process(device).total
+
+    def divided(self, limit: float, available: int) -> "Forecast":
+        """With the base divided among the fewest of `available` GPUs of `limit` bytes that are enough; the same
+        forecast if all are not, or if the base is not loaded."""
+        if self.config.hidden_states:
+            return self
+        forecasts = (replace(self, gpus=count) for count in range(1, available + 1))
+        return next((each for each in forecasts if each.device_memory("cuda") <= limit), self)
 
     def option_that_fits(self, device: str, limit: float) -> str:
         """The first option, else the fewest together, with which the training needs at most `limit` bytes of the

@@ -7,6 +7,7 @@ generation runs again and merges them.
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,14 +237,14 @@ def _answer(
     from corpus.generate_local import generate_local, generation_dtype
     from models.base import load_base
     from training.hidden_states.states_store import StatesStore
-    from workers.child.gpu_memory import model_memory, wait_for_memory
+    from workers.child.gpu_memory import model_memory
     from workers.child.work.measure import take_device
 
     row = context.input_with_files(Base, request.base_id)
-    device = take_device(context)
-    dtype = generation_dtype(device)
+    dtype = generation_dtype(context.settings.device)
     tokens = 2 * (PROMPT_TOKENS + request.max_tokens)  # the cache grows by doubling
-    wait_for_memory(context, [device], lambda: model_memory([row.path], dtype, tokens, request.batch_size))
+    memory = partial(model_memory, [row.path], dtype, tokens=tokens, sequences=request.batch_size)
+    device = take_device(context, memory=memory)
     base = load_base(row.path, dtype, device, context.base_checksums(row), context.checksum_cache)
     states = None
     if store := request.hidden_states_store:

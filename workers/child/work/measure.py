@@ -1,6 +1,8 @@
 """Jobs `plan`, `replay` and `tune`, and the loading of models onto the leased device."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from speculoos.other_work import lower_priority
 from tracking import evaluations, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, now
 from workers.child.context import JobContext
-from workers.child.gpu_memory import model_memory, wait_for_memory
+from workers.child.gpu_memory import gpus_needed, model_memory, wait_for_memory
 from workers.child.work.evaluate import request_questions
 from workers.jobs.requests import PlanRequest, ReplayRequest, Tune
 
@@ -39,29 +41,41 @@ def load_models(context: JobContext, base_id: str, checkpoint_id: str = "", dtyp
     """Take the device and load; `dtype` "" uses the settings. Raises NotFound, Conflict or Damaged."""
     base_row = context.input_with_files(Base, base_id)
     row = context.input_with_files(Checkpoint, checkpoint_id) if checkpoint_id else None
-    device = take_device(context)
-    dtype = decoding_dtype(dtype or context.settings.dtype, device)
+    dtype = decoding_dtype(dtype or context.settings.dtype, context.settings.device)
     paths = [each.path for each in (base_row, row) if each]
-    wait_for_memory(context, [device], lambda: model_memory(paths, dtype))
+    device = take_device(context, memory=partial(model_memory, paths, dtype))
     base = load_base(base_row.path, dtype, device, context.base_checksums(base_row), context.checksum_cache)
     draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.checksum_cache) if row else None
     return LoadedModels(device, dtype, base, draft, row)
 
 
-def take_device(context: JobContext, name: str = "auto") -> str:
-    """Take the lease of a device and return its name, such as `cuda:0`. auto: the device of SPECULOOS_DEVICE."""
-    return str(take_devices(context, name)[0])
+def take_device(context: JobContext, name: str = "auto", memory: Callable[..., float] | None = None) -> str:
+    """Take the lease of a device and return its name, such as `cuda:0`. auto: the device of SPECULOOS_DEVICE. With
+    `memory` (`gpus_needed`): take as many GPUs as it needs, wait until it is free, and return their names for
+    `load_base`, such as `cuda:3,cuda:2`."""
+    devices = take_devices(context, name, gpus=partial(gpus_needed, memory) if memory else None)
+    if memory is not None:
+        wait_for_memory(context, devices, lambda: memory(gpus=len(devices)))
+    return ",".join(map(str, devices))
 
 
-def take_devices(context: JobContext, name: str = "auto", processes: int = 1) -> list[torch.device]:
+def take_devices(
+    context: JobContext,
+    name: str = "auto",
+    processes: int = 1,
+    gpus: Callable[[Sequence[int]], int] | None = None,
+) -> list[torch.device]:
     """Take the leases of one GPU for each process, or of the CPU for all. Unless `name` is that of one GPU, these are
-    any free ones, the last first: the inference server uses the first."""
+    any free ones, the last first: the inference server uses the first. `gpus`: number of GPUs for one process, from the
+    bytes of those that it may use."""
     name = context.settings.device if name == "auto" else name
     device = pick_device(name)
     candidates = [device]
     if device.type == "cuda" and (processes > 1 or name in ("auto", "cuda")):
         candidates = [torch.device("cuda", number) for number in reversed(range(torch.cuda.device_count()))]
     count = processes if device.type == "cuda" else 1
+    if gpus is not None and device.type == "cuda":
+        count = gpus([torch.cuda.get_device_properties(each).total_memory for each in candidates])
     if count > len(candidates):
         raise BadInput(f"processes: this machine has {len(candidates)} GPUs, got {count}; use fewer processes.")
     names = {lease_name(candidate): candidate for candidate in candidates}

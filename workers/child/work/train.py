@@ -2,6 +2,8 @@
 
 import gc
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from workers.child.states import delete_uploaded_checkpoints, download_checkpoin
 from workers.child.trackers import tracking_metrics
 from workers.child.work.measure import take_devices, tuning_figures
 from workers.jobs.train import TUNING_QUESTIONS, Train, find_server, fit_length, require_method
+from workers.jobs.training_memory import Forecast
 
 TUNING_NOTE = "tuning the tree"
 
@@ -52,9 +55,15 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
         config = with_stored_defaults(config, read_trainer_state(resume)["config"])
     if reason := no_server_reason(request.method, base.path):
         context.log(reason, "warning")
-    devices = take_devices(context, config.device, request.processes)
-    wait_for_memory(context, devices, lambda: process_memory(request, context))
-    config = config.model_copy(update={"device": str(devices[0])})
+    alone = request.all_processes == 1  # only then the base may be divided among GPUs
+
+    def gpus_needed(sizes: Sequence[int]) -> int:
+        return forecast(request, context).divided(min(sizes), len(sizes)).gpus
+
+    devices = take_devices(context, config.device, request.processes, gpus_needed if alone else None)
+    gpus = len(devices) if alone else 1
+    wait_for_memory(context, devices, lambda: replace(forecast(request, context), gpus=gpus).device_memory("cuda"))
+    config = config.model_copy(update={"device": ",".join(map(str, devices if alone else devices[:1]))})
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in datasets)}
     hashes, paths = context.base_checksums(base), [data.path for data in datasets]
     tracked = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
@@ -62,7 +71,7 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     with uploading_checkpoints(context, request.checkpoint_id, folder), tracking_metrics(context, tracked, last_step):
         arguments = (config, base.path, paths, folder, resume)
         options = {"info": info, "known": hashes, "states_location": states, "checksum_cache": context.checksum_cache}
-        if request.all_processes == 1:
+        if alone:
             result = train(*arguments, context, **options)
         else:
             gpus = [lease_name(device) for device in devices if device.type == "cuda"]
@@ -86,10 +95,10 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.metrics}
 
 
-def process_memory(request: Train, context: JobContext) -> float:
-    """Forecast of the bytes of GPU memory of each process."""
+def forecast(request: Train, context: JobContext) -> Forecast:
+    """The memory that the training needs."""
     with db.reading(context.settings) as session:
-        return request.need(session).training_memory.device_memory("cuda")
+        return request.need(session).training_memory
 
 
 def with_stored_defaults(config: TrainConfig, stored: dict[str, Any]) -> TrainConfig:
