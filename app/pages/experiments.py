@@ -78,7 +78,7 @@ def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
         name += row_note(row.note.splitlines()[0][:120]) if row.note else ""
         busy = f" · {going} active" if going else ""
         rows.append([name, safe(f"{jobs}{busy}"), safe(trained), safe(ago(row.created_at))])
-    html = table(COLUMNS, rows, "Experiments", wide_first=True, named=COLUMNS[1:])
+    html = table(COLUMNS, rows, "Experiments", True, COLUMNS[1:], count=shown.words("experiment"))
     return html + pager("experiments", shown, list_query)
 
 

@@ -61,7 +61,7 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     query = filtered_query(listing.newest(SHOWN.get(list_query.filter, ())), list_query)
     shown = page(session, query, offset)
     waits = job_rows.waits_of(session, shown.rows)
-    listed = job_rows.jobs_table(shown.rows, waits, filtered=list_query.is_filtered, chosen=True)
+    listed = job_rows.jobs_table(shown.rows, waits, list_query.is_filtered, chosen=True, count=shown.words("job"))
     return (
         (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")
         + listed

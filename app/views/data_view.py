@@ -18,7 +18,7 @@ SHOWN_BAD = 50
 COLUMNS = ["Data set", "Kind", "Rows", "State", "Created"]
 
 
-def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
+def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
     rows = []
     for data in datasets:
         note = row_note(data.note) if data.note else ""
@@ -34,7 +34,7 @@ def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
             ]
         )
     if rows:
-        return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
+        return table(COLUMNS, rows, "Data sets", True, ("Rows",), count=count)
     if filtered:
         return empty_state("No matches", "No data set matches; use other search words, or choose “All”.")
     return empty_state(

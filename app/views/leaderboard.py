@@ -62,7 +62,7 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
         return empty_leaderboard(view)
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
-    listed = table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads)
+    listed = table(list(COLUMNS), rows, "Evaluations", True, NAMED, heads, shown.words("evaluation"))
     pages = pager_links(shown, UNDATED_PAGER, lambda offset: address(view, **{"from": offset}))
     return count_warning(shown.rows) + listed + pages
 
@@ -131,12 +131,12 @@ def settings_words(row: Evaluation) -> str:
     return " · ".join(filter(None, parts))
 
 
-def download_links(view: LeaderboardView, total: int) -> str:
-    if not total:
+def download_links(view: LeaderboardView, shown: Page[Evaluation]) -> str:
+    if not shown.total:
         return ""
     file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
-    links = link_button(f"CSV of {total:,}", file, download=True) + link_button("Link to this view", address(view))
-    return tag("div", links, class_="sp-links")
+    links = link_button(f"CSV of {shown.counted}", file, download=True)
+    return tag("div", links + link_button("Link to this view", address(view)), class_="sp-links")
 
 
 def address(view: LeaderboardView, **more: str) -> str:
