@@ -223,7 +223,7 @@ def learning_curve(
             line = f"{method} for {training.base.name}" if training.base else method
             lines.setdefault(line, []).append((seen, tau))
     ordered = {line: sorted(points) for line, points in lines.items()}
-    look = ChartStyle(near=True, up="τ")
+    look = ChartStyle(near=True, up="τ", best="max")
     chart = line_chart(f"τ by tokens seen, {name}", ordered, across="tokens seen", look=look)
     if not chart:
         return tag("p", "This experiment has no training runs with results yet.", class_="sp-lead")

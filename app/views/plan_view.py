@@ -120,7 +120,7 @@ def speed_chart(result: Result) -> str:
         _lines(result, list(result["plain"]["by_batch"])),
         unit="tokens/s",
         across="batch size",
-        look=ChartStyle(best=True),
+        look=ChartStyle(best="max"),
     )
     return tag("div", chart, class_="sp-charts")
 
