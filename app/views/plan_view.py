@@ -91,11 +91,11 @@ def report(job: Job) -> str:
     if job.kind != "plan" or "plain" not in result:
         return ""
     tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
-    busy = notice(str(result["busy"]), "warn") if result.get("busy") else ""
-    verdict = notice(result.get("verdict") or "The plan has no result.", tone)
+    words = f"{result.get('busy') or ''} {result.get('verdict') or 'The plan has no result.'}".strip()
+    verdict = notice(words, "warn" if result.get("busy") else tone)
     figures = speedup_table(result) + speed_chart(result) + shapes_table(result)
     drawn = verdict + figures + standalone_table(result) + conditions(result)
-    return tag("section", busy + drawn, class_="sp-stack", id="job-report", aria_label="Plan")
+    return tag("section", drawn, class_="sp-stack", id="job-report", aria_label="Plan")
 
 
 def speedup_table(result: Result) -> str:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app import downloads
 from app.forms import matrix_request, served_request
 from app.pages import evaluations
-from app.pages.jobs import output_links
+from app.pages.jobs import status_line
 from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, verdict
 from app.views.manage import delete, save
 from app.widgets.intervals import Bar, interval_chart
@@ -155,9 +155,9 @@ def test_a_finished_evaluation_leads_to_its_page(filled: Settings) -> None:
     request = Evaluate(endpoint="team", evaluation_id="c").to_json()
     with db.writing(filled) as session:
         job = jobs.create(session, kind="evaluate", queue="io", request=request, name="Evaluate team")
-        assert output_links(session, job) == ""
+        assert "/evaluations" not in status_line(session, job)
         job.state = "SUCCEEDED"
-        assert "/evaluations?id=c" in output_links(session, job)
+        assert "/evaluations?id=c" in status_line(session, job)
 
 
 def test_the_address_of_a_view_shows_the_same_view(filled: Settings) -> None:
