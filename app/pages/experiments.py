@@ -202,7 +202,7 @@ def figures_table(
             ]
         )
     note = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""
-    return table(columns, rows, "Trainings", wide_first=True, named=columns[1:]) + note
+    return table(columns, rows, "Trainings", True, columns[1:], count=f"{len(rows)} training runs") + note
 
 
 def learning_curve(

@@ -41,7 +41,7 @@ if (props.main) window.addEventListener('popstate', () => trigger('pick', {}));
 UNDATED_PAGER = ("← Previous", "Next →")
 """Texts of the pager of a list that is not ordered by time."""
 MANY_COLUMNS = 6
-"""A table with as many columns has a menu that hides columns (static/tables.js)."""
+"""A list with as many columns has a menu that hides columns (static/tables.js)."""
 
 
 def live(elem_id: str) -> gr.HTML:
@@ -108,7 +108,7 @@ def table(
     count: str = "",
 ) -> str:
     """A table of HTML cells; `wide_first` widens the first column, `heads` are HTML heads of some columns, `count` are
-    words above it. A click anywhere on a row opens its `sp-row-name`. A table without links and buttons takes the
+    words above a list. A click anywhere on a row opens its `sp-row-name`. A table without links and buttons takes the
     keyboard focus itself, so that it can be scrolled.
 
     On a narrow screen each row becomes a card: cells of `named` columns show the column's name, empty cells are hidden.
@@ -119,13 +119,13 @@ def table(
         tag("tr", "".join(_cell(c, cell, named) for c, cell in zip(columns, row, strict=True))) for row in rows
     )
     style = "sp-table sp-wide-first" if wide_first else "sp-table"
-    columns_of, menu = f"{label}, {len(columns)}", len(columns) >= MANY_COLUMNS
+    columns_of, menu = f"{label}, {len(columns)}", bool(count) and len(columns) >= MANY_COLUMNS
     html = tag("thead", head) + tag("tbody", body)
     html = tag("table", html, class_=style, aria_label=label, data_columns=columns_of if menu else None)
     tabindex = None if "<a " in body or "<button" in body else "0"
     button = tag("button", "Columns", type="button", class_="sp-small-button", popovertarget="sp-columns")
-    above = tag("span", safe(count)) + (button if menu else "") if menu or count else ""
-    above = tag("div", above, class_="sp-table-bar") if above else ""
+    bar = tag("span", safe(count)) + (button if menu else "")
+    above = tag("div", bar, class_="sp-table-bar") if count else ""
     return above + tag("div", html, class_="sp-table-wrap", tabindex=tabindex)
 
 
