@@ -191,16 +191,9 @@ def figures_table(
     for name, training in zip(labels(runs), runs, strict=True):
         row, seen = measured.get(training.job.id), tokens.get(training.job.id)
         to = f"/checkpoints?id={training.checkpoint.id}" if training.checkpoint else f"/jobs?id={training.job.id}"
-        rows.append(
-            [
-                tag("a", safe(name), href=to, class_="sp-row-name"),
-                safe(training.data),
-                safe(f"{seen:,.0f}" if seen else "–"),
-                safe(figure(held_out.get(training.job.id))),
-                figure_cell(row, "tau", linked=True),
-                figure_cell(row, "speedup", " ×", linked=True),
-            ]
-        )
+        words = (training.data, f"{seen:,.0f}" if seen else "–", figure(held_out.get(training.job.id)))
+        measures = [figure_cell(row, "tau", linked=True), figure_cell(row, "speedup", " ×", linked=True)]
+        rows.append([tag("a", safe(name), href=to, class_="sp-row-name"), *map(safe, words), *measures])
     note = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""
     return table(columns, rows, "Trainings", True, columns[1:], count=f"{len(rows)} training runs") + note
 

@@ -62,11 +62,8 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     shown = page(session, query, offset)
     waits = job_rows.waits_of(session, shown.rows)
     listed = job_rows.jobs_table(shown.rows, waits, list_query.is_filtered, chosen=True, count=shown.words("job"))
-    return (
-        (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")
-        + listed
-        + pager("jobs", shown, list_query)
-    )
+    bar = bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else ""
+    return bar + listed + pager("jobs", shown, list_query)
 
 
 def row_signature(session: Session, job_id: str) -> str:

@@ -23,12 +23,7 @@ from tracking.tables import Evaluation, Job
 SHOWN_SO_FAR = 100
 """Maximum number of prompts shown while an evaluation runs."""
 SO_FAR = "Each row is one short measurement. The report will show the speedup with its 95 % interval."
-OF_QUESTION = {
-    "mean_accepted_length": 2,
-    "tokens_per_second": 1,
-    "plain_tokens_per_second": 1,
-    "end_to_end_speedup": 2,
-}
+OF_QUESTION = {"mean_accepted_length": 2, "tokens_per_second": 1, "plain_tokens_per_second": 1, "end_to_end_speedup": 2}
 """Figures of a prompt → digits."""
 SLOWER = "Plain decoding is faster on this machine: the whole interval of the speedup is below 1."
 SHOWN = 12

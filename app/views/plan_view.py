@@ -61,11 +61,7 @@ class PlanForm:
 def plan_request(base: str, draft: str, batches: str, layers: str, figures: str) -> PlanRequest:
     """The request of the form's values. Raises BadInput with the field's name."""
     return PlanRequest(
-        base_id=base,
-        checkpoint_id=draft or "",
-        batches=batches or "",
-        layers=layers or "",
-        costs=figures_of(figures),
+        base_id=base, checkpoint_id=draft or "", batches=batches or "", layers=layers or "", costs=figures_of(figures)
     )
 
 

@@ -93,9 +93,8 @@ def pager_links(page: Page[Any], words: tuple[str, str], address_of: Callable[[s
     for text, offset in zip(words, (page.newer, page.older), strict=True):
         to = {"href": address_of(offset), "data_offset": offset} if offset is not None else {"aria_disabled": "true"}
         links.append(tag("span" if offset is None else "a", safe(text), class_="sp-small-button", **to))
-    return tag(
-        "nav", links[0] + tag("span", safe(page.range)) + links[1], class_="sp-pager", aria_label="Pages of this list"
-    )
+    html = links[0] + tag("span", safe(page.range)) + links[1]
+    return tag("nav", html, class_="sp-pager", aria_label="Pages of this list")
 
 
 def table(
