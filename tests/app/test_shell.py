@@ -59,6 +59,14 @@ def test_what_the_head_names_is_served(client: TestClient) -> None:
         assert client.get(address).status_code == 200, address
 
 
+def test_browsers_keep_what_has_a_hash_and_the_font(client: TestClient) -> None:
+    kept = re.findall(r'(?:href|src)="([^"]+)"', theme.head())
+    assert theme.FONT in kept and all("immutable" in client.get(each).headers["cache-control"] for each in kept)
+    assert f'url("{theme.FONT.rpartition("/")[2]}")' in (theme.STATIC / "tokens.css").read_text()
+    assert (theme.STATIC / "inter.woff2").stat().st_size < 120_000
+    assert "cache-control" not in client.get("/ui/style.css").headers
+
+
 def test_modules_import_what_is_served_beside_them(client: TestClient) -> None:
     for name in theme.modules():
         address = theme.module(name)
