@@ -26,7 +26,8 @@ PAUSE = 0.5
 MOST_WAITING = 20
 """With this many delays pending no password is checked, which limits attempts to 1 / PAUSE per second in total."""
 FORM_LIMIT = 4096
-PUBLIC_PATHS = ("/healthz", "/readyz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
+LOGIN_FILES = ("tokens.css", "inter.woff2", "style.css", "early.js", "icon.svg")
+PUBLIC_PATHS = ("/healthz", "/readyz", "/login", "/logout", *(f"/ui/{name}" for name in LOGIN_FILES))
 SCRIPT_PATHS = ("/api/", "/gradio_api/", "/metrics")
 """Paths requested by scripts: they get 401, not the login page."""
 WRONG_PASSWORD = "Wrong password."

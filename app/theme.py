@@ -1,7 +1,4 @@
-"""The Gradio theme: every theme variable refers to a design token of `static/style.css`.
-
-That style sheet defines the light and dark palettes. Fonts are system fonts; nothing is downloaded.
-"""
+"""The Gradio theme: every theme variable refers to a design token of `static/tokens.css`: scales and two palettes."""
 
 import hashlib
 import json
@@ -11,14 +8,17 @@ from pathlib import Path
 import gradio as gr
 from fastapi.staticfiles import StaticFiles
 from gradio.themes.utils import sizes
+from starlette.responses import Response
 from starlette.types import Scope
 
 from app.widgets.terms import TERMS
 
 STATIC = Path(__file__).parent / "static"
-SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Cantarell", "Noto Sans", "sans-serif")
-MONO = ("ui-monospace", "SF Mono", "Menlo", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
-STYLES = ("style.css", "pages.css", "chat.css")
+STYLES = ("tokens.css", "style.css", "pages.css", "chat.css")
+FONT = "/ui/inter.woff2"
+"""As in `tokens.css`, without a hash: a changed font needs a new name."""
+TEXT = ("xs", "xs", "sm", "md", "lg", "xl", "2xl")
+"""Steps of the type scale for Gradio's sizes from `xxs` to `xxl`."""
 VERSION = "v-"
 
 VARIABLES = {
@@ -57,23 +57,24 @@ PLAIN = {
     "block_title_text_size": "*text_sm",
     "button_border_width": "1px",
     "button_large_text_weight": "550",
-    "button_large_padding": "8px 16px",
+    "button_large_padding": "var(--sp-2) var(--sp-4)",
     "button_large_text_size": "*text_md",
-    "button_medium_padding": "6px 14px",
+    "button_medium_padding": "6px var(--sp-3)",
     "button_medium_text_weight": "550",
-    "button_small_padding": "4px 10px",
+    "button_small_padding": "var(--sp-1) var(--sp-2)",
     "button_secondary_shadow": "none",
     "input_border_width": "1px",
     "input_shadow_focus": "0 0 0 3px var(--sp-ring)",
     "form_gap_width": "1px",
-    "layout_gap": "14px",
+    "layout_gap": "var(--sp-3)",
     "section_header_text_weight": "600",
 }
 
 
 def theme() -> gr.themes.Base:
-    """The theme: design tokens as colors, system fonts, small text."""
-    base = gr.themes.Base(text_size=sizes.text_sm, radius_size=sizes.radius_md, font=SANS, font_mono=MONO)
+    """The theme: design tokens as colors and sizes. `pages.css` sets the fonts, whose names Gradio would quote."""
+    text = sizes.Size(*(f"var(--sp-text-{step})" for step in TEXT))
+    base = gr.themes.Base(text_size=text, radius_size=sizes.radius_md, font="sans-serif", font_mono="monospace")
     values = {name: f"var(--sp-{token})" for token, names in VARIABLES.items() for name in names.split()}
     dark = {f"{name}_dark": value for name, value in values.items() if hasattr(base, f"{name}_dark")}
     return base.set(**values, **dark, **PLAIN)
@@ -81,7 +82,8 @@ def theme() -> gr.themes.Base:
 
 def head() -> str:
     """Tags for every page's head: definitions, style sheets and scripts, each named with its hash."""
-    styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
+    styles = f'<link rel="preload" href="{FONT}" as="font" type="font/woff2" crossorigin>'
+    styles += "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
     scripts = "".join(f'<script type="module" src="{module(name)}"></script>' for name in modules())
     return (
         f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
@@ -115,7 +117,13 @@ def _hash(names: list[str]) -> str:
 
 
 class Static(StaticFiles):
-    """Serves `static/`, ignoring the version folder of a path."""
+    """Serves `static/`, ignoring the version folder of a path. Browsers keep the font and URLs with a hash."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        if scope["query_string"].startswith(b"v=") or f"/{VERSION}" in scope["path"] or scope["path"].endswith(FONT):
+            response.headers["cache-control"] = "public, max-age=31536000, immutable"
+        return response
 
     def get_path(self, scope: Scope) -> str:
         path = super().get_path(scope)

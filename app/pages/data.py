@@ -53,8 +53,9 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     """A page of the list of data sets under the filter of `list_query`."""
     kind = SHOWN.get(list_query.filter)
     query = queries.listed(Dataset, *([Dataset.kind == kind] if kind else []))
-    rows_page = page_of(session, filtered_query(query, list_query), offset)
-    return data_view.data_table(rows_page.rows, filtered=list_query.is_filtered) + pager("data", rows_page, list_query)
+    shown = page_of(session, filtered_query(query, list_query), offset)
+    listed = data_view.data_table(shown.rows, list_query.is_filtered, shown.words("data set"))
+    return listed + pager("data", shown, list_query)
 
 
 def hint(session: Session, query: Mapping[str, str]) -> str:

@@ -192,7 +192,7 @@ def drawn(session: Session, query: Mapping[str, str]) -> list[Any]:
     page = page_of(session, view.select(), query.get("from", "")[:64])
     names = leaderboard.names_of(session, page.rows)
     table = leaderboard.leaderboard(page, names, view)
-    return [seen, leaderboard.download_links(view, page.total), table, leaderboard.chart(page.rows, names, view), ""]
+    return [seen, leaderboard.download_links(view, page), table, leaderboard.chart(page.rows, names, view), ""]
 
 
 def row_of(session: Session, query: Mapping[str, str]) -> Evaluation | None:

@@ -78,7 +78,7 @@ def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
         name += row_note(row.note.splitlines()[0][:120]) if row.note else ""
         busy = f" · {going} active" if going else ""
         rows.append([name, safe(f"{jobs}{busy}"), safe(trained), safe(ago(row.created_at))])
-    html = table(COLUMNS, rows, "Experiments", wide_first=True, named=COLUMNS[1:])
+    html = table(COLUMNS, rows, "Experiments", True, COLUMNS[1:], count=shown.words("experiment"))
     return html + pager("experiments", shown, list_query)
 
 
@@ -191,18 +191,11 @@ def figures_table(
     for name, training in zip(labels(runs), runs, strict=True):
         row, seen = measured.get(training.job.id), tokens.get(training.job.id)
         to = f"/checkpoints?id={training.checkpoint.id}" if training.checkpoint else f"/jobs?id={training.job.id}"
-        rows.append(
-            [
-                tag("a", safe(name), href=to, class_="sp-row-name"),
-                safe(training.data),
-                safe(f"{seen:,.0f}" if seen else "–"),
-                safe(figure(held_out.get(training.job.id))),
-                figure_cell(row, "tau", linked=True),
-                figure_cell(row, "speedup", " ×", linked=True),
-            ]
-        )
+        words = (training.data, f"{seen:,.0f}" if seen else "–", figure(held_out.get(training.job.id)))
+        measures = [figure_cell(row, "tau", linked=True), figure_cell(row, "speedup", " ×", linked=True)]
+        rows.append([tag("a", safe(name), href=to, class_="sp-row-name"), *map(safe, words), *measures])
     note = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""
-    return table(columns, rows, "Trainings", wide_first=True, named=columns[1:]) + note
+    return table(columns, rows, "Trainings", True, columns[1:], count=f"{len(rows)} training runs") + note
 
 
 def learning_curve(
@@ -223,7 +216,7 @@ def learning_curve(
             line = f"{method} for {training.base.name}" if training.base else method
             lines.setdefault(line, []).append((seen, tau))
     ordered = {line: sorted(points) for line, points in lines.items()}
-    look = ChartStyle(near=True, up="τ")
+    look = ChartStyle(near=True, up="τ", best="max")
     chart = line_chart(f"τ by tokens seen, {name}", ordered, across="tokens seen", look=look)
     if not chart:
         return tag("p", "This experiment has no training runs with results yet.", class_="sp-lead")

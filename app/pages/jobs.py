@@ -29,7 +29,7 @@ from app.views import (
 from app.views.job_forms import own_kind_form
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
 from app.widgets.bulk import Action, bulk_bar, compare_button, name_field, on_bulk
-from app.widgets.elements import QUIET, block, hidden, link_button, notice, page_header
+from app.widgets.elements import QUIET, block, hidden, link_button, page_header
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import live, pager
@@ -61,12 +61,9 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     query = filtered_query(listing.newest(SHOWN.get(list_query.filter, ())), list_query)
     shown = page(session, query, offset)
     waits = job_rows.waits_of(session, shown.rows)
-    listed = job_rows.jobs_table(shown.rows, waits, filtered=list_query.is_filtered, chosen=True)
-    return (
-        (bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else "")
-        + listed
-        + pager("jobs", shown, list_query)
-    )
+    listed = job_rows.jobs_table(shown.rows, waits, list_query.is_filtered, chosen=True, count=shown.words("job"))
+    bar = bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else ""
+    return bar + listed + pager("jobs", shown, list_query)
 
 
 def row_signature(session: Session, job_id: str) -> str:
@@ -205,9 +202,9 @@ def head(session: Session, job: Job, home: Path | None = None) -> str:
         job_view.progress(job),
         job_rows.shards_part(session, job),
         generation_view.part(session, job, home),
-        job_view.banner(job, job_rows.waits_words(listing.Queues(session), job)),
+        status_line(session, job),
     ]
-    results = verdict.part(session, job) + output_links(session, job) + evaluation_view.report_of(session, job)
+    results = verdict.part(session, job) + download_link(session, job) + evaluation_view.report_of(session, job)
     results += plan_view.report(job)
     return tag("div", "".join(parts) + results, class_="sp-job-head", data_state=job.state)
 
@@ -220,40 +217,44 @@ def no_charts(job: Job) -> str:
     return "This job has no charts."
 
 
-def output_links(session: Session, job: Job) -> str:
-    if job.state != JobState.SUCCEEDED:
-        return ""
-    links = created_rows_html(session, job)
-    if job.kind == "replay":
-        for number, chat in enumerate(job.result.get("chats") or (), 1):
-            to = f"/playground?chat={chat}"
-            links += notice(f"Response {number}, replayed.", "good", to, "Open in Playground")
-    if job.kind in ("evaluate", "replay"):
-        to = f"/evaluations?id={job.request.get('evaluation_id', '')}"
-        links += notice("The evaluation is stored.", "good", to, "Open the evaluation")
-    if job.kind == "tune":
-        to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
-        words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
-        message = " ".join(str(each) for each in words if each)
-        links += notice(message, tree_view.verdict_tone(job.result), to, "Open the checkpoint")
-    # the downloads of the checkpoint that the job trained or exported
-    query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
-    checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
-    link = link_button("Download for a server…", f"/checkpoints?id={checkpoint_id}")
-    return links + (tag("div", link, class_="sp-link-row") if checkpoint_id else "")
+def status_line(session: Session, job: Job) -> str:
+    """One notice: the job's state and, if it succeeded, what it made."""
+    waits = job_rows.waits_words(listing.Queues(session), job)
+    made = outcomes(session, job) if job.state == JobState.SUCCEEDED else ()
+    return job_view.banner(job, waits, made, tree_view.verdict_tone(job.result or {}))
 
 
-def created_rows_html(session: Session, job: Job) -> str:
-    """Notices with links to the ready rows that the job created."""
-    html = ""
+def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
+    """(sentence, URL, words of the link) of everything that the job made."""
+    found = []
     for kind, word, page_name in OUTPUTS:
         for row in session.scalars(select(kind).where(kind.job_id == job.id, kind.state == "ready")):
             link, words = f"/{page_name}?id={row.id}", "Open it"
             if kind is Checkpoint:
                 base = session.get_one(Base, row.base_id)
                 link, words = model_link("playground", base.name, row.name), "Open in Playground"
-            html += notice(f"Created the {word} “{row.name}”.", "good", link, words)
-    return html
+            found.append((f"Created the {word} “{row.name}”.", link, words))
+    if job.kind == "replay":
+        for number, chat in enumerate(job.result.get("chats") or (), 1):
+            found.append((f"Response {number}, replayed.", f"/playground?chat={chat}", "Open in Playground"))
+    if job.kind in ("evaluate", "replay"):
+        to = f"/evaluations?id={job.request.get('evaluation_id', '')}"
+        found.append(("The evaluation is stored.", to, "Open the evaluation"))
+    if job.kind == "tune":
+        words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
+        to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
+        found.append((" ".join(str(each) for each in words if each), to, "Open the checkpoint"))
+    return found
+
+
+def download_link(session: Session, job: Job) -> str:
+    """Link to the downloads of the checkpoint that the job trained or exported."""
+    query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
+    checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
+    if job.state != JobState.SUCCEEDED or not checkpoint_id:
+        return ""
+    link = link_button("Download for a server…", f"/checkpoints?id={checkpoint_id}")
+    return tag("div", link, class_="sp-link-row")
 
 
 def cancel(settings: Settings, job_id: str) -> str:

@@ -48,7 +48,7 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
         )
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
-    listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:])
+    listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:], count=shown.words("checkpoint"))
     return bulk_bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, list_query)
 
 

@@ -18,28 +18,20 @@ SHOWN_BAD = 50
 COLUMNS = ["Data set", "Kind", "Rows", "State", "Created"]
 
 
-def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
+def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
     rows = []
     for data in datasets:
         note = row_note(data.note) if data.note else ""
         name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
         count = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
-        rows.append(
-            [
-                name,
-                safe(KINDS.get(data.kind, data.kind)),
-                safe(count),
-                state_badge(data),
-                row_note(ago(data.created_at)),
-            ]
-        )
+        kind, made = safe(KINDS.get(data.kind, data.kind)), row_note(ago(data.created_at))
+        rows.append([name, kind, safe(count), state_badge(data), made])
     if rows:
-        return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
+        return table(COLUMNS, rows, "Data sets", True, ("Rows",), count=count)
     if filtered:
         return empty_state("No matches", "No data set matches; use other search words, or choose “All”.")
     return empty_state(
-        "No data yet",
-        "Import prompts above, or add the included ones, then generate responses to train a draft on.",
+        "No data yet", "Import prompts above, or add the included ones, then generate responses to train a draft on."
     )
 
 

@@ -23,12 +23,7 @@ from tracking.tables import Evaluation, Job
 SHOWN_SO_FAR = 100
 """Maximum number of prompts shown while an evaluation runs."""
 SO_FAR = "Each row is one short measurement. The report will show the speedup with its 95 % interval."
-OF_QUESTION = {
-    "mean_accepted_length": 2,
-    "tokens_per_second": 1,
-    "plain_tokens_per_second": 1,
-    "end_to_end_speedup": 2,
-}
+OF_QUESTION = {"mean_accepted_length": 2, "tokens_per_second": 1, "plain_tokens_per_second": 1, "end_to_end_speedup": 2}
 """Figures of a prompt → digits."""
 SLOWER = "Plain decoding is faster on this machine: the whole interval of the speedup is below 1."
 SHOWN = 12
@@ -70,8 +65,9 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
     if is_replay(row.result):
         html = replayed(row)
     else:
-        busy = (row.result or {}).get("busy")
-        html = (notice(str(busy), "warn") if busy else "") + figures(row)
+        slower = row.speedup_high is not None and row.speedup_high < 1 and row.checkpoint_id
+        words = " ".join(filter(None, ((row.result or {}).get("busy"), SLOWER if slower else "")))
+        html = (notice(words, "warn") if words else "") + figures(row)
         html += side_by_side(comparable_evaluations(session, row)) + details(row) + categories(row)
     line = command(row, names_of(session, [row]))
     return html + breakdown(row, again) + (command_box(line) if line else "")
@@ -102,9 +98,7 @@ def so_far(session: Session, job_id: str) -> str:
 
 
 def figures(row: Evaluation) -> str:
-    """Tiles, and a warning if the whole interval of the speedup is below 1."""
-    plain, high = row.plain_tokens_per_second, row.speedup_high
-    slower = notice(SLOWER, "warn") if high is not None and high < 1 and row.checkpoint_id else ""
+    plain = row.plain_tokens_per_second
     between = {f"{key}_interval": interval_ends(row, key) for key in ("speedup", "tau")}
     same = yes_or_no((row.result or {}).get("identical_to_plain"))
     measured = (
@@ -113,7 +107,7 @@ def figures(row: Evaluation) -> str:
         ("Tokens per second", figure(row.tokens_per_second, 1), f"plain {plain:.1f}" if plain else ""),
         ("Same output as plain", same, "sampled: not compared" if row.temperature else "greedy, token for token"),
     )
-    return tiles(measured) + slower
+    return tiles(measured)
 
 
 def replayed(row: Evaluation) -> str:

@@ -33,12 +33,13 @@ def jobs_table(
     filtered: bool = False,
     chosen: bool = False,
     as_links: bool = False,
+    count: str = "",
 ) -> str:
     """The table of jobs; `waits`: job id → what the job waits for; `chosen`: with checkboxes; `as_links`: the table is
     not on the page Jobs, so a click opens that page."""
     rows = [_row(job, waits.get(job.id, ""), chosen, as_links) for job in jobs]
     if rows:
-        return tag("div", table(COLUMNS, rows, "Jobs", named=("Result",)), class_="sp-jobs")
+        return tag("div", table(COLUMNS, rows, "Jobs", named=("Result",), count=count), class_="sp-jobs")
     if filtered:
         return empty_state("No matches", "No job matches the filter and the search. Change them, or choose “All”.")
     return empty_state(

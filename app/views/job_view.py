@@ -1,5 +1,7 @@
 """Texts of jobs: state, progress with its estimate, and what a waiting job waits for. Pure functions."""
 
+from collections.abc import Iterable
+
 from app.widgets.elements import Tone, badge, notice, progress_bar
 from app.widgets.formatting import duration, rounded, size
 from app.widgets.text import safe, tag
@@ -82,8 +84,8 @@ def progress(job: Job) -> str:
     return progress_bar(done, total, progress_words(job))
 
 
-def banner(job: Job, waits_for: str = "") -> str:
-    """A notice of the job's state: the error and its hint, what it waits for, or how it ended."""
+def banner(job: Job, waits_for: str = "", made: Iterable[tuple[str, str, str]] = (), tone: Tone = "good") -> str:
+    """A notice of the job's state: the error and its hint, what it waits for, or how it ended and what it `made`."""
     if job.state == "FAILED":
         return notice(" ".join(filter(None, (job.error or "The job failed without a message.", job.hint))), "bad")
     if job.state == "QUEUED":
@@ -98,9 +100,8 @@ def banner(job: Job, waits_for: str = "") -> str:
         return notice("Stopping: the job saves its state first.", "warn")
     if job.state == "RUNNING":
         return notice(f"Running on the server{estimate_note(job)}. You can close this page.", "info")
-    return notice(
-        f"Done in {duration(seconds(job))}{estimate_note(job)}." if seconds(job) is not None else "Done.", "good"
-    )
+    took = f" in {duration(seconds(job))}{estimate_note(job)}" if seconds(job) is not None else ""
+    return notice(f"Done{took}.", tone, more=made)
 
 
 def estimate_note(job: Job) -> str:

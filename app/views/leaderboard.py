@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.widgets import spreadsheet
-from app.widgets.elements import empty_state, link_button, notice
+from app.widgets.elements import empty_state, link_button
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
 from app.widgets.picker import UNDATED_PAGER, pager_links, table
@@ -62,21 +62,9 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
         return empty_leaderboard(view)
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
-    listed = table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads)
+    listed = table(list(COLUMNS), rows, "Evaluations", True, NAMED, heads, shown.words("evaluation"))
     pages = pager_links(shown, UNDATED_PAGER, lambda offset: address(view, **{"from": offset}))
-    return count_warning(shown.rows) + listed + pages
-
-
-COUNT_WARNING = (
-    "Some rows were measured on fewer questions than others of the same set. Filter by “Number of questions” before "
-    "comparing them."
-)
-
-
-def count_warning(rows: Sequence[Evaluation]) -> str:
-    """A notice if rows of the same prompt set were measured on different numbers of prompts; otherwise ""."""
-    counts = {(row.questions, words) for row in rows if (words := prompts_words(row))}
-    return notice(COUNT_WARNING, "info") if len(counts) > len({questions for questions, _ in counts}) else ""
+    return listed + pages
 
 
 def prompts_words(row: Evaluation) -> str:
@@ -97,15 +85,20 @@ def empty_leaderboard(view: LeaderboardView) -> str:
 
 
 def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
-    """Of τ if the list is sorted by it, otherwise of the speedup."""
+    """Of τ if the list is sorted by it, otherwise of the speedup; of the rows with the most common settings."""
     by_tau = ("tau", "Mean accepted length τ", "")
     key, words, unit = by_tau if view.sort.endswith("tau") else ("speedup", "Speedup", " ×")
-    bars = [
-        Bar(model_words(row, names), settings_words(row), getattr(row, key), *interval_ends(row, key))
-        for row in rows
-        if getattr(row, key) is not None
-    ]
-    return interval_chart(words, bars, unit)
+    alike: dict[str, list[Bar]] = {}
+    for row in rows:
+        if (value := getattr(row, key)) is not None:
+            bar = Bar(model_words(row, names), tree_words(row), value, *interval_ends(row, key))
+            alike.setdefault(settings_words(row), []).append(bar)
+    if not alike:
+        return ""
+    settings, bars = max(alike.items(), key=lambda item: len(item[1]))
+    others = sum(map(len, alike.values())) - len(bars)
+    hint = f"Not compared: {others} with other settings. Filter the list to compare them." if others else ""
+    return interval_chart(f"{words}: {settings}", bars, unit, hint)
 
 
 def interval_ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
@@ -125,18 +118,22 @@ def figure_cell(row: Evaluation | None, key: str, unit: str = "", linked: bool =
 
 
 def settings_words(row: Evaluation) -> str:
-    """`GSM8K · 24 questions · T 0 · chain 4 · on team`."""
-    tree, server = row.tree or ("" if row.source else "its own tree"), f"on {row.source}" if row.source else ""
-    parts = (row.questions, prompts_words(row), f"T {row.temperature:g}", tree, server)
+    """What comparable rows share: `GSM8K · 24 questions · T 0 · bfloat16 · on team · vLLM`."""
+    top_p, server = f"top-p {row.top_p:g}" if row.top_p != 1 else "", f"on {row.source}" if row.source else ""
+    parts = (row.questions, prompts_words(row), f"T {row.temperature:g}", top_p, row.dtype, server, row.machine)
     return " · ".join(filter(None, parts))
 
 
-def download_links(view: LeaderboardView, total: int) -> str:
-    if not total:
+def tree_words(row: Evaluation) -> str:
+    return row.tree or ("" if row.source or not row.checkpoint_id else "its own tree")
+
+
+def download_links(view: LeaderboardView, shown: Page[Evaluation]) -> str:
+    if not shown.total:
         return ""
     file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
-    links = link_button(f"CSV of {total:,}", file, download=True) + link_button("Link to this view", address(view))
-    return tag("div", links, class_="sp-links")
+    links = link_button(f"CSV of {shown.counted}", file, download=True)
+    return tag("div", links + link_button("Link to this view", address(view)), class_="sp-links")
 
 
 def address(view: LeaderboardView, **more: str) -> str:

@@ -6,8 +6,9 @@ one of several series, and the rest is the metric.
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from app.widgets.charts import Points, line_chart
+from app.widgets.charts import ChartStyle, Points, line_chart
 from app.widgets.text import tag
 
 NUMBERED = re.compile(r"^(?P<what>.*?)(?:[_/](?P<of>head|depth|step|position)_?(?P<number>\d+))?$")
@@ -73,13 +74,15 @@ def groups_of(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
 
 
 def charts(metrics: Mapping[str, Points]) -> str:
-    pictures = [
-        line_chart(
-            title_of(chart), series, percent=chart.startswith(SHARES), unit=UNITS.get(chart.partition(",")[0], "")
-        )
-        for chart, series in groups_of(metrics).items()
-    ]
+    pictures = [metric_chart(chart, title_of(chart), series) for chart, series in groups_of(metrics).items()]
     return tag("div", "".join(pictures), class_="sp-charts") if any(pictures) else ""
+
+
+def metric_chart(chart: str, title: str, series: Mapping[str, Points], **look: Any) -> str:
+    """The chart of a metric. The lowest loss is the best point, and the highest value of another main metric."""
+    what = chart.partition(",")[0]
+    style = ChartStyle(best="min" if what == "loss" else "max" if what in FIRST else "", **look)
+    return line_chart(title, series, what.startswith(SHARES), UNITS.get(what, ""), look=style)
 
 
 def _natural(name: str) -> list[object]:

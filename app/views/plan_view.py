@@ -61,11 +61,7 @@ class PlanForm:
 def plan_request(base: str, draft: str, batches: str, layers: str, figures: str) -> PlanRequest:
     """The request of the form's values. Raises BadInput with the field's name."""
     return PlanRequest(
-        base_id=base,
-        checkpoint_id=draft or "",
-        batches=batches or "",
-        layers=layers or "",
-        costs=figures_of(figures),
+        base_id=base, checkpoint_id=draft or "", batches=batches or "", layers=layers or "", costs=figures_of(figures)
     )
 
 
@@ -91,11 +87,11 @@ def report(job: Job) -> str:
     if job.kind != "plan" or "plain" not in result:
         return ""
     tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
-    busy = notice(str(result["busy"]), "warn") if result.get("busy") else ""
-    verdict = notice(result.get("verdict") or "The plan has no result.", tone)
+    words = f"{result.get('busy') or ''} {result.get('verdict') or 'The plan has no result.'}".strip()
+    verdict = notice(words, "warn" if result.get("busy") else tone)
     figures = speedup_table(result) + speed_chart(result) + shapes_table(result)
     drawn = verdict + figures + standalone_table(result) + conditions(result)
-    return tag("section", busy + drawn, class_="sp-stack", id="job-report", aria_label="Plan")
+    return tag("section", drawn, class_="sp-stack", id="job-report", aria_label="Plan")
 
 
 def speedup_table(result: Result) -> str:
@@ -120,7 +116,7 @@ def speed_chart(result: Result) -> str:
         _lines(result, list(result["plain"]["by_batch"])),
         unit="tokens/s",
         across="batch size",
-        look=ChartStyle(best=True),
+        look=ChartStyle(best="max"),
     )
     return tag("div", chart, class_="sp-charts")
 

@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 from sqlalchemy.orm import Session
 
 from app.views import job_view
-from app.views.leaderboard import figure_cell, settings_words
-from app.views.metrics_view import AXES, FIRST, NUMBERED, SHARES, UNITS, chart_of, groups_of, title_of
-from app.widgets.charts import ChartStyle, Points, line_chart
+from app.views.leaderboard import figure_cell, settings_words, tree_words
+from app.views.metrics_view import AXES, FIRST, NUMBERED, chart_of, groups_of, metric_chart, title_of
+from app.widgets.charts import Points, legend
 from app.widgets.elements import facts, notice, row_note
 from app.widgets.formatting import duration, figure, size
 from app.widgets.picker import table
@@ -74,15 +74,13 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
 
 
 def charts(metrics: Metrics) -> tuple[str, str]:
-    look = ChartStyle(order=list(metrics), near=True)
     drawn: dict[bool, str] = {True: "", False: ""}
     for metric in ordered({name for values in metrics.values() for name in values}):
         series = {label: values[metric] for label, values in metrics.items() if metric in values}
-        what = chart_of(metric)[0].partition(",")[0]
-        drawn[is_first(metric)] += line_chart(
-            title(metric), series, what.startswith(SHARES), UNITS.get(what, ""), look=look
-        )
-    first, more = (tag("div", html, class_="sp-charts") if html else "" for html in (drawn[True], drawn[False]))
+        look = {"order": list(metrics), "near": True, "legend": False}
+        drawn[is_first(metric)] += metric_chart(chart_of(metric)[0], title(metric), series, **look)
+    names = legend(list(metrics))
+    first, more = (names + tag("div", html, class_="sp-charts") if html else "" for html in drawn.values())
     return first, more
 
 
@@ -195,8 +193,7 @@ def evaluations_by_setting(trainings: Sequence[Training]) -> list[tuple[str, dic
     ways: dict[str, dict[str, Evaluation]] = {}
     for training in trainings:
         for row in training.evaluations:
-            top_p = f"top-p {row.top_p:g}" if row.top_p != 1 else ""
-            way = " · ".join(filter(None, (settings_words(row), top_p, row.dtype, row.machine)))
+            way = " · ".join(filter(None, (settings_words(row), tree_words(row))))
             ways.setdefault(way, {}).setdefault(training.job.id, row)
     newest = {way: max(row.created_at for row in rows.values()) for way, rows in ways.items()}
     return sorted(ways.items(), key=lambda item: (-len(item[1]), -newest[item[0]].timestamp()))

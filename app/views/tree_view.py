@@ -110,7 +110,7 @@ def tuning_result(checkpoint: Checkpoint) -> str:
         {"best tree per size": sizes},
         unit="× plain",
         across="nodes, with the root",
-        look=ChartStyle(best=True),
+        look=ChartStyle(best="max"),
     )
     drawn = tag("div", chart, class_="sp-charts") if len(sizes) > 1 else ""
     return tag("div", _verdict(checkpoint, result) + facts(rows) + drawn, class_="sp-stack")

@@ -95,16 +95,8 @@ def compare_button() -> str:
 def name_field(name: str, button: str, label: str, known: Sequence[str]) -> str:
     """Text field with `known` names as suggestions, and the button of the action `name` that receives its text."""
     options = "".join(tag("option", value=each) for each in known)
-    field = tag(
-        "input",
-        type="text",
-        class_="sp-bulk-text",
-        maxlength=LONGEST,
-        list=f"bulk-{name}",
-        placeholder=label,
-        data_bulk_text=True,
-        aria_label=label,
-    ).removesuffix("</input>")
+    about = {"class_": "sp-bulk-text", "maxlength": LONGEST, "placeholder": label, "aria_label": label}
+    field = tag("input", type="text", list=f"bulk-{name}", data_bulk_text=True, **about).removesuffix("</input>")
     return field + tag("datalist", options, id=f"bulk-{name}") + _button(name, button, named="yes")
 
 

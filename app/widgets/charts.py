@@ -37,17 +37,25 @@ class Scale:
 @dataclass(frozen=True)
 class ChartStyle:
     """Style of a chart. `order`: series names in the order of colors, for charts that lack some series; `near`: the
-    pointer shows each line's closest value, for lines with different steps; `up`: label of the values' axis; `best`:
-    mark and label the highest point of each line instead of the last."""
+    pointer shows each line's closest value, for lines with different steps; `up`: label of the values' axis; `best`
+    (`max` or `min`): mark and label the highest or lowest point of each line instead of the last; `legend`: False if
+    one `legend` names the lines of several charts."""
 
     order: Sequence[str] = ()
     near: bool = False
     up: str = ""
-    best: bool = False
+    best: str = ""
+    legend: bool = True
 
     def named(self, points: Points) -> tuple[float, float]:
         """The point of a line that the legend shows."""
-        return max(points, key=lambda point: point[1]) if self.best else points[-1]
+        choose = {"max": max, "min": min}.get(self.best)
+        return choose(points, key=lambda point: point[1]) if choose else points[-1]
+
+    def place(self, at: float, across: str) -> str:
+        """Where the best point is: ` at step 40`, ` at 4 nodes`."""
+        words = f"{at:,.0f}" if at == int(at) else f"{at:.3g}"
+        return "" if not self.best else f" at step {words}" if across == "step" else f" at {words} {across}"
 
     def style(self, name: str, index: int) -> str:
         return f"sp-line-{(self.order.index(name) if name in self.order else index) % STYLES}"
@@ -68,15 +76,16 @@ def line_chart(
     if not shown:
         return ""
     styles = {name: look.style(name, index) for index, name in enumerate(shown)}
-    named = {name: look.named(points) for name, points in shown.items()}
+    named = {name: look.named(finite[name]) for name in shown}
     x, y = _scales([*shown.values()], percent)
     whole = all(float(step).is_integer() for points in shown.values() for step, _ in points)
     lines = "".join(_line(styles[name], points, named[name], x, y) for name, points in shown.items())
     ends = ", ".join(f"{name} {_number(value, percent)} {unit}".strip() for name, (_, value) in named.items())
     last = max(at for at, _ in named.values())
+    up = look.up or unit or ("%" if percent else title.partition(",")[0].lower())
     picture = tag(
         "svg",
-        _grid(x, y, percent, whole) + _axes(across, look.up or unit or ("share" if percent else "value")) + lines,
+        _grid(x, y, percent, whole) + _axes(across, up) + lines,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         aria_label=f"{title}: {ends} at {across} " + (f"{last:.0f}" if whole else f"{last:.3g}"),
@@ -90,14 +99,11 @@ def line_chart(
         **{"across": across, "percent": percent, "unit": unit, "title": title, "near": look.near},
     }
     one_unit = f" {unit}" if unit and len(shown) == 1 else ""  # with several lines only the axis shows it
-    words = {
-        name: _number(value, percent) + one_unit + (f" at {at:g} {across}" if look.best else "")
-        for name, (at, value) in named.items()
-    }
-    legend = tag("ul", "".join(_key(styles[name], name, text) for name, text in words.items()))
+    words = {name: _number(value, percent) + one_unit + look.place(at, across) for name, (at, value) in named.items()}
+    keys = tag("ul", "".join(_key(styles[name], name, text) for name, text in words.items())) if look.legend else ""
     caption = tag("figcaption", tag("span", labelled(title)))
     numbers = json.dumps(data, separators=(",", ":"))
-    return tag("figure", caption + picture + legend, class_="sp-chart", data_chart=numbers)
+    return tag("figure", caption + picture + keys, class_="sp-chart", data_chart=numbers)
 
 
 def _rounded(value: float) -> float:
@@ -116,16 +122,21 @@ def _scales(lines: Sequence[Points], percent: bool) -> tuple[Scale, Scale]:
     xs = [x for points in lines for x, _ in points]
     ys = [y for points in lines for _, y in points]
     low, high = (0.0, 1.0) if percent else _range(min(ys), max(ys))
-    first, last = (xs[0] - 1, xs[0] + 1) if min(xs) == max(xs) else (min(xs), max(xs))
+    first, last = _around(xs[0]) if min(xs) == max(xs) else (min(xs), max(xs))
     return Scale(first, last, LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
     """The range with a margin; it starts at zero if `low` is near zero."""
     if low == high:
-        return (low - 0.5, high + 0.5) if low else (0.0, 1.0)
+        return _around(low)
     margin = (high - low) * 0.06
     return (0.0 if 0 <= low <= (high - low) * 0.5 else low - margin), high + margin
+
+
+def _around(value: float) -> tuple[float, float]:
+    """A range with a single value in its middle."""
+    return (value - abs(value) / 2, value + abs(value) / 2) if value else (-1.0, 1.0)
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -170,6 +181,12 @@ def _line(style: str, points: Points, named: tuple[float, float], x: Scale, y: S
     """A line, with a dot at the point that the legend shows."""
     line = tag("polyline", class_=style, points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points))
     return line + tag("circle", class_=style, cx=f"{x(named[0]):.1f}", cy=f"{y(named[1]):.1f}", r=3)
+
+
+def legend(names: Sequence[str]) -> str:
+    """One legend for several charts whose lines are `names`, in the order of colors."""
+    keys = "".join(_key(f"sp-line-{index % STYLES}", name, "") for index, name in enumerate(names))
+    return tag("ul", keys, class_="sp-chart-legend")
 
 
 def _key(style: str, name: str, value: str) -> str:

@@ -66,12 +66,17 @@ def link_button(words: str, to: str, main: bool = False, **attributes: object) -
     return tag("a", safe(words), href=to, class_="sp-button" if main else "sp-button sp-quiet", **attributes)
 
 
-def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") -> str:
-    """One sentence in a colored strip with a sign; `link` must be a URL of this application."""
-    more = " " + tag("a", safe(link_text or link), href=link) if link else ""
+def notice(
+    text: str, tone: Tone = "info", link: str = "", link_text: str = "", more: Iterable[tuple[str, str, str]] = ()
+) -> str:
+    """One sentence in a colored strip with a sign, and `more` sentences with links; `link` must be a URL of this
+    application."""
+    words = []
+    for said, to, name in ((text, link, link_text), *more):
+        words += [safe_with_code(said), tag("a", safe(name or to), href=to) if to else ""]
     sign = tag("span", SIGNS[tone], class_="sp-sign", aria_hidden="true")
     role = "alert" if tone == "bad" else "status"
-    return tag("div", sign + tag("span", safe_with_code(text) + more), class_=f"sp-notice sp-{tone}", role=role)
+    return tag("div", sign + tag("span", " ".join(words).rstrip()), class_=f"sp-notice sp-{tone}", role=role)
 
 
 def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> str:

@@ -21,14 +21,16 @@ class Bar:
     high: float | None = None
 
 
-def interval_chart(title: str, bars: Sequence[Bar], unit: str = "") -> str:
-    """The chart as HTML; "" without bars."""
+def interval_chart(title: str, bars: Sequence[Bar], unit: str = "", hint: str = "") -> str:
+    """The chart as HTML, with a line at 1 if the unit is ×; "" without bars."""
     if not bars:
         return ""
-    top = max(1e-9, *(max(bar.value, bar.high or 0.0) for bar in bars[:MOST]))
+    top = max(1.0, *(max(bar.value, bar.high or 0.0) for bar in bars[:MOST]))
     rows = "".join(_row(bar, 100 / top, unit) for bar in bars[:MOST])
     words = tag("figcaption", safe(title + (f", the first {MOST}" if len(bars) > MOST else "")))
-    return tag("figure", words + tag("ol", rows, class_="sp-intervals"), class_="sp-chart")
+    hint = f"Dashed line: 1 ×, plain decoding. {hint}" if "×" in unit else hint
+    below = tag("p", safe(hint), class_="sp-hint sp-below") if hint else ""
+    return tag("figure", words + tag("ol", rows, class_="sp-intervals") + below, class_="sp-chart")
 
 
 def _row(bar: Bar, scale: float, unit: str) -> str:
@@ -39,6 +41,8 @@ def _row(bar: Bar, scale: float, unit: str) -> str:
         label += f", 95 % from {bar.low:.2f} to {bar.high:.2f}"
         low, high = (scale * max(0.0, end) for end in (bar.low, bar.high))
         picture += tag("span", "", class_="sp-interval-span", style=f"left:{low:.2f}%;width:{high - low:.2f}%")
+    if "×" in unit:
+        picture += tag("span", "", class_="sp-interval-one", style=f"left:{scale:.2f}%")
     picture = tag("span", picture, class_="sp-interval-bar", role="img", aria_label=label)
     name = tag("span", tag("b", safe(bar.label)) + tag("span", safe(bar.note), class_="sp-row-note"))
     return tag("li", name + picture + tag("span", safe(value), class_="sp-interval-value"))

@@ -38,8 +38,10 @@ const follow = (event) => {
 element.addEventListener('click', follow);
 if (props.main) window.addEventListener('popstate', () => trigger('pick', {}));
 """
-UNDATED_PAGER = ("← Before", "After →")
+UNDATED_PAGER = ("← Previous", "Next →")
 """Texts of the pager of a list that is not ordered by time."""
+MANY_COLUMNS = 6
+"""A list with as many columns has a menu that hides columns (static/tables.js)."""
 
 
 def live(elem_id: str) -> gr.HTML:
@@ -87,14 +89,12 @@ def pager_links(page: Page[Any], words: tuple[str, str], address_of: Callable[[s
     on."""
     if page.newer is None and page.older is None:
         return ""
-    shown = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
     links = []
     for text, offset in zip(words, (page.newer, page.older), strict=True):
         to = {"href": address_of(offset), "data_offset": offset} if offset is not None else {"aria_disabled": "true"}
         links.append(tag("span" if offset is None else "a", safe(text), class_="sp-small-button", **to))
-    return tag(
-        "nav", links[0] + tag("span", safe(shown)) + links[1], class_="sp-pager", aria_label="Pages of this list"
-    )
+    html = links[0] + tag("span", safe(page.range)) + links[1]
+    return tag("nav", html, class_="sp-pager", aria_label="Pages of this list")
 
 
 def table(
@@ -104,9 +104,11 @@ def table(
     wide_first: bool = False,
     named: Collection[str] = (),
     heads: Mapping[str, str] | None = None,
+    count: str = "",
 ) -> str:
-    """A table of HTML cells; `wide_first` widens the first column, `heads` are HTML heads of some columns. A table
-    without links and buttons takes the keyboard focus itself, so that it can be scrolled.
+    """A table of HTML cells; `wide_first` widens the first column, `heads` are HTML heads of some columns, `count` are
+    words above a list. A click anywhere on a row opens its `sp-row-name`. A table without links and buttons takes the
+    keyboard focus itself, so that it can be scrolled.
 
     On a narrow screen each row becomes a card: cells of `named` columns show the column's name, empty cells are hidden.
     """
@@ -116,9 +118,14 @@ def table(
         tag("tr", "".join(_cell(c, cell, named) for c, cell in zip(columns, row, strict=True))) for row in rows
     )
     style = "sp-table sp-wide-first" if wide_first else "sp-table"
-    html = tag("table", tag("thead", head) + tag("tbody", body), class_=style, aria_label=label)
+    columns_of, menu = f"{label}, {len(columns)}", bool(count) and len(columns) >= MANY_COLUMNS
+    html = tag("thead", head) + tag("tbody", body)
+    html = tag("table", html, class_=style, aria_label=label, data_columns=columns_of if menu else None)
     tabindex = None if "<a " in body or "<button" in body else "0"
-    return tag("div", html, class_="sp-table-wrap", tabindex=tabindex)
+    button = tag("button", "Columns", type="button", class_="sp-small-button", popovertarget="sp-columns")
+    bar = tag("span", safe(count)) + (button if menu else "")
+    above = tag("div", bar, class_="sp-table-bar") if count else ""
+    return above + tag("div", html, class_="sp-table-wrap", tabindex=tabindex)
 
 
 def _cell(column: str, cell: str, named: Collection[str]) -> str:

@@ -32,9 +32,21 @@ def test_a_chart_names_every_series_with_its_last_value():
 
 def test_a_chart_of_choices_names_the_best_point_and_where_it_lies():
     line = {"tree": [(2, 1.3), (4, 1.9), (64, 0.5)]}
-    html = line_chart("Speed", line, unit="× plain", across="nodes", look=ChartStyle(best=True))
+    html = line_chart("Speed", line, unit="× plain", across="nodes", look=ChartStyle(best="max"))
     assert "<b>1.9 × plain at 4 nodes</b>" in html and "tree 1.9 × plain at nodes 4" in html and "<b>0.5" not in html
     assert html.count("<circle") == 1
+
+
+def test_the_best_loss_is_the_lowest():
+    html = line_chart("Loss", {"train": [(0, 3.0), (1200, 1.0), (2400, 2.0)]}, look=ChartStyle(best="min"))
+    assert "<b>1 at step 1,200</b>" in html and ">loss</text>" in html
+
+
+@pytest.mark.parametrize("value", [0.0, 0.0003, 2.5, 90_000.0])
+def test_a_single_point_is_in_the_middle(value):
+    found = numbers(line_chart("Speed", {"a": [(500, value)]}))
+    for (low, high), middle in ((found["x"], 500), (found["y"], value)):
+        assert low < middle < high and middle - low == pytest.approx(high - middle)
 
 
 def test_numbers_that_are_not_finite_leave_no_broken_line():

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from app.draft_source import DraftForm, link_uploads, request_of
 from app.links import clone_form
-from app.pages.jobs import output_links
+from app.pages.jobs import status_line
 from app.views import checkpoint_rows
 from app.views.draft_form import AddDraft
 from models.hub import HUB_ID
@@ -91,7 +91,7 @@ def test_uploaded_files_become_a_checkpoint_and_go(
         made = session.get_one(Checkpoint, job.request["checkpoint_id"])
         head, links = checkpoint_rows.head(session, made), checkpoint_rows.actions(session, made)
         listed = checkpoint_rows.checkpoints_table(session)
-        after = output_links(session, session.get_one(Job, job.id))
+        after = status_line(session, session.get_one(Job, job.id))
     assert (made.state, made.method, made.name) == ("ready", "eagle3", "Their head")
     assert "uploaded files: Their-head · EAGLE-3" in head and ">imported<" in head and ">imported<" in listed
     assert "not recorded" not in head

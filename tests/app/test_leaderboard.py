@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app import downloads
 from app.forms import matrix_request, served_request
 from app.pages import evaluations
-from app.pages.jobs import output_links
+from app.pages.jobs import status_line
 from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, verdict
 from app.views.manage import delete, save
 from app.widgets.intervals import Bar, interval_chart
@@ -111,17 +111,24 @@ def test_filters_narrow(filled: Settings, query: dict[str, str], ids: list[str])
 
 
 def test_runs_on_few_and_on_many_questions_are_told_apart(filled: Settings) -> None:
-    def listed(session: Session, **query: str) -> str:
-        return leaderboard.leaderboard(page(session, LeaderboardView.of(query).select()), {}, LeaderboardView.of(query))
+    def chart(session: Session, **query: str) -> str:
+        rows = session.scalars(LeaderboardView.of(query).select()).all()
+        return leaderboard.chart(rows, leaderboard.names_of(session, rows), LeaderboardView.of(query))
 
     with db.writing(filled) as session:
-        assert leaderboard.COUNT_WARNING not in listed(session)
         row = session.get_one(Evaluation, "c")
+        row.speedup, row.source, row.machine = 1.1, "", "A processor"
+        session.flush()
+        alike = chart(session, suite="GSM8K", temperature="0")
+        assert alike.count("<li>") == 2 and "20 questions" in alike and "Not compared" not in alike
         row.result = {**row.result, "prompts": 4}
         session.flush()
-        html = listed(session)
-        assert "20 questions" in html and "4 questions" in html and leaderboard.COUNT_WARNING in html
-        assert leaderboard.COUNT_WARNING not in listed(session, prompts="20") and shown(session, prompts="4") == ["c"]
+        view = LeaderboardView()
+        assert "4 questions" in leaderboard.leaderboard(page(session, view.select()), {}, view)
+        different = chart(session, suite="GSM8K", temperature="0")
+        assert different.count("<li>") == 1 and "20 questions" in different and "Not compared: 1 with" in different
+        assert "Not compared" not in chart(session, suite="GSM8K", temperature="0", prompts="4")
+        assert shown(session, prompts="4") == ["c"]
         assert "4 questions" in leaderboard.settings_words(row), "also what trainings are compared by"
         assert [each.id for each in board.comparable_evaluations(session, row)] == ["c"], "side by side: like with like"
         assert ("4", "4") in board.filter_choices(session)["prompts"]
@@ -148,9 +155,9 @@ def test_a_finished_evaluation_leads_to_its_page(filled: Settings) -> None:
     request = Evaluate(endpoint="team", evaluation_id="c").to_json()
     with db.writing(filled) as session:
         job = jobs.create(session, kind="evaluate", queue="io", request=request, name="Evaluate team")
-        assert output_links(session, job) == ""
+        assert "/evaluations" not in status_line(session, job)
         job.state = "SUCCEEDED"
-        assert "/evaluations?id=c" in output_links(session, job)
+        assert "/evaluations?id=c" in status_line(session, job)
 
 
 def test_the_address_of_a_view_shows_the_same_view(filled: Settings) -> None:

@@ -70,7 +70,7 @@ def test_an_address_and_its_query() -> None:
 
 def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
     html = pager("jobs", Page([], 51, 120, "", "100.x"), ListQuery("Done", "x", "name"))
-    assert "/jobs?show=Done&amp;find=x&amp;order=name&amp;from=100.x" in html and "After →" in html
+    assert "/jobs?show=Done&amp;find=x&amp;order=name&amp;from=100.x" in html and "Next →" in html
 
 
 @pytest.mark.parametrize(

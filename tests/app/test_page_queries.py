@@ -11,7 +11,7 @@ from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
 from app.pages.data import BuiltInSets
 from app.pages.home import experiment_view as experiment
-from app.pages.jobs import clone, output_links
+from app.pages.jobs import clone, status_line
 from app.views import data_view, job_rows, job_view
 from app.views.choices import response_models, valid_choice
 from app.views.manage import delete, question, save
@@ -155,8 +155,8 @@ def test_a_finished_training_leads_to_the_playground(filled):
         rows.get(Checkpoint, "heads").job_id = "succeeded"
         rows.get(Base, "base").name = "tiny"
     with reading(filled) as rows:
-        assert "/playground?model=tiny%40heads" in output_links(rows, rows.get(Job, "succeeded"))
-        assert output_links(rows, rows.get(Job, "failed")) == ""
+        assert "/playground?model=tiny%40heads" in status_line(rows, rows.get(Job, "succeeded"))
+        assert "/playground" not in status_line(rows, rows.get(Job, "failed"))
 
 
 def test_log_lines_are_text(filled):

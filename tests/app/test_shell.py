@@ -59,6 +59,14 @@ def test_what_the_head_names_is_served(client: TestClient) -> None:
         assert client.get(address).status_code == 200, address
 
 
+def test_browsers_keep_what_has_a_hash_and_the_font(client: TestClient) -> None:
+    kept = re.findall(r'(?:href|src)="([^"]+)"', theme.head())
+    assert theme.FONT in kept and all("immutable" in client.get(each).headers["cache-control"] for each in kept)
+    assert f'url("{theme.FONT.rpartition("/")[2]}")' in (theme.STATIC / "tokens.css").read_text()
+    assert (theme.STATIC / "inter.woff2").stat().st_size < 120_000
+    assert "cache-control" not in client.get("/ui/style.css").headers
+
+
 def test_modules_import_what_is_served_beside_them(client: TestClient) -> None:
     for name in theme.modules():
         address = theme.module(name)
@@ -94,7 +102,7 @@ def test_gradio_serves_no_file_of_the_machine(client: TestClient) -> None:
 
 
 def test_every_color_token_of_the_theme_is_in_the_style_sheet_light_and_dark() -> None:
-    css = (theme.STATIC / "style.css").read_text()
+    css = (theme.STATIC / "tokens.css").read_text()
     light, dark = css.split(":root.dark, .dark {")[0], css.split(":root.dark, .dark {")[1].split("}")[0]
     for token in theme.VARIABLES:
         assert f"--sp-{token}:" in light, token
@@ -105,7 +113,7 @@ def test_every_color_token_of_the_theme_is_in_the_style_sheet_light_and_dark() -
 @pytest.mark.parametrize("ink", ["ink", "muted", "accent", "draft", "own", "reject", "good", "warn", "bad", "info"])
 def test_words_can_be_read_on_every_ground_in_both_themes(ink: str, ground: str) -> None:
     """WCAG AA: contrast of at least 4.5."""
-    css = (theme.STATIC / "style.css").read_text()
+    css = (theme.STATIC / "tokens.css").read_text()
     for block in (css.split(":root.dark")[0], css.split(":root.dark, .dark {")[1].split("}")[0]):
         colors = dict(re.findall(r"--sp-([a-z-]+): (#[0-9a-f]{6})", block))
         assert contrast(colors[ink], colors[ground]) >= 4.5, (ink, ground)

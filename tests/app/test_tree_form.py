@@ -82,11 +82,11 @@ def test_a_tuning_s_job_says_that_the_machine_was_busy_and_what_was_kept(home):
         job.result = {**TUNED, "busy": BUSY}
         rows.add(job)
         rows.flush()
-        said = job_panel.output_links(rows, job)
+        said = job_panel.status_line(rows, job)
         assert "The machine was busy" in said and "sp-warn" in said and "sp-good" not in said
         assert "now uses this tree" in said
         job.kind, job.result = "plan", {"busy": BUSY}
-        assert "sp-good" not in job_panel.output_links(rows, job)
+        assert "sp-good" not in job_panel.status_line(rows, job)
 
 
 def test_where_plain_decoding_is_faster_the_page_says_so_first(home):

@@ -56,7 +56,7 @@ def test_a_chart_that_is_drawn_anew_keeps_its_values_and_files(page: Page, workb
                 open_page(page, f"{workbench.url}/jobs?id={job}")
                 page.locator(".sp-chart svg").first.focus()
                 page.keyboard.press("ArrowRight")
-        expect(page.locator(".sp-chart li b")).to_have_text("6")
+        expect(page.locator(".sp-chart li b")).to_have_text("6 at step 3")
         expect(page.get_by_role("button", name="CSV")).to_have_count(1)
         expect(page.locator(".sp-chart-tip")).to_have_text("step 0: training 9")
         svg = page.locator(".sp-chart svg").first

@@ -39,7 +39,8 @@ def test_the_leaderboard_sorts_narrows_opens_and_deletes(workbench: Workbench, p
     page.goto(f"{workbench.url}/evaluations?base={base}")
     expect(page.locator("#evaluations-table tbody tr")).to_have_count(3)
     assert questions(page) == [f"{name}\n5 questions" for name in ("HumanEval", f"Mine {HOSTILE}", "GSM8K")]
-    expect(page.locator("#evaluations-chart .sp-interval-bar")).to_have_count(3)
+    expect(page.locator("#evaluations-chart .sp-interval-bar")).to_have_count(1)
+    expect(page.locator("#evaluations-chart")).to_contain_text("Not compared: 2 with other settings")
     page.locator("#evaluations-table th a", has_text="τ").click()
     expect(page.locator("#evaluations-table tbody td:nth-child(2)").first).to_contain_text("GSM8K")
     expect(page).to_have_url(re.compile(rf"base={base}&sort=-tau$"))

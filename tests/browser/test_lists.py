@@ -55,6 +55,34 @@ def test_a_filter_and_an_order_open_with_the_address(page: Page, furnished: Furn
     page.wait_for_url("**/jobs?show=Active")
 
 
+def test_a_row_opens_by_a_click_anywhere_and_its_head_and_bar_stay_in_view(page: Page, furnished: Furnished) -> None:
+    page.set_viewport_size({"width": 1280, "height": 500})
+    open_page(page, f"{furnished.url}/jobs")
+    expect(page.locator("#jobs-table .sp-table-bar")).to_have_text("11 jobs")
+    page.locator("input[data-choose]").last.check()
+    bar, head = page.locator(".sp-bulk").bounding_box(), page.locator("#jobs-table th").first.bounding_box()
+    assert bar and head and 0 <= bar["y"] < head["y"] <= bar["y"] + bar["height"]
+    expect(page).to_have_url(f"{furnished.url}/jobs")
+    page.locator("#jobs-table tr", has_text="Train heads 3").locator("td").last.click(
+        position={"x": 2, "y": 2}, force=True
+    )
+    expect(page.locator("#job-head h2")).to_have_text("Train heads 3")
+
+
+def test_columns_are_chosen_by_keyboard_and_remembered(page: Page, furnished: Furnished) -> None:
+    open_page(page, f"{furnished.url}/evaluations")
+    heads = page.locator("#evaluations-table th:visible")
+    expect(heads).to_have_count(9)
+    page.get_by_role("button", name="Columns").press("Enter")
+    expect(page.get_by_role("checkbox", name="Questions")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    page.keyboard.press("Escape")
+    expect(heads).to_have_count(8)
+    page.reload()
+    expect(heads).to_have_text(["Model", "Questions", "Tree", "Speedup ↓", "τ", "Tokens/s", "Measured on", "When"])
+
+
 @pytest.fixture
 def three(workbench: Workbench) -> Iterator[list[str]]:
     """Two jobs that ended and one that waits for one that never will."""

@@ -95,7 +95,7 @@ def test_a_running_training_is_followed_and_one_can_be_left_out(
     expect(page.locator("#trainings-settings dl")).to_be_visible()  # what did not change is not drawn anew
     page.get_by_role("link", name="Remove wild").click()
     page.wait_for_url(f"**/trainings?ids={three[0]},{three[1]}")
-    expect(page.locator("#trainings-charts figure").first.locator("li")).to_have_count(2)
+    expect(page.locator("#trainings-charts .sp-chart-legend").first.locator("li")).to_have_count(2)
 
 
 def test_an_address_that_names_nothing_says_so(page: Page, workbench: Workbench) -> None:

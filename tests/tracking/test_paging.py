@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from speculoos.settings import Settings
-from tracking import db, listing
+from tracking import db, listing, paging
 from tracking.paging import Page, page
 from tracking.tables import Job, now
 
@@ -47,6 +47,16 @@ def test_every_row_is_on_one_page_and_the_ways_lead_back(twelve: Settings) -> No
 def test_a_place_that_cannot_be_is_some_page(twelve: Settings, offset: str) -> None:
     rows, found = shown(twelve, offset)
     assert rows and found.total == 12
+
+
+def test_a_long_list_is_counted_up_to_a_limit(twelve: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        shown(twelve)[1].words("job") == "1–5 of 12 jobs" and shown(twelve, "10")[1].words("job") == "11–12 of 12 jobs"
+    )
+    monkeypatch.setattr(paging, "MOST_COUNTED", 6)
+    assert shown(twelve)[1].words("job") == "1–5 of 6+ jobs"
+    assert shown(twelve, "5")[1].older == "10" and shown(twelve, "10")[1].words("job") == "11–12 of 12 jobs"
+    assert Page(["x"], 1, 1, None, None).words("job") == "1 job"
 
 
 def test_an_empty_list_has_one_page(database: Settings) -> None:
