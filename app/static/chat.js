@@ -1,5 +1,5 @@
 // The Playground page: one conversation, read from stored rows, with live responses.
-import { allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
+import { NARROW, allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
 import { onElement } from "./shell.js";
 import { Side } from "./side.js";
 import { ask, follow } from "./stream.js";
@@ -22,22 +22,30 @@ function typePrompt(text) {
   field.focus();
 }
 
+// Sends a prompt once Gradio knows the text of the field.
+function sendPrompt(text) {
+  typePrompt(text);
+  setTimeout(() => document.querySelector("#send")?.click(), 60);
+}
+
 // The page: one conversation, in the URL as ?chat=ID.
 class ChatPage {
   constructor(root) {
     this.turns = [];
     this.focused = null;
     this.redraw = onceAFrame(() => this.draw());
-    this.conversation = el("div", { class: "sp-conversation", "aria-label": "Conversation" });
+    this.root = root;
+    this.conversation = el("div", { class: "sp-conversation", role: "region", "aria-label": "Conversation" });
     this.side = new Side(this);
     this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Send a prompt"),
-      el("p", {}, "The response appears token by token. You see which tokens were drafted and accepted, and which the base model generated."),
-      el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => typePrompt(idea)))));
+      el("p", {}, "The response appears token by token. Tokens that were drafted and accepted have a colored background. Enter sends, Shift+Enter inserts a line break, Esc stops."),
+      el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => sendPrompt(idea)))));
     this.conversation.append(this.empty);
     root.replaceChildren(this.conversation, this.side.node);
     const query = new URLSearchParams(location.search);
     this.chosen = query.get("turn") || "";
     if (query.get("chat")) this.open(query.get("chat"));
+    root.addEventListener("scroll", () => { this.isAtEnd = this.below() < 120; }, { capture: true, passive: true });
     document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
@@ -52,7 +60,7 @@ class ChatPage {
     try {
       const chat = await ask(`/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen || "")}`);
       this.showTurns(chat.turns);
-      document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: chat.title } }));
+      document.dispatchEvent(new CustomEvent("speculoos:chat"));
       if (!chat.turns.length) this.conversation.replaceChildren(notice("This chat was deleted. Start a new one.", "info"), this.empty);
     } catch (error) {
       this.conversation.append(notice(error.message, "bad"));
@@ -87,7 +95,7 @@ class ChatPage {
     this.focusTurn(turn);
     turn.follow();
     this.followPlain(turn);
-    turn.node.scrollIntoView({ block: "nearest" });
+    this.isAtEnd = true;
   }
 
   clear() {
@@ -95,6 +103,9 @@ class ChatPage {
     this.turns = [];
     this.focused = null;
     this.conversation.replaceChildren(this.empty);
+    const side = new Side(this);
+    this.side.node.replaceWith(side.node);
+    this.side = side;
     allow("stop", false);
   }
 
@@ -102,8 +113,8 @@ class ChatPage {
     this.clear();
     this.chat = this.chosen = "";
     this.endEdit();
-    document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: "" } }));
     setAddress({ chat: null, turn: null });
+    document.dispatchEvent(new CustomEvent("speculoos:chat"));
   }
 
   // Writes the selected model into the URL, but not the one selected by default.
@@ -135,18 +146,20 @@ class ChatPage {
   }
 
   draw() {
+    const hasGrown = this.turns.at(-1)?.dirty;
     for (const each of this.turns.filter((t) => t.dirty)) { each.dirty = false; each.showFigures(); }
     if (this.focused) this.side.show(this.focused);
-    this.keepInView();
+    if (hasGrown && this.isAtEnd && this.below() > 0) this.scroller.scrollBy(0, this.below());
     allow("stop", Boolean(this.live()));
   }
 
-  // Scrolls with the end of the response while that is near the bottom of the window.
-  keepInView() {
-    const last = this.turns.at(-1);
-    if (!last || last.run.ended) return;
-    const below = last.node.getBoundingClientRect().bottom - window.innerHeight;
-    if (below > -180 && below < 120) window.scrollBy(0, below + 180);
+  // On a narrow screen the figures scroll with the conversation.
+  get scroller() { return NARROW.matches ? this.root : this.conversation; }
+
+  // How far the end of the last response is below what is in sight.
+  below() {
+    const last = this.turns.at(-1)?.node.getBoundingClientRect().bottom ?? -Infinity;
+    return last + 12 - this.scroller.getBoundingClientRect().bottom;
   }
 
   showStep(record, turn, node) {
@@ -234,7 +247,7 @@ class ChatPage {
   // Sends the same prompt again with the current settings.
   again(turn) {
     this.edit(turn.run.continues ? this.turns.slice(0, this.turns.indexOf(turn)).filter((other) => !other.run.continues).pop() || turn : turn);
-    setTimeout(() => document.querySelector("#send")?.click(), 60);
+    sendPrompt(this.editing.prompt);
   }
 
   // The text of a response, including the parts that it continues.
@@ -250,7 +263,7 @@ class ChatPage {
   }
 
   escape(event) {
-    if (document.querySelector(".sp-popover:popover-open")) return;  // Escape closes it
+    if (document.querySelector(":popover-open")) return;  // Escape closes it
     if (this.live()) { event.preventDefault(); this.stop(); }
     else if (this.editing) this.cancelEdit();
   }

@@ -1,4 +1,4 @@
-// One response, token by token: each in the color of its origin, a line before every step, steps can be selected.
+// One response, token by token: drafted tokens have a background, steps can be selected.
 import { el } from "./dom.js";
 
 const ORIGINS = {
@@ -28,14 +28,11 @@ function tokenTitle(token, record) {
 function tokenNode(token, record) {
   const kind = /^\n+$/.test(token.text) ? " tr-break" : "";
   const origin = originOf(token);
-  const depth = origin === "draft" ? Math.min(token.depth, 5) : undefined;
-  const node = el("span", { class: `tr-token sp-${origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) });
-  const [, space, core] = token.text.match(/^(\s*)([\s\S]*)$/);
-  node.append(space, el("span", { class: "tr-core" }, core));  // marks the word without its space, since a marked space could end a line
-  return node;
+  const depth = origin === "draft" ? Math.min(token.depth, 4) : undefined;
+  return el("span", { class: `tr-token sp-${origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) }, token.text);
 }
 
-// One step of the response: its tokens, with a line before them.
+// One step of the response.
 function stepNode(record) {
   const shown = record.tokens.filter((token) => token.text);
   if (!shown.length) return null;
@@ -49,7 +46,7 @@ function stepNode(record) {
 class TokenStream {
   constructor(onSelect = () => {}) {
     this.records = [];
-    this.pinned = null;
+    this.pinned = this.selected = null;
     this.onSelect = onSelect;
     this.node = el("div", { class: "tr-tokens", tabindex: "0", role: "group",
       "aria-label": "Response, token by token; left and right arrow keys select a step" });
@@ -61,14 +58,20 @@ class TokenStream {
   append(record) {
     if (this.records.length && record.index <= this.records[this.records.length - 1].index) return;
     this.records.push(record);
+    if (this.pinned === null && !this.node.matches(":hover")) this.selected = null;
     const made = stepNode(record);
     if (made) this.node.append(made);
   }
 
   clear() {
     this.records = [];
-    this.pinned = null;
+    this.pinned = this.selected = null;
     this.node.replaceChildren();
+  }
+
+  // The step to show: the one selected or pointed at, otherwise the newest with a draft.
+  get current() {
+    return this.selected || this.records.findLast((record) => record.draft.tokens.length) || this.records.at(-1);
   }
 
   pick(event, pin) {
@@ -80,6 +83,7 @@ class TokenStream {
   select(index, pin, node = null) {
     const record = this.records.find((r) => r.index === index);
     if (!record) return;
+    this.selected = record;
     if (pin) {
       this.pinned = this.pinned === index ? null : index;
       for (const step of this.node.querySelectorAll(".tr-step")) {
