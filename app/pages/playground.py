@@ -19,9 +19,7 @@ PROMPT_POSITION = "(chat, ...rest) => [window.speculoos.chat.position(chat), ...
 """Adds the position of the prompt: after the last turn shown, or in place of an edited one."""
 REMEMBER = "(base, draft) => { window.speculoos.chat?.picked(base, draft); }"
 """Writes the selected draft into the URL."""
-HEAD = (
-    '<button type="button" class="sp-small-button" id="chats-open" aria-controls="chats">Chats</button><h1>Playground</h1>'
-)
+HEAD = '<button class="sp-small-button" id="chats-open" aria-controls="chats">Chats</button><h1>Playground</h1>'
 VIEWS = '<div data-sp="views" class="sp-views" role="group" aria-label="View of the responses"></div>'
 
 
@@ -65,9 +63,6 @@ def drafts_of_base(settings: Settings, base: str) -> tuple[list[tuple[str, str]]
 
 
 def build(settings: Settings) -> None:
-    with gr.Column(elem_id="chats", elem_classes="sp-drawer"):
-        new = gr.Button("New chat", elem_id="new-chat", size="md")
-        block('<div data-sp="history"></div>', elem_id="history")
     with gr.Row(elem_classes="sp-toolbar"):
         block(HEAD, elem_id="head")
         base = dropdown([], label="Base model", elem_id="base", filterable=True, min_width=160)
@@ -91,6 +86,9 @@ def build(settings: Settings) -> None:
         with gr.Row(elem_classes="sp-actions"):
             send = gr.Button("Send", variant="primary", elem_id="send", size="md", scale=0, min_width=90)
             stop = stop_button("stop")
+    with gr.Column(elem_id="chats", elem_classes="sp-drawer"):
+        new = gr.Button("New chat", elem_id="new-chat", size="md")
+        block('<div data-sp="history"></div>', elem_id="history")
     chat_id = hidden("chat-id")
     wire_pickers(settings, base, draft, off, prompt, chat_id, drafting)
 

@@ -45,7 +45,7 @@ class ChatPage {
     const query = new URLSearchParams(location.search);
     this.chosen = query.get("turn") || "";
     if (query.get("chat")) this.open(query.get("chat"));
-    root.addEventListener("scroll", () => { this.isAtEnd = this.below() < 120; }, { capture: true, passive: true });
+    root.addEventListener("scroll", () => this.scrolled(), { capture: true, passive: true });
     document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
@@ -156,6 +156,13 @@ class ChatPage {
   // On a narrow screen the figures scroll with the conversation.
   get scroller() { return NARROW.matches ? this.root : this.conversation; }
 
+  // Follows the end of the response until someone scrolls up.
+  scrolled() {
+    const { scrollTop } = this.scroller;
+    this.isAtEnd = this.below() < 120 || (this.isAtEnd && scrollTop >= this.top);
+    this.top = scrollTop;
+  }
+
   // How far the end of the last response is below what is in sight.
   below() {
     const last = this.turns.at(-1)?.node.getBoundingClientRect().bottom ?? -Infinity;
@@ -165,7 +172,7 @@ class ChatPage {
   showStep(record, turn, node) {
     if (turn !== this.focused) this.focusTurn(turn);
     this.side.showStep(record);
-    if (node) trace.popUp(record, node);
+    if (node && NARROW.matches) trace.popUp(record, node);
   }
 
   live() { return this.turns.find((turn) => !turn.run.ended); }
@@ -263,7 +270,6 @@ class ChatPage {
   }
 
   escape(event) {
-    if (document.querySelector(":popover-open")) return;  // Escape closes it
     if (this.live()) { event.preventDefault(); this.stop(); }
     else if (this.editing) this.cancelEdit();
   }

@@ -24,7 +24,7 @@ class Column {
     this.values = Object.fromEntries(FIGURES.map(([key]) => [key, el("b", { "data-figure": key }, "–")]));
     this.bars = el("div", {});
     this.notes = el("div", { class: "sp-column-notes" });
-    this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
+    this.stream = new TokenStream((record, node) => node && trace.popUp(record, node));
     const name = el("h2", {}, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
     const figures = el("dl", { class: "sp-column-figures" },
       ...FIGURES.map(([key, name, word]) => el("div", {}, el("dt", {}, word ? term(word, name) : name), el("dd", {}, this.values[key]))));
@@ -111,7 +111,6 @@ class ComparePage {
     this.replay = button("small", "Replay side by side", () => this.replayAll(), { id: "replay" });
     this.delete = sureButton("small", "Delete", () => this.remove(), { id: "delete-comparison" });
     this.grid = el("div", { class: "sp-columns" });
-    this.step = el("div", { class: "sp-panel sp-compare-step", hidden: true });
     this.root = root;
     const id = new URLSearchParams(location.search).get("comparison");
     if (id) this.open(id);
@@ -136,8 +135,7 @@ class ComparePage {
     this.grid.replaceChildren(...this.columns.map((column) => column.node));
     this.grid.style.setProperty("--columns", this.columns.length);
     this.tools.replaceChildren(trace.legend());
-    this.step.hidden = true;
-    this.root.replaceChildren(this.prompt, this.tools, this.grid, this.step);
+    this.root.replaceChildren(this.prompt, this.tools, this.grid);
     this.changed();
     for (const column of [...this.columns].sort((a, b) => a.when - b.when)) {
       if (turn !== this.turn) return;
@@ -185,13 +183,6 @@ class ComparePage {
   draw() {
     for (const column of this.columns) column.show(this.plain);
     allow("compare-stop", this.live().length > 0);
-  }
-
-  showStep(record, column, node) {
-    if (node) trace.popUp(record, node);
-    const name = `Column ${column.index + 1}: ${column.run.model}`;
-    this.step.replaceChildren(el("p", { class: "sp-hint" }, name), trace.detail(record));
-    this.step.hidden = false;
   }
 
   // Replays all columns at once, each at its recorded speed.

@@ -84,7 +84,7 @@ function onceAFrame(draw) {
 // Keyboard of a page with a prompt: Ctrl+Enter in the field `prompt` clicks the button `send`, Escape calls `escape`.
 function listenToKeys(prompt, send, escape) {
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") escape(event);
+    if (event.key === "Escape" && !document.querySelector(":popover-open")) escape(event);  // else it closes that
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || !event.target.closest?.(prompt)) return;
     event.preventDefault();
     document.querySelector(send)?.click();

@@ -31,6 +31,7 @@ function reference(summary, plain) {
   return { speed, exact, text: `${what}: ${number(speed, 1)} tokens/s.` };
 }
 
+const PAUSE_MS = 250;  // of a running response, four trees a second: drawing one takes up to 10 ms
 const MEASURE = "Measure plain decoding", RETRY = "Retry: measure plain decoding again";
 
 class Side {
@@ -57,8 +58,8 @@ class Side {
     this.tiles.tau.note.textContent = now.acceptance.length ? "tokens per verification" : whyNoDraft(turn, now);
     this.bars.replaceChildren(trace.bars(now.acceptance));
     this.showSpeedup(turn, now);
-    const record = turn.stream.current;
-    if (record !== this.shown && !this.step.matches(":hover, :focus-within")) this.showStep(record);
+    const record = turn.stream.current, isSoon = !turn.run.ended && performance.now() < this.shownAt + PAUSE_MS;
+    if (record !== this.shown && !isSoon && !this.step.matches(":hover, :focus-within")) this.showStep(record);
   }
 
   showSpeedup(turn, now) {
@@ -82,6 +83,7 @@ class Side {
 
   showStep(record) {
     this.shown = record;
+    this.shownAt = performance.now();
     const hint = "The drafted tree of the newest step appears here. Point at a token, or press ← or →, for the tree of its step.";
     this.step.replaceChildren(record ? trace.detail(record) : el("p", { class: "sp-hint" }, hint));
   }

@@ -41,8 +41,8 @@ function stepNode(record) {
   return node;
 }
 
-// Tokens of one response as they arrive. Calls `onSelect(record, this, node)` when a step is pointed at, clicked or
-// reached by arrow keys; `node` only if it was clicked.
+// Tokens of one response as they arrive. Calls `onSelect(record, node)` when a step is pointed at, clicked or reached by
+// arrow keys; `node` only if it is selected then.
 class TokenStream {
   constructor(onSelect = () => {}) {
     this.records = [];
@@ -77,10 +77,10 @@ class TokenStream {
   pick(event, pin) {
     const step = event.target.closest(".tr-step");
     if (!step || (!pin && this.pinned !== null)) return;
-    this.select(Number(step.dataset.step), pin, pin ? step : null);
+    this.select(Number(step.dataset.step), pin);
   }
 
-  select(index, pin, node = null) {
+  select(index, pin) {
     const record = this.records.find((r) => r.index === index);
     if (!record) return;
     this.selected = record;
@@ -90,7 +90,7 @@ class TokenStream {
         step.classList.toggle("tr-picked", Number(step.dataset.step) === this.pinned);
       }
     }
-    this.onSelect(record, this, this.pinned === index ? node : null);
+    this.onSelect(record, pin ? this.node.querySelector(".tr-picked") : null);
   }
 
   key(event) {

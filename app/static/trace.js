@@ -1,5 +1,5 @@
 // Contents of a trace: figures of a running response, acceptance by depth, details of one step, the legend.
-import { NARROW, el, notice, number, percent, visible } from "./dom.js";
+import { el, notice, number, percent, term, visible } from "./dom.js";
 import { drawTree } from "./tree.js";
 
 const MAX_LOAD_DIFFERENCE = 0.2;  // maximum difference of two loads, as fractions of the cores (speculoos/other_work.py)
@@ -70,7 +70,7 @@ function detailHead(record) {
   const kinds = { prefill: "prefill, first token", verify: "verification", plain: "plain forward pass" };
   const ms = record.ms;
   const times = `draft ${number(ms.draft, 1)} · verify ${number(ms.verify, 1)} · other ${number(ms.other, 1)} ms`;
-  return el("header", {}, el("h3", {}, `Step ${record.index}: ${kinds[record.kind] || record.kind}`), el("span", { class: "sp-hint" }, times));
+  return el("header", {}, el("h2", {}, term("step", "Step"), ` ${record.index}: ${kinds[record.kind] || record.kind}`), el("span", { class: "sp-hint" }, times));
 }
 
 // A step: its times, its drafted tree, and the base model's token.
@@ -104,11 +104,9 @@ function legend() {
     entry("the base model's own token, or no speculation", sample(" word ", "plain")));
 }
 
-// On a narrow screen the figures are below the conversation: a tapped token shows its step in a popover until something
-// else is tapped.
+// Shows a step beside its tokens until something else is selected, where no panel does.
 function popUp(record, anchor) {
   document.querySelector(".sp-popover")?.remove();
-  if (!NARROW.matches) return;
   const close = el("button", { type: "button", class: "sp-close", "aria-label": "Close", on: { click: () => popover.remove() } }, "×");
   const popover = el("div", { class: "sp-popover", role: "dialog", "aria-label": `Step ${record.index}`, popover: "auto",
     on: { toggle: ({ newState }) => { if (newState === "closed") popover.remove(); } } }, close, detail(record));

@@ -17,7 +17,7 @@ class Turn {
     this.id = view.id;
     this.run = view;
     this.plain = view.plain || null;
-    this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
+    this.stream = new TokenStream((record, node) => page.showStep(record, this, node));
     this.reading = el("div", { class: "sp-reading" });
     this.state = el("span", { class: "sp-turn-state", "aria-live": "polite" });
     this.figures = el("p", { class: "sp-turn-figures" });

@@ -114,8 +114,8 @@ def drafting_values(drafting: Drafting) -> list[Any]:
 
 
 def sampling_of(limit: Any, temperature: Any, seed: Any, system: str, top_p: Any = 1.0, top_k: Any = 0) -> TurnSampling:
-    """Sampling from the values of its fields. Raises BadInput for a seed that is not a whole number or a value that is not a
-    number."""
+    """Sampling from the values of its fields. Raises BadInput for a seed that is not a whole number or another value
+    that is not a number."""
     whole = _seed(seed)
     try:
         return TurnSampling(

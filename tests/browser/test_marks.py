@@ -73,7 +73,7 @@ def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(browser: Browser, wo
     node.tap()  # lets the step go
     node.tap()
     expect(popover).to_be_visible()
-    page.locator("h1").tap()
+    page.locator(".sp-question").tap()
     expect(popover).to_have_count(0)
     page.context.close()
     assert not wrong, wrong

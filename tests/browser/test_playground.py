@@ -215,7 +215,7 @@ def test_a_step_shows_its_drafted_tree(page: Page, workbench: Workbench) -> None
     expect(detail.locator(".tr-node.sp-accepted")).to_have_count(len(step["accepted"]))
     page.locator(".tr-tokens").press("ArrowRight")
     later = [s["index"] for s in steps if s["index"] > step["index"]][0]
-    expect(detail.locator("h3")).to_contain_text(f"Step {later}:")
+    expect(detail.locator("h2")).to_contain_text(f"Step {later}:")
 
 
 def test_speculation_off_is_said_with_its_reason(page: Page, workbench: Workbench) -> None:
