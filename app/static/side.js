@@ -51,7 +51,7 @@ class Side {
   }
 
   show(turn) {
-    const now = turn.current();
+    const now = turn.now;
     this.tiles.speed.value.textContent = number(now.tokensPerSecond, 1);
     this.tiles.speed.note.textContent = now.prefillMs ? `prefill ${number(now.prefillMs, 0)} ms` : "";
     this.tiles.tau.value.textContent = now.acceptance.length ? number(now.tau) : "–";
