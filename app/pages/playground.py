@@ -88,7 +88,7 @@ def build(settings: Settings) -> None:
             stop = stop_button("stop")
     with gr.Column(elem_id="chats", elem_classes="sp-drawer"):
         new = gr.Button("New chat", elem_id="new-chat", size="md")
-        block('<div data-sp="history"></div>', elem_id="history")
+        block('<nav data-sp="history" aria-label="Chats"></nav>', elem_id="history")
     chat_id = hidden("chat-id")
     wire_pickers(settings, base, draft, off, prompt, chat_id, drafting)
 

@@ -33,6 +33,7 @@ class ChatPage {
   constructor(root) {
     this.turns = [];
     this.focused = null;
+    this.height = this.top = 0;
     this.redraw = onceAFrame(() => this.draw());
     this.root = root;
     this.conversation = el("div", { class: "sp-conversation", role: "region", "aria-label": "Conversation" });
@@ -57,10 +58,10 @@ class ChatPage {
     if (id !== this.chat) this.clear();
     this.chat = id;
     setAddress({ chat: id, turn: this.chosen || null });
+    document.dispatchEvent(new CustomEvent("speculoos:chat"));
     try {
       const chat = await ask(`/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen || "")}`);
       this.showTurns(chat.turns);
-      document.dispatchEvent(new CustomEvent("speculoos:chat"));
       if (!chat.turns.length) this.conversation.replaceChildren(notice("This chat was deleted. Start a new one.", "info"), this.empty);
     } catch (error) {
       this.conversation.append(notice(error.message, "bad"));
@@ -146,10 +147,11 @@ class ChatPage {
   }
 
   draw() {
-    const hasGrown = this.turns.at(-1)?.dirty;
     for (const each of this.turns.filter((t) => t.dirty)) { each.dirty = false; each.showFigures(); }
     if (this.focused) this.side.show(this.focused);
-    if (hasGrown && this.isAtEnd && this.below() > 0) this.scroller.scrollBy(0, this.below());
+    const { scrollHeight } = this.conversation;
+    if (scrollHeight > this.height && this.isAtEnd && this.below() > 0) this.scroller.scrollBy(0, this.below());
+    this.height = scrollHeight;
     allow("stop", Boolean(this.live()));
   }
 

@@ -16,8 +16,6 @@ class History {
     this.request = 0;
     this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.load(), PAUSE_MS); });
     root.replaceChildren(this.find, this.problem, this.list, this.more);
-    this.panel.setAttribute("role", "region");
-    this.panel.setAttribute("aria-label", "Chats");
     onMatch("#chats-open", (open) => {
       this.open = open;
       open.addEventListener("click", () => this.toggle());
