@@ -50,7 +50,7 @@ class Drafting:
 def check(session: Session, drafting: Drafting, model: str, drafter: str, temperature: float) -> None:
     """Raises BadInput for options that this model's draft does not support."""
     if drafting.acceptance == TYPICAL and not temperature:
-        raise BadInput("Acceptance: typical needs a temperature above 0 (see Sampling); at 0 it is the same as exact.")
+        raise BadInput("Acceptance: typical needs a temperature above 0 (see Settings); at 0 it is the same as exact.")
     tree = trees.parse(drafting.tree)
     name, method, takes = _draft(session, model, drafter)
     rest = set(tree) - {"drafter"}

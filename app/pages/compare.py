@@ -9,7 +9,7 @@ from app import turns
 from app.drafting import Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
-from app.widgets.fields import drafting_fields, drafting_values, dropdown, sampling_fields, turn_options_of
+from app.widgets.fields import drafting_values, dropdown, settings_drawer, turn_options_of
 from app.widgets.formatting import ago
 from app.widgets.text import safe, tag
 from models.methods import trees
@@ -66,7 +66,7 @@ def render_recent(items: list[tuple[str, str, str]]) -> str:
 
 def build(settings: Settings) -> None:
     page_header("Compare", LEAD)
-    with gr.Row(elem_classes="sp-pickers"):
+    with gr.Row():
         chosen = dropdown([], multiselect=True, max_choices=MOST, label="Targets (two to four)", elem_id="targets")
     prompt = gr.Textbox(
         label="Prompt",
@@ -75,10 +75,10 @@ def build(settings: Settings) -> None:
         elem_id="compare-prompt",
         placeholder="Enter a prompt…   Ctrl+Enter compares, Esc stops",
     )
-    sampling, drafting = sampling_fields(), drafting_fields()
     with gr.Row(elem_classes="sp-actions"):
         run = gr.Button("Compare", variant="primary", elem_id="compare-run", scale=0, min_width=110, size="md")
         stop = stop_button("compare-stop")
+        sampling, drafting = settings_drawer()
     problem = block(elem_id="problem")
     group = hidden("comparison-id")
     block('<div data-sp="compare" class="sp-compare"></div>', elem_id="stage")

@@ -1,5 +1,5 @@
 // The Playground page: one conversation, read from stored rows, with live responses.
-import { allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
+import { NARROW, allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
 import { onElement } from "./shell.js";
 import { Side } from "./side.js";
 import { ask, follow } from "./stream.js";
@@ -22,22 +22,31 @@ function typePrompt(text) {
   field.focus();
 }
 
+// Sends a prompt once Gradio knows the text of the field.
+function sendPrompt(text) {
+  typePrompt(text);
+  setTimeout(() => document.querySelector("#send")?.click(), 60);
+}
+
 // The page: one conversation, in the URL as ?chat=ID.
 class ChatPage {
   constructor(root) {
     this.turns = [];
     this.focused = null;
+    this.height = this.top = 0;
     this.redraw = onceAFrame(() => this.draw());
-    this.conversation = el("div", { class: "sp-conversation", "aria-label": "Conversation" });
+    this.root = root;
+    this.conversation = el("div", { class: "sp-conversation", role: "region", "aria-label": "Conversation" });
     this.side = new Side(this);
     this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Send a prompt"),
-      el("p", {}, "The response appears token by token. You see which tokens were drafted and accepted, and which the base model generated."),
-      el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => typePrompt(idea)))));
+      el("p", {}, "The response appears token by token. Tokens that were drafted and accepted have a colored background. Enter sends, Shift+Enter inserts a line break, Esc stops."),
+      el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => sendPrompt(idea)))));
     this.conversation.append(this.empty);
     root.replaceChildren(this.conversation, this.side.node);
     const query = new URLSearchParams(location.search);
     this.chosen = query.get("turn") || "";
     if (query.get("chat")) this.open(query.get("chat"));
+    root.addEventListener("scroll", () => this.scrolled(), { capture: true, passive: true });
     document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
@@ -49,10 +58,10 @@ class ChatPage {
     if (id !== this.chat) this.clear();
     this.chat = id;
     setAddress({ chat: id, turn: this.chosen || null });
+    document.dispatchEvent(new CustomEvent("speculoos:chat"));
     try {
       const chat = await ask(`/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen || "")}`);
       this.showTurns(chat.turns);
-      document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: chat.title } }));
       if (!chat.turns.length) this.conversation.replaceChildren(notice("This chat was deleted. Start a new one.", "info"), this.empty);
     } catch (error) {
       this.conversation.append(notice(error.message, "bad"));
@@ -87,7 +96,7 @@ class ChatPage {
     this.focusTurn(turn);
     turn.follow();
     this.followPlain(turn);
-    turn.node.scrollIntoView({ block: "nearest" });
+    this.isAtEnd = true;
   }
 
   clear() {
@@ -95,6 +104,9 @@ class ChatPage {
     this.turns = [];
     this.focused = null;
     this.conversation.replaceChildren(this.empty);
+    const side = new Side(this);
+    this.side.node.replaceWith(side.node);
+    this.side = side;
     allow("stop", false);
   }
 
@@ -102,8 +114,8 @@ class ChatPage {
     this.clear();
     this.chat = this.chosen = "";
     this.endEdit();
-    document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: "" } }));
     setAddress({ chat: null, turn: null });
+    document.dispatchEvent(new CustomEvent("speculoos:chat"));
   }
 
   // Writes the selected model into the URL, but not the one selected by default.
@@ -137,22 +149,32 @@ class ChatPage {
   draw() {
     for (const each of this.turns.filter((t) => t.dirty)) { each.dirty = false; each.showFigures(); }
     if (this.focused) this.side.show(this.focused);
-    this.keepInView();
+    const { scrollHeight } = this.conversation;
+    if (scrollHeight > this.height && this.isAtEnd && this.below() > 0) this.scroller.scrollBy(0, this.below());
+    this.height = scrollHeight;
     allow("stop", Boolean(this.live()));
   }
 
-  // Scrolls with the end of the response while that is near the bottom of the window.
-  keepInView() {
-    const last = this.turns.at(-1);
-    if (!last || last.run.ended) return;
-    const below = last.node.getBoundingClientRect().bottom - window.innerHeight;
-    if (below > -180 && below < 120) window.scrollBy(0, below + 180);
+  // On a narrow screen the figures scroll with the conversation.
+  get scroller() { return NARROW.matches ? this.root : this.conversation; }
+
+  // Follows the end of the response until someone scrolls up.
+  scrolled() {
+    const { scrollTop } = this.scroller;
+    this.isAtEnd = this.below() < 120 || (this.isAtEnd && scrollTop >= this.top);
+    this.top = scrollTop;
+  }
+
+  // How far the end of the last response is below what is in sight.
+  below() {
+    const last = this.turns.at(-1)?.node.getBoundingClientRect().bottom ?? -Infinity;
+    return last + 12 - this.scroller.getBoundingClientRect().bottom;
   }
 
   showStep(record, turn, node) {
     if (turn !== this.focused) this.focusTurn(turn);
     this.side.showStep(record);
-    if (node) trace.popUp(record, node);
+    if (node && NARROW.matches) trace.popUp(record, node);
   }
 
   live() { return this.turns.find((turn) => !turn.run.ended); }
@@ -234,7 +256,7 @@ class ChatPage {
   // Sends the same prompt again with the current settings.
   again(turn) {
     this.edit(turn.run.continues ? this.turns.slice(0, this.turns.indexOf(turn)).filter((other) => !other.run.continues).pop() || turn : turn);
-    setTimeout(() => document.querySelector("#send")?.click(), 60);
+    sendPrompt(this.editing.prompt);
   }
 
   // The text of a response, including the parts that it continues.
@@ -250,7 +272,6 @@ class ChatPage {
   }
 
   escape(event) {
-    if (document.querySelector(".sp-popover:popover-open")) return;  // Escape closes it
     if (this.live()) { event.preventDefault(); this.stop(); }
     else if (this.editing) this.cancelEdit();
   }

@@ -1,8 +1,8 @@
 // The Compare page: one column per target, each measured alone, one after another; then their differences.
 import { allow, button, el, listenToKeys, notice, number, onceAFrame, setAddress, sureButton, term } from "./dom.js";
+import { LiveRun } from "./live.js";
 import { onElement } from "./shell.js";
-import { ask, follow } from "./stream.js";
-import { TokenStream } from "./tokens.js";
+import { ask } from "./stream.js";
 import * as trace from "./trace.js";
 
 const ORDER = ["first", "second", "third", "fourth"];
@@ -12,19 +12,17 @@ const FIGURES = [["speed", "tokens/s"], ["tau", "τ", "tau"], ["speedup", "speed
 
 function setText(node, text) { node.textContent = text; }
 
-class Column {
+class Column extends LiveRun {
   // `when`: position in the order of measurement, which is reversed in every second comparison.
   constructor(view, page, index, when) {
-    this.page = page;
+    super(view, (record, node) => node && trace.popUp(record, node), () => page.changed());
     this.index = index;
     this.when = when;
-    this.run = view;
     this.badge = el("span", { class: "sp-badge" });
     this.match = el("span", { class: "sp-match" });
     this.values = Object.fromEntries(FIGURES.map(([key]) => [key, el("b", { "data-figure": key }, "–")]));
     this.bars = el("div", {});
     this.notes = el("div", { class: "sp-column-notes" });
-    this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
     const name = el("h2", {}, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
     const figures = el("dl", { class: "sp-column-figures" },
       ...FIGURES.map(([key, name, word]) => el("div", {}, el("dt", {}, word ? term(word, name) : name), el("dd", {}, this.values[key]))));
@@ -33,25 +31,12 @@ class Column {
     this.showState(view.state);
   }
 
-  // Resolves when the run has ended. Columns are followed in the order in which they are measured.
-  follow() {
-    return new Promise((done) => {
-      this.stop = follow(this.run.id, {
-        step: (record) => { this.stream.append(record); this.page.changed(); },
-        state: (state) => this.showState(state),
-        end: (run) => { this.end(run); done(); },
-        fail: (sentence) => { this.end({ ...this.run, state: "FAILED", ended: true, error: sentence }); done(); },
-      });
-    });
-  }
-
   end(run) {
     this.run = run;
     this.showState(run.state);
     const lines = trace.notices(run);
     if (run.state === "CANCELLED") lines.push(notice(run.text ? "Stopped before the end, so it is not compared." : "Stopped before it was measured.", "warn"));
     this.notes.replaceChildren(...lines);
-    this.page.changed();
   }
 
   showState(state) {
@@ -60,8 +45,6 @@ class Column {
     setText(this.badge, state === "SUCCEEDED" ? `measured ${ORDER[this.when] || ""}` : STATES[state] ?? state);
     this.badge.className = `sp-badge ${{ SUCCEEDED: "sp-good", FAILED: "sp-bad", RUNNING: "sp-info", CANCELLED: "sp-warn" }[state] || ""}`;
   }
-
-  get now() { return trace.figuresOf(this.run, this.stream.records); }
 
   show(plain) {
     const now = this.now;
@@ -111,7 +94,6 @@ class ComparePage {
     this.replay = button("small", "Replay side by side", () => this.replayAll(), { id: "replay" });
     this.delete = sureButton("small", "Delete", () => this.remove(), { id: "delete-comparison" });
     this.grid = el("div", { class: "sp-columns" });
-    this.step = el("div", { class: "sp-panel sp-compare-step", hidden: true });
     this.root = root;
     const id = new URLSearchParams(location.search).get("comparison");
     if (id) this.open(id);
@@ -136,8 +118,7 @@ class ComparePage {
     this.grid.replaceChildren(...this.columns.map((column) => column.node));
     this.grid.style.setProperty("--columns", this.columns.length);
     this.tools.replaceChildren(trace.legend());
-    this.step.hidden = true;
-    this.root.replaceChildren(this.prompt, this.tools, this.grid, this.step);
+    this.root.replaceChildren(this.prompt, this.tools, this.grid);
     this.changed();
     for (const column of [...this.columns].sort((a, b) => a.when - b.when)) {
       if (turn !== this.turn) return;
@@ -185,13 +166,6 @@ class ComparePage {
   draw() {
     for (const column of this.columns) column.show(this.plain);
     allow("compare-stop", this.live().length > 0);
-  }
-
-  showStep(record, column, node) {
-    if (node) trace.popUp(record, node);
-    const name = `Column ${column.index + 1}: ${column.run.model}`;
-    this.step.replaceChildren(el("p", { class: "sp-hint" }, name), trace.detail(record));
-    this.step.hidden = false;
   }
 
   // Replays all columns at once, each at its recorded speed.

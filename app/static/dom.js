@@ -1,8 +1,10 @@
 // Helpers of all scripts: elements, texts, numbers, the URL of the page.
 // Texts of users and models enter the page as textContent, never as markup.
 // Creates an element with attributes and children; strings become text nodes.
-function el(name, attributes = {}, ...children) {
-  const node = document.createElement(name);
+const el = (name, attributes = {}, ...children) => filled(document.createElement(name), attributes, children);
+const svg = (name, attributes = {}, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+
+function filled(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (key === "on") for (const [kind, run] of Object.entries(value)) node.addEventListener(kind, run);
@@ -38,6 +40,13 @@ function notice(text, tone) {
   return el("div", { class: `sp-notice sp-${tone}`, role: tone === "bad" ? "alert" : "status" },
     el("span", { class: "sp-sign", "aria-hidden": "true" }, signs[tone]), el("span", {}, text));
 }
+
+// A choice that the browser keeps: `keep(key)` reads it, `keep(key, value)` stores it; not in private mode.
+function keep(key, value) {
+  try { return value === undefined ? localStorage.getItem(key) : localStorage.setItem(key, value); } catch { return null; }
+}
+
+const NARROW = window.matchMedia("(max-width: 900px)");
 
 // Sets query parameters of the URL without loading a page; null removes one.
 function setAddress(values) {
@@ -75,11 +84,11 @@ function onceAFrame(draw) {
 // Keyboard of a page with a prompt: Ctrl+Enter in the field `prompt` clicks the button `send`, Escape calls `escape`.
 function listenToKeys(prompt, send, escape) {
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") escape(event);
+    if (event.key === "Escape" && !document.querySelector(":popover-open")) escape(event);  // else it closes that
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || !event.target.closest?.(prompt)) return;
     event.preventDefault();
     document.querySelector(send)?.click();
   });
 }
 
-export { allow, button, el, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys };
+export { NARROW, allow, button, el, keep, svg, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys };

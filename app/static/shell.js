@@ -62,6 +62,13 @@ document.addEventListener("keydown", (event) => {
   if (IGNORED_KEYS.has(event.key) && event.target.matches?.('input[role="combobox"]')) event.stopPropagation();
 }, true);
 
+// The drawer with the settings of a response, opened by a button (app/widgets/fields.py).
+onMatch("#options", (drawer) => {
+  drawer.popover = "auto";
+  drawer.role = "dialog";
+  drawer.ariaLabel = "Settings";
+});
+
 // The accessible name of Gradio's upload box differs from its visible text.
 onMatch('button[aria-label="Click to upload or drop files"]', (button) => button.removeAttribute("aria-label"));
 

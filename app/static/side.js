@@ -31,7 +31,8 @@ function reference(summary, plain) {
   return { speed, exact, text: `${what}: ${number(speed, 1)} tokens/s.` };
 }
 
-const MEASURE = "Measure plain decoding of this prompt", RETRY = "Retry: measure plain decoding again";
+const PAUSE_MS = 250;  // of a running response, four trees a second: drawing one takes up to 10 ms
+const MEASURE = "Measure plain decoding", RETRY = "Retry: measure plain decoding again";
 
 class Side {
   constructor(page) {
@@ -41,21 +42,24 @@ class Side {
     this.measure = button("small", MEASURE, () => page.measurePlain(this.noisy), { id: "run-plain", hidden: true });
     this.tiles.speedup.node.append(this.measure);
     this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Shown as soon as drafts are verified."));
-    this.step = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Point at a token, or press ← or →, to see what was drafted in that step."));
+    this.step = el("div", { class: "sp-panel sp-side-step" });
     const panel = (title, body) => el("section", { class: "sp-panel" }, el("h2", {}, title), body);
+    this.showStep();
     this.node = el("aside", { class: "sp-side", "aria-label": "Figures" },
       el("div", { class: "sp-tiles" }, ...Object.values(this.tiles).map((t) => t.node)),
-      panel(term("acceptance", "Acceptance by depth"), this.bars), panel(term("step", "Step"), this.step), panel("Legend", trace.legend()));
+      this.step, panel(term("acceptance", "Acceptance by depth"), this.bars), trace.legend());
   }
 
   show(turn) {
-    const now = turn.current();
+    const now = turn.now;
     this.tiles.speed.value.textContent = number(now.tokensPerSecond, 1);
-    this.tiles.speed.note.textContent = now.prefillMs ? `prompt read in ${number(now.prefillMs, 0)} ms (not counted)` : "";
+    this.tiles.speed.note.textContent = now.prefillMs ? `prefill ${number(now.prefillMs, 0)} ms` : "";
     this.tiles.tau.value.textContent = now.acceptance.length ? number(now.tau) : "–";
     this.tiles.tau.note.textContent = now.acceptance.length ? "tokens per verification" : whyNoDraft(turn, now);
     this.bars.replaceChildren(trace.bars(now.acceptance));
     this.showSpeedup(turn, now);
+    const record = turn.stream.current, isSoon = !turn.run.ended && performance.now() < this.shownAt + PAUSE_MS;
+    if (record !== this.shown && !isSoon && !this.step.matches(":hover, :focus-within")) this.showStep(record);
   }
 
   showSpeedup(turn, now) {
@@ -77,7 +81,12 @@ class Side {
     note.replaceChildren(now.acceptance.length || found.waits ? found.text + slower : "");
   }
 
-  showStep(record) { this.step.replaceChildren(trace.detail(record)); }
+  showStep(record) {
+    this.shown = record;
+    this.shownAt = performance.now();
+    const hint = "The drafted tree of the newest step appears here. Point at a token, or press ← or →, for the tree of its step.";
+    this.step.replaceChildren(record ? trace.detail(record) : el("p", { class: "sp-hint" }, hint));
+  }
 }
 
 export { Side };

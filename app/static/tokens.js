@@ -1,4 +1,4 @@
-// One response, token by token: each in the color of its origin, a line before every step, steps can be selected.
+// One response, token by token: drafted tokens have a background, steps can be selected.
 import { el } from "./dom.js";
 
 const ORIGINS = {
@@ -28,14 +28,11 @@ function tokenTitle(token, record) {
 function tokenNode(token, record) {
   const kind = /^\n+$/.test(token.text) ? " tr-break" : "";
   const origin = originOf(token);
-  const depth = origin === "draft" ? Math.min(token.depth, 5) : undefined;
-  const node = el("span", { class: `tr-token sp-${origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) });
-  const [, space, core] = token.text.match(/^(\s*)([\s\S]*)$/);
-  node.append(space, el("span", { class: "tr-core" }, core));  // marks the word without its space, since a marked space could end a line
-  return node;
+  const depth = origin === "draft" ? Math.min(token.depth, 4) : undefined;
+  return el("span", { class: `tr-token sp-${origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) }, token.text);
 }
 
-// One step of the response: its tokens, with a line before them.
+// One step of the response.
 function stepNode(record) {
   const shown = record.tokens.filter((token) => token.text);
   if (!shown.length) return null;
@@ -44,12 +41,12 @@ function stepNode(record) {
   return node;
 }
 
-// Tokens of one response as they arrive. Calls `onSelect(record, this, node)` when a step is pointed at, clicked or
-// reached by arrow keys; `node` only if it was clicked.
+// Tokens of one response as they arrive. Calls `onSelect(record, node)` when a step is pointed at, clicked or reached by
+// arrow keys; `node` only if it is selected then.
 class TokenStream {
   constructor(onSelect = () => {}) {
     this.records = [];
-    this.pinned = null;
+    this.pinned = this.selected = null;
     this.onSelect = onSelect;
     this.node = el("div", { class: "tr-tokens", tabindex: "0", role: "group",
       "aria-label": "Response, token by token; left and right arrow keys select a step" });
@@ -61,32 +58,39 @@ class TokenStream {
   append(record) {
     if (this.records.length && record.index <= this.records[this.records.length - 1].index) return;
     this.records.push(record);
+    if (this.pinned === null && !this.node.matches(":hover")) this.selected = null;
     const made = stepNode(record);
     if (made) this.node.append(made);
   }
 
   clear() {
     this.records = [];
-    this.pinned = null;
+    this.pinned = this.selected = null;
     this.node.replaceChildren();
+  }
+
+  // The step to show: the one selected or pointed at, otherwise the newest with a draft.
+  get current() {
+    return this.selected || this.records.findLast((record) => record.draft.tokens.length) || this.records.at(-1);
   }
 
   pick(event, pin) {
     const step = event.target.closest(".tr-step");
     if (!step || (!pin && this.pinned !== null)) return;
-    this.select(Number(step.dataset.step), pin, pin ? step : null);
+    this.select(Number(step.dataset.step), pin);
   }
 
-  select(index, pin, node = null) {
+  select(index, pin) {
     const record = this.records.find((r) => r.index === index);
     if (!record) return;
+    this.selected = record;
     if (pin) {
       this.pinned = this.pinned === index ? null : index;
       for (const step of this.node.querySelectorAll(".tr-step")) {
         step.classList.toggle("tr-picked", Number(step.dataset.step) === this.pinned);
       }
     }
-    this.onSelect(record, this, this.pinned === index ? node : null);
+    this.onSelect(record, pin ? this.node.querySelector(".tr-picked") : null);
   }
 
   key(event) {

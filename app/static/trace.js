@@ -1,7 +1,7 @@
 // Contents of a trace: figures of a running response, acceptance by depth, details of one step, the legend.
-import { el, notice, number, percent, visible } from "./dom.js";
+import { el, notice, number, percent, term, visible } from "./dom.js";
+import { drawTree } from "./tree.js";
 
-const NARROW = window.matchMedia("(max-width: 900px)");
 const MAX_LOAD_DIFFERENCE = 0.2;  // maximum difference of two loads, as fractions of the cores (speculoos/other_work.py)
 
 // By depth: how often a drafted child was accepted if its parent was (decoding/stats.py).
@@ -66,55 +66,24 @@ function bars(shares) {
   return el("ol", { class: "sp-bars", "aria-label": "Acceptance by depth" }, ...shares.map(row));
 }
 
-// Drafted nodes in depth-first order, children by rank.
-function depthFirst(draft) {
-  const children = new Map();
-  draft.parents.forEach((parent, i) => children.set(parent, [...(children.get(parent) || []), i]));
-  const order = [];
-  const walk = (parent) => {
-    for (const i of (children.get(parent) || []).sort((a, b) => draft.ranks[a] - draft.ranks[b])) { order.push(i); walk(i); }
-  };
-  walk(-1);
-  return order;
-}
-
-// A bar of the length of a probability, with a name if there are two bars.
-function probability(share, name) {
-  const words = Number.isFinite(share) ? percent(share) : "";
-  return el("span", { class: "tr-prob", "data-of": name }, bar(share), el("span", { class: "sp-bar-value" }, name ? `${name} ${words}` : words));
-}
-
-function draftRow(draft, i, accepted) {
-  const state = accepted ? "accepted" : "rejected";
-  const q = Math.exp(draft.logprobs[i]);
-  const shares = draft.probs ? [probability(q, "q"), probability(draft.probs[i], "p")] : [probability(q)];
-  const row = el("li", { class: `tr-node sp-${state}` }, el("span", { class: "tr-node-mark", "aria-label": state }, accepted ? "✓" : "×"),
-    el("span", { class: "tr-node-text" }, visible(draft.texts[i])), el("span", { class: "tr-probs" }, ...shares));
-  row.style.setProperty("--depth", draft.depths[i] - 1);
-  return row;
-}
-
 function detailHead(record) {
   const kinds = { prefill: "prefill, first token", verify: "verification", plain: "plain forward pass" };
   const ms = record.ms;
-  const times = `draft ${number(ms.draft, 1)} ms · verify ${number(ms.verify, 1)} ms · other ${number(ms.other, 1)} ms`;
-  return el("header", {}, el("h3", {}, `Step ${record.index}: ${kinds[record.kind] || record.kind}`), el("p", { class: "sp-hint" }, times));
+  const times = `draft ${number(ms.draft, 1)} · verify ${number(ms.verify, 1)} · other ${number(ms.other, 1)} ms`;
+  return el("header", {}, el("h2", {}, term("step", "Step"), ` ${record.index}: ${kinds[record.kind] || record.kind}`), el("span", { class: "sp-hint" }, times));
 }
 
-// The drafted tree of a step: accepted path, rejected candidates, probabilities, and the base model's token.
+// A step: its times, its drafted tree, and the base model's token.
 function detail(record) {
   const node = el("section", { class: "sp-detail", "aria-label": `Step ${record.index}` }, detailHead(record));
-  const accepted = new Set(record.accepted);
   const drafted = record.draft.tokens.length;
-  const depth = Math.max(0, ...record.draft.depths);
   if (drafted) {
-    if (record.draft.probs) node.append(el("p", { class: "sp-hint" }, "q: probability of the token under the draft, p: under the base model, after the token above."));
-    node.append(el("p", {}, `${accepted.size} of up to ${depth} drafted tokens accepted (${drafted} candidates scored).`));
-    node.append(el("ol", { class: "tr-tree", tabindex: "0", "aria-label": "Drafted tree" }, ...depthFirst(record.draft).map((i) => draftRow(record.draft, i, accepted.has(i)))));
+    node.append(el("p", {}, `Accepted ${record.accepted.length} of up to ${Math.max(...record.draft.depths)} tokens (${drafted} candidates)`));
   }
   for (const { origin, text } of record.tokens.filter((token) => token.origin !== "draft")) {
-    node.append(el("p", { class: "sp-own-line" }, origin === "plain" ? "Plain token: " : "The base model's own token: ", marked(origin, visible(text))));
+    node.append(el("p", {}, origin === "plain" ? "Plain token: " : "The base model's own token: ", el("code", {}, visible(text))));
   }
+  if (drafted) node.append(drawTree(record));
   return node;
 }
 
@@ -126,28 +95,19 @@ function draftingOptions(request) {
     options.acceptance === "typical" ? "typical acceptance (lossy)" : ""].filter(Boolean);
 }
 
-// A single token with the mark of its origin.
-function marked(origin, text, depth) {
-  return el("span", { class: `tr-token sp-${origin}`, "data-depth": depth }, el("span", { class: "tr-core" }, text));
-}
-
 function legend() {
-  const entry = (node, words) => el("li", {}, node, el("span", {}, words));
+  const entry = (words, ...samples) => el("li", {}, el("span", {}, ...samples), el("span", {}, words));
+  const sample = (text, origin, depth) => el("span", { class: `tr-token sp-${origin}`, "data-depth": depth }, text);
   return el("ul", { class: "sp-legend", "aria-label": "Legend" },
-    entry(el("span", {}, marked("draft", "one", 1), marked("draft", "two", 2), marked("draft", "three", 3)),
-      "accepted draft tokens: underlined, thicker with depth"),
-    entry(marked("target", "own"), "the base model's own token: boxed"),
-    entry(marked("mixed", "é"), "character of which some tokens were drafted"),
-    entry(marked("plain", "plain"), "no speculation: no mark"),
-    entry(el("span", { class: "sp-step-sample" }), "start of a step"));
+    entry("drafted and accepted, by depth", ...[1, 2, 3, 4].map((depth) => sample(` ${depth}${depth > 3 ? "+" : ""} `, "draft", depth))),
+    entry("character drafted in part", sample(" é ", "mixed")),
+    entry("the base model's own token, or no speculation", sample(" word ", "plain")));
 }
 
-// On a narrow screen the figures are below the conversation: a tapped token shows its step in a popover until something
-// else is tapped.
+// Shows a step beside its tokens until something else is selected, where no panel does.
 function popUp(record, anchor) {
   document.querySelector(".sp-popover")?.remove();
-  if (!NARROW.matches) return;
-  const close = el("button", { type: "button", class: "sp-popover-close", "aria-label": "Close", on: { click: () => popover.remove() } }, "×");
+  const close = el("button", { type: "button", class: "sp-close", "aria-label": "Close", on: { click: () => popover.remove() } }, "×");
   const popover = el("div", { class: "sp-popover", role: "dialog", "aria-label": `Step ${record.index}`, popover: "auto",
     on: { toggle: ({ newState }) => { if (newState === "closed") popover.remove(); } } }, close, detail(record));
   document.querySelector(".gradio-container").append(popover);

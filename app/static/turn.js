@@ -1,8 +1,8 @@
 // One turn of a conversation: the prompt, the tokens of the response as they arrive, figures and actions.
 import { button, el, notice, number } from "./dom.js";
+import { LiveRun } from "./live.js";
 import { build, copyButton } from "./reading.js";
-import { ask, follow } from "./stream.js";
-import { TokenStream } from "./tokens.js";
+import { ask } from "./stream.js";
 import * as trace from "./trace.js";
 
 const STATES = { QUEUED: "waiting for the model…", RUNNING: "generating…", SUCCEEDED: "", CANCELLED: "stopped", FAILED: "" };
@@ -11,13 +11,12 @@ const READ_MS = 700;
 
 const link = (label, title, run, more = {}) => button("link", label, run, { title, ...more });
 
-class Turn {
+class Turn extends LiveRun {
   constructor(view, page) {
+    super(view, (record, node) => page.showStep(record, this, node), () => page.changed(this));
     this.page = page;
     this.id = view.id;
-    this.run = view;
     this.plain = view.plain || null;
-    this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
     this.reading = el("div", { class: "sp-reading" });
     this.state = el("span", { class: "sp-turn-state", "aria-live": "polite" });
     this.figures = el("p", { class: "sp-turn-figures" });
@@ -67,30 +66,15 @@ class Turn {
     if (!ended && this.node.isConnected) this.readingAt = setTimeout(() => this.showReading(), Math.max(READ_MS, 5 * (performance.now() - startedAt)));
   }
 
-  follow() {
-    this.stop = follow(this.id, {
-      step: (record) => this.step(record),
-      state: (state) => { this.run.state = state; this.showState(state); this.page.changed(this); },
-      end: (run) => this.end(run),
-      fail: (sentence) => this.end({ ...this.run, state: "FAILED", ended: true, error: sentence }),
-    });
-  }
-
-  step(record) {
-    this.stream.append(record);
-    if (this.stream.records.length === 1) this.showState(this.run.state);
-    this.page.changed(this);
-  }
-
   end(run) {
     this.run = { ...run, versions: this.run.versions, continues: this.run.continues };
     this.showState(run.state);
     this.showNotes();
     this.showReading();
-    this.page.changed(this);
   }
 
   showState(state) {
+    this.run.state = state;
     this.node.dataset.state = state;
     const silent = state === "RUNNING" && !this.stream.records.length;
     this.state.textContent = silent ? "loading and reading the prompt…" : STATES[state] ?? state;
@@ -103,10 +87,8 @@ class Turn {
     this.notes.replaceChildren(...lines);
   }
 
-  current() { return trace.figuresOf(this.run, this.stream.records); }
-
   showFigures() {
-    const now = this.current();
+    const { now } = this;
     if (!now.tokens) return;
     const parts = [`${now.tokens} tokens`, `${number(now.tokensPerSecond, 1)} tokens/s`];
     if (now.acceptance.length) parts.push(`τ ${number(now.tau)}`);

@@ -245,6 +245,7 @@ def sample_card(head: str, record: Mapping[str, Any], text: str) -> str:
 
 
 def _token(token: Mapping[str, Any]) -> str:
-    origin = token.get("origin", "plain")
-    mark = origin if origin in ("draft", "target", "plain") else "plain"
-    return tag("span", safe(token.get("text", "")), class_=f"sp-token-{mark}")
+    origins = set(token.get("origins") or [token.get("origin")])
+    mark = "mixed" if len(origins) > 1 else "draft" if origins == {"draft"} else "plain"
+    depth = min(int(token.get("depth") or 1), 4) if mark == "draft" else None
+    return tag("span", safe(token.get("text", "")), class_=f"tr-token sp-{mark}", data_depth=depth)

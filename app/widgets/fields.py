@@ -7,7 +7,7 @@ import gradio as gr
 
 from app.drafting import EXACT, TYPICAL, Drafting
 from app.turns import TurnSampling
-from app.widgets.elements import closed_accordion
+from app.widgets.elements import block, section
 from speculoos.errors import BadInput
 
 SEED = re.compile(r"-?[0-9]{1,18}")
@@ -58,21 +58,6 @@ def _texts(payload: Any) -> str | list[str] | None:
     return payload if isinstance(payload, str) else None
 
 
-def sampling_fields() -> list[gr.components.Component]:
-    """Maximum tokens, temperature, seed, system prompt, top-p and top-k in a closed accordion, read by
-    `sampling_of`."""
-    with closed_accordion("Sampling", elem_id="sampling"):
-        with gr.Row():
-            limit = gr.Slider(8, 2048, value=256, step=8, label="Max tokens", elem_id="max-tokens")
-            temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature (0: greedy)", elem_id="temperature")
-            top_p = gr.Slider(0.05, 1, value=1, step=0.05, label="Top-p (1: all tokens)", elem_id="top-p")
-            top_k = gr.Slider(0, 200, value=0, step=1, label="Top-k (0: all tokens)", elem_id="top-k")
-        with gr.Row():
-            seed = one_line("Seed (empty: random)", "seed")  # an empty Number sends 0
-            system = gr.Textbox(label="System prompt", lines=1, elem_id="system")
-    return [limit, temperature, seed, system, top_p, top_k]
-
-
 TREE = (
     "own: the checkpoint's default · chain 4 · tree 4x2x1 · depth 4, top_k 8, nodes 32 (EAGLE) · or paths as in "
     "Medusa and TensorRT-LLM: [[0], [0, 0], [1]]"
@@ -81,42 +66,56 @@ RULES = [("Exact (lossless): as plain decoding", EXACT), ("Typical (lossy): may 
 
 
 DRAFTING = 3
-"""Number of fields of `drafting_fields`."""
+"""Number of fields of drafting in `settings_drawer`."""
 
 
-def drafting_fields() -> list[gr.components.Component]:
-    """Tree, acceptance and probabilities in a closed accordion. `drafting_of` reads their values."""
-    with closed_accordion("Tree and acceptance", elem_id="drafting"):
+OPEN = '<button type="button" class="sp-small-button" id="options-open" popovertarget="options">Settings</button>'
+CLOSE = '<button type="button" class="sp-close" popovertarget="options" aria-label="Close">×</button>'
+
+
+def settings_drawer() -> tuple[list[gr.components.Component], list[gr.components.Component]]:
+    """The button “Settings” and the drawer it opens (static/shell.js): fields of sampling, read by `sampling_of`, and
+    of drafting, read by `drafting_of`."""
+    block(OPEN)
+    with gr.Column(elem_id="options", elem_classes="sp-drawer"):
+        block(CLOSE)
+        section("Sampling")
+        with gr.Row():
+            limit = gr.Slider(8, 2048, value=256, step=8, label="Max tokens", elem_id="max-tokens")
+            temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature (0: greedy)", elem_id="temperature")
+            top_p = gr.Slider(0.05, 1, value=1, step=0.05, label="Top-p (1: all tokens)", elem_id="top-p")
+            top_k = gr.Slider(0, 200, value=0, step=1, label="Top-k (0: all tokens)", elem_id="top-k")
+            seed = one_line("Seed (empty: random)", "seed")  # an empty Number sends 0
+            system = gr.Textbox(label="System prompt", lines=1, elem_id="system")
+        section("Tree and acceptance")
         tree = gr.Textbox("own", label="Tree", info=TREE, lines=1, max_lines=4, elem_id="tree")
-        with gr.Row(equal_height=True):
-            rule = gr.Radio(RULES, value=EXACT, label="Acceptance", elem_id="acceptance", min_width=260)
-            probabilities = gr.Checkbox(
-                label="Record the model's probabilities",
-                info="p of every drafted token beside the draft's q, for rejected tokens too. Makes steps slower.",
-                elem_id="probabilities",
-                min_width=260,
-            )
-    return [tree, rule, probabilities]
+        rule = gr.Radio(RULES, value=EXACT, label="Acceptance", elem_id="acceptance")
+        probabilities = gr.Checkbox(
+            label="Record the model's probabilities",
+            info="p of every drafted token beside the draft's q, for rejected tokens too. Makes steps slower.",
+            elem_id="probabilities",
+        )
+    return [limit, temperature, seed, system, top_p, top_k], [tree, rule, probabilities]
 
 
 def drafting_of(tree: Any, rule: Any, probabilities: Any) -> Drafting:
-    """The values of `drafting_fields`."""
+    """Drafting from the values of its fields."""
     return Drafting(str(tree or ""), TYPICAL if rule == TYPICAL else EXACT, bool(probabilities))
 
 
 def turn_options_of(*values: Any) -> tuple[TurnSampling, Drafting]:
-    """The values of `sampling_fields` followed by those of `drafting_fields`. Raises BadInput."""
+    """The values of the fields of sampling, followed by those of drafting. Raises BadInput."""
     return sampling_of(*values[:-DRAFTING]), drafting_of(*values[-DRAFTING:])
 
 
 def drafting_values(drafting: Drafting) -> list[Any]:
-    """The values of `drafting_fields` for `drafting`."""
+    """Values of the fields of drafting for `drafting`."""
     return [drafting.tree or "own", drafting.acceptance, drafting.probabilities]
 
 
 def sampling_of(limit: Any, temperature: Any, seed: Any, system: str, top_p: Any = 1.0, top_k: Any = 0) -> TurnSampling:
-    """The values of `sampling_fields`. Raises BadInput for a seed that is not a whole number or a value that is not a
-    number."""
+    """Sampling from the values of its fields. Raises BadInput for a seed that is not a whole number or another value
+    that is not a number."""
     whole = _seed(seed)
     try:
         return TurnSampling(

@@ -173,8 +173,8 @@ def test_log_lines_are_text(filled):
 def test_a_sample_marks_tokens_by_their_recorded_origin():
     tokens = [{"text": "a", "origin": "draft"}, {"text": HOSTILE, "origin": "target"}, {"text": "c", "origin": "x y"}]
     html = job_rows.samples([(5, {"prompt": HOSTILE, "tokens": tokens, "mean_accepted_length": 2.0})])
-    assert '<span class="sp-token-draft">a</span>' in html
-    assert '<span class="sp-token-plain">c</span>' in html
+    assert '<span class="tr-token sp-draft" data-depth="1">a</span>' in html
+    assert '<span class="tr-token sp-plain">c</span>' in html
     assert "τ 2.00" in html
     assert "<img" not in html
 
@@ -186,7 +186,7 @@ def test_a_greedy_answer_is_shown_once_with_its_tau_at_every_step():
     html = job_rows.samples(
         (step, {"prompt": "Why?", "tokens": tokens, "mean_accepted_length": tau}) for step, tokens, tau in records
     )
-    assert html.count("Why?") == 1 and '<span class="sp-token-draft">So.</span>' in html
+    assert html.count("Why?") == 1 and '<span class="tr-token sp-draft" data-depth="1">So.</span>' in html
     assert "Step 0 · τ 1.00; Step 20 · τ 1.25; Step 40 · τ 1.50" in html
     other = job_rows.samples([(0, {"prompt": "Why?", "text": "So."}), (1, {"prompt": "Why?", "text": "But."})])
     assert "So." in other and "But." in other

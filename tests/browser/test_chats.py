@@ -65,8 +65,6 @@ def row(page: Page, title: str):
 
 
 def open_list(page: Page, find: str = "") -> None:
-    if page.locator("#chats").is_hidden():
-        page.locator("#chats-open").click()
     page.locator("#chats-find").fill(find)
 
 
@@ -102,7 +100,7 @@ def test_chats_are_searched_and_deleted_after_a_second_click(page: Page, workben
     expect(link).to_contain_text("<img src=x")
     expect(page.locator("#chats li")).to_have_count(1)
     link.click()
-    expect(page.locator(".sp-history-title")).to_contain_text("<img src=x")
+    expect(page.locator("#chats [aria-current]")).to_contain_text("<img src=x")
     open_list(page, "heron fish")
     expect(page.locator("#chats li")).to_have_count(1)
     page.get_by_role("button", name="Delete").click()
@@ -209,7 +207,7 @@ def test_why_a_question_was_not_sent_stands_beside_the_prompt(page: Page, workbe
     problem = page.locator(".sp-composer #problem [role=alert]")
     expect(problem).to_contain_text("Enter a prompt first")
     expect(problem).to_be_in_viewport()
-    page.get_by_role("button", name="Sampling").click()
+    page.locator("#options-open").click()
     page.locator("#seed :is(input, textarea)").fill("seven")
     ask(page, "with a seed")
     expect(problem).to_contain_text("Seed: expected a whole number")

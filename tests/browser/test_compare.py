@@ -44,6 +44,8 @@ def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workben
     expect(shown.nth(1).locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if like else f"≈ {ratio:.2f}×")
     texts = shown.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)")
     assert texts == [plain["text"], heads["text"]]
+    shown.nth(1).locator(".tr-step").nth(1).click()
+    expect(page.get_by_role("dialog").get_by_role("tree", name="Drafted tree")).to_be_visible()
 
 
 def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Workbench) -> None:

@@ -73,10 +73,24 @@ def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(browser: Browser, wo
     node.tap()  # lets the step go
     node.tap()
     expect(popover).to_be_visible()
-    page.locator("h1").tap()
+    page.locator(".sp-question").tap()
     expect(popover).to_have_count(0)
+    page.locator("#chats-open").tap()
+    expect(page.locator(f'#chats li[data-chat="{chat}"] a')).to_be_in_viewport()
+    page.keyboard.press("Escape")
+    expect(page.locator("#chats")).to_be_hidden()
+    nothing_is_covered(page)
     page.context.close()
     assert not wrong, wrong
+
+
+def nothing_is_covered(page: Page) -> None:
+    """The page is as high as the window, and the composer begins where the conversation ends."""
+    assert page.evaluate("document.scrollingElement.scrollHeight <= innerHeight")
+    above = page.locator(".sp-stage, .sp-conversation").evaluate_all(
+        "nodes => nodes.map(n => n.getBoundingClientRect().bottom).find((bottom) => bottom > 0 && bottom < innerHeight)"
+    )
+    assert 0 < above <= page.locator(".sp-composer").bounding_box()["y"]
 
 
 def test_on_a_wide_screen_nothing_pops_up(page: Page, workbench: Workbench) -> None:
@@ -85,6 +99,7 @@ def test_on_a_wide_screen_nothing_pops_up(page: Page, workbench: Workbench) -> N
     answered(page).locator(".tr-step").first.click()
     expect(page.locator(".sp-detail").first).to_be_visible()
     expect(page.locator(".sp-popover")).to_have_count(0)
+    nothing_is_covered(page)
 
 
 def test_a_plain_answer_of_another_length_is_no_reference(page: Page, workbench: Workbench) -> None:

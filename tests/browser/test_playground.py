@@ -77,11 +77,18 @@ def test_every_token_is_shown_with_the_origin_the_verifier_recorded(page: Page, 
     assert {"draft", "target"} <= {origin for _, origin in expected}
     assert shown_text(turn) == run["text"]
     assert turn.locator(".tr-step").count() == sum(any(t["text"] for t in s["tokens"]) for s in steps)
+    backgrounds = "nodes => nodes.map(node => getComputedStyle(node).backgroundColor)"
+    assert set(turn.locator(".tr-token.sp-target").evaluate_all(backgrounds)) == {"rgba(0, 0, 0, 0)"}
+    assert "rgba(0, 0, 0, 0)" not in turn.locator(".tr-token.sp-draft").evaluate_all(backgrounds)
+    page.emulate_media(forced_colors="active")
+    lines = "node => getComputedStyle(node).textDecorationLine"
+    assert turn.locator(".tr-token.sp-draft").first.evaluate(lines) == "underline"
+    page.emulate_media(forced_colors="none")
 
 
 def test_the_tiles_show_the_stored_figures(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench)
-    ask(page, "hello dog")
+    page.get_by_role("button", name="What is photosynthesis?").click()  # an example is sent at once
     run, _ = stored(workbench, answered(page).get_attribute("data-run"))
     summary = run["summary"]
     expect(page.locator('[data-figure="tau"]')).to_have_text(f"{summary['mean_accepted_length']:.2f}")
@@ -208,14 +215,23 @@ def test_a_step_shows_its_drafted_tree(page: Page, workbench: Workbench) -> None
     ask(page, "hello there")
     turn = answered(page)
     _, steps = stored(workbench, turn.get_attribute("data-run"))
+    detail = page.locator(".sp-detail")
+    newest = [s["index"] for s in steps if s["draft"]["tokens"]][-1]
+    expect(detail.locator("h2")).to_contain_text(f"Step {newest}:")
     step = next(s for s in steps if s["accepted"])
     turn.locator(f'[data-step="{step["index"]}"]').first.click()
-    detail = page.locator(".sp-detail")
-    expect(detail.locator(".tr-node")).to_have_count(len(step["draft"]["tokens"]))
+    nodes = detail.get_by_role("tree", name="Drafted tree").get_by_role("treeitem")
+    expect(nodes).to_have_count(len(step["draft"]["tokens"]))
     expect(detail.locator(".tr-node.sp-accepted")).to_have_count(len(step["accepted"]))
+    first = detail.locator('.tr-node[data-node="0"]')
+    first.focus()
+    page.keyboard.press("ArrowDown")
+    told = page.evaluate("document.activeElement.ariaLabel")
+    assert re.fullmatch(r"“.+”, depth \d, (accepted|rejected), q [\d.]+ %", told), told
+    expect(detail.locator(".tr-told")).to_have_text(told)
     page.locator(".tr-tokens").press("ArrowRight")
     later = [s["index"] for s in steps if s["index"] > step["index"]][0]
-    expect(detail.locator("h3")).to_contain_text(f"Step {later}:")
+    expect(detail.locator("h2")).to_contain_text(f"Step {later}:")
 
 
 def test_speculation_off_is_said_with_its_reason(page: Page, workbench: Workbench) -> None:

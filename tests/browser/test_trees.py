@@ -38,7 +38,7 @@ def shows_both(page: Page, step: dict) -> None:
 def test_a_tree_that_is_typed_is_drafted_and_shown_with_both_probabilities(page: Page, workbench: Workbench) -> None:
     page.goto(f"{workbench.url}/playground?model=tiny@heads&tree=tree%203x2")
     expect(page.locator("#draft input")).to_have_value(re.compile("heads"))
-    page.locator("#drafting button").first.click()
+    page.locator("#options-open").click()
     box = page.locator("#tree :is(textarea, input)").first
     expect(box).to_have_value("tree 3x2")
     page.locator("#probabilities input").check()
@@ -49,6 +49,7 @@ def test_a_tree_that_is_typed_is_drafted_and_shown_with_both_probabilities(page:
     assert len(drafted["draft"]["probs"]) == 9
     shows_both(page, drafted)
     expect(page.locator(".sp-turn-model")).to_have_text("tiny@heads · tree 3x2")
+    page.locator("#options-open").click()
     box.fill("chain 99")
     page.locator("#prompt textarea").fill("and?")
     page.locator("#prompt textarea").press("Enter")
@@ -57,11 +58,11 @@ def test_a_tree_that_is_typed_is_drafted_and_shown_with_both_probabilities(page:
 
 def test_typical_acceptance_is_called_lossy_wherever_it_shows(page: Page, workbench: Workbench) -> None:
     page.goto(f"{workbench.url}/compare?models=tiny,tiny@heads&prompt=hello")
-    page.locator("#drafting button").first.click()
+    page.locator("#options-open").click()
     page.get_by_label("Typical (lossy): may differ from plain decoding").check()
     page.locator("#compare-run").click()
     expect(page.locator("#problem")).to_contain_text("needs a temperature above 0")
-    page.locator("#sampling button").first.click()
+    page.locator("#options-open").click()
     page.locator("#temperature input[type=number]").fill("0.9")
     page.locator("#temperature input[type=number]").press("Tab")
     page.locator("#compare-run").click()
