@@ -183,7 +183,7 @@ def experiment_view(session: Session, experiment: Experiment) -> str:
 
 def _step(queues: listing.Queues, number: int, job: Job) -> str:
     mark = "✓" if job.state == "SUCCEEDED" else "×" if job.state == "FAILED" else str(number)
-    name = tag("a", safe(job.name), href=f"/jobs?id={job.id}", class_="sp-row-name")
+    name = tag("a", safe(job.name), href=f"/runs?id={job.id}", class_="sp-row-name")
     note = row_note(queues.waits_for(job) if job.state == "QUEUED" else kind_title(job.kind))
     how = progress(job) if job.state in ("RUNNING", "INTERRUPTED") else ""
     how += banner(job) if job.state in ("FAILED", "CANCELLED", "INTERRUPTED") else ""
@@ -201,7 +201,7 @@ def experiment_result(session: Session, jobs: list[Job]) -> str:
     html = "".join(_finished(session, checkpoint) for checkpoint in trained)
     broken = next((job for job in jobs if job.state != "SUCCEEDED"), None)
     if broken:
-        return notice("A step did not finish.", "warn", f"/jobs?id={broken.id}", "See why, and retry") + html
+        return notice("A step did not finish.", "warn", f"/runs?id={broken.id}", "See why, and retry") + html
     return html or notice("Done.", "good")
 
 
@@ -220,13 +220,13 @@ def last_job(session: Session) -> str:
     jobs = listing.jobs(session, limit=1)
     if not jobs:
         return first_steps()
-    return notice(f"Continue: “{jobs[0].name}”.", "info", f"/jobs?id={jobs[0].id}", "Open it")
+    return notice(f"Continue: “{jobs[0].name}”.", "info", f"/runs?id={jobs[0].id}", "Open it")
 
 
 STEPS = (
     ("/models", "1. Choose a model", "The starter is installed. Add your own by Hub id, folder or GGUF file."),
     ("/data", "2. Generate training data", "Import prompts and generate responses. The draft is trained on them."),
-    ("/train", "3. Train a draft", "Medusa heads, EAGLE, or a small standalone model, with live charts."),
+    ("/runs/new", "3. Train a draft", "Medusa heads, EAGLE, or a small standalone model, with live charts."),
     ("/playground", "4. Chat with it", "See which tokens were drafted and how much faster the responses are."),
 )
 

@@ -186,8 +186,8 @@ def uses(base: Base) -> str:
     links = (
         link_button("Chat with it", model_link("playground", base.name), main=True),
         link_button("Generate training data", f"/data?base={base.id}"),
-        link_button("Train a draft for it", f"/train?base={base.id}"),
-        link_button("Import a published draft", f"/checkpoints?base={base.id}"),
+        link_button("Train a draft for it", f"/runs/new?base={base.id}"),
+        link_button("Import a published draft", f"/models/drafts?base={base.id}"),
     )
     return tag("div", "".join(links), class_="sp-link-row")
 

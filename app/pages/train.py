@@ -199,7 +199,7 @@ class TrainPage:
             )[0]
         except SpeculoosError as error:
             return notice(error_text(error), "bad"), "", in_line(error)
-        return "", f"/jobs?id={job.id}", gr.skip()
+        return "", f"/runs?id={job.id}", gr.skip()
 
 
 def in_line(error: SpeculoosError) -> str:

@@ -24,7 +24,7 @@ const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(di
 // A technical term with its definition as a tooltip (app/widgets/terms.py, in the page's head).
 const definitions = JSON.parse(document.getElementById("terms")?.textContent || "{}");
 function term(key, text) {
-  return el("abbr", { class: "sp-term", title: definitions[key] }, text);
+  return el("abbr", { class: "sp-term", title: definitions[key], "data-term": key }, text);
 }
 
 // A button of the kind "small" or "link".
@@ -82,4 +82,4 @@ function listenToKeys(prompt, send, escape) {
   });
 }
 
-export { allow, button, el, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys };
+export { allow, button, definitions, el, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys };

@@ -43,7 +43,7 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
             "checkpoint",
             "A checkpoint is the result of training: a draft model for one base model. You can import published ones "
             "above.",
-            "/train",
+            "/runs/new",
             "Train a draft",
         )
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
@@ -152,7 +152,7 @@ def plain_is_faster(checkpoint: Checkpoint) -> bool:
 def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
     """A notice: the checkpoint is not ready, was trained on other weights, or plain decoding is faster."""
     if checkpoint.state == "pending":
-        link = f"/jobs?id={checkpoint.job_id}" if checkpoint.job_id else ""
+        link = f"/runs?id={checkpoint.job_id}" if checkpoint.job_id else ""
         return notice("Its job is still running.", "info", link, "Open the job" if link else "")
     if checkpoint.state == "failed":
         return notice("It was not finished. Retry its job, or delete this checkpoint.", "bad")
@@ -213,7 +213,7 @@ def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
         ("Source", safe(_origin(checkpoint))),
         ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or unknown),
-        ("Job", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
+        ("Job", _link(f"/runs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
         ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
         ("Created", safe(ago(checkpoint.created_at))),
@@ -242,7 +242,7 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
     links = (
         link_button("Download zip", file, main=True, id="checkpoint-download"),
         link_button("Try in the Playground", model_link("playground", base.name, checkpoint.name)),
-        link_button("Compare with plain", f"/compare?{pair}"),
+        link_button("Compare with plain", f"/playground/compare?{pair}"),
         link_button("Plan", f"/models?{urlencode({'id': base.id, 'checkpoint': checkpoint.id})}"),
     )
     hint = tag("span", "model.safetensors, config.json, model card and SHA256SUMS", class_="sp-hint")
@@ -283,7 +283,7 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
         at = [f"on {evaluation.source}"] if evaluation.source else []
         how = " · ".join([*setting_words(evaluation.config or {}), *at])
     return [
-        _link(f"/evaluations?id={evaluation.id}", name) + _small(how),
+        _link(f"/results?id={evaluation.id}", name) + _small(how),
         safe(figure(tau)) + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×") + _small(beside) if speedup else "–",
         yes_or_no(result.get("identical_to_plain")),

@@ -133,7 +133,7 @@ def _action(checkpoint_id: str, option: FormatOption, export: StoredExport | Non
     if export is not None:
         return _link(checkpoint_id, option, f"Download ({size(export.bytes)})")
     if job is not None and job.state not in FINISHED:
-        return tag("a", "Being created and checked… (a job; you can leave this page)", href=f"/jobs?id={job.id}")
+        return tag("a", "Being created and checked… (a job; you can leave this page)", href=f"/runs?id={job.id}")
     words = f"Create and download (about {size(option.bytes)})"
     button = tag("button", safe(words), type="button", class_="sp-small-button", data_make=option.name)
     if job is not None and job.state == JobState.FAILED:

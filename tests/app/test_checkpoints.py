@@ -183,7 +183,7 @@ def test_names_are_shown_literally_everywhere(home: Settings, base_id: str) -> N
 
 def test_an_empty_list_says_how_to_get_one(home: Settings) -> None:
     with reading(home) as rows:
-        assert 'href="/train"' in checkpoint_rows.checkpoints_table(rows)
+        assert 'href="/runs/new"' in checkpoint_rows.checkpoints_table(rows)
 
 
 def test_only_drafts_that_fit_the_weights_are_offered(home: Settings, base_id: str) -> None:
@@ -267,7 +267,7 @@ def test_an_evaluation_is_queued_with_a_link_to_its_job(home: Settings, base_id:
     with reading(home) as rows:
         job = rows.query(Job).one()
     assert (job.kind, job.request["checkpoint_id"]) == ("evaluate", row_id)
-    assert f"/jobs?id={job.id}" in html
+    assert f"/runs?id={job.id}" in html
     assert "is gone" in measure(home, "0" * 32)
 
 

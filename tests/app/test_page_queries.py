@@ -144,7 +144,7 @@ def test_a_set_that_was_not_extended_says_so_and_can_be_used(state, complete, sa
     job = Job(id="1" * 32, kind="generate_data", state=state, error="No endpoint.", hint="", cancel_requested=False)
     data = Dataset(name="a", kind="conversations", state="ready", rows=9, report={"complete": complete})
     html = data_view.state(data, job, "")
-    assert html.count(data_view.AS_BEFORE) == html.count("No endpoint.") == html.count("/jobs?id=") == said
+    assert html.count(data_view.AS_BEFORE) == html.count("No endpoint.") == html.count("/runs?id=") == said
     assert (data_view.CUT_SHORT in html) == (not complete)
     job.state = "SUCCEEDED"
     assert data_view.AS_BEFORE not in data_view.state(data, job, "")
@@ -252,7 +252,7 @@ def test_a_job_whose_name_was_made_up_can_be_noted(filled):
 
 
 def test_cloning_a_training_opens_its_form(filled):
-    assert clone(filled, "succeeded") == "/train?clone=succeeded"
+    assert clone(filled, "succeeded") == "/runs/new?clone=succeeded"
 
 
 def test_endpoints_and_bases_can_answer(filled):
@@ -393,7 +393,7 @@ def test_a_broken_chain_says_where_it_broke_and_offers_what_was_trained(filled):
         rows.get(Checkpoint, "heads").job_id = "succeeded"
     with reading(filled) as rows:
         assert "Open in Playground" in experiment(rows, home_page.shown_experiment(rows, ""))
-        assert "/jobs?id=failed" in experiment(rows, home_page.shown_experiment(rows, ""))
+        assert "/runs?id=failed" in experiment(rows, home_page.shown_experiment(rows, ""))
 
 
 def test_a_newcomer_is_shown_the_way(home):
