@@ -14,7 +14,7 @@ from app.downloads import routes
 from app.drafting import LOOKUP
 from app.events import answer_error
 from app.pages import compare, playground
-from app.pages.checkpoints import measure, signature
+from app.pages.checkpoints import measure
 from app.pages.playground import opening
 from app.views import checkpoint_rows, targets
 from models.starter import STARTER_HEAD
@@ -275,9 +275,9 @@ def test_the_page_notices_when_an_evaluation_ends(home: Settings, base_id: str) 
     row_id = add_checkpoint(home, base_id)
     evaluation_id = add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id))
     with reading(home) as rows:
-        before = signature(rows)
+        before = checkpoint_rows.signature(rows)
     with writing(home) as rows:
         measured = rows.get_one(Evaluation, evaluation_id)
         measured.result, measured.state = {"mean_accepted_length": 1.5}, "ready"
     with reading(home) as rows:
-        assert signature(rows) != before
+        assert checkpoint_rows.signature(rows) != before
