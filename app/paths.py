@@ -8,6 +8,7 @@ PAGES = {
     "checkpoints": "/models/drafts",
     "data": "/data",
     "jobs": "/runs",
+    "guided": "/runs/guided",
     "train": "/runs/new",
     "experiments": "/runs/experiments",
     "trainings": "/runs/compare",
@@ -20,7 +21,13 @@ PLACES = {
     "Playground": {"playground": "Chat", "compare": "Compare"},
     "Models": {"models": "Base models", "checkpoints": "Drafts"},
     "Data": {"data": "Data"},
-    "Runs": {"jobs": "Jobs", "train": "New training", "experiments": "Experiments", "trainings": "Compare trainings"},
+    "Runs": {
+        "jobs": "Jobs",
+        "guided": "Guided run",
+        "train": "New training",
+        "experiments": "Experiments",
+        "trainings": "Compare trainings",
+    },
     "Results": {"evaluations": "Results"},
     "Settings": {"settings": "Settings", "storage": "Storage"},
 }
