@@ -11,7 +11,7 @@ from app.paths import PAGES
 from app.theme import asset
 from app.views import guided_view
 from app.views.job_view import progress, state_badge
-from app.widgets.elements import detail_head, hidden, link_button, notice, on_change, on_load, page_header
+from app.widgets.elements import detail_head, hidden, link_button, notice, on_change, on_load, page_header, row_note
 from app.widgets.picker import live
 from app.widgets.problems import error_text
 from app.widgets.text import safe, tag
@@ -90,5 +90,7 @@ def result(session: Session) -> str:
     checkpoint, job = found
     jobs = jobs_of(session, job.experiment_id) if job.experiment_id else [job]
     own = [each for each in jobs if each.id == job.id or each.request.get("checkpoint_id") == checkpoint.id]
-    html = detail_head(checkpoint.name) + guided_view.draft_result(session, job, checkpoint, own)
+    html = detail_head("Latest draft", row_note(checkpoint.name)) + guided_view.draft_result(
+        session, job, checkpoint, own
+    )
     return tag("section", html, class_="sp-stack", aria_label="Latest draft")

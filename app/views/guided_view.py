@@ -94,9 +94,8 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
     """Verdict, figures, and what to do with the draft; `jobs` may contain an export of it."""
     base = session.get_one(Base, checkpoint.base_id)
     exports = [job for job in jobs if job.kind == "export" and job.state == "SUCCEEDED"]
-    links = link_button(
-        "Watch it draft", model_link("playground", base.name, checkpoint.name), True, id="open-playground"
-    )
+    watch, verdict_html = model_link("playground", base.name, checkpoint.name), verdict.part(session, training)
+    links = "" if watch in verdict_html else link_button("Watch it draft", watch, main=True, id="open-playground")
     links += link_button("Compare with plain decoding", model_link("compare", base.name, checkpoint.name))
     command = ""
     for job in exports:
@@ -110,7 +109,7 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
         links += link_button("Results per question", f"{PAGES['evaluations']}?id={evaluated.request['evaluation_id']}")
     shown = command_box(command, "Serve it, in the folder of the unpacked download") if command else ""
     row = tag("div", links, class_="sp-link-row")
-    return verdict.part(session, training) + figure_tiles(session, checkpoint) + row + shown
+    return verdict_html + figure_tiles(session, checkpoint) + row + shown
 
 
 def serve_command(base: Base, checkpoint: Checkpoint, name: str) -> str:

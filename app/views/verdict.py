@@ -57,7 +57,7 @@ def verdict(known: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
         return TrainingVerdict(text, "info", ways["evaluate"], "Evaluate it")
     if known.tau >= GOOD_TAU and not known.slower:
         text = f"{_meaning(known)} Chat with it, or export it for a server."
-        return TrainingVerdict(text, "good", ways["chat"], "Try it")
+        return TrainingVerdict(text, "good", ways["chat"], "Watch it draft")
     advice, step, button = _advice(known, ways)
     tone: Tone = "warn" if known.measured and (known.slower or known.tau < BREAK_EVEN_TAU) else "info"
     return TrainingVerdict(f"{_meaning(known)} {advice}", tone, ways[step], button)

@@ -19,7 +19,7 @@ from tests.browser.services import (
     unfold,
     write_prompts,
 )
-from tests.browser.workbench import Workbench, add_base
+from tests.browser.workbench import Workbench
 from tests.tools.processes import is_listening_elsewhere, ranks
 from tracking import queries
 from tracking.db import reading, writing
@@ -234,29 +234,29 @@ def test_a_failed_job_says_in_a_sentence_what_was_wrong(page: Page, bench: Workb
     expect(page.locator("#job-retry")).to_have_text("Retry")
 
 
-def test_the_quickstart_shows_its_steps_after_a_reload_too_and_can_be_stopped(page: Page, bench: Workbench) -> None:
-    add_base(bench, "starter")
+def test_a_guided_run_shows_its_steps_after_a_reload_too_and_can_be_stopped(page: Page, bench: Workbench) -> None:
     page.goto(bench.url)
-    start = page.locator("#quickstart-start")
-    start.click()
-    page.wait_for_url("**/?experiment=*")
-    steps = page.locator("#home-work .sp-step")
-    expect(steps).to_have_count(4)
+    page.locator("#home-guided").click()
+    page.wait_for_url("**/runs/guided")
+    expect(page.locator("#guided-base input")).to_have_value(re.compile("tiny"))
+    page.locator("#guided-start").click()
+    page.wait_for_url("**/runs/guided?experiment=*")
+    steps = page.locator("#guided-run .sp-step")
+    expect(steps).to_have_count(5)
     expect(steps.nth(0)).to_have_attribute("data-state", "SUCCEEDED", timeout=SLOW)
     expect(steps.nth(1)).to_have_attribute("data-state", "RUNNING", timeout=SLOW)
     expect(steps.nth(2)).to_contain_text("Waits for")
-    expect(start).to_be_disabled()
+    run = page.url
     page.reload()
-    expect(steps).to_have_count(4)
-    expect(start).to_be_disabled()
+    expect(steps).to_have_count(5)
+    expect(page.locator("#guided-form")).to_be_hidden()
 
     steps.nth(1).get_by_role("link").first.click()
     page.wait_for_url("**/runs?id=*")
     page.locator("#job-cancel").click()
     job_is(page, "CANCELLED")
-    page.goto(bench.url)
-    expect(page.locator('#home-work [data-state="ended"]')).to_contain_text("did not finish")
-    expect(start).to_be_enabled()
+    page.goto(run)
+    expect(page.locator('#guided-run [data-state="ended"]')).to_contain_text("did not finish")
 
 
 def test_settings_show_health_and_no_secret(page: Page, bench: Workbench) -> None:
