@@ -13,7 +13,7 @@ from app.paths import PAGES
 from app.views import choices, guided_view
 from app.views.import_form import TYPES
 from app.views.manage import SMALL
-from app.widgets.elements import block, hidden, notice, on_change, on_load, page_header
+from app.widgets.elements import block, hidden, keep_in_address, notice, on_change, on_load, page_header
 from app.widgets.fields import dropdown, upload_box
 from app.widgets.picker import live
 from app.widgets.problems import error_text, show_errors
@@ -55,10 +55,11 @@ class GuidedPage:
             message = block(elem_id="guided-said")
             start = gr.Button("Start", variant="primary", elem_id="guided-start", **SMALL)
         self.run = live("guided-run")
-        shown = [self.experiment, self.seen, self.form, self.base, self.prompts, self.run]
+        shown = [self.experiment, self.seen, self.form, self.base, self.prompts, self.budget, self.run]
         on_load(self.open_address, shown)
         inputs = [self.base, self.prompts, self.upload, self.budget]
         on_event_open(start.click, self.submit, inputs, message, hidden("guided-target"))
+        keep_in_address({"base": self.base, "prompts": self.prompts, "budget": self.budget})
         names = {"chosen": "guided-experiment", "seen": "guided-seen"}
         on_change("guided", self.poll, [self.experiment, self.seen], [self.seen, self.run], **names)
 
@@ -76,10 +77,11 @@ class GuidedPage:
                     gr.Column(visible=experiment is None),
                     gr.Dropdown(bases, value=choices.valid_choice(bases, query.get("base"))),
                     gr.Dropdown(sets, value=choices.valid_choice(sets, query.get("prompts"))),
+                    query.get("budget") if query.get("budget") in BUDGETS else gr.skip(),
                     self._run(session, experiment),
                 ]
         except SpeculoosError as error:
-            return [*[gr.skip()] * 5, notice(error_text(error), "bad")]
+            return [*[gr.skip()] * 6, notice(error_text(error), "bad")]
 
     def _run(self, session: Session, experiment: Experiment | None) -> str:
         if experiment:
